@@ -15,6 +15,7 @@ bytes asks here.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,23 +53,23 @@ class Layout:
     state_dim: int
     optimizer: str
 
-    @property
+    @cached_property
     def element(self) -> np.dtype[Any]:
         """The type of an element."""
         return ELEMENT
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a row, padding included."""
         used = ELEMENT_BYTES * (self.dim + self.state_dim)
         return -(-used // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Elements of a row, padding included."""
         return self.row_bytes // ELEMENT_BYTES
 
-    @property
+    @cached_property
     def record_bytes(self) -> int:
         """Bytes of a row's record in log and base."""
         return RECORD_HEADER_BYTES + self.row_bytes

@@ -109,9 +109,7 @@ class HostTier:
         except CapacityError:
             self.slots.put_back(count)
             return
-        self.slots.index.synchronize()
-        self.device.slots.place_keys(self.slots.memory, places, keys, 0)
-        self.slots.index.insert(keys, places, self.slots.memory, self.slots.count)
+        self.slots.index.place(keys, places, self.slots.memory, self.slots.count, 0)
         self._scores.touch(places, count)
         self._locked += count
 

@@ -2,10 +2,10 @@
 
 The structure is the device's (two-choice buckets and a small stash, device/base.py); here is only
 what keeps it usable: it grows with the slots, and is rebuilt, larger, in the rare case that the
-stash is full. Whether it is, is asked when the index is used next: the device has as a rule been
-waited for by then. It is too late to refuse that call for it: an error is irreversible. A call that
-only looks keys up asks after it has waited for them (`SlotFinder.synchronize`): keys without a
-place are at worst not found.
+stash is full. Where the device's work is queued, that is asked when the index is used next: the
+device has as a rule been waited for by then. It is too late to refuse that call for it: an error is
+irreversible. A call that only looks keys up asks after it has waited for them
+(`SlotFinder.synchronize`): keys without a place are at worst not found.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,7 @@ class SlotIndex:
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
 
     def synchronize(self) -> IndexArrays:
-        """Return the index on the device, with all keys that were inserted: built anew if need be.
-
-        Before slots are given to further keys, so that these are not in the new one already.
-        """
+        """Return the index on the device, with all keys that were placed: built anew if need be."""
         if self._inserted is not None:
             with self._irreversible():
                 (is_whole, memory, slot_count), self._inserted = self._inserted, None
@@ -65,11 +62,15 @@ class SlotIndex:
         if capacity < self.capacity:
             self._rebuild(capacity, memory, slot_count)
 
-    def insert(self, keys: Keys, slots: Slots, memory: SlotMemory, slot_count: int) -> None:
-        """Add absent keys, which the slots have already."""
-        assert self._inserted is None, "slots have got keys before the index was synchronized"
-        is_whole = self._device.keys.insert(self.arrays, keys, slots)
-        self._inserted = is_whole, memory, slot_count
+    def place(
+        self, keys: Keys, slots: Slots, memory: SlotMemory, slot_count: int, score: int
+    ) -> None:
+        """Give slots to absent keys, and add these."""
+        arrays = self.synchronize()
+        self._device.slots.place_keys(memory, slots, keys, score)
+        self._inserted = self._device.keys.insert(arrays, keys, slots), memory, slot_count
+        if not self._device.is_queued:
+            self.synchronize()
 
     def erase(self, keys: Keys) -> None:
         """Remove present keys."""

@@ -290,7 +290,8 @@ class Prefetch:
     def _take(self, keys: Array, slots: Array, missing: int) -> None:
         pool = self.pool
         pool.scores.tick()
-        answer, victims = pool.residency.ask(keys, slots, missing)
+        answer = pool.device.keys.absent(keys, slots, missing)
+        victims = pool.evictor.ask_victims(missing)
         places, absent = answer()
         taken, rest = pool.residency.take(absent, victims)
         with pool.storage.irreversible():  # a slot that stayed pending would be read all the same

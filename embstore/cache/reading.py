@@ -140,8 +140,8 @@ class PoolReader:
         count : whether hits and misses are counted
         """
         keys, counted = batch.unique_keys, batch if count else None
-        if self.residency.fits(keys):
-            slots = self.residency.make_resident(keys, counted, counts)
+        slots = self.residency.at_once(keys, counted, counts)
+        if slots is not None:
             return self.slots.memory.rows, slots
         rows = self.device.memory.allocate_rows(len(keys), self.layout)
         for low, high in self.residency.parts(len(keys)):

@@ -9,7 +9,7 @@ A call with more unique keys than slots is done in **parts** that fit, one after
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -65,10 +65,6 @@ class Residency:
             self.pins.reclaim()
         return min(count, self.pins.unpinned_count)
 
-    def fits(self, keys: Array) -> bool:
-        """Return whether unique row keys are all resident, or there is room for them at once."""
-        return not self.finder.find(keys)[1] or self.part_keys(len(keys)) == len(keys)
-
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of `count` unique keys that can be resident one after the other."""
         size = self.part_keys(count)
@@ -82,10 +78,18 @@ class Residency:
     def make_resident(
         self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
     ) -> Array:
-        """Make unique row keys resident and touch them; return their slots, until the next call.
+        """Do as `at_once` with keys that fit; of a batch, those with the ids from `first` on."""
+        slots = self.at_once(keys, batch, counts, first)
+        assert slots is not None, "a call was given more rows than there are slots"
+        return slots
 
-        There are no more keys than slots. A lookup passes its `batch`, in which the keys have the
-        ids from `first` on, and by whose positions hits are counted, each once or as often as
+    def at_once(
+        self, keys: Array, batch: Batch | None = None, counts: Counts | None = None, first: int = 0
+    ) -> Array | None:
+        """Make unique row keys resident and touch them; return their slots, until the next call.
+        None: they do not fit at once (`parts`), and nothing was done.
+
+        A lookup passes its `batch`, by whose positions hits are counted, each once or as often as
         `counts` says; a write, whose rows were as a rule just looked up, would distort the
         counters.
 
@@ -94,29 +98,29 @@ class Residency:
         CapacityError : no room in the log for the victims.
         CorruptTableError : a stored record is not what was written.
         """
-        self.scores.tick()
+        count = len(keys)
         slots, missing = self.finder.find(keys)
+        if missing and self.part_keys(count) < count:
+            return None
         self.stages.lap("probe")
-        count_hits = None if batch is None else self._hits(batch, slots, counts, missing, first)
-        self.scores.touch(slots, len(keys) - missing)
+        hits = self._hits(batch, slots, counts, missing, first) if batch is not None else None
+        self.scores.tick()
+        self.scores.touch(slots, count - missing)
         if missing:
-            self.finder.forget()
-            answer, victims = self.ask(keys, slots, missing)
+            answer = self.device.keys.absent(keys, slots, missing)
+            victims = self.evictor.ask_victims(missing)
             places, absent = answer()
             if batch is not None:
                 self._count_missed(absent)
-        if count_hits is not None:  # asked for before, and known since that answer
-            count_hits()
+        if hits is not None:  # asked for before, and known since that answer
+            accesses, of_them_hits = hits()
+            self.counters.count_lookup(
+                keys=count, missing=missing, accesses=accesses, hits=of_them_hits
+            )
         if missing:
             self.device.keys.set_slots(slots, places, self._fetch(absent, victims))
         self.finder.note(keys, slots, 0)
         return slots
-
-    def ask(
-        self, keys: Array, slots: Array, missing: int
-    ) -> tuple[Answer[tuple[Slots, Keys]], Answer[Victims] | None]:
-        """Ask which keys have no slot, and which rows leave for theirs (for `Evictor.take`)."""
-        return self.device.keys.absent(keys, slots, missing), self.evictor.ask_victims(missing)
 
     def _count_missed(self, keys: Keys) -> None:
         """Count row keys that a lookup brings in; those of a table are one after the other."""
@@ -142,15 +146,13 @@ class Residency:
                 self.storage.rows.prefetch(stored, self.layout.record_bytes)
             for low in range(0, len(stored), step):
                 self._fill(stored[low : low + step], targets[low : low + step])
-            self.slots.index.synchronize()
             irreversible = self.storage.irreversible()
         except BaseException:
             self.slots.put_back(len(slots))
             raise
         with irreversible:  # half of it: a row in two places, or in none
             self.finder.moves += 1
-            self.device.slots.place_keys(self.slots.memory, slots, keys, 0)
-            self.slots.index.insert(keys, slots, self.slots.memory, self.slots.count)
+            self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, 0)
             self.scores.touch(slots, len(slots))
             self.scores.admit(slots, keys)
         self.stages.lap("insert")
@@ -197,19 +199,14 @@ class Residency:
 
     def _hits(
         self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int
-    ) -> Callable[[], None] | None:
-        """Count the lookup of a batch or of a part of it; or return what does, once known."""
+    ) -> Answer[tuple[int, int]] | None:
+        """Ask for accesses and hits of the lookup of a batch, or of a part of it. None: all have
+        hit, which is counted."""
         count = len(slots)
-        if not missing and count == len(batch.unique_keys):
-            self.count_all_hit(batch, counts)
-            return None
-        answer = self.device.keys.count_accesses(batch, slots, first, first + count, counts)
-
-        def count_hits() -> None:
-            accesses, hits = answer()
-            self.counters.count_lookup(keys=count, missing=missing, accesses=accesses, hits=hits)
-
-        return count_hits
+        if missing or count < len(batch.unique_keys):
+            return self.device.keys.count_accesses(batch, slots, first, first + count, counts)
+        self.count_all_hit(batch, counts)
+        return None
 
     def count_all_hit(self, batch: Batch, counts: Counts | None) -> None:
         """Count the lookup of a batch whose rows were all there."""
@@ -224,22 +221,20 @@ class Residency:
 
     def insert_pending(self, keys: Keys, slots: Slots) -> None:
         """Insert keys into the index as pending: their slots were taken, their rows come later."""
-        self.slots.index.synchronize()
         with self.storage.irreversible():
             self.finder.moves += 1
-            self.device.slots.place_keys(self.slots.memory, slots, keys, PENDING)
-            self.slots.index.insert(keys, slots, self.slots.memory, self.slots.count)
+            self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, PENDING)
             self.scores.admit(slots, keys)
 
     def place_rows(self, keys: Keys, slots: Slots, rows: Rows, found: NDArray[np.uint8]) -> None:
         """Write rows that were read to slots, and initial rows where none was found."""
-        self.counters.count_origins(found)
         new = np.flatnonzero(found == 0)
         if len(new) < len(keys):
             stored = np.where(found, slots, -1) if len(new) else slots
             self.device.rows.scatter_rows(rows, self.slots.memory.rows, stored)
         if len(new):
             self.initialize(self.slots.memory.rows, slots[new], keys[new])
+        self.counters.count_origins(found)
 
     def initialize(self, rows: Array, slots: Slots, keys: Keys) -> None:
         """Write the initial rows of keys."""

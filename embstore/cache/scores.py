@@ -73,8 +73,8 @@ class Scores:
 
     def touch(self, slots: Array | Slots, touched: int) -> None:
         """Score slots that the running call uses; `touched` of them are not -1."""
-        self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
         self.count_touches(touched)
+        self.device.slots.touch(self.slots.memory, slots, self.clock, self.policy.counting)
 
     def begin_touch(self, slots: Array, batch: Batch) -> None:
         """Score slots that were probed for a batch, if none of it turns out to be missing;

@@ -70,8 +70,9 @@ class PoolWriter:
         CapacityError, CorruptTableError : nothing has changed.
         """
         self.device.memory.secure(len(keys))
-        if self.residency.fits(keys):
-            return Prepared(self.residency.make_resident(keys), self.finder.moves)
+        slots = self.residency.at_once(keys)
+        if slots is not None:
+            return Prepared(slots, self.finder.moves)
         self.storage.appender.reserve(len(keys), self.layout.record_bytes)
         return None
 

@@ -50,6 +50,8 @@ class StoredRows:
         """
         located = self.locate(keys)
         np.copyto(found, located.found)
+        if not found.any():
+            return
         size = record_bytes_of(rows)
         ranges = self._workers.ranges(len(keys), size)
         self._copy(located, rows, partial(self._workers.run, ranges=ranges))
@@ -63,7 +65,9 @@ class StoredRows:
         return Located(keys, addresses, found, self._contents.maps())
 
     def collect(self, located: Located, rows: Rows) -> None:
-        """Copy located rows to `rows`, (n, stride), written where found. Any thread."""
+        """Copy located rows, if any, to `rows`, (n, stride), written where found. Any thread."""
+        if not located.found.any():
+            return
         self._copy(located, rows, lambda work: [work(0, len(located.keys))])
 
     def count_read(self, located: Located, record_bytes: int) -> None:
@@ -76,8 +80,6 @@ class StoredRows:
         rows: Rows,
         run: Callable[[Callable[[int, int], int]], Sequence[int]],
     ) -> None:
-        if not located.found.any():
-            return
         self._contents.files.reached("read")
         prefetch_cold_pages(located.addresses, record_bytes_of(rows))
         words = rows.view(np.uint64)

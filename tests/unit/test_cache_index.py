@@ -34,9 +34,7 @@ class Slots:
         self.index.grow(capacity, self.memory, len(self.keys))
 
     def put(self, keys, slots):
-        self.index.synchronize()
-        self.device.slots.place_keys(self.memory, slots, keys, 0)
-        self.index.insert(keys, slots, self.memory, len(self.keys))
+        self.index.place(keys, slots, self.memory, len(self.keys), 0)
 
     def clear(self, slots):
         self.index.erase(self.keys[slots].copy())
@@ -122,12 +120,11 @@ def test_a_larger_index_that_cannot_be_had_is_too_late_to_be_refused():
     slots_of = Slots(50, device, irreversible)
     slots_of.grow(50)
     device.keys.refusals = 1
-    slots_of.put(np.arange(40) + 1_000, np.arange(40))
 
     def refuse(slot_count):
         raise CapacityError("no memory")
 
     device.memory.allocate_index = refuse
     with pytest.raises(CapacityError, match="no memory"):
-        slots_of.find(np.arange(3))
+        slots_of.put(np.arange(40) + 1_000, np.arange(40))
     assert len(entered) == 1

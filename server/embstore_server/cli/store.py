@@ -140,7 +140,8 @@ def backup(
         made = store.backup(destination, label)
     text = (
         f"backed up {made.label!r} to {destination}, all up to command {made.command:,}: "
-        f"{made.files:,} files, {bytes_text(made.bytes)}; new are {made.new_files:,} files, {bytes_text(made.new_bytes)}"
+        f"{made.files:,} files, {bytes_text(made.bytes)}; new are {made.new_files:,} files, "
+        f"{bytes_text(made.new_bytes)}"
     )
     return vars(made), text
 
