@@ -3,8 +3,8 @@
 The server is what any gRPC server in Python must be, and no more: one event loop in a process of
 its own, handlers without serialisers, no store, no messages. It counts the bytes that come and
 answers with bytes that were prepared before. They are random: pages of zeros are all one page of
-memory, and would cost less to send. The client has the channel options of the real one, and either
-throws the answer away as it comes (a **sink**) or joins it, as the real one must.
+memory, and would cost less to send. The client has the channel options of the real one, and throws
+the answer away as it comes (a **sink**).
 
 Requests and replies go whole, in a unary call, or as a stream of chunks cut as the real ones are.
 """
@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 
 from embstore_client.grpc_wire import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
-from embstore_proto.frame import Assembly, Framed
+from embstore_proto.frame import Framed
 
 SERVICE = "bare"
 SERVER_OPTIONS = [
@@ -118,13 +118,6 @@ class BareServer:
     def stream(self, chunks: Sequence[bytes]) -> int:
         """Send and receive streams; return how many bytes came, and keep none."""
         return sum(len(chunk) for chunk in self._stream(iter(chunks)))
-
-    def joined(self, chunks: Sequence[bytes]) -> memoryview:
-        """Send and receive streams; join what comes, as the client of the service does."""
-        assembly = Assembly(1 << 31)
-        for chunk in self._stream(iter(chunks)):
-            assembly.add(chunk)
-        return assembly.whole()
 
     def close(self) -> None:
         """End the server."""

@@ -7,12 +7,18 @@ Numba's compiler, the trace and the gradients are in the figure: the 300 MiB bes
 """
 
 import pathlib
-from typing import Any
 
 import numpy as np
 
 from tests.bench.scale import Scale
-from tests.bench.stores import CHUNK_KEYS, create_table, open_store, small_grads, update_all
+from tests.bench.stores import (
+    CHUNK_KEYS,
+    create_table,
+    open_store,
+    small_grads,
+    trainer,
+    update_all,
+)
 from tests.bench.workload import Workload
 
 TRACE_BATCHES = 8
@@ -33,19 +39,15 @@ class MemoryContender:
         for first in range(0, scale.rows, CHUNK_KEYS):
             update_all(table, np.arange(first, min(first + CHUNK_KEYS, scale.rows)), grads)
         del grads
-        workload = Workload(scale, TRACE_BATCHES)
-        self._train(table, workload)
+        step = trainer(table, Workload(scale, TRACE_BATCHES))
+        for _ in range(TRACE_BATCHES):
+            step()
         table.flush()
         store.checkpoint("measured")
         table.digest()
-        self._train(table, workload)
+        for _ in range(TRACE_BATCHES):
+            step()
         store.close()
-
-    def _train(self, table: Any, workload: Workload) -> None:
-        out = np.empty((self._scale.batch_keys, self._scale.dim), np.float32)
-        for index, keys in enumerate(workload.batches):
-            table.lookup(keys, out=out)
-            table.update(keys, workload.gradients_of(index))
 
     def close(self) -> None:
         """Hold nothing."""

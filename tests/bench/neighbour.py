@@ -13,7 +13,6 @@ limits for a call and for tables, as an operator would bound it.
 import contextlib
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
@@ -33,43 +32,29 @@ from tests.bench.turns import seconds_of
 NAMES = ("quiet", "greedy")
 
 
-class NeighbourContender:
-    """One method, whose server is in a folder that it removes."""
-
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-        self._folder = pathlib.Path(scale.data_dir) / "neighbour"
-
-    def beside(self) -> dict[str, Any]:
-        """Time the quiet one's calls alone, and beside each attack."""
-        self._folder.mkdir()
-        scale, tokens = self._scale, _tokens(self._folder / "tokens.json")
-        cache_bytes = scale.cache_bytes(scale.stall_rows, scale.dim)
-        options = ("--device", "cpu", "--cache-bytes", str(cache_bytes), "--tokens")
-        path = str(self._folder / "tokens.json")
-        with ServerProcess(self._folder / "store", *options, path) as server:
-            with connect(server.address, token=tokens["operator"], transport="grpc") as store:
-                for name in NAMES:
-                    table = create_table(store, f"{name}/t", scale.stall_rows // 2, scale.dim)
-                    order = np.random.default_rng(scale.seed).permutation(scale.stall_rows // 2)
-                    update_all(table, order, small_grads(scale.dim))
-            found = {}
-            for name in ("nothing", *ATTACKS):
-                with (
-                    _attacked(name, server.address, tokens["greedy"], scale.dim),
-                    connect(server.address, token=tokens["quiet"], transport="grpc") as store,
-                ):
-                    found[name] = _quiet(store.table("quiet/t"), scale)
-        for one in found.values():
-            one |= {
-                f"{kind}_ratio": one[f"{kind}_p99_ms"] / found["nothing"][f"{kind}_p99_ms"]
-                for kind in ("step", "key")
-            }
-        return found
-
-    def close(self) -> None:
-        """Remove what was written."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+def beside(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time the quiet one's calls alone, and beside each attack."""
+    tokens = _tokens(folder / "tokens.json")
+    cache_bytes = scale.cache_bytes(scale.stall_rows, scale.dim)
+    options = ("--device", "cpu", "--cache-bytes", str(cache_bytes), "--tokens")
+    with ServerProcess(folder / "store", *options, str(folder / "tokens.json")) as server:
+        with connect(server.address, token=tokens["operator"], transport="grpc") as store:
+            for name in NAMES:
+                table = create_table(store, f"{name}/t", scale.stall_rows // 2, scale.dim)
+                order = np.random.default_rng(scale.seed).permutation(scale.stall_rows // 2)
+                update_all(table, order, small_grads(scale.dim))
+        found = {}
+        for name in ("nothing", *ATTACKS):
+            with (
+                _attacked(name, server.address, tokens["greedy"], scale.dim),
+                connect(server.address, token=tokens["quiet"], transport="grpc") as store,
+            ):
+                found[name] = _quiet(store.table("quiet/t"), scale)
+    for one in found.values():
+        for kind in ("step", "key"):
+            alone = found["nothing"][f"{kind}_p99_ms"]
+            one[f"{kind}_ratio"] = one[f"{kind}_p99_ms"] / alone
+    return found
 
 
 def _tokens(path: pathlib.Path) -> dict[str, str]:
@@ -129,6 +114,3 @@ def _attacked(name: str, address: str, token: str, dim: int) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-start = NeighbourContender

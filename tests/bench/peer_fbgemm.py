@@ -42,7 +42,7 @@ class FbgemmLane:
         looked_up.backward(prepared[2])
 
 
-def start(scale: Scale) -> Contender:
+def start(scale: Scale, _: str) -> Contender:
     """Return the contender, warm."""
     embedding = SplitTableBatchedEmbeddingBagsCodegen(
         [(scale.rows, scale.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],

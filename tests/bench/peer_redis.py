@@ -116,7 +116,7 @@ class RedisContender(Contender):
         self._server.close()
 
 
-def start(scale: Scale) -> Contender:
+def start(scale: Scale, _: str) -> Contender:
     """Return the contender, loaded and warm."""
     contender = RedisContender(scale)
     try:

@@ -41,7 +41,7 @@ class TorchLane:
         self._optimizer.step()
 
 
-def start(scale: Scale) -> Contender:
+def start(scale: Scale, _: str) -> Contender:
     """Return the contender, warm."""
     torch.sparse.check_sparse_tensor_invariants.disable()  # the default; said, it does not warn
     embedding = torch.nn.Embedding(scale.rows, scale.dim, sparse=True)

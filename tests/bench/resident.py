@@ -1,5 +1,6 @@
 """The parent's side of ``memory.py``: peaks of a process's memory, read from /proc."""
 
+import contextlib
 import pathlib
 from typing import Any
 
@@ -10,23 +11,25 @@ ALLOWANCE_BYTES = 300 << 20
 SHARES = {"cache-100": 1.0, "cache-5": 0.05}
 
 
+def status_bytes(pid: int | str) -> dict[str, int]:
+    """Return the kinds of memory that a process has."""
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = (line.partition(":") for line in lines if line.endswith(" kB"))
+    return {name: int(value.split()[0]) << 10 for name, _, value in fields}
+
+
 class Peak:
     """The largest RssAnon and RssShmem seen of a process."""
 
     def __init__(self, pid: int) -> None:
-        self._path = pathlib.Path(f"/proc/{pid}/status")
+        self._pid = pid
         self.bytes_seen = {"RssAnon": 0, "RssShmem": 0}
 
     def sample(self) -> None:
         """Read once; a process that has just ended is no error."""
-        try:
-            lines = self._path.read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name in self.bytes_seen:
-                self.bytes_seen[name] = max(self.bytes_seen[name], int(value.split()[0]) << 10)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found = status_bytes(self._pid)
+            self.bytes_seen = {n: max(b, found.get(n, 0)) for n, b in self.bytes_seen.items()}
 
 
 def measure(share_name: str, scale: Scale) -> dict[str, Any]:

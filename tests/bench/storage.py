@@ -5,12 +5,12 @@ it counts. What is compared alternates within one part: store, disk, store, disk
 """
 
 import contextlib
+import functools
 import pathlib
 import shutil
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,53 +39,30 @@ DIGEST_BLOCK_KEYS = 256
 DIGEST_TOUCHED_SHARE = 0.01
 
 
-class StorageContender:
-    """One method for each part, each in a folder that it removes."""
+Part = Callable[[Scale, pathlib.Path], dict[str, Any]]
 
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
 
-    def cold_rows(self) -> dict[str, Any]:
-        """Time lookups of cold rows, in the log and in the base, beside a plain map."""
-        kind = disk.file_system(self._scale.data_dir)
-        if kind in ("tmpfs", "ramfs"):
-            raise SkippedError(f"files on {kind} never become cold")
-        return self._warm_then_measured(_cold_rows)
+def warmed(part: Part) -> Part:
+    """Return a part that is measured small before, so that it is compiled and warm."""
 
-    def write_back(self) -> dict[str, Any]:
-        """Time flush() of dirty rows into the page cache."""
-        return self._warm_then_measured(_write_back)
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Time checkpoint() of dirty rows beside one file written in order and fsynced."""
-        return self._warm_then_measured(_checkpoint)
-
-    def digest(self) -> dict[str, Any]:
-        """Time digest() of a whole table, and after an update of 1 % of its blocks."""
-        return self._warm_then_measured(_digest)
-
-    def checking(self) -> dict[str, Any]:
-        """Time what checks files: verify() of a directory, and the scrubber of a server."""
-        return self._warm_then_measured(_checking)
-
-    def _warm_then_measured(
-        self, part: Callable[[Scale, pathlib.Path], dict[str, Any]]
-    ) -> dict[str, Any]:
+    @functools.wraps(part)
+    def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for scale in (replace(quick(), data_dir=self._scale.data_dir), self._scale):
-            folder = pathlib.Path(scale.data_dir) / "storage"
-            folder.mkdir()
-            try:
-                result = part(scale, folder)
-            finally:
-                shutil.rmtree(folder)
+        for name, size in (("small", quick()), ("full", scale)):
+            (folder / name).mkdir()
+            result = part(size, folder / name)
+            shutil.rmtree(folder / name)
         return result
 
-    def close(self) -> None:
-        """Hold nothing."""
+    return measure
 
 
-def _cold_rows(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+@warmed
+def cold_rows(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time lookups of cold rows, in the log and in the base, beside a plain map."""
+    kind = disk.file_system(folder)
+    if kind in ("tmpfs", "ramfs"):
+        raise SkippedError(f"files on {kind} never become cold")
     path, plain = folder / "store", folder / "plain"
     fill_bytes = scale.cache_bytes(4 * CHUNK_KEYS, scale.dim)
     grads = small_grads(scale.dim)
@@ -126,15 +103,15 @@ def _cold_reads(scale: Scale, path: pathlib.Path, plain: pathlib.Path) -> dict[s
         with contextlib.closing(open_store(path, cache_bytes, read_only=True)) as store:
             table = store.table("ads")
             opens.append(time.perf_counter() - begin)
-            before = disk.read_bytes()
+            before = disk.io_bytes("read_bytes")
             lookups.append(seconds_of(table.lookup, keys))
-            lookup_bytes.append(disk.read_bytes() - before)
+            lookup_bytes.append(disk.io_bytes("read_bytes") - before)
         del store, table  # or what they mapped would stay mapped, and in the page cache
 
         disk.drop_page_cache(plain)
-        before = disk.read_bytes()
+        before = disk.io_bytes("read_bytes")
         gathers.append(disk.gather_plain(plain, keys))
-        gather_bytes.append(disk.read_bytes() - before)
+        gather_bytes.append(disk.io_bytes("read_bytes") - before)
     if min(gather_bytes) < scale.cold_reads * disk.GATHER_ROW_BYTES:
         raise SkippedError(
             f"the plain file did not become cold: {min(gather_bytes)} bytes were read"
@@ -150,7 +127,9 @@ def _cold_reads(scale: Scale, path: pathlib.Path, plain: pathlib.Path) -> dict[s
     }
 
 
-def _write_back(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+@warmed
+def write_back(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time flush() of dirty rows into the page cache."""
     rows = 4 * scale.write_back_rows
     cache_bytes = scale.cache_bytes(1.1 * rows, STORAGE_DIM)
     grads = small_grads(STORAGE_DIM)
@@ -170,7 +149,9 @@ def _write_back(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def _checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+@warmed
+def checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time checkpoint() of dirty rows beside one file written in order and fsynced."""
     rows = scale.checkpoint_rows
     size_bytes = rows * row_bytes(STORAGE_DIM)
     # All labels are kept, so that no fold runs beside what is timed.
@@ -179,7 +160,9 @@ def _checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     grads = small_grads(STORAGE_DIM)
     keys = np.random.default_rng(scale.seed).permutation(rows)
     stored, plain = [], []
-    with contextlib.closing(open_store(folder / "store", cache_bytes, keep)) as store:
+    with contextlib.closing(
+        open_store(folder / "store", cache_bytes, checkpoints_keep=keep)
+    ) as store:
         table = create_table(store, "ads", rows, STORAGE_DIM)
         for repeat in range(scale.storage_repeats):
             update_all(table, keys, grads)
@@ -197,7 +180,9 @@ def _checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def _digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+@warmed
+def digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time digest() of a whole table, and after an update of 1 % of its blocks."""
     rows = scale.digest_rows
     cache_bytes = scale.cache_bytes(1.1 * rows, scale.dim)
     grads = small_grads(scale.dim)
@@ -224,7 +209,9 @@ def _digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def _checking(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+@warmed
+def checking(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time what checks files: verify() of a directory, and the scrubber of a server."""
     rows, path = scale.checkpoint_rows, folder / "store"
     cache_bytes = scale.cache_bytes(1.1 * rows, STORAGE_DIM)
     with contextlib.closing(open_store(path, cache_bytes)) as store:
@@ -237,9 +224,9 @@ def _checking(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
             scrubber.step()
         scrub_s, scrub_cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
         scrubber.join_threads()
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    size = sum(file.stat().st_size for file in disk.files_under(path))
     disk.drop_page_cache(path)
-    read_s = sum(seconds_of(file.read_bytes) for file in path.rglob("*") if file.is_file())
+    read_s = sum(map(disk.read_plain, disk.files_under(path)))
     disk.drop_page_cache(path)
     begin = time.perf_counter()
     report = verify(Files(path), print, lambda done, of: None)
@@ -252,6 +239,3 @@ def _checking(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         "scrub_bytes_per_s": scrubber.bytes / scrub_s,
         "scrub_share_of_a_core": scrub_cpu_s / scrubber.bytes * Settings.scrub_bytes_per_s,
     }
-
-
-start = StorageContender

@@ -1,7 +1,8 @@
 """A contender's process, and how the parent asks it.
 
 A worker imports one module of this package and calls its ``start(scale)``, which returns an
-object; the parent then calls that object's methods over a pipe, one at a time. While it is not
+object; the parent then calls that object's methods over a pipe, one at a time. Where a module has
+no ``start``, they are its functions, each given the scale and a fresh folder. While it is not
 asked, it sleeps in ``recv``. A contender that cannot run raises `SkippedError` with the reason, and
 the others go on.
 """
@@ -9,6 +10,8 @@ the others go on.
 import contextlib
 import importlib
 import multiprocessing
+import pathlib
+import shutil
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -57,12 +60,35 @@ def _is_missing_package(error: Exception) -> bool:
     return error.name.partition(".")[0] not in OWN
 
 
-def _serve(connection: Connection, module: str, scale: Scale) -> None:
+class Parts:
+    """A module's functions, as they are asked: each has a folder that is removed afterwards."""
+
+    def __init__(self, module: Any, scale: Scale) -> None:
+        self._module, self._scale = module, scale
+        self._folder = pathlib.Path(scale.data_dir) / module.__name__.rpartition(".")[2]
+
+    def __getattr__(self, part: str) -> Callable[[], Any]:
+        def measure() -> Any:
+            self._folder.mkdir()
+            try:
+                return getattr(self._module, part)(self._scale, self._folder)
+            finally:
+                shutil.rmtree(self._folder)
+
+        return measure
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def _serve(connection: Connection, name: str, scale: Scale, *more: Any) -> None:
     set_threads(scale)
     contenders: list[Any] = []
 
     def start() -> None:
-        contenders.append(_import(module).start(scale))
+        module = _import(name)
+        has_start = hasattr(module, "start")
+        contenders.append(module.start(scale, *more) if has_start else Parts(module, scale))
 
     try:
         connection.send(_answer(start))
@@ -79,10 +105,12 @@ def _serve(connection: Connection, module: str, scale: Scale) -> None:
 class Worker:
     """The parent's end. Raises `SkippedError` or `FailedError` where the contender did."""
 
-    def __init__(self, module: str, scale: Scale) -> None:
+    def __init__(self, module: str, scale: Scale, *more: Any) -> None:
         context = multiprocessing.get_context("spawn")  # fork would share the parent's thread pools
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, module, scale), name=module)
+        self._process = context.Process(
+            target=_serve, args=(other, module, scale, *more), name=module
+        )
         self._process.start()
         other.close()  # or the death of the worker would not end recv()
         try:

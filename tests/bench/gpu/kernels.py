@@ -1,5 +1,6 @@
 """The ceiling, and the verbs of the device beside it."""
 
+import pathlib
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,12 @@ def ceiling(machine: Machine, scale: Scale) -> dict[str, Any]:
         device.close()
 
 
-def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) -> dict[str, Any]:
+def measure(machine: Machine, scale: Scale, _: pathlib.Path) -> dict[str, Any]:
+    """Return the figures of every verb, by dim."""
+    return {str(dim): verbs(machine, scale, dim) for dim in scale.dims}
+
+
+def verbs(machine: Machine, scale: Scale, dim: int) -> dict[str, Any]:
     """Return the figures of every verb on rows of `dim`."""
     device = machine.device()
     try:
@@ -43,8 +49,6 @@ def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) 
         for optimizer in OPTIMIZERS:
             case = apply_case(pool, optimizer)
             found[case.name] = _measured(pool, case)
-        for figures in found.values():
-            figures["share"] = figures["bytes_per_s"] / ceiling_bytes_per_s
         return {
             "dim": dim,
             "keys": scale.keys,

@@ -96,6 +96,7 @@ def _trained(
         "wait_ms_mean": statistics.fmean(waited),
         "step_ms": statistics.median(steps_ms[warm:]),
         "computed_ms": statistics.median(computed_ms[warm:]),
+        "wait_share": statistics.median(waited) / statistics.median(computed_ms[warm:]),
     }
 
 

@@ -4,7 +4,7 @@ what a step waits for over a network."""
 import pathlib
 from typing import Any
 
-from tests.bench.lookahead.report import NAMES, step_ms
+from tests.bench.lookahead.goals import NAMES, step_ms
 from tests.bench.pictures import pyplot, write
 from tests.bench.report import Results
 

@@ -3,15 +3,15 @@
 A working set is the unique keys of a step. With one, the session can prepare the next step only in
 what the running one leaves; with a few more it prepares whole steps ahead, and more than that buys
 little. The **knee** is the smallest cache from which on the step stays at the bound
-(`report.at_bound`).
+(`goals.at_bound`).
 """
 
 from typing import Any
 
 from tests.bench.lookahead.blocks import settle, take_blocks
 from tests.bench.lookahead.contestants import Plain
+from tests.bench.lookahead.goals import at_bound
 from tests.bench.lookahead.grid import Progress, bound_of, contestants_of, describe
-from tests.bench.lookahead.report import at_bound
 from tests.bench.lookahead.scale import Scale
 from tests.bench.lookahead.stores import Written
 from tests.bench.lookahead.trace import Trace, locality
