@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.bench import pictures, resident, rounds, scale
+from tests.bench import memory, pictures, rounds, scale
 from tests.bench.goals import BASE_LANE, GOALS
 from tests.bench.program import Program, Run
 from tests.bench.worker import Worker
@@ -47,8 +47,8 @@ def measure(run: Run, wanted: Sequence[str]) -> None:
     run.results["scale"] = dataclasses.asdict(run.scale)
     run.results |= {name: {} for name in ("lanes", "memory", *PARTS)}
     _contenders(run, [name for name in CONTENDERS if name in wanted])
-    for share in resident.SHARES if "memory" in wanted else ():
-        found = run.attempt(f"memory {share}", resident.measure, share, run.scale)
+    for share in memory.SHARES if "memory" in wanted else ():
+        found = run.attempt(f"memory {share}", memory.measure, share, run.scale)
         if found is not None:
             run.results["memory"][share] = found
     for module in PARTS:
@@ -67,10 +67,6 @@ def _contenders(run: Run, names: list[str]) -> None:
         times, broken = rounds.play(workers, run.scale, run.progress)
         run.results["lanes"] = {lane: rounds.summary(spent) for lane, spent in times.items()}
         run.results["failed"] |= broken
-        for name in workers.keys() - broken.keys():
-            notes = run.attempt(f"{name}: notes", workers[name].ask, "notes")
-            for lane, note in (notes or {}).items():
-                run.results["lanes"][lane] |= note
     finally:
         for worker in workers.values():
             worker.close()

@@ -120,7 +120,6 @@ class BareServer:
         return sum(len(chunk) for chunk in self._stream(iter(chunks)))
 
     def close(self) -> None:
-        """End the server."""
         self._channel.close()
         self._connection.close()
         self._process.join(STOP_TIMEOUT_S)

@@ -32,7 +32,6 @@ def read_ahead_bytes(path: str) -> int | None:
 
 
 def files_under(path: pathlib.Path) -> list[pathlib.Path]:
-    """Return the plain files of a folder, or the file itself."""
     return [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
 
 

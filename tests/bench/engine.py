@@ -8,9 +8,7 @@ number of tables differs.
 **service**, **shared**: the worker is the trainer. It holds the client and does the client's share
 of the work (keys made unique, gradients summed, rows spread); the server is its child, with every
 row in its cache. Through shared memory the rows of a lookup are used where they are, and given back
-when the next batch's rows have come. Beside the stages of the engine it is noted what the server
-saw of a call: bytes both ways, and milliseconds from the first byte to the answer, in the queue and
-on the engine thread.
+when the next batch's rows have come.
 """
 
 import pathlib
@@ -18,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.rounds import Contender, Lane, Times
+from tests.bench.rounds import Contender, Lane
 from tests.bench.scale import HEADROOM, Scale
-from tests.bench.serving import Server, per_call
+from tests.bench.serving import Server
 from tests.bench.stores import create_table, open_store
 from tests.bench.workload import Keys, Rows, Workload
 
@@ -76,32 +74,19 @@ class CallLane:
         self._store.update(prepared[1])
 
 
-def stage_seconds(store: Any) -> dict[str, float]:
-    """Return the seconds spent so far in each stage that the store counts."""
-    stages = store.stats().get("stages", {})
-    seconds = {
-        name: value.get("seconds", 0.0) if isinstance(value, dict) else value
-        for name, value in stages.items()
-    }
-    return {name: float(value) for name, value in seconds.items()}
-
-
 class EngineContender(Contender):
-    """Owns the stores, or servers; adds up stage times over the rounds, without the warm-up."""
+    """Owns the stores, or servers."""
 
     def __init__(self, scale: Scale, kind: str) -> None:
         super().__init__(Workload(scale), {})
         self._scale, self._kind = scale, kind
         self._servers: dict[str, Server] = {}
         self._stores: dict[str, Any] = {}
-        self._stages: dict[str, dict[str, float]] = {}
-        self._batches_run: dict[str, int] = {}
         try:
             self._open_lanes()
             self._next_batch = dict.fromkeys(self._lanes, 0)
             for name in self._lanes:
-                super().run(name, scale.settle_batches, 0)
-            self._verbs_before = {name: server.verbs() for name, server in self._servers.items()}
+                self.run(name, scale.settle_batches, 0)
         except BaseException:
             self.close()
             raise
@@ -138,33 +123,6 @@ class EngineContender(Contender):
         for index, keys in enumerate(self._workload.coldest_first()):
             prepared = lane.prepare(keys, self._workload.gradients_of(index)[: len(keys)])
             lane.update(prepared, lane.lookup(prepared))
-
-    def run(self, name: str, untimed: int, timed: int) -> Times:
-        """As ever, with the stages' times beside."""
-        before = stage_seconds(self._stores[name])
-        times = super().run(name, untimed, timed)
-        spent = self._stages.setdefault(name, {})
-        for stage, seconds in stage_seconds(self._stores[name]).items():
-            spent[stage] = spent.get(stage, 0.0) + seconds - before.get(stage, 0.0)
-        self._batches_run[name] = self._batches_run.get(name, 0) + untimed + timed
-        return times
-
-    def notes(self) -> dict[str, Any]:
-        """Return, by lane, milliseconds of each stage in a batch, and the store's own counters; of
-        a server also what a call cost as it saw it, by verb."""
-        notes: dict[str, Any] = {
-            name: {
-                "stages_ms": {
-                    stage: 1e3 * seconds / self._batches_run[name]
-                    for stage, seconds in self._stages[name].items()
-                },
-                "stats": self._stores[name].stats(),
-            }
-            for name in self._stages
-        }
-        for name, server in self._servers.items():
-            notes[name]["calls"] = per_call(self._verbs_before[name], server.verbs())
-        return notes
 
     def close(self) -> None:
         """End every server, or close every store once."""

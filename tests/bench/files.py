@@ -60,7 +60,6 @@ def _beside(work: Callable[[], Any], source: pathlib.Path) -> dict[str, float]:
 
 
 def _copied(source: pathlib.Path) -> None:
-    """Copy a file and sync the copy."""
     with source.open("rb") as file, source.with_suffix(".copy").open("wb") as copy:
         while piece := file.read(_PIECE_BYTES):
             copy.write(piece)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from tests.bench.memory import ALLOWANCE_BYTES
 from tests.bench.report import Goal, NotMeasuredError, Results, figure
-from tests.bench.resident import ALLOWANCE_BYTES
 
 FBGEMM = ("fbgemm", "fbgemm-1-thread")
 PEERS = ("torch", "torch-1-thread", *FBGEMM, "redis")

@@ -17,7 +17,6 @@ def pyplot() -> Any:
 
 
 def write(plt: Any, drawn: Any, stem: pathlib.Path, what: str) -> pathlib.Path:
-    """Write a picture beside `stem`, close it, and return its path."""
     path = stem.with_name(f"{stem.name}-{what}.png")
     drawn.savefig(path, dpi=120)
     plt.close(drawn)

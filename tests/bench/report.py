@@ -61,7 +61,6 @@ class Goal:
 
 
 def judge(goals: Sequence[Goal], results: Results) -> list[dict[str, Any]]:
-    """Return every goal with its figure."""
     return [goal.judge(results) for goal in goals]
 
 
@@ -90,7 +89,6 @@ def _text(value: Any) -> str:
 
 
 def _lines(results: Results) -> list[str]:
-    """Return tables: rows of figures of the same names are below each other."""
     tables: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
     for path, row in _rows(results):
         tables.setdefault(tuple(row), []).append((path, list(map(_text, row.values()))))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import disk, resident
+from tests.bench import disk, memory
 from tests.bench.scale import Scale, row_bytes
 from tests.bench.stores import copy_store, create_table, open_store
 from tests.bench.turns import seconds_of
@@ -131,4 +131,4 @@ def _written_bytes() -> int:
 
 def _anonymous_bytes() -> int:
     gc.collect()
-    return resident.status_bytes("self")["RssAnon"]
+    return memory.status_bytes("self")["RssAnon"]

@@ -49,7 +49,6 @@ def _written(scale: Scale, folder: pathlib.Path, *options: str) -> Iterator[tupl
 
 
 def served(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
-    """Measure each long work, one after the other."""
     options = ("--backup-within", str(folder / "backups"), "--policy", "lfu", "--count-rate", "1")
     with _written(scale, folder / "store", *options) as (server, write):
         store = server.store

@@ -28,7 +28,6 @@ NO_MERGES = Limits(segment_bytes=1 << 30, fold_bytes=1 << 40, fold_segments=1 <<
 
 
 def open_store(path: pathlib.Path, cache_bytes: int, **options: Any) -> Any:
-    """Open or create the store at `path` on the CPU."""
     return embstore.open(path, device="cpu", cache_bytes=cache_bytes, **options)
 
 

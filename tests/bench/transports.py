@@ -52,7 +52,6 @@ def _stores(scale: Scale, folder: pathlib.Path) -> Iterator[tuple[dict[str, Any]
 
 
 def one_key(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
-    """Time lookups of one key by each way."""
     with _stores(scale, folder) as (stores, _, rows):
         key = np.array([rows // 2], np.int64)
         kinds = {name: Kind(_lookup(store.table("ads"), key)) for name, store in stores.items()}
@@ -85,7 +84,6 @@ def sizes(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _ways(size: int, lookups: dict[str, Callable[[], Any]], bare: BareServer) -> dict[str, Kind]:
-    """Return what is timed of a size."""
     source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
     request = chunks_of(b"\0")
     ways = {
@@ -120,5 +118,4 @@ def _lookup(table: Any, keys: Any) -> Callable[[], Any]:
 
 
 def _stream_from(size: int) -> None:
-    """Have this process's gRPC clients send what is larger as streams."""
     grpc_wire.UNARY_BYTES = size

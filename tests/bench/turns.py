@@ -87,7 +87,6 @@ def latencies(spent: dict[str, Spent]) -> dict[str, dict[str, float]]:
 
 
 def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
-    """Return the seconds that one call takes."""
     begin = time.perf_counter()
     result = call(*arguments)  # freed after the clock has stopped
     spent = time.perf_counter() - begin

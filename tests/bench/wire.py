@@ -31,9 +31,8 @@ import numpy as np
 
 from tests.bench.bare import BareServer, chunks_of, random_bytes
 from tests.bench.crowd import measure
-from tests.bench.engine import stage_seconds
 from tests.bench.scale import HEADROOM, Scale
-from tests.bench.serving import Server, per_call
+from tests.bench.serving import Server, grown
 from tests.bench.stores import create_table, small_grads, update_all
 from tests.bench.turns import Kind, Spent, latencies, take_turns
 
@@ -57,7 +56,6 @@ def served(
 
 
 def fill(store: Any, rows: int, scale: Scale) -> None:
-    """Write every row of the table."""
     table = create_table(store, "ads", rows, scale.dim)
     update_all(table, np.arange(rows, dtype=np.int64), small_grads(scale.dim))
 
@@ -76,15 +74,15 @@ def one_key(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
             before = server.verbs()
             for _ in range(scale.one_key_calls):
                 call()
-            sizes[name] = per_call(before, server.verbs())[name.capitalize()]
+            told = grown(before, server.verbs())[name.capitalize()]
+            up, down = (round(told[f"{way}_bytes"] / told["calls"]) for way in ("up", "down"))
+            sizes[name] = {"request_bytes": up, "reply_bytes": down}
             kinds[name] = Kind(call)
-            kinds[f"{name} echo"] = _echo(
-                bare, *(round(sizes[name][f"{way}_bytes"]) for way in ("received", "sent"))
-            )
+            kinds[f"{name} echo"] = _echo(bare, up, down)
         found = latencies(take_turns(kinds, scale.wire_rounds, scale.one_key_calls))
     for name in calls:
         beyond_ms = found[name]["median_ms"] - found[f"{name} echo"]["median_ms"]
-        found[name] |= {"beyond_ms": beyond_ms, "call": sizes[name]}
+        found[name] |= {"beyond_ms": beyond_ms} | sizes[name]
     return found
 
 
@@ -112,11 +110,15 @@ def bulk(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
                 ),
             ):
                 kinds = _bare_kinds(bare, request, reply_bytes)
-                engine_s = lambda: sum(stage_seconds(server.store).values())  # noqa: E731
-                kinds["service"] = Kind(call, engine_s=engine_s)
+                kinds["service"] = Kind(call, engine_s=lambda: _stages_s(server.store))
                 spent = take_turns(kinds, scale.wire_rounds, scale.bulk_calls)
                 found[way][f"{size >> 20} MiB"] = _throughput(size, spent)
     return found
+
+
+def _stages_s(store: Any) -> float:
+    stages = store.stats()["stages"].values()
+    return sum(one["seconds"] for one in stages)
 
 
 def _bare_kinds(bare: BareServer, request: bytes, reply_bytes: int) -> dict[str, Kind]:
@@ -128,7 +130,6 @@ def _bare_kinds(bare: BareServer, request: bytes, reply_bytes: int) -> dict[str,
 
 
 def _throughput(size: int, spent: dict[str, Spent]) -> dict[str, Any]:
-    """Return medians, the engine's seconds taken off before."""
     wire_s = {name: statistics.median(s - engine for s, engine in t) for name, t in spent.items()}
     best = min(("stream", "whole"), key=wire_s.__getitem__)
     return {

@@ -41,7 +41,6 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def measure(run: Run, wanted: Sequence[str]) -> None:
-    """Measure the parts, the ceiling first."""
     machine = Machine(run.scale)
     run.results["packages"] |= packages()
     run.keep("ceiling", kernels.ceiling, machine, run.scale)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.bench.gpu.cases import OPTIMIZERS, Case, FullPool, apply_case, cases_of
-from tests.bench.gpu.clock import sample_ms
-from tests.bench.gpu.machine import Machine, median, timer_of, wait
+from tests.bench.gpu.machine import Machine, median, sample_ms, timer_of, wait
 from tests.bench.gpu.scale import Scale
 
 
@@ -77,14 +76,13 @@ def _measured(pool: FullPool, case: Case) -> dict[str, Any]:
     alone = [sum(map(sum, one.values())) for one in launches]
     whole = [sample_ms(timer.clock, partial(work, call)) for call in calls]
     ms = median(whole if case.whole else alone)
-    moved = case.bytes_of(launches[-1])
     return {
         "ms": ms,
         "measured": "the call" if case.whole else "its launches",
         "call_ms": median(whole),
         "quartiles_ms": np.percentile(whole if case.whole else alone, [25, 75]).tolist(),
-        "bytes": moved,
-        "bytes_per_s": 1e3 * moved / ms,
+        "bytes": case.bytes,
+        "bytes_per_s": 1e3 * case.bytes / ms,
         "per_s": None if case.rows is None else 1e3 * case.rows / ms,
         "launches_ms": {
             name: {"count": len(spent), "ms": median([sum(one[name]) for one in launches])}

@@ -44,17 +44,14 @@ class Step:
         ]
 
     def lookup(self, number: int) -> None:
-        """Look up the keys of a step."""
         keys = self._d_keys[number % len(self._d_keys)]
         self.store.lookup(keys, self._d_outs[number % 2])
 
     def update(self, number: int) -> None:
-        """Apply the gradients of a step."""
         keys = self._d_keys[number % len(self._d_keys)]
         self.store.update(keys, self._d_gradients[number % 2])
 
     def both(self, number: int) -> None:
-        """Do a step."""
         self.lookup(number)
         self.update(number)
 
@@ -115,11 +112,9 @@ class Step:
         return float((slabs - rows + index + pool.slots._free.nbytes) / pool.slots.count)
 
     def close(self) -> None:
-        """Close the store."""
         self.store.close()
 
 
 def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
-    """Return the figures of the step."""
     with contextlib.closing(Step(machine, scale, path)) as step:
         return step.measure()

@@ -41,7 +41,6 @@ class Scale:
 
     @property
     def samples(self) -> int:
-        """Samples that are trained on."""
         return self.rounds * self.round_steps * self.batch_samples
 
     @property

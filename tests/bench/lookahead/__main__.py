@@ -24,20 +24,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.bench.lookahead import goals, grid, network, planner, plots, scale, sweep
+from tests.bench.lookahead import goals, grid, network, planner, plots, scale
 from tests.bench.lookahead.stores import Written
 from tests.bench.program import Program, Run, each
 
 PARTS = {
     "cells": grid.measure,
-    "sweep": sweep.measure,
+    "sweep": grid.sweep,
     "planner": planner.measure,
     "network": network.measure,
 }
 
 
 def given(run: Run) -> Sequence[Any]:
-    """Write every row."""
     run.progress("every row is written")
     return Written(run.folder, run.scale), run.scale, run.progress
 

@@ -56,7 +56,6 @@ class Plain:
         """Do what belongs to no step: here nothing."""
 
     def lookup(self, step: int) -> None:
-        """Have the rows of the trace's batch `step`."""
         keys = self._trace.batch(step)
         self.opened.files.begin_call()
         self.opened.table.lookup(keys, out=self._out[: len(keys)])
@@ -65,7 +64,6 @@ class Plain:
         """Do what a trainer's other threads do while it computes: nobody knows of the next step."""
 
     def update(self, step: int) -> None:
-        """Apply gradients to the batch's rows."""
         keys = self._trace.batch(step)
         self.opened.files.begin_call()
         self.opened.table.update(keys, self._gradients[: len(keys)])
@@ -86,7 +84,6 @@ class Plain:
         return {"rows_read": rows, "reads": self.opened.files.reads}
 
     def close(self) -> None:
-        """Close the store."""
         self.opened.close()
 
 
@@ -126,7 +123,6 @@ class LookAhead(Plain):
             self._announced = last
 
     def lookup(self, step: int) -> None:
-        """Have the step's rows."""
         self.opened.files.begin_call()
         out = {TABLE: self._out[: len(self._trace.batch(step))]}
         self._sessions.lookup_step(self._member, step + 1, out=out)
@@ -136,7 +132,6 @@ class LookAhead(Plain):
         self._announce(step + self._ahead)
 
     def update(self, step: int) -> None:
-        """Send the step's gradients."""
         gradients = {TABLE: self._gradients[: len(self._trace.batch(step))]}
         self.opened.files.begin_call()
         self._sessions.update_step(self._member, step + 1, gradients)
@@ -149,6 +144,5 @@ class LookAhead(Plain):
         return figures | stages | self._reads()
 
     def close(self) -> None:
-        """Close session and store."""
         self._sessions.close(self._member)
         super().close()

@@ -18,7 +18,6 @@ Cell = dict[str, Any]
 
 
 def step_ms(cell: Cell, name: str) -> float:
-    """Return the median step of a contestant."""
     return float(cell["contestants"][name]["step_ms"])
 
 
