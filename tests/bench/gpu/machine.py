@@ -11,7 +11,7 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,21 +25,13 @@ VERB_CUSHIONS = 8
 takes a GPU of 4 TB/s 120 us."""
 
 
-class Clock(Protocol):
-    """Of one runtime."""
-
-    def cushion(self, count: int) -> None:
-        """Give the device work that empties its L2 cache and lets the host run ahead."""
-
-    def point(self) -> Any:
-        """Return the moment at which all that COMPUTE has been given so far is done."""
-
-    def elapsed_ms(self, begin: Any, end: Any) -> float:
-        """Wait for `end`; return the time from `begin` to it."""
-
-
 class EventClock:
-    """Of a CUDA device."""
+    """Of a CUDA device.
+
+    `cushion` gives the device work that empties its L2 cache and lets the host run ahead; `point`
+    returns the moment at which all that COMPUTE has been given so far is done; `elapsed_ms` waits
+    for its second point.
+    """
 
     def __init__(self, runtime: Any, cushion_bytes: int) -> None:
         import cupy
@@ -80,7 +72,7 @@ class WallClock:
         return 1e3 * (end - begin)
 
 
-def sample_ms(clock: Clock, work: Callable[[], Any]) -> float:
+def sample_ms(clock: Any, work: Callable[[], Any]) -> float:
     """Return what one call of `work` takes the device."""
     clock.cushion(VERB_CUSHIONS)
     begin = clock.point()
@@ -95,7 +87,7 @@ class LaunchTimer:
     kernels. They begin with an empty L2 cache then, which in a call they may not.
     """
 
-    def __init__(self, runtime: Any, clock: Clock) -> None:
+    def __init__(self, runtime: Any, clock: Any) -> None:
         self.clock = clock
         self._runtime = runtime
         self._spans: list[tuple[str, Any, Any]] | None = None
@@ -160,7 +152,7 @@ class Machine:
 
         return open_runtime(0)
 
-    def _clock(self, runtime: Any) -> Clock:
+    def _clock(self, runtime: Any) -> Any:
         if self._scale.emulated:
             return WallClock(runtime)
         return EventClock(runtime, self._scale.cushion_bytes)

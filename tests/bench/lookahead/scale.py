@@ -62,9 +62,8 @@ class Scale:
         return max(low, min(high, int(self.block_ms / computation_ms)))
 
 
-def full() -> Scale:
-    """Return the scale that the goals are stated for."""
-    return Scale()
+full = Scale
+"""What the goals are stated for."""
 
 
 def quick() -> Scale:
