@@ -3,7 +3,7 @@
 The rows are the footprint of the batches (`law.py`), so that their keys lie close, as a table's do;
 torch is given the same. Keys, gradients and outputs are on the device. The wall time is of many
 steps with one wait at the end; beside it the time of the device's events over the same steps,
-lookups and updates alone, what the engine's stages take the host, and what each kernel takes alone.
+lookups and updates alone, and what the engine's stages take the host.
 """
 
 import contextlib
@@ -69,10 +69,6 @@ class Step:
             counters.unique_keys - unique - counters.unique_hits + hits
         ) / steps
         found |= {"lookup": self._timed(self.lookup), "update": self._timed(self.update)}
-        timer = timer_of(self._device)
-        found["launches_ms"] = {
-            name: sum(spent) for name, spent in timer.launches_ms(lambda: self.both(0)).items()
-        }
         return found | {"dim": self.dim, "keys": self._scale.keys, "memory": self._memory()}
 
     def _timed(self, work: Callable[[int], None]) -> dict[str, float]:
