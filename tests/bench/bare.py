@@ -11,7 +11,6 @@ Requests and replies go whole, in a unary call, or as a stream of chunks cut as 
 
 import asyncio
 import contextlib
-import multiprocessing
 from collections.abc import AsyncIterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 
 from embstore_client.grpc_wire import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
 from embstore_proto.frame import Framed
+from tests.bench.worker import Child
 
 SERVICE = "bare"
 SERVER_OPTIONS = [
@@ -28,7 +28,6 @@ SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
-STOP_TIMEOUT_S = 10.0
 _NUMBER_BYTES = 8
 
 
@@ -85,7 +84,7 @@ async def _serve(connection: Connection) -> None:
     await server.start()
     connection.send(f"127.0.0.1:{port}")
     with contextlib.suppress(EOFError):
-        await asyncio.to_thread(connection.recv)  # nothing is sent: the parent closes, or dies
+        await asyncio.to_thread(connection.recv)  # the parent closes, or dies
     await server.stop(None)
 
 
@@ -97,12 +96,9 @@ class BareServer:
     """The server as a child process, and a client of it."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_run, args=(other,), name="bare")
-        self._process.start()
-        other.close()
-        self._channel = grpc.insecure_channel(self._connection.recv(), options=CHANNEL_OPTIONS)
+        self._child = Child(_run, name="bare")
+        address = self._child.connection.recv()
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._prepare = self._channel.unary_unary(f"/{SERVICE}/Prepare")
         self._whole = self._channel.unary_unary(f"/{SERVICE}/Whole")
         self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
@@ -121,8 +117,4 @@ class BareServer:
 
     def close(self) -> None:
         self._channel.close()
-        self._connection.close()
-        self._process.join(STOP_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._child.close()
