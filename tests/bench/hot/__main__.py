@@ -28,19 +28,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.bench.hot import costs, goals, plots, scale, training
+from tests.bench.hot import blocks, costs, goals, plots, scale
 from tests.bench.hot.stores import Written
 from tests.bench.hot.trace import Trace
 from tests.bench.program import Program, Run, each
 
-PARTS = {"training": training.measure, "costs": costs.measure}
+PARTS = {"training": blocks.measure, "costs": costs.measure}
 
 
 def given(run: Run) -> Sequence[Any]:
     """Draw and count the samples, and write every row."""
     run.progress("samples are drawn and counted")
     trace = Trace(run.scale)
-    known = training.count(trace, run.scale)
+    known = blocks.count(trace, run.scale)
     run.progress("every row is written")
     written = Written(run.folder, run.scale)
     run.results["written_s"] = written.seconds
