@@ -24,13 +24,6 @@ def file_system(path: str | pathlib.Path) -> str:
     return found[1]
 
 
-def read_ahead_bytes(path: str) -> int | None:
-    """Return how far the kernel reads ahead on the disk of `path`; None where it has no disk."""
-    device = os.stat(path).st_dev
-    setting = pathlib.Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    return int(setting.read_text()) << 10 if setting.exists() else None
-
-
 def files_under(path: pathlib.Path) -> list[pathlib.Path]:
     return [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
 

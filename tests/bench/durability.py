@@ -54,7 +54,8 @@ def replay(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     killed = folder / "killed"
     with _opened(scale, folder / "store", "commands") as store:
         table = create_table(store, "ads", scale.rows, scale.dim)
-        step = trainer(table, Workload(scale, _BATCHES))
+        workload = Workload(scale, _BATCHES)
+        step = trainer(table, workload.batches, workload.gradients)
         for _ in range(_BATCHES):
             step()
         store.checkpoint("warm")
@@ -83,7 +84,8 @@ def _levels(scale: Scale, folder: pathlib.Path, stores: dict[str, Any]) -> dict[
     gradient = np.full((1, scale.dim), 0.01, np.float32)
     for level, store in stores.items():
         table = create_table(store, "ads", scale.rows, scale.dim)
-        step, key = trainer(table, workload), workload.batches[0][:1]
+        step = trainer(table, workload.batches, workload.gradients)
+        key = workload.batches[0][:1]
         # As when it has run for long: commits have left files to be written over.
         for label in ("first", "second"):
             for _ in range(scale.rounds * (scale.round_batches + 2)):

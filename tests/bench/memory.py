@@ -74,7 +74,8 @@ class MemoryContender:
         for first in range(0, scale.rows, CHUNK_KEYS):
             update_all(table, np.arange(first, min(first + CHUNK_KEYS, scale.rows)), grads)
         del grads
-        step = trainer(table, Workload(scale, TRACE_BATCHES))
+        workload = Workload(scale, TRACE_BATCHES)
+        step = trainer(table, workload.batches, workload.gradients)
         for _ in range(TRACE_BATCHES):
             step()
         table.flush()

@@ -35,7 +35,7 @@ from embstore_proto.verbs import VERBS
 from embstore_server.access.tokens import Entry, new_secret, right_named, write
 from embstore_server.launch import ServerProcess
 from tests.bench.scale import Scale
-from tests.bench.stores import create_table, small_grads, update_all
+from tests.bench.stores import create_table, small_grads, trainer, update_all
 from tests.bench.turns import seconds_of
 
 TABLE = "greedy/t"
@@ -61,21 +61,15 @@ def _again(work: Callable[[int], Any]) -> None:
             print("begun", flush=True)
 
 
-def _stepping(table: Any, seed: int, dim: int) -> Callable[[int], None]:
-    """Return what takes a step of a given number."""
+def _stepping(table: Any, seed: int, dim: int) -> Callable[[], None]:
     keys = np.random.default_rng(seed).integers(0, table.rows, (16, BATCH_KEYS))
-    gradients = np.full((BATCH_KEYS, dim), 0.01, np.float32)
-
-    def step(index: int) -> None:
-        table.lookup(keys[index % 16])
-        table.update(keys[index % 16], gradients)
-
-    return step
+    return trainer(table, keys, [np.full((BATCH_KEYS, dim), 0.01, np.float32)])
 
 
 def _train(store: Any, address: str, dim: int) -> None:
     """As the quiet one."""
-    _again(_stepping(store.table(TABLE), 1, dim))
+    step = _stepping(store.table(TABLE), 1, dim)
+    _again(lambda _: step())
 
 
 def _many(store: Any, address: str, dim: int) -> None:
@@ -220,11 +214,11 @@ def _tokens(path: pathlib.Path) -> dict[str, str]:
 
 def _quiet(table: Any, scale: Scale) -> dict[str, float]:
     step, key = _stepping(table, scale.seed, scale.dim), np.array([7])
-    for index in range(3):
-        step(index)
+    for _ in range(3):
+        step()
     steps, single = [], []
-    for index in range(scale.quiet_steps):
-        steps.append(seconds_of(step, index))
+    for _ in range(scale.quiet_steps):
+        steps.append(seconds_of(step))
         single.append(seconds_of(table.lookup, key))
     found = {}
     for kind, spent in (("step", steps), ("key", single)):

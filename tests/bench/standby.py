@@ -47,7 +47,7 @@ def following(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
             if name != "alone":
                 standbys[name] = server(f"of {name}", "--follow", leaders[name].address)
             table = create_table(leaders[name].store, "ads", scale.rows, scale.dim)
-            steps[name] = trainer(table, workload)
+            steps[name] = trainer(table, workload.batches, workload.gradients)
         for step in steps.values():  # the caches come to their steady state
             for _ in range(scale.settle_batches):
                 step()

@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from embstore.cache.sizes import Sizes
 from embstore.config import Limits
 from embstore.device.choice import open_device
 from embstore.layout import Layout
-from tests.bench.workload import Keys, Rows, Workload
+from tests.bench.workload import Keys, Rows
 
 CHUNK_KEYS = 80_000
 NO_MERGES = Limits(segment_bytes=1 << 30, fold_bytes=1 << 40, fold_segments=1 << 20)
@@ -55,15 +55,15 @@ def update_all(table: Any, keys: Keys, grads: Rows) -> None:
         table.update(chunk, grads[: len(chunk)])
 
 
-def trainer(table: Any, workload: Workload) -> Callable[[], None]:
+def trainer(table: Any, batches: Sequence[Keys], gradients: Sequence[Rows]) -> Callable[[], None]:
     """Return what takes a step: a lookup and an update of the next batch, again and again."""
     numbers = itertools.count()
 
     def step() -> None:
         number = next(numbers)
-        keys = workload.batches[number % len(workload.batches)]
+        keys = batches[number % len(batches)]
         table.lookup(keys)
-        table.update(keys, workload.gradients_of(number))
+        table.update(keys, gradients[number % len(gradients)])
 
     return step
 

@@ -171,11 +171,9 @@ class Contestant:
     def _counts(self) -> dict[str, int]:
         """Return numbers that only grow."""
         storage, found = self.store.stats()["storage"], pool(self.store)
-        names = ("accesses", "access_hits", "unique_keys", "unique_hits", "misses_initializer")
+        names = ("accesses", "access_hits", "unique_keys", "unique_hits")
         record = Layout(self.scale.dim, 1, "rowwise_adagrad").record_bytes
         return {name: found[name] for name in names} | {
-            "bytes_read": storage["bytes_read"],
-            "bytes_written": storage["bytes_written"],
             "rows_read": storage["bytes_read"] // record,
             "rows_written": storage["bytes_written"] // record,
         }

@@ -7,7 +7,6 @@ until shortly before its end, and asks for the time from there on. Between two q
 the interpreter's lock away, or the threads that work ahead would stand still meanwhile.
 """
 
-import contextlib
 import os
 import pathlib
 import threading
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-import embstore
 from embstore.storage.files import Files
 from tests.bench.lookahead.scale import Scale
 from tests.bench.stores import (
@@ -24,6 +22,7 @@ from tests.bench.stores import (
     cache_bytes_for,
     copy_store,
     create_table,
+    open_store,
     small_grads,
     update_all,
 )
@@ -80,10 +79,9 @@ class Opened:
     def __init__(self, path: pathlib.Path, scale: Scale, slots: int, policy: str) -> None:
         self.files = SlowFiles(path)
         self.slots = slots
-        self.store: Any = embstore.open(
+        self.store: Any = open_store(
             path,
-            device="cpu",
-            cache_bytes=cache_bytes_for(slots, scale.dim),
+            cache_bytes_for(slots, scale.dim),
             policy=policy,
             threads=scale.threads,
             limits=NO_MERGES,
@@ -108,10 +106,7 @@ class Written:
         self._first = folder / "written"
         gradients = small_grads(scale.dim)
         cache_bytes = cache_bytes_for(scale.rows // 4, scale.dim)
-        opened: Any = embstore.open(
-            self._first, device="cpu", cache_bytes=cache_bytes, threads=scale.threads
-        )
-        with contextlib.closing(opened) as store:
+        with open_store(self._first, cache_bytes, threads=scale.threads) as store:
             table = create_table(store, TABLE, scale.rows, scale.dim)
             update_all(table, np.arange(scale.rows, dtype=np.int64), gradients)
             store.checkpoint("written")

@@ -11,6 +11,7 @@ from typing import Any
 from tests.bench.serving import Verbs, grown
 from tests.bench.shards.clusters import TABLE, Cluster
 from tests.bench.shards.scale import Scale
+from tests.bench.stores import trainer
 
 
 def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
@@ -31,11 +32,11 @@ def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _plain(cluster: Cluster, scale: Scale) -> dict[str, Any]:
-    table, gradients = cluster.store.table(TABLE), scale.gradients()
+    batches = scale.batches(scale.counted_steps)
+    step = trainer(cluster.store.table(TABLE), batches, [scale.gradients()])
     before = cluster.counts()
-    for keys in scale.batches(scale.counted_steps):
-        table.lookup(keys)
-        table.update(keys, gradients)
+    for _ in batches:
+        step()
     return _a_step(before, cluster.counts(), scale.counted_steps)
 
 
