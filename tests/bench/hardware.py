@@ -17,6 +17,8 @@ PACKAGES = (
     "grpcio",
     "protobuf",
     "torch",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
     "fbgemm-gpu-cpu",
     "redis",
     "hiredis",

@@ -25,10 +25,11 @@ from typing import Any
 
 from tests.bench.gpu import guard, host, kernels, peer_torch, scale, shared, step, tiers
 from tests.bench.gpu.goals import GOALS
-from tests.bench.gpu.machine import Machine, packages
+from tests.bench.gpu.machine import Machine, versions
 from tests.bench.program import NOTHING, Program, Run
 
 PARTS: dict[str, Callable[..., Any]] = {
+    "versions": versions,
     "digests": guard.measure,
     "digests-large": guard.at_scale,
     "kernels": kernels.measure,
@@ -42,7 +43,6 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 def measure(run: Run, wanted: Sequence[str]) -> None:
     machine = Machine(run.scale)
-    run.results["packages"] |= packages()
     run.keep("ceiling", kernels.ceiling, machine, run.scale)
     for name in wanted:
         found = run.keep(name, PARTS[name], machine, run.scale, run.folder / name)

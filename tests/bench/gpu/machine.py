@@ -6,15 +6,17 @@ On a GPU a point is an event in the stream of the kernels. In the emulation, whe
 before it is waited for, it is the host's clock behind a wait.
 """
 
-import contextlib
-import importlib.metadata
+import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 
+from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import COMPUTE, DOWN, UP, Argument, DeviceArray, Runtime
 from tests.bench.gpu.scale import Scale
@@ -129,7 +131,7 @@ class LaunchTimer:
         self._timed("fill", lambda: self._runtime.fill(array, byte))
 
 
-PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "torch")
+TOOLS = ("nvcc", "cuobjdump", "compute-sanitizer", "ncu", "nsys")
 
 
 class Machine:
@@ -173,10 +175,12 @@ def median(values: Any) -> float:
     return float(np.median(values))
 
 
-def packages() -> dict[str, str | None]:
-    """Return the versions of what the device is reached by, None where it is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+def versions(machine: Machine, _: Scale, __: pathlib.Path) -> dict[str, Any]:
+    """Return which tools are here, and the device's facts once all kernels are compiled; those of
+    the CPU are compiled beside them: cold, they take half a minute."""
+    device = machine.device()
+    with closing(CpuDevice(1)) as cpu, ThreadPoolExecutor(1) as pool, closing(device):
+        compiling = pool.submit(cpu.warm_up)
+        device.warm_up()
+        compiling.result()
+        return {"tools": {tool: shutil.which(tool) for tool in TOOLS}, "device": device.facts()}
