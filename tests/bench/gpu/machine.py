@@ -1,6 +1,4 @@
-"""The device that is measured: a GPU, or the emulation of one.
-
-Points in the time of a device, and what lies between two of them.
+"""The device that is measured: a GPU, or the emulation of one; and points in its time.
 
 On a GPU a point is an event in the stream of the kernels. In the emulation, where nothing is done
 before it is waited for, it is the host's clock behind a wait.

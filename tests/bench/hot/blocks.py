@@ -14,7 +14,7 @@ parts took:
 A contestant's samples/s are the median over blocks, and its ratio to the bound the median over
 rounds. In the first round the caches that begin empty fill, and hot rows come to the trainer.
 
-The contestants' training: what is counted before, all blocks, and the figures afterwards.
+`count` is what is counted before; `measure` has all blocks, and the figures afterwards.
 """
 
 import contextlib

@@ -11,7 +11,7 @@ that a block finds prepared are as many as it leaves prepared.
 **Hits.** A plain store's are its pool's. A session's lookups know misses by unique key alone; where
 there are any, each counts as one access. A hot step's rows are all hits, as they are at hand.
 
-The model of one contestant: the demo's DLRM, with the same beginning for all.
+Each trains a model of its own, the demo's DLRM, with the same beginning for all.
 """
 
 import contextlib
@@ -147,7 +147,8 @@ class Contestant:
         self.store.import_profile(profile)
         begin = time.perf_counter()
         rows = self.store.warm_cache(self.scale.warm_up)
-        self.warmed = {"rows": rows, "seconds": time.perf_counter() - begin}
+        seconds = time.perf_counter() - begin
+        self.warmed = {"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds}
 
     def _steps(self, known: Known) -> Iterator[Any]:
         return (CallStep(self, batch) for batch in self.trace.batches())
