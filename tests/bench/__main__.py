@@ -1,26 +1,35 @@
-"""The store beside its peers, the wire and the disk; see the package, and `tests.bench.program`."""
+"""The benchmark: the store, embedded and served, beside its peers; the service beside the bare
+wire; its storage beside the bare disk.
+
+``python -m tests.bench`` measures everything whose packages are installed, prints one table and
+the goals, and writes a JSON into ``docs/figures/``. Every contender lives in a process of its own,
+so that no peer's thread pool, allocator or processor flags touch another's figures; the parent lets
+them run in rounds, one at a time, so that a slow minute of the machine falls on all of them alike.
+"""
 
 import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from tests import bench
-from tests.bench import plots, report, resident, rounds, scale
+from tests.bench import memory, pictures, rounds, scale
+from tests.bench.goals import BASE_LANE, GOALS
 from tests.bench.program import Program, Run
 from tests.bench.worker import Worker
 
 CONTENDERS = {
     "engine": "engine",
-    "service": "service",
-    "shared": "shared",
+    "service": "engine",
+    "shared": "engine",
     "torch": "peer_torch",
     "fbgemm": "peer_fbgemm",
     "redis": "peer_redis",
 }
+"""What takes part in rounds, and its module, which is told the name."""
 PARTS = {
     "wire": ("one_key", "bulk", "crowd"),
     "transports": ("one_key", "sizes", "readers"),
-    "storage": ("write_back", "checkpoint", "digest", "checking", "cold_rows"),
+    "storage": ("write_back", "checkpoint", "digest", "cold_rows"),
     "space": ("sizes",),
     "durability": ("served", "embedded", "replay"),
     "standby": ("following",),
@@ -38,8 +47,8 @@ def measure(run: Run, wanted: Sequence[str]) -> None:
     run.results["scale"] = dataclasses.asdict(run.scale)
     run.results |= {name: {} for name in ("lanes", "memory", *PARTS)}
     _contenders(run, [name for name in CONTENDERS if name in wanted])
-    for share in resident.SHARES if "memory" in wanted else ():
-        found = run.attempt(f"memory {share}", resident.measure, share, run.scale)
+    for share in memory.SHARES if "memory" in wanted else ():
+        found = run.attempt(f"memory {share}", memory.measure, share, run.scale)
         if found is not None:
             run.results["memory"][share] = found
     for module in PARTS:
@@ -52,16 +61,12 @@ def _contenders(run: Run, names: list[str]) -> None:
     workers: dict[str, Worker] = {}
     try:
         for name in names:
-            worker = run.attempt(name, Worker, CONTENDERS[name], run.scale)
+            worker = run.attempt(name, Worker, CONTENDERS[name], run.scale, name)
             if worker is not None:
                 workers[name] = worker
         times, broken = rounds.play(workers, run.scale, run.progress)
         run.results["lanes"] = {lane: rounds.summary(spent) for lane, spent in times.items()}
         run.results["failed"] |= broken
-        for name in workers.keys() - broken.keys():
-            notes = run.attempt(f"{name}: notes", workers[name].ask, "notes")
-            for lane, note in (notes or {}).items():
-                run.results["lanes"][lane] |= note
     finally:
         for worker in workers.values():
             worker.close()
@@ -74,7 +79,7 @@ def _parts(run: Run, module: str) -> None:
         return
     try:
         for part in PARTS[module]:
-            found = run.attempt(part, worker.ask, part)
+            found = run.attempt(f"{module}: {part}", worker.ask, part)
             if found is not None:
                 run.results[module][part] = found
             if "base_skipped" in (found or {}):
@@ -83,15 +88,23 @@ def _parts(run: Run, module: str) -> None:
         worker.close()
 
 
+def derive(results: dict[str, Any]) -> None:
+    """Say of each lane how many times as long as the embedded store it takes."""
+    base = results["lanes"].get(BASE_LANE)
+    for lane in results["lanes"].values() if base else ():
+        lane["times"] = lane["both_ms"] / base["both_ms"]
+
+
 PROGRAM = Program(
     name="",
-    about=bench.__doc__ or "",
+    about=__doc__,
     room="about 20 GB, on the disk to measure",
     parts=[*CONTENDERS, "memory", *PARTS],
     measure=measure,
     scale=scale,
-    report=report,
-    plots=plots,
+    goals=GOALS,
+    derive=derive,
+    plots=pictures.transports,
 )
 
 if __name__ == "__main__":

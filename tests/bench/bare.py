@@ -3,15 +3,14 @@
 The server is what any gRPC server in Python must be, and no more: one event loop in a process of
 its own, handlers without serialisers, no store, no messages. It counts the bytes that come and
 answers with bytes that were prepared before. They are random: pages of zeros are all one page of
-memory, and would cost less to send. The client has the channel options of the real one, and either
-throws the answer away as it comes (a **sink**) or joins it, as the real one must.
+memory, and would cost less to send. The client has the channel options of the real one, and throws
+the answer away as it comes (a **sink**).
 
 Requests and replies go whole, in a unary call, or as a stream of chunks cut as the real ones are.
 """
 
 import asyncio
 import contextlib
-import multiprocessing
 from collections.abc import AsyncIterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +19,8 @@ import grpc
 import numpy as np
 
 from embstore_client.grpc_wire import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
-from embstore_proto.frame import Assembly, Framed
+from embstore_proto.frame import Framed
+from tests.bench.worker import Child
 
 SERVICE = "bare"
 SERVER_OPTIONS = [
@@ -28,7 +28,6 @@ SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
-STOP_TIMEOUT_S = 10.0
 _NUMBER_BYTES = 8
 
 
@@ -85,7 +84,7 @@ async def _serve(connection: Connection) -> None:
     await server.start()
     connection.send(f"127.0.0.1:{port}")
     with contextlib.suppress(EOFError):
-        await asyncio.to_thread(connection.recv)  # nothing is sent: the parent closes, or dies
+        await asyncio.to_thread(connection.recv)  # the parent closes, or dies
     await server.stop(None)
 
 
@@ -97,12 +96,9 @@ class BareServer:
     """The server as a child process, and a client of it."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_run, args=(other,), name="bare")
-        self._process.start()
-        other.close()
-        self._channel = grpc.insecure_channel(self._connection.recv(), options=CHANNEL_OPTIONS)
+        self._child = Child(_run, name="bare")
+        address = self._child.connection.recv()
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._prepare = self._channel.unary_unary(f"/{SERVICE}/Prepare")
         self._whole = self._channel.unary_unary(f"/{SERVICE}/Whole")
         self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
@@ -119,18 +115,6 @@ class BareServer:
         """Send and receive streams; return how many bytes came, and keep none."""
         return sum(len(chunk) for chunk in self._stream(iter(chunks)))
 
-    def joined(self, chunks: Sequence[bytes]) -> memoryview:
-        """Send and receive streams; join what comes, as the client of the service does."""
-        assembly = Assembly(1 << 31)
-        for chunk in self._stream(iter(chunks)):
-            assembly.add(chunk)
-        return assembly.whole()
-
     def close(self) -> None:
-        """End the server."""
         self._channel.close()
-        self._connection.close()
-        self._process.join(STOP_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._child.close()

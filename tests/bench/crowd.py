@@ -66,7 +66,6 @@ class Client:
             last = now
 
     def close(self) -> None:
-        """End the connection."""
         self._connection.close()
 
 

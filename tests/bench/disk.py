@@ -24,15 +24,7 @@ def file_system(path: str | pathlib.Path) -> str:
     return found[1]
 
 
-def read_ahead_bytes(path: str) -> int | None:
-    """Return how far the kernel reads ahead on the disk of `path`; None where it has no disk."""
-    device = os.stat(path).st_dev
-    setting = pathlib.Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    return int(setting.read_text()) << 10 if setting.exists() else None
-
-
 def files_under(path: pathlib.Path) -> list[pathlib.Path]:
-    """Return the plain files of a folder, or the file itself."""
     return [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
 
 
@@ -53,12 +45,20 @@ def drop_page_cache(path: pathlib.Path) -> None:
             os.close(descriptor)
 
 
-def read_bytes() -> int:
-    """Return what this process has had read from disk so far: the proof that a file was cold."""
-    fields = dict(
-        line.split(": ") for line in pathlib.Path("/proc/self/io").read_text().splitlines()
-    )
-    return int(fields["read_bytes"])
+def io_bytes(name: str) -> int:
+    """Return what this process has moved so far: "read_bytes" from disk, the proof that a file was
+    cold; "wchar" by all writes."""
+    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)[name])
+
+
+def read_plain(path: pathlib.Path) -> float:
+    """Read a file in order, and return the seconds that took."""
+    begin = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while file.read(CHUNK_BYTES):
+            pass
+    return time.perf_counter() - begin
 
 
 def write_plain(path: pathlib.Path, size_bytes: int) -> float:

@@ -13,151 +13,99 @@ import contextlib
 import os
 import pathlib
 import shutil
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-import embstore
 from embstore.durability import LEVELS
-from tests.bench.engine import HEADROOM
 from tests.bench.scale import Scale
 from tests.bench.serving import Server
-from tests.bench.stores import create_table
-from tests.bench.turns import Kind, Spent, take_turns
+from tests.bench.stores import create_table, open_store, trainer
+from tests.bench.turns import Kind, medians_ms, take_turns
 from tests.bench.workload import Workload
 
 NEVER_S = 1e6
 _BATCHES = 8
 
 
-class DurabilityContender:
-    """One method for each part, each in a folder that it removes."""
+def served(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time a trainer's steps and calls of one key over gRPC, at each level."""
+    with contextlib.ExitStack() as stack:
+        stores = {}
+        for level in LEVELS:
+            options = ("--durability", level, "--recovery-s", str(NEVER_S))
+            server = Server(folder / level, scale.all_cached_bytes, *options)
+            stores[level] = stack.enter_context(contextlib.closing(server)).store
+        return _levels(scale, folder, stores)
 
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-        self._workload = Workload(scale, _BATCHES)
-        self._folder = pathlib.Path(scale.data_dir) / "durability"
 
-    def served(self) -> dict[str, Any]:
-        """Time a trainer's steps and calls of one key over gRPC, at each level."""
-        with contextlib.ExitStack() as stack:
-            stores = {}
-            for level in LEVELS:
-                folder = self._new(level)
-                options = ("--durability", level, "--recovery-s", str(NEVER_S))
-                server = Server(folder, self._cache_bytes, *options)
-                stack.callback(server.close)
-                stores[level] = server.store
-            return self._levels(stores)
+def embedded(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """The same in this process."""
+    with contextlib.ExitStack() as stack:
+        stores = {
+            level: stack.enter_context(_opened(scale, folder / level, level)) for level in LEVELS
+        }
+        return _levels(scale, folder, stores)
 
-    def embedded(self) -> dict[str, Any]:
-        """The same in this process."""
-        with contextlib.ExitStack() as stack:
-            stores = {level: self._opened(self._new(level), level) for level in LEVELS}
-            for store in stores.values():
-                stack.callback(store.close)
-            return self._levels(stores)
 
-    def replay(self) -> dict[str, Any]:
-        """Time opening a store that was killed, beside the training that it executes again."""
-        folder, killed = self._new("replay"), self._folder / "killed"
-        store = self._opened(folder, "commands")
-        step = self._step(store)
-        for index in range(_BATCHES):
-            step(index)
+def replay(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time opening a store that was killed, beside the training that it executes again."""
+    killed = folder / "killed"
+    with _opened(scale, folder / "store", "commands") as store:
+        table = create_table(store, "ads", scale.rows, scale.dim)
+        workload = Workload(scale, _BATCHES)
+        step = trainer(table, workload.batches, workload.gradients)
+        for _ in range(_BATCHES):
+            step()
         store.checkpoint("warm")
         begin = time.perf_counter()
-        for index in range(self._scale.replay_steps):
-            step(index)
+        for _ in range(scale.replay_steps):
+            step()
         trained_s = time.perf_counter() - begin
-        shutil.rmtree(killed, ignore_errors=True)
-        shutil.copytree(folder, killed)
-        store.close()
-        again = self._opened(killed, "commands")
+        shutil.copytree(folder / "store", killed)
+    with _opened(scale, killed, "commands") as again:
         found = again.stats()["command_log"]
-        again.close()
-        return {
-            "steps": self._scale.replay_steps,
-            "trained_s": trained_s,
-            "replayed_commands": found["replayed_commands"],
-            "replayed_s": found["replayed_s"],
-            "ratio": trained_s / found["replayed_s"],
-        }
-
-    def close(self) -> None:
-        """Remove what was written."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def _cache_bytes(self) -> int:
-        return self._scale.cache_bytes(HEADROOM * self._scale.rows, self._scale.dim)
-
-    def _new(self, name: str) -> pathlib.Path:
-        shutil.rmtree(self._folder / name, ignore_errors=True)
-        self._folder.mkdir(exist_ok=True)
-        return self._folder / name
-
-    def _opened(self, folder: pathlib.Path, level: str) -> Any:
-        return embstore.open(
-            folder,
-            device="cpu",
-            cache_bytes=self._cache_bytes,
-            durability=level,  # type: ignore[arg-type]  # one of LEVELS
-            recovery_s=NEVER_S,
-        )
-
-    def _step(self, store: Any) -> Callable[[int], None]:
-        table = create_table(store, "ads", self._scale.rows, self._scale.dim)
-        workload = self._workload
-
-        def step(index: int) -> None:
-            keys = workload.batches[index % _BATCHES]
-            table.lookup(keys)
-            table.update(keys, workload.gradients_of(index))
-
-        return step
-
-    def _levels(self, stores: dict[str, Any]) -> dict[str, Any]:
-        kinds, keys, sizes = {}, {}, {}
-        gradient = np.full((1, self._scale.dim), 0.01, np.float32)
-        for level, store in stores.items():
-            step = self._step(store)
-            # As when it has run for long: commits have left files to be written over.
-            for label in ("first", "second"):
-                for index in range(self._scale.rounds * (self._scale.round_batches + 2)):
-                    step(index)
-                store.checkpoint(label)
-            before = store.stats()["command_log"]["bytes"]
-            step(0)
-            sizes[level] = store.stats()["command_log"]["bytes"] - before
-            table, key = store.table("ads"), self._workload.batches[0][:1]
-            kinds[level] = _in_order(step)
-            keys[level] = Kind(lambda table=table, key=key: table.update(key, gradient))  # type: ignore[misc]
-        size = max(sizes.values())
-        with _Appending(self._folder / "plain") as plain:
-            kinds["disk"], keys["disk"] = plain.kind(size), plain.kind(512)
-            rounds, calls = self._scale.rounds, self._scale.round_batches
-            steps = take_turns(kinds, rounds, calls)
-            ones = take_turns(keys, rounds, self._scale.one_key_calls)
-        base = _median(steps["checkpoint"])
-        return {
-            "command_bytes": size,
-            "step_ms": {name: 1e3 * _median(spent) for name, spent in steps.items()},
-            "throughput": {level: base / _median(steps[level]) for level in LEVELS},
-            "one_key_ms": {name: 1e3 * _median(spent) for name, spent in ones.items()},
-        }
+    return {
+        "steps": scale.replay_steps,
+        "trained_s": trained_s,
+        "replayed_commands": found["replayed_commands"],
+        "replayed_s": found["replayed_s"],
+        "ratio": trained_s / found["replayed_s"],
+    }
 
 
-def _in_order(step: Callable[[int], None]) -> Kind:
-    index = iter(range(1 << 40))
-    return Kind(lambda: step(next(index)))
+def _opened(scale: Scale, path: pathlib.Path, level: str) -> Any:
+    return open_store(path, scale.all_cached_bytes, durability=level, recovery_s=NEVER_S)
 
 
-def _median(spent: Spent) -> float:
-    return statistics.median(seconds for seconds, _ in spent)
+def _levels(scale: Scale, folder: pathlib.Path, stores: dict[str, Any]) -> dict[str, Any]:
+    workload, kinds, keys, sizes = Workload(scale, _BATCHES), {}, {}, []
+    gradient = np.full((1, scale.dim), 0.01, np.float32)
+    for level, store in stores.items():
+        table = create_table(store, "ads", scale.rows, scale.dim)
+        step = trainer(table, workload.batches, workload.gradients)
+        key = workload.batches[0][:1]
+        # As when it has run for long: commits have left files to be written over.
+        for label in ("first", "second"):
+            for _ in range(scale.rounds * (scale.round_batches + 2)):
+                step()
+            store.checkpoint(label)
+        before = store.stats()["command_log"]["bytes"]
+        step()
+        sizes.append(store.stats()["command_log"]["bytes"] - before)
+        kinds[level] = Kind(step)
+        keys[level] = Kind(lambda table=table, key=key: table.update(key, gradient))  # type: ignore[misc]
+    with _Appending(folder / "plain") as plain:
+        kinds["disk"], keys["disk"] = plain.kind(max(sizes)), plain.kind(512)
+        steps = medians_ms(take_turns(kinds, scale.rounds, scale.round_batches))
+        ones = medians_ms(take_turns(keys, scale.rounds, scale.one_key_calls))
+    return {
+        "command_bytes": max(sizes),
+        "step_ms": steps,
+        "throughput": {level: steps["checkpoint"] / steps[level] for level in LEVELS},
+        "one_key_ms": ones,
+    }
 
 
 class _Appending:
@@ -190,7 +138,3 @@ class _Appending:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
-
-
-start = DurabilityContender
-"""A trace, and folders as they are needed."""

@@ -9,7 +9,7 @@ import subprocess
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.bench.disk import file_system, read_ahead_bytes
+from tests.bench.disk import file_system
 
 PACKAGES = (
     "numpy",
@@ -17,6 +17,8 @@ PACKAGES = (
     "grpcio",
     "protobuf",
     "torch",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
     "fbgemm-gpu-cpu",
     "redis",
     "hiredis",
@@ -61,7 +63,6 @@ def describe(data_dir: str) -> dict[str, Any]:
             "memory": _line_of("/proc/meminfo", "MemTotal"),
             "kernel": platform.release(),
             "file_system": file_system(data_dir),
-            "read_ahead_bytes": read_ahead_bytes(data_dir),
             "load_average": os.getloadavg(),
         },
         "packages": packages(),

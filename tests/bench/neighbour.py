@@ -8,68 +8,194 @@ quiet caller, who does the same as the first, tells what two on this machine are
 The greedy one's process gives way to all others (`nice`): what is measured is what it takes of the
 server, and not of the processors, which two jobs on two hosts do not share. Its token has
 limits for a call and for tables, as an operator would bound it.
+
+`python -m tests.bench.neighbour ATTACK ADDRESS DIM` is the greedy one. Each attack goes on,
+whatever it is answered, until it is killed. It says when it has begun. Its token is in
+EMBSTORE_TOKEN.
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import numpy as np
 
+from embstore import commands as c
+from embstore.errors import EmbstoreError
 from embstore_client import connect
+from embstore_proto.verbs import VERBS
 from embstore_server.access.tokens import Entry, new_secret, right_named, write
 from embstore_server.launch import ServerProcess
-from tests.bench.greedy import ATTACKS, BATCH_KEYS, CALL_BYTES_MAX, TABLES_MAX
 from tests.bench.scale import Scale
-from tests.bench.stores import create_table, small_grads, update_all
+from tests.bench.stores import create_table, small_grads, trainer, update_all
 from tests.bench.turns import seconds_of
+
+TABLE = "greedy/t"
+BATCH_KEYS = 2_048
+_CALLERS = 16
+"""Connections, or calls under way."""
+CALL_BYTES_MAX = 4 << 20
+"""Of keys and rows, in one call."""
+TABLES_MAX = 50
+_TOO_MANY_KEYS = 200_000
+
+
+def _keys_max(dim: int) -> int:
+    return CALL_BYTES_MAX // (8 + 4 * dim)
+
+
+def _again(work: Callable[[int], Any]) -> None:
+    """Do work for ever, whatever it is answered; say so after the first time."""
+    for index in itertools.count():
+        with contextlib.suppress(EmbstoreError, grpc.RpcError):
+            work(index)
+        if not index:
+            print("begun", flush=True)
+
+
+def _stepping(table: Any, seed: int, dim: int) -> Callable[[], None]:
+    keys = np.random.default_rng(seed).integers(0, table.rows, (16, BATCH_KEYS))
+    return trainer(table, keys, [np.full((BATCH_KEYS, dim), 0.01, np.float32)])
+
+
+def _train(store: Any, address: str, dim: int) -> None:
+    """As the quiet one."""
+    step = _stepping(store.table(TABLE), 1, dim)
+    _again(lambda _: step())
+
+
+def _many(store: Any, address: str, dim: int) -> None:
+    """Calls of a batch from many connections at once."""
+    keys = np.random.default_rng(1).integers(0, store.table(TABLE).rows, BATCH_KEYS)
+
+    def one(_: int) -> None:
+        with connect(address, transport="grpc") as own:
+            table = own.table(TABLE)
+            _again(lambda _: table.lookup(keys))
+
+    with ThreadPoolExecutor(_CALLERS) as threads:
+        list(threads.map(one, range(_CALLERS)))
+
+
+def _large(store: Any, address: str, dim: int) -> None:
+    """One call after the other, each of as many keys as may be, or more."""
+    table = store.table(TABLE)
+    keys = np.random.default_rng(1).integers(0, table.rows, _TOO_MANY_KEYS)
+    most = _keys_max(dim)
+    _again(lambda index: table.lookup(keys if index % 8 == 7 else keys[:most]))
+
+
+def _unread(store: Any, address: str, dim: int) -> None:
+    """Large replies that nobody reads."""
+    keys = np.random.default_rng(1).integers(0, store.table(TABLE).rows, _keys_max(dim))
+    outgoing = VERBS["Lookup"].outgoing(c.Lookup((c.TableKeys(TABLE, None, keys),)))
+    assert outgoing.message is not None
+    chunks = list(outgoing.message.framed(outgoing.serialised(None)).chunks())
+    channel = grpc.insecure_channel(address)
+    method = channel.stream_stream("/embstore.v1.Embstore/LookupStream")
+    token = os.environ["EMBSTORE_TOKEN"]
+    told = {
+        "metadata": (("authorization", f"Bearer {token}"),),
+        "timeout": 3600.0,
+    }
+    held: list[Any] = []
+
+    def send(index: int) -> None:
+        held.append(method(iter(chunks), **told))
+        next(held[-1], None)  # the first piece, and no other
+        del held[:-_CALLERS]
+
+    _again(send)
+
+
+def _sessions(store: Any, address: str, dim: int) -> None:
+    """As many sessions as there may be, and steps announced as far ahead as may be."""
+    table = store.table(TABLE)
+    execute = store.executor.execute
+
+    def one(index: int) -> None:
+        name = f"s{index % 1000}"
+        execute(c.OpenSession(name, (TABLE,), 1024, shared=True))
+        member = execute(c.JoinSession(name, 0)).member
+        rng = np.random.default_rng(index)
+        for step in range(1, 65):
+            keys = np.unique(rng.integers(0, table.rows, 20_000))
+            execute(c.Announce(member, (c.StepKeys(step, (c.StepTable(TABLE, keys),)),)))
+
+    _again(one)
+
+
+def _digests(store: Any, address: str, dim: int) -> None:
+    """Digests of a table that changes all over in between."""
+    table = store.table(TABLE)
+    keys = np.arange(0, table.rows, 64)
+    gradients = np.full((len(keys), dim), 0.01, np.float32)
+
+    def one(_: int) -> None:
+        table.update(keys, gradients)
+        table.digest()
+
+    _again(one)
+
+
+def _tables(store: Any, address: str, dim: int) -> None:
+    """Tables, as many as may be and more, checkpoints and stats."""
+
+    def one(index: int) -> None:
+        create_table(store, f"greedy/{index}", 1_000, dim)
+        store.table(TABLE).stats()
+        if index % 10 == 0:
+            store.checkpoint(f"greedy/{index}")
+
+    _again(one)
+
+
+ATTACKS: dict[str, Callable[..., None]] = {
+    "another quiet one": _train,
+    "many connections": _many,
+    "large calls": _large,
+    "unread replies": _unread,
+    "sessions": _sessions,
+    "digests": _digests,
+    "tables": _tables,
+}
+"""By the name of the row; each goes on until it is killed."""
+
 
 NAMES = ("quiet", "greedy")
 
 
-class NeighbourContender:
-    """One method, whose server is in a folder that it removes."""
-
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-        self._folder = pathlib.Path(scale.data_dir) / "neighbour"
-
-    def beside(self) -> dict[str, Any]:
-        """Time the quiet one's calls alone, and beside each attack."""
-        self._folder.mkdir()
-        scale, tokens = self._scale, _tokens(self._folder / "tokens.json")
-        cache_bytes = scale.cache_bytes(scale.stall_rows, scale.dim)
-        options = ("--device", "cpu", "--cache-bytes", str(cache_bytes), "--tokens")
-        path = str(self._folder / "tokens.json")
-        with ServerProcess(self._folder / "store", *options, path) as server:
-            with connect(server.address, token=tokens["operator"], transport="grpc") as store:
-                for name in NAMES:
-                    table = create_table(store, f"{name}/t", scale.stall_rows // 2, scale.dim)
-                    order = np.random.default_rng(scale.seed).permutation(scale.stall_rows // 2)
-                    update_all(table, order, small_grads(scale.dim))
-            found = {}
-            for name in ("nothing", *ATTACKS):
-                with (
-                    _attacked(name, server.address, tokens["greedy"], scale.dim),
-                    connect(server.address, token=tokens["quiet"], transport="grpc") as store,
-                ):
-                    found[name] = _quiet(store.table("quiet/t"), scale)
-        for one in found.values():
-            one |= {
-                f"{kind}_ratio": one[f"{kind}_p99_ms"] / found["nothing"][f"{kind}_p99_ms"]
-                for kind in ("step", "key")
-            }
-        return found
-
-    def close(self) -> None:
-        """Remove what was written."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+def beside(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time the quiet one's calls alone, and beside each attack."""
+    tokens = _tokens(folder / "tokens.json")
+    cache_bytes = scale.cache_bytes(scale.stall_rows, scale.dim)
+    options = ("--device", "cpu", "--cache-bytes", str(cache_bytes), "--tokens")
+    with ServerProcess(folder / "store", *options, str(folder / "tokens.json")) as server:
+        with connect(server.address, token=tokens["operator"], transport="grpc") as store:
+            for name in NAMES:
+                table = create_table(store, f"{name}/t", scale.stall_rows // 2, scale.dim)
+                order = np.random.default_rng(scale.seed).permutation(scale.stall_rows // 2)
+                update_all(table, order, small_grads(scale.dim))
+        found = {}
+        for name in ("nothing", *ATTACKS):
+            with (
+                _attacked(name, server.address, tokens["greedy"], scale.dim),
+                connect(server.address, token=tokens["quiet"], transport="grpc") as store,
+            ):
+                found[name] = _quiet(store.table("quiet/t"), scale)
+    for one in found.values():
+        for kind in ("step", "key"):
+            alone = found["nothing"][f"{kind}_p99_ms"]
+            one[f"{kind}_ratio"] = one[f"{kind}_p99_ms"] / alone
+    return found
 
 
 def _tokens(path: pathlib.Path) -> dict[str, str]:
@@ -87,21 +213,12 @@ def _tokens(path: pathlib.Path) -> dict[str, str]:
 
 
 def _quiet(table: Any, scale: Scale) -> dict[str, float]:
-    rng = np.random.default_rng(scale.seed)
-    keys = rng.integers(0, table.rows, (16, BATCH_KEYS))
-    gradients = np.full((BATCH_KEYS, scale.dim), 0.01, np.float32)
-    key = np.array([7])
-
-    def step(index: int) -> None:
-        batch = keys[index % len(keys)]
-        table.lookup(batch)
-        table.update(batch, gradients)
-
-    for index in range(3):
-        step(index)
+    step, key = _stepping(table, scale.seed, scale.dim), np.array([7])
+    for _ in range(3):
+        step()
     steps, single = [], []
-    for index in range(scale.quiet_steps):
-        steps.append(seconds_of(step, index))
+    for _ in range(scale.quiet_steps):
+        steps.append(seconds_of(step))
         single.append(seconds_of(table.lookup, key))
     found = {}
     for kind, spent in (("step", steps), ("key", single)):
@@ -117,7 +234,17 @@ def _attacked(name: str, address: str, token: str, dim: int) -> Iterator[None]:
         yield
         return
     process = subprocess.Popen(
-        ["nice", "-n", "19", sys.executable, "-m", "tests.bench.greedy", name, address, str(dim)],
+        [
+            "nice",
+            "-n",
+            "19",
+            sys.executable,
+            "-m",
+            "tests.bench.neighbour",
+            name,
+            address,
+            str(dim),
+        ],
         stdout=subprocess.PIPE,
         env=os.environ | {"EMBSTORE_TOKEN": token},
     )
@@ -131,4 +258,6 @@ def _attacked(name: str, address: str, token: str, dim: int) -> Iterator[None]:
         process.wait()
 
 
-start = NeighbourContender
+if __name__ == "__main__":
+    with connect(sys.argv[2], transport="grpc") as connected:
+        ATTACKS[sys.argv[1]](connected, sys.argv[2], int(sys.argv[3]))

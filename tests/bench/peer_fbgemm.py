@@ -28,22 +28,18 @@ class FbgemmLane:
         self._threads = threads
 
     def prepare(self, keys: Keys, grads: Rows) -> Any:
-        """Return keys, offsets and gradients as tensors."""
         torch.set_num_threads(self._threads)
         offsets = torch.arange(len(keys) + 1, dtype=torch.int64)
         return torch.from_numpy(keys), offsets, torch.from_numpy(grads)
 
     def lookup(self, prepared: Any) -> Any:
-        """Forward."""
         return self._embedding(prepared[0], prepared[1])
 
     def update(self, prepared: Any, looked_up: Any) -> None:
-        """Backward, with the optimizer in it."""
         looked_up.backward(prepared[2])
 
 
-def start(scale: Scale) -> Contender:
-    """Return the contender, warm."""
+def start(scale: Scale, _: str) -> Contender:
     embedding = SplitTableBatchedEmbeddingBagsCodegen(
         [(scale.rows, scale.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,

@@ -100,7 +100,6 @@ class RedisLane:
         return np.frombuffer(b"".join(reply), dtype=np.float32).reshape(-1, self._dim)
 
     def update(self, prepared: Any, looked_up: Any) -> None:
-        """MSET."""
         self._client.mset(prepared[1])
 
 
@@ -112,12 +111,10 @@ class RedisContender(Contender):
         super().__init__(Workload(scale), {"redis": RedisLane(scale, self._server.client)})
 
     def close(self) -> None:
-        """End the server."""
         self._server.close()
 
 
-def start(scale: Scale) -> Contender:
-    """Return the contender, loaded and warm."""
+def start(scale: Scale, _: str) -> Contender:
     contender = RedisContender(scale)
     try:
         return warm(contender)

@@ -32,17 +32,14 @@ class TorchLane:
         return torch.from_numpy(keys), torch.from_numpy(grads)
 
     def lookup(self, prepared: Any) -> Any:
-        """Forward."""
         return self._embedding(prepared[0])
 
     def update(self, prepared: Any, looked_up: Any) -> None:
-        """Backward and the optimizer's step."""
         looked_up.backward(prepared[1])
         self._optimizer.step()
 
 
-def start(scale: Scale) -> Contender:
-    """Return the contender, warm."""
+def start(scale: Scale, _: str) -> Contender:
     torch.sparse.check_sparse_tensor_invariants.disable()  # the default; said, it does not warn
     embedding = torch.nn.Embedding(scale.rows, scale.dim, sparse=True)
     torch.nn.init.uniform_(embedding.weight, -0.01, 0.01)

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, where it is installed."""
+"""Pictures by matplotlib, where it is installed; and that of transports."""
 
 import importlib
 import pathlib
@@ -8,12 +8,7 @@ from tests.bench.worker import SkippedError
 
 
 def pyplot() -> Any:
-    """Return matplotlib's interface, without a window.
-
-    Raises
-    ------
-    SkippedError : matplotlib is not installed.
-    """
+    """Return matplotlib's interface, without a window; SkippedError where it is not installed."""
     try:
         importlib.import_module("matplotlib").use("Agg")
         return importlib.import_module("matplotlib.pyplot")
@@ -22,8 +17,25 @@ def pyplot() -> Any:
 
 
 def write(plt: Any, drawn: Any, stem: pathlib.Path, what: str) -> pathlib.Path:
-    """Write a picture beside `stem`, close it, and return its path."""
     path = stem.with_name(f"{stem.name}-{what}.png")
     drawn.savefig(path, dpi=120)
     plt.close(drawn)
     return path
+
+
+def transports(results: dict[str, Any], stem: pathlib.Path) -> list[pathlib.Path]:
+    """Draw bytes a second against the size of a call, if sizes were measured."""
+    sizes = results["transports"].get("sizes")
+    if not sizes:
+        return []
+    plt = pyplot()
+    drawn, axes = plt.subplots(figsize=(8, 5))
+    for way in dict.fromkeys(way for found in sizes.values() for way in found):
+        at = [(int(size), found[way]) for size, found in sizes.items() if way in found]
+        style = "--" if "bare" in way or "copy" in way else "-"
+        axes.plot([x for x, _ in at], [y / 1e9 for _, y in at], style, marker=".", label=way)
+    axes.set(xscale="log", yscale="log", xlabel="bytes of rows", ylabel="GB/s")
+    axes.set_title("A lookup by each transport, beside bare bytes")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    return [write(plt, drawn, stem, "transports")]

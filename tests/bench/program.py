@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from tests.bench import hardware
-from tests.bench.report import write_json
+from tests.bench import hardware, report
 from tests.bench.worker import FailedError, SkippedError
 
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "figures"
@@ -63,12 +62,25 @@ class Run:
         return found
 
 
+def each(
+    parts: Mapping[str, Callable[..., Any]], given: Callable[[Run], Sequence[Any]]
+) -> Callable[[Run, Sequence[str]], None]:
+    """Return what measures parts one after the other; they are given what a run makes first."""
+
+    def measure(run: Run, wanted: Sequence[str]) -> None:
+        arguments = given(run)
+        for name in wanted:
+            run.keep(name, parts[name], *arguments)
+
+    return measure
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """``python -m tests.bench[.NAME] [--SIZE] [--only NAME ...] [--json PATH] [--dir PATH]``."""
 
     name: str
-    about: str
+    about: str | None
     room: str
     """What the folder of stores takes."""
     parts: Sequence[str]
@@ -76,10 +88,11 @@ class Program:
     """Measures the parts that are wanted."""
     scale: ModuleType
     """Has `full()` and a function for each size, which return dataclasses."""
-    report: ModuleType
-    """Has `judge(results)` and `table(results)`."""
-    plots: ModuleType | None = None
-    """Has `draw(results, path)`, which returns the pictures' paths."""
+    goals: Sequence[report.Goal]
+    derive: Callable[[dict[str, Any]], None] = lambda results: None
+    """Adds figures that are made of others."""
+    plots: Callable[[dict[str, Any], pathlib.Path], list[pathlib.Path]] | None = None
+    """Draws pictures of the results beside a path, and returns theirs."""
     sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"quick": NOTHING})
     """Other sizes than the full one, and what is said of them."""
 
@@ -93,7 +106,8 @@ class Program:
             run.progress("measured")
         results = run.results
         results["hardware"]["load_average_end"] = os.getloadavg()
-        results["goals"] = self.report.judge(results)
+        self.derive(results)
+        results["goals"] = report.judge(self.goals, results)
         path = arguments.json
         if path is None and arguments.size == "full":
             path = self._path_of(results)
@@ -101,10 +115,10 @@ class Program:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.plots is not None:
-                written = run.attempt("plots", self.plots.draw, results, path.with_suffix("")) or []
-            write_json(results, path)
+                written = run.attempt("plots", self.plots, results, path.with_suffix("")) or []
+            report.write_json(results, path)
             written = [path, *written]
-        print(self.report.table(results))
+        print(report.table(results))
         if arguments.size != "full":
             print(f"--{arguments.size}: {self.sizes[arguments.size]}")
         for path in written:

@@ -45,7 +45,6 @@ class Contender:
         self._next_batch = dict.fromkeys(lanes, 0)
 
     def names(self) -> list[str]:
-        """Return the lanes' names."""
         return list(self._lanes)
 
     def run(self, name: str, untimed: int, timed: int) -> Times:
@@ -68,10 +67,6 @@ class Contender:
         middle = time.perf_counter()
         lane.update(prepared, looked_up)
         return middle - begin, time.perf_counter() - middle
-
-    def notes(self) -> dict[str, Any]:
-        """Return what else is worth recording, by lane; asked once, after the last round."""
-        return {}
 
     def close(self) -> None:
         """Give back what the lanes hold."""

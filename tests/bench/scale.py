@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 ROW_OVERHEAD_BYTES = 40
 """About what a cached row costs beside its bytes: its share of index, score, pins."""
+HEADROOM = 1.05
+"""Where all rows are to be cached: what a row costs beside its bytes is only about known."""
 
 
 def row_bytes(dim: int) -> int:
@@ -74,14 +76,18 @@ class Scale:
         """Distinct batches in the trace: few, repeated, would fit into the 5 % cache whole."""
         return self.rounds * (self.round_batches + 1)
 
+    @property
+    def all_cached_bytes(self) -> int:
+        """A budget in which every row of the table is cached."""
+        return self.cache_bytes(HEADROOM * self.rows, self.dim)
+
     def cache_bytes(self, rows: float, dim: int) -> int:
         """Return a budget in which about `rows` rows of `dim` are cached; never under 4 MiB."""
         return max(int(rows * (row_bytes(dim) + ROW_OVERHEAD_BYTES)), 4 << 20)
 
 
-def full() -> Scale:
-    """Return the scale that the goals are stated for."""
-    return Scale()
+full = Scale
+"""What the goals are stated for."""
 
 
 def quick() -> Scale:

@@ -16,8 +16,31 @@ from tests.bench.worker import SkippedError
 
 FIGURES_TIMEOUT_S = 30.0
 
-Verbs = dict[str, dict[str, float]]
-"""Totals by verb since the server began: calls, bytes, seconds."""
+Verbs = dict[str, dict[str, int]]
+"""By verb: calls, bytes to the server, bytes from it, since it began."""
+
+
+def verbs_of(admin: str) -> Verbs:
+    """Return what a server has counted of its calls."""
+    url = f"http://{admin}/api/v1/stats"
+    with urllib.request.urlopen(url, timeout=FIGURES_TIMEOUT_S) as reply:
+        verbs: dict[str, Any] = json.load(reply)["verbs"]
+    return {
+        verb: {
+            "calls": sum(told["codes"].values()),
+            "up_bytes": int(told["received_bytes"]),
+            "down_bytes": int(told["sent_bytes"]),
+        }
+        for verb, told in verbs.items()
+    }
+
+
+def grown(before: Verbs, after: Verbs) -> Verbs:
+    """Return what was counted between two readings."""
+    return {
+        verb: {name: total - before.get(verb, {}).get(name, 0) for name, total in totals.items()}
+        for verb, totals in after.items()
+    }
 
 
 class Server:
@@ -46,17 +69,10 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it serves gRPC."""
         return self._process.address
 
     def verbs(self) -> Verbs:
-        """Return what calls cost so far: "calls", "received_bytes", "sent_bytes", and "call_s",
-        "wait_s" (in the queue) and "engine_s" (on the engine thread) as the server saw them.
-        """
-        url = f"http://{self._process.admin}/api/v1/stats"
-        with urllib.request.urlopen(url, timeout=FIGURES_TIMEOUT_S) as reply:
-            verbs = json.load(reply)["verbs"]
-        return {verb: _totals(figures) for verb, figures in verbs.items()}
+        return verbs_of(self._process.admin)
 
     def stop(self) -> None:
         """Have it commit and end, as SIGTERM does."""
@@ -66,22 +82,3 @@ class Server:
         """End it at once: nothing is kept of it, and a commit would write every row to disk."""
         self.store.close()
         self._process.kill()
-
-
-def _totals(figures: dict[str, Any]) -> dict[str, float]:
-    totals = {name: figures[name] for name in ("received_bytes", "sent_bytes")}
-    totals["calls"] = sum(figures["codes"].values())
-    for part in ("call", "wait", "engine"):
-        totals[f"{part}_s"] = figures[part]["count"] * figures[part]["mean"]
-    return totals
-
-
-def per_call(before: Verbs, after: Verbs) -> Verbs:
-    """Return the mean of each figure over the calls between two readings, and their number."""
-    means: Verbs = {}
-    for verb, totals in after.items():
-        spent = {name: value - before.get(verb, {}).get(name, 0) for name, value in totals.items()}
-        calls = spent.pop("calls")
-        if calls:
-            means[verb] = {"calls": calls} | {name: value / calls for name, value in spent.items()}
-    return means

@@ -13,15 +13,15 @@ import gc
 import pathlib
 import shutil
 import statistics
+import tempfile
 import time
 from typing import Any
 
 import numpy as np
 
-import embstore
-from tests.bench import disk
+from tests.bench import disk, memory
 from tests.bench.scale import Scale, row_bytes
-from tests.bench.stores import copy_store, create_table
+from tests.bench.stores import copy_store, create_table, open_store
 from tests.bench.turns import seconds_of
 from tests.bench.workload import Keys, Rows
 
@@ -33,26 +33,13 @@ _CALL_KEYS = 50_000
 _UPDATED_ROWS = 4_000_000
 
 
-class SpaceContender:
-    """One method for each part, each in a folder that it removes."""
-
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-
-    def sizes(self) -> dict[str, dict[str, Any]]:
-        """Measure each size."""
-        return {f"{rows:,} rows": self._size(rows) for rows in self._scale.space_rows}
-
-    def _size(self, rows: int) -> dict[str, Any]:
-        folder = pathlib.Path(self._scale.data_dir) / "space"
-        folder.mkdir()
-        try:
-            return _measured(folder, rows, self._scale)
-        finally:
-            shutil.rmtree(folder)
-
-    def close(self) -> None:
-        """Hold nothing."""
+def sizes(scale: Scale, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Measure each size; what a size has written is gone before the next."""
+    found = {}
+    for rows in scale.space_rows:
+        with tempfile.TemporaryDirectory(dir=folder) as of_size:
+            found[f"{rows:,} rows"] = _measured(pathlib.Path(of_size), rows, scale)
+    return found
 
 
 def _measured(folder: pathlib.Path, rows: int, scale: Scale) -> dict[str, Any]:
@@ -123,7 +110,7 @@ def _opened_again(path: pathlib.Path, cache_bytes: int, rows: int, scale: Scale)
         digest_s = seconds_of(store.table("ads").digest)
     del store
     disk.drop_page_cache(path)
-    read_s = sum(seconds_of(_read, file) for file in path.glob("base/*"))
+    read_s = sum(map(disk.read_plain, path.glob("base/*")))
     return found | {
         "open_s": statistics.median(opens),
         "cold_reads": len(keys),
@@ -135,27 +122,13 @@ def _opened_again(path: pathlib.Path, cache_bytes: int, rows: int, scale: Scale)
 
 
 def _opened(path: pathlib.Path, cache_bytes: int, *, read_only: bool = False) -> Any:
-    return embstore.open(
-        path, device="cpu", cache_bytes=cache_bytes, checkpoints_keep=1, read_only=read_only
-    )
-
-
-def _read(path: pathlib.Path) -> None:
-    with path.open("rb", buffering=0) as file:
-        while file.read(disk.CHUNK_BYTES):
-            pass
+    return open_store(path, cache_bytes, checkpoints_keep=1, read_only=read_only)
 
 
 def _written_bytes() -> int:
-    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["wchar"])
+    return disk.io_bytes("wchar")
 
 
 def _anonymous_bytes() -> int:
     gc.collect()
-    status = pathlib.Path("/proc/self/status").read_text().splitlines()
-    fields = dict(line.split(":\t") for line in status if ":\t" in line)
-    return 1024 * int(fields["RssAnon"].split()[0])
-
-
-start = SpaceContender
+    return memory.status_bytes("self")["RssAnon"]

@@ -13,11 +13,11 @@ long it takes idle: what is dirty is committed in both.
 
 import contextlib
 import pathlib
-import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,79 +36,53 @@ _LEAST_CALLS = 20
 _DRAIN_S = 5.0
 
 
-class StallsContender:
-    """One method, whose server is in a folder that it removes."""
-
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-        self._folder = pathlib.Path(scale.data_dir) / "stalls"
-
-    def served(self) -> dict[str, Any]:
-        """Measure each long work, one after the other."""
-        self._folder.mkdir()
-        backups = self._folder / "backups"
-        scale = self._scale
-        options = ("--backup-within", str(backups), "--policy", "lfu", "--count-rate", "1")
-        cache_bytes = scale.cache_bytes(scale.stall_rows / 2, scale.dim)
-        server = Server(self._folder / "store", cache_bytes, *options)
-        try:
-            return _measured(server, backups, scale)
-        finally:
-            server.close()
-
-    def drained(self) -> dict[str, float]:
-        """Measure how long a server takes to end: idle, and while much that is long runs."""
-        self._folder.mkdir(exist_ok=True)
-        return {
-            name: _drain_s(self._folder / name, begin, self._scale)
-            for name, begin in (("idle_s", _begin_nothing), ("busy_s", _begin_much))
-        } | {"drain_s": _DRAIN_S}
-
-    def close(self) -> None:
-        """Remove what was written."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _measured(server: Server, backups: pathlib.Path, scale: Scale) -> dict[str, Any]:
-    store, gradients = server.store, small_grads(scale.dim)
-    table = create_table(store, "ads", scale.stall_rows, scale.dim)
-    order = np.random.default_rng(scale.seed).permutation(scale.stall_rows)
-    update_all(table, order, gradients)
-    profile = _profile(scale.stall_rows)
-    works: dict[str, Callable[[], Any]] = {
-        "nothing": lambda: time.sleep(scale.stall_idle_s),
-        "digest": table.digest,
-        "integrity": store.check_integrity,
-        "flush": store.flush,
-        "checkpoint": lambda: store.checkpoint("long"),
-        "fold": lambda: _merged(store, scale.fold_wait_s),
-        "backup": lambda: store.backup("long", "long"),
-        "profile import": lambda: store.import_profile(profile),
-        "profile export": lambda: store.export_profile(source="imported"),
-        "warm-up": lambda: store.warm_cache(_SHARE),
-    }
-    found = {}
-    for name, work in works.items():
-        if name in ("checkpoint", "flush"):
-            update_all(table, order, gradients)
-        with connect(server.address, transport="grpc") as other:
-            found[name] = _stalls(other.table("ads"), work, scale.dim)
-    return found
-
-
-def _drain_s(folder: pathlib.Path, begin: Callable[[Any], None], scale: Scale) -> float:
-    options = ("--drain-s", str(_DRAIN_S), "--slow-call-ms", "1000000")
+@contextlib.contextmanager
+def _written(scale: Scale, folder: pathlib.Path, *options: str) -> Iterator[tuple[Server, Any]]:
+    """Yield a server of a table all of whose rows were written, and what writes them again."""
     cache_bytes = scale.cache_bytes(scale.stall_rows / 2, scale.dim)
-    server = Server(folder, cache_bytes, *options)
-    try:
+    with contextlib.closing(Server(folder, cache_bytes, *options)) as server:
         table = create_table(server.store, "ads", scale.stall_rows, scale.dim)
         order = np.random.default_rng(scale.seed).permutation(scale.stall_rows)
-        update_all(table, order, small_grads(scale.dim))
-        begin(server)
-        return seconds_of(server.stop)
-    finally:
-        server.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        write = partial(update_all, table, order, small_grads(scale.dim))
+        write()
+        yield server, write
+
+
+def served(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    options = ("--backup-within", str(folder / "backups"), "--policy", "lfu", "--count-rate", "1")
+    with _written(scale, folder / "store", *options) as (server, write):
+        store = server.store
+        profile, table = _profile(scale.stall_rows), store.table("ads")
+        works: dict[str, Callable[[], Any]] = {
+            "nothing": lambda: time.sleep(scale.stall_idle_s),
+            "digest": table.digest,
+            "integrity": store.check_integrity,
+            "flush": store.flush,
+            "checkpoint": lambda: store.checkpoint("long"),
+            "fold": lambda: _merged(store, scale.fold_wait_s),
+            "backup": lambda: store.backup("long", "long"),
+            "profile import": lambda: store.import_profile(profile),
+            "profile export": lambda: store.export_profile(source="imported"),
+            "warm-up": lambda: store.warm_cache(_SHARE),
+        }
+        found = {}
+        for name, work in works.items():
+            if name in ("checkpoint", "flush"):
+                write()
+            with connect(server.address, transport="grpc") as other:
+                found[name] = _stalls(other.table("ads"), work, scale.dim)
+        return found
+
+
+def drained(scale: Scale, folder: pathlib.Path) -> dict[str, float]:
+    """Measure how long a server takes to end: idle, and while much that is long runs."""
+    options = ("--drain-s", str(_DRAIN_S), "--slow-call-ms", "1000000")
+    found = {"drain_s": _DRAIN_S}
+    for name, begin in (("idle_s", _begin_nothing), ("busy_s", _begin_much)):
+        with _written(scale, folder / name, *options) as (server, _):
+            begin(server)
+            found[name] = seconds_of(server.stop)
+    return found
 
 
 def _begin_nothing(server: Server) -> None:
@@ -165,6 +139,3 @@ def _stalls(table: Any, work: Callable[[], Any], dim: int) -> dict[str, Any]:
         "update_ms": 1e3 * max(updates),
         "stall_ms": 1e3 * max(lookups + updates),
     }
-
-
-start = StallsContender

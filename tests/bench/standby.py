@@ -11,7 +11,6 @@ that does not wait, and the time from an answer until the standby has what was a
 import contextlib
 import itertools
 import pathlib
-import shutil
 import statistics
 import threading
 import time
@@ -20,144 +19,108 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.engine import HEADROOM
 from tests.bench.scale import Scale
 from tests.bench.serving import Server
-from tests.bench.stores import create_table
-from tests.bench.turns import Kind, Spent, seconds_of, take_turns
+from tests.bench.stores import create_table, trainer
+from tests.bench.turns import Kind, medians_ms, seconds_of, take_turns
 from tests.bench.workload import Workload
 
 _BATCHES = 8
 _LOG = ("--durability", "commands", "--recovery-s", "1000000")
 _LEADERS = {"alone": (), "followed": (), "waits": ("--standbys", "1")}
 
+Step = Callable[[], None]
 
-class StandbyContender:
-    """One method, whose servers are in a folder that it removes."""
 
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-        self._workload = Workload(scale, _BATCHES)
-        self._folder = pathlib.Path(scale.data_dir) / "standby"
+def following(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time steps, updates of one key, the lag, and a standby's lookups."""
+    workload = Workload(scale, _BATCHES)
+    with contextlib.ExitStack() as stack:
 
-    def following(self) -> dict[str, Any]:
-        """Time steps, updates of one key, the lag, and a standby's lookups."""
-        self._folder.mkdir()
-        with contextlib.ExitStack() as stack:
-            leaders, standbys = {}, {}
-            for name, options in _LEADERS.items():
-                leaders[name] = self._server(stack, name, *options)
-                if name != "alone":
-                    follow = ("--follow", leaders[name].address)
-                    standbys[name] = self._server(stack, f"of {name}", *follow)
-            steps = {name: self._trainer(leader.store) for name, leader in leaders.items()}
-            for step in steps.values():  # the caches come to their steady state
-                for index in range(self._scale.settle_batches):
-                    step(index)
-            found = self._turns(leaders, steps)
-            leader, standby = leaders["followed"].store, standbys["followed"].store
-            found["lag"] = self._lag(leader, standby, steps["followed"])
-            found["lookup_ms"] = self._lookups(leader, standby, steps["followed"])
-            return found
+        def server(name: str, *options: str) -> Server:
+            made = Server(folder / name, scale.all_cached_bytes, *_LOG, *options)
+            return stack.enter_context(contextlib.closing(made))
 
-    def close(self) -> None:
-        """Remove what was written."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _server(self, stack: contextlib.ExitStack, name: str, *options: str) -> Server:
-        cache_bytes = self._scale.cache_bytes(HEADROOM * self._scale.rows, self._scale.dim)
-        server = Server(self._folder / name, cache_bytes, *_LOG, *options)
-        stack.callback(server.close)
-        return server
-
-    def _trainer(self, store: Any) -> Callable[[int], None]:
-        table = create_table(store, "ads", self._scale.rows, self._scale.dim)
-
-        def step(index: int) -> None:
-            keys = self._workload.batches[index % _BATCHES]
-            table.lookup(keys)
-            table.update(keys, self._workload.gradients_of(index))
-
-        return step
-
-    def _turns(self, leaders: dict[str, Server], steps: dict[str, Any]) -> dict[str, Any]:
-        key, row = self._workload.batches[0][:1], np.zeros((1, self._scale.dim), np.float32)
-        whole, ones = {}, {}
-        for name, step in steps.items():
-            index, table = iter(range(1 << 40)), leaders[name].store.table("ads")
-            whole[name] = Kind(lambda step=step, index=index: step(next(index)))  # type: ignore[misc]
-            ones[name] = Kind(lambda table=table: table.update(key, row))  # type: ignore[misc]
-        rounds = self._scale.rounds
+        leaders, standbys, steps = {}, {}, {}
+        for name, options in _LEADERS.items():
+            leaders[name] = server(name, *options)
+            if name != "alone":
+                standbys[name] = server(f"of {name}", "--follow", leaders[name].address)
+            table = create_table(leaders[name].store, "ads", scale.rows, scale.dim)
+            steps[name] = trainer(table, workload.batches, workload.gradients)
+        for step in steps.values():  # the caches come to their steady state
+            for _ in range(scale.settle_batches):
+                step()
+        key, row = workload.batches[0][:1], np.zeros((1, scale.dim), np.float32)
+        ones = {name: _one_key(leader.store, key, row) for name, leader in leaders.items()}
+        turns = (scale.rounds, scale.round_batches)
+        whole = {name: Kind(step) for name, step in steps.items()}
+        single = {name: Kind(one) for name, one in ones.items()}
+        between = leaders["followed"].store, standbys["followed"].store
         return {
-            "step_ms": _medians(take_turns(whole, rounds, self._scale.round_batches)),
-            "one_key_ms": _medians(take_turns(ones, rounds, self._scale.one_key_calls)),
+            "step_ms": medians_ms(take_turns(whole, *turns)),
+            "one_key_ms": medians_ms(take_turns(single, scale.rounds, scale.one_key_calls)),
+            "lag": _lag(scale, *between, steps["followed"], ones["followed"]),
+            "lookup_ms": _lookups(workload, turns, *between, steps["followed"]),
         }
 
-    def _lag(self, leader: Any, standby: Any, step: Callable[[int], None]) -> dict[str, Any]:
-        table = leader.table("ads")
-        key, row = self._workload.batches[0][:1], np.zeros((1, self._scale.dim), np.float32)
-        _await_even(leader, standby)
-        after_one = []
-        for _ in range(self._scale.one_key_calls):
-            table.update(key, row)
-            after_one.append(seconds_of(_await_even, leader, standby))
-        behind = []
-        for index in range(self._scale.replay_steps):
-            step(index)
-            behind.append(leader.command - standby.command)
-        return {
-            "after_one_key_ms": 1e3 * statistics.median(after_one),
-            "median_commands": statistics.median(behind),
-            "most_commands": max(behind),
-            "after_the_last_step_ms": 1e3 * seconds_of(_await_even, leader, standby),
-        }
 
-    def _lookups(self, leader: Any, standby: Any, step: Callable[[int], None]) -> dict[str, float]:
-        """Return what a lookup of a batch takes, of the leader and of a standby; and of the standby
-        while the leader trains."""
-        tables = {"leader": leader.table("ads"), "standby": standby.table("ads")}
+def _one_key(store: Any, key: Any, row: Any) -> Step:
+    table = store.table("ads")
+    return lambda: table.update(key, row)
 
-        def lookup(table: Any) -> Kind:
-            batches = itertools.cycle(self._workload.batches)
-            return Kind(lambda: table.lookup(next(batches)))
 
-        kinds = {name: lookup(table) for name, table in tables.items()}
-        found = _medians(take_turns(kinds, self._scale.rounds, self._scale.round_batches))
-        with _training(step):
-            kind = {"standby, while its leader trains": lookup(tables["standby"])}
-            return found | _medians(take_turns(kind, self._scale.rounds, self._scale.round_batches))
+def _lag(scale: Scale, leader: Any, standby: Any, step: Step, one: Step) -> dict[str, Any]:
+    _await_even(leader, standby)
+    after_one, behind = [], []
+    for _ in range(scale.one_key_calls):
+        one()
+        after_one.append(seconds_of(_await_even, leader, standby))
+    for _ in range(scale.replay_steps):
+        step()
+        behind.append(leader.command - standby.command)
+    return {
+        "after_one_key_ms": 1e3 * statistics.median(after_one),
+        "median_commands": statistics.median(behind),
+        "most_commands": max(behind),
+        "after_the_last_step_ms": 1e3 * seconds_of(_await_even, leader, standby),
+    }
+
+
+def _lookups(
+    workload: Workload, turns: tuple[int, int], leader: Any, standby: Any, step: Step
+) -> dict[str, float]:
+    """Return what a lookup of a batch takes, of the leader and of a standby; and of the standby
+    while the leader trains."""
+
+    def lookup(store: Any) -> Kind:
+        table, batches = store.table("ads"), itertools.cycle(workload.batches)
+        return Kind(lambda: table.lookup(next(batches)))
+
+    found = take_turns({"leader": lookup(leader), "standby": lookup(standby)}, *turns)
+    with _training(step):
+        busy = {"standby, while its leader trains": lookup(standby)}
+        return medians_ms(found | take_turns(busy, *turns))
 
 
 @contextlib.contextmanager
-def _training(step: Callable[[int], None]) -> Any:
+def _training(step: Step) -> Any:
     ended = threading.Event()
 
     def train() -> None:
-        index = 0
         while not ended.is_set():
-            step(index)
-            index += 1
+            step()
 
-    trainer = threading.Thread(target=train)
-    trainer.start()
+    thread = threading.Thread(target=train)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        trainer.join()
+        thread.join()
 
 
 def _await_even(leader: Any, standby: Any) -> None:
     wanted = leader.command
     while standby.server_info().context.command < wanted:
         time.sleep(0)  # lets others have the processor; the time until then is what is measured
-
-
-def _medians(spent: dict[str, Spent]) -> dict[str, float]:
-    return {
-        name: 1e3 * statistics.median(seconds for seconds, _ in calls)
-        for name, calls in spent.items()
-    }
-
-
-start = StandbyContender

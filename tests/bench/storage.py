@@ -5,20 +5,16 @@ it counts. What is compared alternates within one part: store, disk, store, disk
 """
 
 import contextlib
+import functools
 import pathlib
 import shutil
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from embstore.engine.scrubbing import Scrubber
-from embstore.storage.files import Files
-from embstore.storage.verify import verify
-from embstore_server.settings import Settings
 from tests.bench import disk
 from tests.bench.scale import Scale, quick, row_bytes
 from tests.bench.stores import (
@@ -39,57 +35,44 @@ DIGEST_BLOCK_KEYS = 256
 DIGEST_TOUCHED_SHARE = 0.01
 
 
-class StorageContender:
-    """One method for each part, each in a folder that it removes."""
+Part = Callable[[Scale, pathlib.Path], dict[str, Any]]
 
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
 
-    def cold_rows(self) -> dict[str, Any]:
-        """Time lookups of cold rows, in the log and in the base, beside a plain map."""
-        kind = disk.file_system(self._scale.data_dir)
-        if kind in ("tmpfs", "ramfs"):
-            raise SkippedError(f"files on {kind} never become cold")
-        return self._warm_then_measured(_cold_rows)
+def warmed(part: Part) -> Part:
+    """Return a part that is measured small before, so that it is compiled and warm."""
 
-    def write_back(self) -> dict[str, Any]:
-        """Time flush() of dirty rows into the page cache."""
-        return self._warm_then_measured(_write_back)
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Time checkpoint() of dirty rows beside one file written in order and fsynced."""
-        return self._warm_then_measured(_checkpoint)
-
-    def digest(self) -> dict[str, Any]:
-        """Time digest() of a whole table, and after an update of 1 % of its blocks."""
-        return self._warm_then_measured(_digest)
-
-    def checking(self) -> dict[str, Any]:
-        """Time what checks files: verify() of a directory, and the scrubber of a server."""
-        return self._warm_then_measured(_checking)
-
-    def _warm_then_measured(
-        self, part: Callable[[Scale, pathlib.Path], dict[str, Any]]
-    ) -> dict[str, Any]:
+    @functools.wraps(part)
+    def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for scale in (replace(quick(), data_dir=self._scale.data_dir), self._scale):
-            folder = pathlib.Path(scale.data_dir) / "storage"
-            folder.mkdir()
-            try:
-                result = part(scale, folder)
-            finally:
-                shutil.rmtree(folder)
+        for name, size in (("small", quick()), ("full", scale)):
+            (folder / name).mkdir()
+            result = part(size, folder / name)
+            shutil.rmtree(folder / name)
         return result
 
-    def close(self) -> None:
-        """Hold nothing."""
+    return measure
 
 
-def _cold_rows(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def _table(
+    folder: pathlib.Path, scale: Scale, rows: int, dim: int, **options: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Yield a store and its table, all of whose rows can be cached."""
+    cache_bytes = scale.cache_bytes(1.1 * rows, dim)
+    with open_store(folder / "store", cache_bytes, **options) as store:
+        yield store, create_table(store, "ads", rows, dim)
+
+
+@warmed
+def cold_rows(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time lookups of cold rows, in the log and in the base, beside a plain map."""
+    kind = disk.file_system(folder)
+    if kind in ("tmpfs", "ramfs"):
+        raise SkippedError(f"files on {kind} never become cold")
     path, plain = folder / "store", folder / "plain"
     fill_bytes = scale.cache_bytes(4 * CHUNK_KEYS, scale.dim)
     grads = small_grads(scale.dim)
-    with contextlib.closing(open_store(path, fill_bytes, checkpoints_keep=1)) as store:
+    with open_store(path, fill_bytes, checkpoints_keep=1) as store:
         table = create_table(store, "ads", scale.cold_rows, scale.dim)
         for first in range(0, scale.cold_rows, CHUNK_KEYS):
             last = min(first + CHUNK_KEYS, scale.cold_rows)
@@ -100,7 +83,7 @@ def _cold_rows(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     result["log"] = _cold_reads(scale, path, plain)
 
     # A generation is folded when it is older than every kept label: two more, one of them kept.
-    with contextlib.closing(open_store(path, fill_bytes, checkpoints_keep=1)) as store:
+    with open_store(path, fill_bytes, checkpoints_keep=1) as store:
         table = create_table(store, "ads", scale.cold_rows, scale.dim)
         for label in ("second", "third"):
             table.update(np.arange(8, dtype=np.int64), grads[:8])
@@ -123,18 +106,18 @@ def _cold_reads(scale: Scale, path: pathlib.Path, plain: pathlib.Path) -> dict[s
         disk.drop_page_cache(path)
         begin = time.perf_counter()
         # Read-only, or a fold would start at once and read beside what is timed.
-        with contextlib.closing(open_store(path, cache_bytes, read_only=True)) as store:
+        with open_store(path, cache_bytes, read_only=True) as store:
             table = store.table("ads")
             opens.append(time.perf_counter() - begin)
-            before = disk.read_bytes()
+            before = disk.io_bytes("read_bytes")
             lookups.append(seconds_of(table.lookup, keys))
-            lookup_bytes.append(disk.read_bytes() - before)
+            lookup_bytes.append(disk.io_bytes("read_bytes") - before)
         del store, table  # or what they mapped would stay mapped, and in the page cache
 
         disk.drop_page_cache(plain)
-        before = disk.read_bytes()
+        before = disk.io_bytes("read_bytes")
         gathers.append(disk.gather_plain(plain, keys))
-        gather_bytes.append(disk.read_bytes() - before)
+        gather_bytes.append(disk.io_bytes("read_bytes") - before)
     if min(gather_bytes) < scale.cold_reads * disk.GATHER_ROW_BYTES:
         raise SkippedError(
             f"the plain file did not become cold: {min(gather_bytes)} bytes were read"
@@ -150,14 +133,12 @@ def _cold_reads(scale: Scale, path: pathlib.Path, plain: pathlib.Path) -> dict[s
     }
 
 
-def _write_back(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
-    rows = 4 * scale.write_back_rows
-    cache_bytes = scale.cache_bytes(1.1 * rows, STORAGE_DIM)
-    grads = small_grads(STORAGE_DIM)
+@warmed
+def write_back(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time flush() of dirty rows into the page cache."""
+    rows, grads, times = 4 * scale.write_back_rows, small_grads(STORAGE_DIM), []
     rng = np.random.default_rng(scale.seed)
-    times = []
-    with contextlib.closing(open_store(folder / "store", cache_bytes)) as store:
-        table = create_table(store, "ads", rows, STORAGE_DIM)
+    with _table(folder, scale, rows, STORAGE_DIM) as (_, table):
         for _ in range(scale.storage_repeats + 1):
             keys = rng.choice(rows, scale.write_back_rows, replace=False)
             update_all(table, keys, grads)
@@ -170,17 +151,17 @@ def _write_back(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def _checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+@warmed
+def checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time checkpoint() of dirty rows beside one file written in order and fsynced."""
     rows = scale.checkpoint_rows
     size_bytes = rows * row_bytes(STORAGE_DIM)
     # All labels are kept, so that no fold runs beside what is timed.
     keep = scale.storage_repeats + 2
-    cache_bytes = scale.cache_bytes(1.1 * rows, STORAGE_DIM)
     grads = small_grads(STORAGE_DIM)
     keys = np.random.default_rng(scale.seed).permutation(rows)
     stored, plain = [], []
-    with contextlib.closing(open_store(folder / "store", cache_bytes, keep)) as store:
-        table = create_table(store, "ads", rows, STORAGE_DIM)
+    with _table(folder, scale, rows, STORAGE_DIM, checkpoints_keep=keep) as (store, table):
         for repeat in range(scale.storage_repeats):
             update_all(table, keys, grads)
             stored.append(seconds_of(store.checkpoint, f"label-{repeat}"))
@@ -197,16 +178,15 @@ def _checkpoint(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def _digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
-    rows = scale.digest_rows
-    cache_bytes = scale.cache_bytes(1.1 * rows, scale.dim)
-    grads = small_grads(scale.dim)
+@warmed
+def digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time digest() of a whole table, and after an update of 1 % of its blocks."""
+    rows, grads = scale.digest_rows, small_grads(scale.dim)
     rng = np.random.default_rng(scale.seed)
     blocks = rows // DIGEST_BLOCK_KEYS
     touched_blocks = max(1, int(blocks * DIGEST_TOUCHED_SHARE))
     whole, partial = [], []
-    with contextlib.closing(open_store(folder / "store", cache_bytes)) as store:
-        table = create_table(store, "ads", rows, scale.dim)
+    with _table(folder, scale, rows, scale.dim) as (_, table):
         for _ in range(scale.storage_repeats):
             update_all(table, np.arange(rows, dtype=np.int64), grads)
             whole.append(seconds_of(table.digest))
@@ -222,36 +202,3 @@ def _digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         "bytes_per_s": hashed_bytes / statistics.median(whole),
         "ratio": statistics.median(whole) / statistics.median(partial),
     }
-
-
-def _checking(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
-    rows, path = scale.checkpoint_rows, folder / "store"
-    cache_bytes = scale.cache_bytes(1.1 * rows, STORAGE_DIM)
-    with contextlib.closing(open_store(path, cache_bytes)) as store:
-        table = create_table(store, "ads", rows, STORAGE_DIM)
-        update_all(table, np.arange(rows), small_grads(STORAGE_DIM))
-        store.checkpoint("filled")
-        scrubber = Scrubber(store.executor.storage, 1)
-        begin, begin_cpu = time.perf_counter(), time.process_time()
-        while not scrubber.found.passes:
-            scrubber.step()
-        scrub_s, scrub_cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
-        scrubber.join_threads()
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    disk.drop_page_cache(path)
-    read_s = sum(seconds_of(file.read_bytes) for file in path.rglob("*") if file.is_file())
-    disk.drop_page_cache(path)
-    begin = time.perf_counter()
-    report = verify(Files(path), print, lambda done, of: None)
-    verify_s = time.perf_counter() - begin
-    assert not report.problems
-    return {
-        "bytes": size,
-        "verify_bytes_per_s": size / verify_s,
-        "verify_share_of_disk": read_s / verify_s,
-        "scrub_bytes_per_s": scrubber.bytes / scrub_s,
-        "scrub_share_of_a_core": scrub_cpu_s / scrubber.bytes * Settings.scrub_bytes_per_s,
-    }
-
-
-start = StorageContender

@@ -6,10 +6,12 @@ a sealed segment of the log never changes, and only a merge would change a base.
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +27,8 @@ CHUNK_KEYS = 80_000
 NO_MERGES = Limits(segment_bytes=1 << 30, fold_bytes=1 << 40, fold_segments=1 << 20)
 
 
-def open_store(
-    path: pathlib.Path, cache_bytes: int, checkpoints_keep: int = 3, *, read_only: bool = False
-) -> Any:
-    """Open or create the store at `path` on the CPU."""
-    return embstore.open(
-        str(path),
-        device="cpu",
-        cache_bytes=cache_bytes,
-        policy="lru",
-        checkpoints_keep=checkpoints_keep,
-        read_only=read_only,
-    )
+def open_store(path: pathlib.Path, cache_bytes: int, **options: Any) -> Any:
+    return embstore.open(path, device="cpu", cache_bytes=cache_bytes, **options)
 
 
 def create_table(store: Any, name: str, rows: int, dim: int) -> Any:
@@ -61,6 +53,19 @@ def update_all(table: Any, keys: Keys, grads: Rows) -> None:
     for first in range(0, len(keys), CHUNK_KEYS):
         chunk = keys[first : first + CHUNK_KEYS]
         table.update(chunk, grads[: len(chunk)])
+
+
+def trainer(table: Any, batches: Sequence[Keys], gradients: Sequence[Rows]) -> Callable[[], None]:
+    """Return what takes a step: a lookup and an update of the next batch, again and again."""
+    numbers = itertools.count()
+
+    def step() -> None:
+        number = next(numbers)
+        keys = batches[number % len(batches)]
+        table.lookup(keys)
+        table.update(keys, gradients[number % len(gradients)])
+
+    return step
 
 
 def wait_for_folds(store: Any, log_bytes: int, seconds: float) -> bool:

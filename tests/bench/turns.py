@@ -5,6 +5,7 @@ A kind of call makes a few in its turn, after one that is not timed.
 """
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,8 +67,26 @@ def _turn(kind: Kind, calls: int) -> Spent:
     return [(spent, engine_s) for spent in seconds[1:]]
 
 
+def medians_ms(spent: dict[str, Spent]) -> dict[str, float]:
+    """Return the median milliseconds of a call of each kind."""
+    return {
+        name: 1e3 * statistics.median(seconds for seconds, _ in calls)
+        for name, calls in spent.items()
+    }
+
+
+def latencies(spent: dict[str, Spent]) -> dict[str, dict[str, float]]:
+    """Return the median and the 99 % of each kind, in milliseconds."""
+    return {
+        name: {
+            "median_ms": median_ms,
+            "p99_ms": 1e3 * statistics.quantiles((s for s, _ in spent[name]), n=100)[98],
+        }
+        for name, median_ms in medians_ms(spent).items()
+    }
+
+
 def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
-    """Return the seconds that one call takes."""
     begin = time.perf_counter()
     result = call(*arguments)  # freed after the clock has stopped
     spent = time.perf_counter() - begin

@@ -16,9 +16,7 @@ not taken off. The yardstick is the faster of two ways to move the payload's byt
     stream  chunks as the service cuts them; down into a sink, up into one
     whole   one unary message, which the receiver drops
 
-Down, the bare server's replies are prepared beforehand; up, the bare client's chunks are. Noted
-beside, and no part of the goal: the ratio to the way that the service itself chose (`form`), and
-what a bare client reaches that joins the chunks as the real one does ("joined").
+Down, the bare server's replies are prepared beforehand; up, the bare client's chunks are.
 
 **Crowd.** See ``crowd.py``.
 """
@@ -26,167 +24,125 @@ what a bare client reaches that joins the chunks as the real one does ("joined")
 import contextlib
 import pathlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from tests.bench import crowd
 from tests.bench.bare import BareServer, chunks_of, random_bytes
-from tests.bench.engine import HEADROOM, stage_seconds
-from tests.bench.scale import Scale
-from tests.bench.serving import Server, Verbs, per_call
+from tests.bench.crowd import measure
+from tests.bench.scale import HEADROOM, Scale
+from tests.bench.serving import Server, grown
 from tests.bench.stores import create_table, small_grads, update_all
-from tests.bench.turns import Kind, Spent, take_turns
+from tests.bench.turns import Kind, Spent, latencies, take_turns
 
 ACKNOWLEDGEMENT_BYTES = 100
 """About what the service answers an update with: its bytes are nothing beside a payload's."""
 
 
-class WireContender:
-    """Owns both servers; one method for each part."""
+@contextlib.contextmanager
+def served(
+    scale: Scale, folder: pathlib.Path, bytes_max: int
+) -> Iterator[tuple[Server, BareServer, int]]:
+    """Yield both servers, and the rows of a table "ads" of twice so many bytes: all are cached."""
+    rows = 2 * bytes_max // (4 * scale.dim)
+    cache_bytes = scale.cache_bytes(2 * HEADROOM * rows, scale.dim)
+    with (
+        contextlib.closing(Server(folder / "served", cache_bytes)) as server,
+        contextlib.closing(BareServer()) as bare,
+    ):
+        fill(server.store, rows, scale)
+        yield server, bare, rows
 
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-        self._rows = 2 * max(scale.bulk_bytes) // (4 * scale.dim)
-        cache_bytes = scale.cache_bytes(HEADROOM * self._rows, scale.dim)
-        with contextlib.ExitStack() as servers:
-            self._server = Server(pathlib.Path(scale.data_dir) / "wire", cache_bytes)
-            servers.callback(self._server.close)
-            self._bare = BareServer()
-            servers.callback(self._bare.close)
-            self._table = create_table(self._server.store, "ads", self._rows, scale.dim)
-            keys = np.arange(self._rows, dtype=np.int64)
-            update_all(self._table, keys, small_grads(scale.dim))
-            self._servers = servers.pop_all()
 
-    def one_key(self) -> dict[str, Any]:
-        """Time calls of one key beside echoes of as many bytes."""
-        key = np.array([self._rows // 2], np.int64)
-        gradient = np.full((1, self._scale.dim), 0.01, np.float32)
+def fill(store: Any, rows: int, scale: Scale) -> None:
+    table = create_table(store, "ads", rows, scale.dim)
+    update_all(table, np.arange(rows, dtype=np.int64), small_grads(scale.dim))
+
+
+def one_key(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time calls of one key beside echoes of as many bytes."""
+    with served(scale, folder, max(scale.bulk_bytes)) as (server, bare, rows):
+        table, key = server.store.table("ads"), np.array([rows // 2], np.int64)
+        gradient = np.full((1, scale.dim), 0.01, np.float32)
         calls: dict[str, Callable[[], Any]] = {
-            "lookup": lambda: self._table.lookup(key),
-            "update": lambda: self._table.update(key, gradient),
+            "lookup": lambda: table.lookup(key),
+            "update": lambda: table.update(key, gradient),
         }
-        kinds = {}
-        sizes = {name: self._message_bytes(name, call) for name, call in calls.items()}
+        kinds, sizes = {}, {}
         for name, call in calls.items():
+            before = server.verbs()
+            for _ in range(scale.one_key_calls):
+                call()
+            told = grown(before, server.verbs())[name.capitalize()]
+            up, down = (round(told[f"{way}_bytes"] / told["calls"]) for way in ("up", "down"))
+            sizes[name] = {"request_bytes": up, "reply_bytes": down}
             kinds[name] = Kind(call)
-            kinds[f"{name}-echo"] = self._echo(*sizes[name])
-        spent = take_turns(kinds, self._scale.wire_rounds, self._scale.one_key_calls)
-        times = {name: _latency([seconds for seconds, _ in s]) for name, s in spent.items()}
-        return {name: _beside_echo(name, times, sizes[name]) for name in calls}
+            kinds[f"{name} echo"] = _echo(bare, up, down)
+        found = latencies(take_turns(kinds, scale.wire_rounds, scale.one_key_calls))
+    for name in calls:
+        beyond_ms = found[name]["median_ms"] - found[f"{name} echo"]["median_ms"]
+        found[name] |= {"beyond_ms": beyond_ms} | sizes[name]
+    return found
 
-    def _message_bytes(self, name: str, call: Callable[[], Any]) -> tuple[int, int]:
-        """Return the bytes of request and reply of a call, as the server counts them."""
-        before = self._server.verbs()
-        for _ in range(self._scale.one_key_calls):
-            call()
-        mean = per_call(before, self._server.verbs())[name.capitalize()]
-        return round(mean["received_bytes"]), round(mean["sent_bytes"])
 
-    def _echo(self, request_bytes: int, reply_bytes: int) -> Kind:
-        request = random_bytes(request_bytes)
-        return Kind(lambda: self._bare.whole(request), lambda: self._bare.prepare(reply_bytes))
+def _echo(bare: BareServer, request_bytes: int, reply_bytes: int) -> Kind:
+    request = random_bytes(request_bytes)
+    return Kind(lambda: bare.whole(request), lambda: bare.prepare(reply_bytes))
 
-    def bulk(self) -> dict[str, Any]:
-        """Time bulk payloads of each size down and up beside bare bytes."""
-        found: dict[str, Any] = {"down": {}, "up": {}}
-        for payload_bytes in self._scale.bulk_bytes:
-            for way, kinds in (
-                ("down", self._down(payload_bytes)),
-                ("up", self._up(payload_bytes)),
+
+def bulk(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time bulk payloads of each size down and up beside bare bytes."""
+    found: dict[str, Any] = {"down": {}, "up": {}}
+    with served(scale, folder, max(scale.bulk_bytes)) as (server, bare, rows):
+        for size in scale.bulk_bytes:
+            rng = np.random.default_rng(scale.seed)
+            keys = rng.choice(rows, size // (4 * scale.dim), replace=False)
+            grads = rng.standard_normal((len(keys), scale.dim), dtype=np.float32)
+            table = server.store.table("ads")
+            for way, call, request, reply_bytes in (
+                ("down", lambda t=table, k=keys: t.lookup(k), b"\0", size),
+                (
+                    "up",
+                    lambda t=table, k=keys, g=grads: t.update(k, g),
+                    random_bytes(size),
+                    ACKNOWLEDGEMENT_BYTES,
+                ),
             ):
-                before = self._server.verbs()
-                spent = take_turns(kinds, self._scale.wire_rounds, self._scale.bulk_calls)
-                form = _form(per_call(before, self._server.verbs()))
-                found[way][f"{payload_bytes >> 20} MiB"] = _throughput(payload_bytes, spent, form)
-        return found
-
-    def _service(self, call: Callable[[], Any]) -> Kind:
-        return Kind(call, engine_s=lambda: sum(stage_seconds(self._server.store).values()))
-
-    def _keys(self, payload_bytes: int) -> Any:
-        rng = np.random.default_rng(self._scale.seed)
-        return rng.choice(self._rows, payload_bytes // (4 * self._scale.dim), replace=False)
-
-    def _down(self, payload_bytes: int) -> dict[str, Kind]:
-        keys, request = self._keys(payload_bytes), b"\0"
-        chunks = chunks_of(request)
-
-        def prepare() -> None:
-            self._bare.prepare(payload_bytes)
-
-        return {
-            "service": self._service(lambda: self._table.lookup(keys)),
-            "stream": Kind(lambda: self._bare.stream(chunks), prepare),
-            "whole": Kind(lambda: self._bare.whole(request), prepare),
-            "joined": Kind(lambda: self._bare.joined(chunks), prepare),
-        }
-
-    def _up(self, payload_bytes: int) -> dict[str, Kind]:
-        keys, whole = self._keys(payload_bytes), random_bytes(payload_bytes)
-        rng = np.random.default_rng(self._scale.seed)
-        grads = rng.standard_normal((len(keys), self._scale.dim), dtype=np.float32)
-        chunks = chunks_of(whole)
-
-        def prepare() -> None:
-            self._bare.prepare(ACKNOWLEDGEMENT_BYTES)
-
-        return {
-            "service": self._service(lambda: self._table.update(keys, grads)),
-            "stream": Kind(lambda: self._bare.stream(chunks), prepare),
-            "whole": Kind(lambda: self._bare.whole(whole), prepare),
-        }
-
-    def crowd(self) -> dict[str, Any]:
-        """Let many clients call the same server at once, and count each one's calls."""
-        return crowd.measure(self._server.address, self._rows, self._scale)
-
-    def close(self) -> None:
-        """End both servers."""
-        self._servers.close()
+                kinds = _bare_kinds(bare, request, reply_bytes)
+                kinds["service"] = Kind(call, engine_s=lambda: _stages_s(server.store))
+                spent = take_turns(kinds, scale.wire_rounds, scale.bulk_calls)
+                found[way][f"{size >> 20} MiB"] = _throughput(size, spent)
+    return found
 
 
-def _latency(times: list[float]) -> dict[str, Any]:
+def _stages_s(store: Any) -> float:
+    stages = store.stats()["stages"].values()
+    return sum(one["seconds"] for one in stages)
+
+
+def _bare_kinds(bare: BareServer, request: bytes, reply_bytes: int) -> dict[str, Kind]:
+    chunks = chunks_of(request)
     return {
-        "calls": len(times),
-        "median_ms": 1e3 * statistics.median(times),
-        "p99_ms": 1e3 * statistics.quantiles(times, n=100)[98],
+        "stream": Kind(lambda: bare.stream(chunks), lambda: bare.prepare(reply_bytes)),
+        "whole": Kind(lambda: bare.whole(request), lambda: bare.prepare(reply_bytes)),
     }
 
 
-def _beside_echo(name: str, times: dict[str, Any], sizes: tuple[int, int]) -> dict[str, Any]:
-    call, echo = times[name], times[f"{name}-echo"]
-    return {
-        "request_bytes": sizes[0],
-        "reply_bytes": sizes[1],
-        "service": call,
-        "echo": echo,
-        "difference_ms": call["median_ms"] - echo["median_ms"],
-    }
-
-
-def _form(verbs: Verbs) -> str:
-    """Return the way that the bulk calls went, of whose verbs these are the figures."""
-    return "stream" if verbs.keys() & {"LookupStream", "UpdateStream"} else "whole"
-
-
-def _throughput(payload_bytes: int, spent: dict[str, Spent], form: str) -> dict[str, Any]:
-    """Return medians, the engine's seconds taken off before."""
+def _throughput(size: int, spent: dict[str, Spent]) -> dict[str, Any]:
     wire_s = {name: statistics.median(s - engine for s, engine in t) for name, t in spent.items()}
     best = min(("stream", "whole"), key=wire_s.__getitem__)
     return {
         "calls": len(spent["service"]),
         "call_ms": 1e3 * statistics.median(seconds for seconds, _ in spent["service"]),
         "engine_ms": 1e3 * statistics.median(engine for _, engine in spent["service"]),
-        "bytes_per_s": {name: payload_bytes / seconds for name, seconds in wire_s.items()},
+        "bytes_per_s": {name: size / seconds for name, seconds in wire_s.items()},
         "yardstick": best,
         "ratio": wire_s[best] / wire_s["service"],
-        "form": form,
-        "ratio_to_form": wire_s[form] / wire_s["service"],
     }
 
 
-start = WireContender
-"""Both servers up, every row in the cache."""
+def crowd(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Let many clients call the same server at once, and count each one's calls."""
+    with served(scale, folder, max(scale.bulk_bytes)) as (server, _, rows):
+        return measure(server.address, rows, scale)

@@ -1,7 +1,8 @@
 """A contender's process, and how the parent asks it.
 
 A worker imports one module of this package and calls its ``start(scale)``, which returns an
-object; the parent then calls that object's methods over a pipe, one at a time. While it is not
+object; the parent then calls that object's methods over a pipe, one at a time. Where a module has
+no ``start``, they are its functions, each given the scale and a fresh folder. While it is not
 asked, it sleeps in ``recv``. A contender that cannot run raises `SkippedError` with the reason, and
 the others go on.
 """
@@ -9,6 +10,8 @@ the others go on.
 import contextlib
 import importlib
 import multiprocessing
+import pathlib
+import shutil
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -57,12 +60,35 @@ def _is_missing_package(error: Exception) -> bool:
     return error.name.partition(".")[0] not in OWN
 
 
-def _serve(connection: Connection, module: str, scale: Scale) -> None:
+class Parts:
+    """A module's functions, as they are asked: each has a folder that is removed afterwards."""
+
+    def __init__(self, module: Any, scale: Scale) -> None:
+        self._module, self._scale = module, scale
+        self._folder = pathlib.Path(scale.data_dir) / module.__name__.rpartition(".")[2]
+
+    def __getattr__(self, part: str) -> Callable[[], Any]:
+        def measure() -> Any:
+            self._folder.mkdir()
+            try:
+                return getattr(self._module, part)(self._scale, self._folder)
+            finally:
+                shutil.rmtree(self._folder)
+
+        return measure
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def _serve(connection: Connection, name: str, scale: Scale, *more: Any) -> None:
     set_threads(scale)
     contenders: list[Any] = []
 
     def start() -> None:
-        contenders.append(_import(module).start(scale))
+        module = _import(name)
+        has_start = hasattr(module, "start")
+        contenders.append(module.start(scale, *more) if has_start else Parts(module, scale))
 
     try:
         connection.send(_answer(start))
@@ -76,15 +102,33 @@ def _serve(connection: Connection, module: str, scale: Scale) -> None:
             contender.close()
 
 
-class Worker:
+class Child:
+    """A process that runs a function of the other end of a pipe, and of more; its end is near when
+    it receives None, or that the parent has died."""
+
+    def __init__(self, run: Callable[..., None], *more: Any, name: str) -> None:
+        context = multiprocessing.get_context("spawn")  # fork would share the parent's thread pools
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=run, args=(other, *more), name=name)
+        self.process.start()
+        other.close()  # or the death of the child would not end recv()
+
+    def close(self) -> None:
+        """End the process: kindly, then not."""
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        self.process.join(CLOSE_TIMEOUT_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+
+
+class Worker(Child):
     """The parent's end. Raises `SkippedError` or `FailedError` where the contender did."""
 
-    def __init__(self, module: str, scale: Scale) -> None:
-        context = multiprocessing.get_context("spawn")  # fork would share the parent's thread pools
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, module, scale), name=module)
-        self._process.start()
-        other.close()  # or the death of the worker would not end recv()
+    def __init__(self, module: str, scale: Scale, *more: Any) -> None:
+        super().__init__(_serve, module, scale, *more, name=module)
         try:
             self._reply()
         except BaseException:
@@ -94,35 +138,25 @@ class Worker:
     @property
     def pid(self) -> int:
         """Its process id, for who reads /proc."""
-        assert self._process.pid is not None
-        return self._process.pid
+        assert self.process.pid is not None
+        return self.process.pid
 
     def ask(self, method: str, *arguments: Any, watch: Callable[[], None] | None = None) -> Any:
         """Call `method` there and return its result; call `watch` every few ms meanwhile."""
-        self._connection.send((method, arguments))
+        self.connection.send((method, arguments))
         if watch is not None:
-            while not self._connection.poll(WATCH_INTERVAL_S):
+            while not self.connection.poll(WATCH_INTERVAL_S):
                 watch()
         return self._reply()
 
     def _reply(self) -> Any:
         try:
-            outcome, result = self._connection.recv()
+            outcome, result = self.connection.recv()
         except (EOFError, ConnectionError):
-            self._process.join(CLOSE_TIMEOUT_S)
-            raise FailedError(f"the process ended with code {self._process.exitcode}") from None
+            self.process.join(CLOSE_TIMEOUT_S)
+            raise FailedError(f"the process ended with code {self.process.exitcode}") from None
         if outcome == "skipped":
             raise SkippedError(result)
         if outcome == "failed":
             raise FailedError(result)
         return result
-
-    def close(self) -> None:
-        """End the process: kindly, then not."""
-        with contextlib.suppress(OSError):
-            self._connection.send(None)
-        self._process.join(CLOSE_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._connection.close()

@@ -33,11 +33,11 @@ class Workload:
         draws = rng.random(shape) * cumulated[-1]
         ranks = np.searchsorted(cumulated, draws, side="right").clip(max=scale.rows - 1)
         self.batches: Keys = self.keys_by_rank[ranks]
-        self._gradients = gradients(scale.batch_keys, scale.dim, scale.seed)
+        self.gradients = gradients(scale.batch_keys, scale.dim, scale.seed)
 
     def gradients_of(self, batch_index: int) -> Rows:
         """Return the (batch_keys, dim) gradients that go with a batch."""
-        return self._gradients[batch_index % GRADIENTS_KEPT]
+        return self.gradients[batch_index % GRADIENTS_KEPT]
 
     def coldest_first(self) -> list[Keys]:
         """Return the whole table in chunks of a batch, hottest last: LRU keeps the hot part."""

@@ -15,6 +15,9 @@ from typing import Any
 
 import ray
 
+from embstore_cluster.coordinator import kept_plan
+from embstore_cluster.plan import Plan
+
 PATIENCE_S = 300.0
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +44,13 @@ def running(data: Path, *words: str) -> Iterator[Path]:
         embstore_command("stop", "--data", str(data))
         ray.shutdown()  # this process was connected to the one that has ended
     assert not (data / "ray.json").exists()
+
+
+def plan_of(data: Path) -> Plan:
+    """Return the plan of the cluster in `data`."""
+    plan = kept_plan(str(data))
+    assert plan is not None
+    return plan
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,15 @@ from embstore_client import connect
 ray = pytest.importorskip("ray", reason="needs the extra 'ray': make test-cluster")
 
 from embstore_cluster import clusters, growing, local  # noqa: E402
-from embstore_cluster.coordinator import kept_plan  # noqa: E402
 from embstore_cluster.plan import NAMESPACE, coordinator_of  # noqa: E402
-from tests.cluster.running import Trainers, embstore_command, kill_process, running  # noqa: E402
-from tests.cluster.training import (  # noqa: E402
-    RANKS,
-    applied_counts,
-    digests,
-    is_skipped,
-    make_tables,
-    undisturbed,
+from tests.cluster.running import (  # noqa: E402
+    Trainers,
+    embstore_command,
+    kill_process,
+    plan_of,
+    running,
 )
+from tests.cluster.training import RANKS, assert_done_once, make_tables  # noqa: E402
 
 PATIENCE_S = 300.0
 DIM, ROWS = 4, 50_000
@@ -47,11 +45,9 @@ TABLE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    data = tmp_path_factory.mktemp("cluster") / "data"
-    words = ("--shards", "2", "--data", str(data), "--cache-bytes", "16MiB", "--cpus", "0.1")
-    embstore_command("start", *words)
-    yield data
-    embstore_command("stop", "--data", str(data))
+    path = tmp_path_factory.mktemp("cluster") / "data"
+    with running(path, "--shards", "2", "--cpus", "0.1") as data:
+        yield data
 
 
 def keys_of(number: int) -> dict[str, Any]:
@@ -85,8 +81,7 @@ class Trainer:
 
 
 def test_a_cluster_grows_and_shrinks_under_a_trainer(data: Path, tmp_path: Path) -> None:
-    plan = kept_plan(str(data))
-    assert plan is not None
+    plan = plan_of(data)
     trainer = Trainer()
     address = plan.shard_map.shards[0]
     with (
@@ -132,8 +127,7 @@ def changed(data: Path, count: int) -> None:
     """Have so many shards, asked for until there are."""
     until = monotonic() + PATIENCE_S
     while True:
-        plan = kept_plan(str(data))
-        assert plan is not None
+        plan = plan_of(data)
         change = growing.grow if count >= len(plan.shard_map.shards) else growing.drain
         try:
             change(shards=count, data=data)
@@ -149,8 +143,7 @@ def test_two_ranks_go_on_while_the_coordinator_is_killed_as_partitions_move(tmp_
     rng = np.random.default_rng(SEED)
     steps = STEPS_EACH * (len(COUNTS) + 1)
     with running(tmp_path / "data", "--shards", "2", "--cpus", "0.1") as data:
-        plan = kept_plan(str(data))
-        assert plan is not None
+        plan = plan_of(data)
         local.attach(data, address=None, cpus=None)
         coordinator = ray.get_actor(plan.coordinator, namespace=NAMESPACE)
         address = plan.shard_map.shards[0]
@@ -176,10 +169,7 @@ def test_two_ranks_go_on_while_the_coordinator_is_killed_as_partitions_move(tmp_
             finally:
                 trainers.end()
             assert statuses == [0] * RANKS, (tmp_path / "trainers.log").read_text()
-            wanted = [int(not is_skipped(step)) for step in range(1, steps + 1)]
-            assert applied_counts(store, steps) == wanted
-            assert digests(store) == undisturbed(tmp_path / "one", steps)
-            store.check_integrity()
+            assert_done_once(store, tmp_path / "one", steps)
 
 
 def _all_rows() -> tuple[Any, Any]:

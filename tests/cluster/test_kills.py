@@ -19,23 +19,16 @@ from embstore_client import connect
 ray = pytest.importorskip("ray", reason="needs the extra 'ray': make test-cluster")
 
 from embstore_cluster import local  # noqa: E402
-from embstore_cluster.coordinator import kept_plan  # noqa: E402
 from embstore_cluster.plan import NAMESPACE, Plan  # noqa: E402
 from tests.cluster.running import (  # noqa: E402
     PATIENCE_S,
     Kill,
     Trainers,
     kill_process,
+    plan_of,
     running,
 )
-from tests.cluster.training import (  # noqa: E402
-    RANKS,
-    applied_counts,
-    digests,
-    is_skipped,
-    make_tables,
-    undisturbed,
-)
+from tests.cluster.training import RANKS, assert_done_once, make_tables  # noqa: E402
 
 SEED, SHARDS = 20_261_126, 3
 SERVER, ACTOR, COORDINATOR, TRAINER = "shard's server", "shard's actor", "coordinator", "trainer"
@@ -105,12 +98,6 @@ def connected(plan: Plan) -> Store:
     return connect(plan.shard_map.shards[0], timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
 
 
-def plan_of(data: Path) -> Plan:
-    plan = kept_plan(str(data))
-    assert plan is not None
-    return plan
-
-
 @pytest.mark.parametrize("durability", ["commands", "checkpoint", "interval"])
 def test_a_run_over_kills_ends_with_the_digest_of_one_without(
     tmp_path: Path, counts: dict[str, int], durability: str
@@ -138,7 +125,4 @@ def test_a_run_over_kills_ends_with_the_digest_of_one_without(
         assert statuses == [0] * RANKS, (tmp_path / "trainers.log").read_text()
         sys.stdout.write(f"\ndurability {durability}\n{table_of(killer.kills, trainers)}\n")
         with connected(plan) as store:
-            wanted = [int(not is_skipped(step)) for step in range(1, steps + 1)]
-            assert applied_counts(store, steps) == wanted
-            assert digests(store) == undisturbed(tmp_path / "one", steps)
-            store.check_integrity()
+            assert_done_once(store, tmp_path / "one", steps)

@@ -25,9 +25,8 @@ from embstore_client.connecting import connect_one
 ray = pytest.importorskip("ray", reason="needs the extra 'ray': make test-cluster")
 
 from embstore_cluster import clusters  # noqa: E402
-from embstore_cluster.coordinator import kept_plan  # noqa: E402
 from embstore_cluster.plan import NAMESPACE, coordinator_of  # noqa: E402
-from tests.cluster.running import PATIENCE_S, embstore_command, running  # noqa: E402
+from tests.cluster.running import PATIENCE_S, embstore_command, plan_of, running  # noqa: E402
 
 KEYS = np.arange(0, 5000, 3)
 GRADIENTS = np.random.default_rng(7).normal(size=(len(KEYS), 4)).astype(np.float32)
@@ -44,9 +43,8 @@ def shards_of(data: Path) -> list[dict[str, Any]]:
 
 
 def connected(data: Path) -> Store:
-    plan = kept_plan(str(data))
-    assert plan is not None
-    return connect(plan.shard_map.shards[1], timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+    address = plan_of(data).shard_map.shards[1]
+    return connect(address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
 
 
 def train(store: Store) -> str:
@@ -128,7 +126,7 @@ def test_a_killed_coordinator_comes_back_with_its_map(data: Path) -> None:
     ray.kill(coordinator, no_restart=False)
     again = ray.get([coordinator.plan.remote(), coordinator.starts.remote()], timeout=PATIENCE_S)
     assert again == [plan, starts]
-    assert kept_plan(str(data)) == plan
+    assert plan_of(data) == plan
     with connect_one(plan.shard_map.shards[0], timeout_s=PATIENCE_S) as store:
         assert store.server_info().shard_map == plan.shard_map
 
@@ -145,8 +143,7 @@ def test_a_cluster_that_runs_is_not_started_again(data: Path) -> None:
 def test_the_demo_trains_a_cluster_that_runs_and_leaves_nothing(data: Path) -> None:
     with connected(data) as store:
         before, labels = store.tables(), store.checkpoints()
-        address = kept_plan(str(data)).shard_map.shards[1]  # type: ignore[union-attr]
-        result = demo("--address", address)
+        result = demo("--address", plan_of(data).shard_map.shards[1])
         assert result["exact"]
         assert result["session"]["hit_rate"] == 1
         assert (store.tables(), store.checkpoints()) == (before, labels)

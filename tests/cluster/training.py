@@ -99,6 +99,14 @@ def applied_counts(store: Store, steps: int) -> list[int]:
     return [int(-mark) for mark in marks]
 
 
+def assert_done_once(store: Store, path: Path, steps: int) -> None:
+    """Have each step been applied once, with the digests of a run that nobody disturbed."""
+    wanted = [int(not is_skipped(step)) for step in range(1, steps + 1)]
+    assert applied_counts(store, steps) == wanted
+    assert digests(store) == undisturbed(path, steps)
+    store.check_integrity()
+
+
 def undisturbed(path: Path, steps: int) -> dict[str, str]:
     """Return the digests of one store after all steps, with nobody to disturb them."""
     with embstore.open(path, cache_bytes=1 << 24, device="cpu") as store:

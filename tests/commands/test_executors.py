@@ -4,7 +4,7 @@ Results and errors are equal, and so are digests; a list of the acknowledged com
 an empty store, gives the same digests.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
@@ -112,20 +112,29 @@ def digests(executor: Executor) -> dict[str, str]:
 OPTIONS = {"count_rate": 1.0, "cache_bytes": 1 << 20}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_results_errors_and_digests_are_equal(here: Embedded, there: Served, seed: int) -> None:
-    model, acknowledged = Model(), []
-    author = Author(seed, model)
-    near, far = (backend.open_store(**OPTIONS).executor for backend in (here, there))
+def compared(
+    near: Executor, far: Executor, seed: int, view: Callable[[Command[Any], Any], Any]
+) -> tuple[Model, list[Command[Any]]]:
+    """Give a list's commands to both, whose outcomes are the same as a view has them; return the
+    model of it, and what was acknowledged."""
+    author, acknowledged = Author(seed, model := Model()), []
     for number in range(COUNT):
         command = author.next()
         result, told = outcome(near, command), outcome(far, command)
-        assert equal(shown(command, result), shown(command, told)), f"{number}: {command}"
+        assert equal(view(command, result), view(command, told)), f"{number}: {command}"
         if not isinstance(result, EmbstoreError):
             model.follow(command, result)
             acknowledged.append(command)
     assert digests(near) == digests(far) == model.digests()
+    assert last_command(near) == last_command(far)
     assert near.execute(c.CheckIntegrity()) == far.execute(c.CheckIntegrity()) == ""
+    return model, acknowledged
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_results_errors_and_digests_are_equal(here: Embedded, there: Served, seed: int) -> None:
+    near, far = (backend.open_store(**OPTIONS).executor for backend in (here, there))
+    model, acknowledged = compared(near, far, seed, shown)
     again = here.open_store("again", **OPTIONS).executor
     for command in acknowledged:
         again.execute(command)
@@ -144,18 +153,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sharded]
 def test_a_cluster_gives_results_errors_and_digests_of_one_store(
     here: Embedded, cluster: Sharded, seed: int
 ) -> None:
-    author = Author(seed, model := Model())
     near, far = (backend.open_store(**OPTIONS).executor for backend in (here, cluster))
-    for number in range(COUNT):
-        command = author.next()
-        result, told = outcome(near, command), outcome(far, command)
-        found = of_cluster(command, result), of_cluster(command, told)
-        assert equal(*found), f"{number}: {command}"
-        if not isinstance(result, EmbstoreError):
-            model.follow(command, result)
-    assert digests(near) == digests(far) == model.digests()
-    assert last_command(near) == last_command(far)
-    assert far.execute(c.CheckIntegrity()) == ""
+    compared(near, far, seed, of_cluster)
 
 
 def last_command(executor: Executor) -> int:

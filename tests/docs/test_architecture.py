@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.style.sources import ROOT
+from tests.style.sources import ROOT, table_rows
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 BOUNDS = {
@@ -22,10 +22,7 @@ BOUNDS = {
 }
 
 
-def rows(columns: str) -> list[list[str]]:
-    """Return the cells of the page's table with these column names."""
-    (body,) = re.findall(rf"^\| {columns} \|\n\|[- |]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in body.splitlines()]
+ADDITIONS = table_rows(PAGE, "to add | at most | places")
 
 
 def paths(text: str) -> list[str]:
@@ -36,7 +33,7 @@ def test_every_path_of_the_page_exists() -> None:
     assert not {path for path in paths(PAGE) if not (ROOT / path).exists()}
 
 
-@pytest.mark.parametrize("row", rows("to add \\| at most \\| places"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", ADDITIONS, ids=lambda row: row[0])
 def test_additions_touch_no_more_places_than_promised(row: list[str]) -> None:
     what, bound, places = row
     assert int(bound) == BOUNDS[what]
@@ -44,11 +41,15 @@ def test_additions_touch_no_more_places_than_promised(row: list[str]) -> None:
 
 
 def test_every_addition_is_listed() -> None:
-    assert [row[0] for row in rows("to add \\| at most \\| places")] == list(BOUNDS)
+    assert [row[0] for row in ADDITIONS] == list(BOUNDS)
 
 
 def test_every_room_is_listed() -> None:
-    listed = {path for row in rows("room \\| what it has \\| may import") for path in paths(row[0])}
+    listed = {
+        path
+        for row in table_rows(PAGE, "room | what it has | may import")
+        for path in paths(row[0])
+    }
     rooms = {
         str(folder.parent.relative_to(ROOT))
         for package in ("embstore/*", "proto/*", "client/*", "server/*")

@@ -32,7 +32,7 @@ from embstore_server.cli.commands import app
 from embstore_server.launch import ServerProcess
 from embstore_server.settings import load, markdown_table
 from embstore_training.history import KIND
-from tests.style.sources import ROOT
+from tests.style.sources import ROOT, table_rows
 
 README = (ROOT / "README.md").read_text()
 GUIDE = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "guide").glob("*.md"))}
@@ -202,19 +202,13 @@ def test_every_command_is_in_the_guide() -> None:
     assert named == set(typer.main.get_command(app).commands)
 
 
-def cells(page: str, first: str) -> list[list[str]]:
-    """Return the cells of the rows of the table whose header begins with a cell."""
-    body = re.search(rf"^\| {first} \|.*\n\|[- |]+\|\n((?:\|.*\n)+)", page, re.M)[1]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()]
-
-
 def test_the_table_of_settings_is_the_declared_one() -> None:
     """Write it anew by `embstore_server.settings.markdown_table`."""
     assert markdown_table() in GUIDE["operating"]
 
 
 def test_errors_are_in_the_table_with_their_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {row[0].split("`")[1]: row for row in cells(GUIDE["errors"], "class")}
+    rows = {row[0].split("`")[1]: row for row in table_rows(GUIDE["errors"], "class")}
     assert rows.keys() == {kind.__name__ for kind in ANSWERS}
     for kind, answer in ANSWERS.items():
         *_, codes, status = rows[kind.__name__]

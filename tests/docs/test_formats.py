@@ -8,7 +8,6 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,24 +22,17 @@ from embstore.sharding import ShardMap
 from embstore.storage import shard as shards
 from embstore.storage.shard import ShardPlace
 from embstore_proto.v1 import embstore_pb2 as pb
-from tests.style.sources import ROOT
+from tests.style.sources import ROOT, table_rows
 
 PAGE = (ROOT / "docs" / "formats.md").read_text()
 DIM, KEYS = 3, [1, 2, 999]
 PAGE_BYTES = 4096
 
 
-def rows_of(columns: str) -> Iterator[list[str]]:
-    """Yield the rows of the page's table with these column names."""
-    (body,) = re.findall(rf"^\| {re.escape(columns)} \|\n\|[- |]+\|\n((?:\|.*\n)+)", PAGE, re.M)
-    for line in body.splitlines():
-        yield [cell.strip() for cell in line[1:-1].split("|")]
-
-
 def layout(name: str) -> dict[str, tuple[int, int]]:
     """Return offset and size of each field of one of the page's layouts."""
     fields, offset = {}, 0
-    for size, field, _ in rows_of(f"bytes | {name} | content"):
+    for size, field, _ in table_rows(PAGE, f"bytes | {name} | content"):
         fields[field] = offset, int(size)
         offset += int(size)
     return fields
@@ -133,7 +125,9 @@ def test_header_page(written: tuple[Path, Any, Any]) -> None:
         else:
             numbers = [number(header["first number"]), number(header["second number"])]
             assert numbers == [int(name) for name in file.stem.split("-")]
-    (magic_row,) = (row for row in rows_of("bytes | header | content") if row[1] == "magic")
+    (magic_row,) = (
+        row for row in table_rows(PAGE, "bytes | header | content") if row[1] == "magic"
+    )
     assert magics == set(re.findall(r"`(\S{8})`", magic_row[2]))
 
 
@@ -191,7 +185,7 @@ def test_log_segment(written: tuple[Path, Any, Any]) -> None:
 
 
 def test_record_of_the_page_is_the_one_parsed_above() -> None:
-    sizes = [row[0] for row in rows_of("bytes | record | content")]
+    sizes = [row[0] for row in table_rows(PAGE, "bytes | record | content")]
     assert sizes == ["8", "8", "4 * dim", "4 * state_dim", "to 16"]
 
 
@@ -217,7 +211,11 @@ def test_catalogue(written: tuple[Path, Any, Any]) -> None:
     line, _, body = (written[0] / "CATALOGUE").read_bytes().partition(b"\n")
     assert line.decode() == f"EMBSTORE CATALOGUE 3 {blake2b(body, digest_size=32).hexdigest()}"
     document = json.loads(body)
-    fields = {name for row in rows_of("field | meaning") for name in re.findall(r"`(\w+)`", row[0])}
+    fields = {
+        name
+        for row in table_rows(PAGE, "field | meaning")
+        for name in re.findall(r"`(\w+)`", row[0])
+    }
     assert document.keys() == fields
     assert (written[0] / f"commands/{document['commands'][0]:012d}.commands").exists()
     _, text = PAGE.split("A **state** has ")
@@ -238,7 +236,7 @@ def test_archive(written: tuple[Path, Any, Any], what: str, name: str, arrays: s
         assert {member.removesuffix(".npy") for member in file.namelist()} == arrays | {"header"}
         header = json.loads(np.load(file.open("header.npy")).tobytes())
         assert np.load(file.open("keys_0.npy")).dtype.kind == "u"
-    (row,) = (row for row in rows_of("file | header | arrays") if row[0] == what)
+    (row,) = (row for row in table_rows(PAGE, "file | header | arrays") if row[0] == what)
     assert header.keys() == set(re.findall(r"`(\w+)`", row[1]))
     assert f'"{header["format"]}"' in row[1]
 
@@ -247,7 +245,7 @@ def test_archive(written: tuple[Path, Any, Any], what: str, name: str, arrays: s
     ("name", "kind"), [("bulk message", pb.LookupRequest), ("chunk", pb.Chunk)]
 )
 def test_fields_of_messages(name: str, kind: Any) -> None:
-    on_page = {field: int(n) for n, field, _ in rows_of(f"field | {name} | content")}
+    on_page = {field: int(n) for n, field, _ in table_rows(PAGE, f"field | {name} | content")}
     assert on_page == {field.name: field.number for field in kind.DESCRIPTOR.fields}
 
 

@@ -10,19 +10,12 @@ from embstore.commands import Retry
 from embstore_proto.status import ANSWERS
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS
-from tests.style.sources import ROOT
+from tests.style.sources import ROOT, table_rows
 
 PAGE = (ROOT / "docs" / "guide" / "other-languages.md").read_text()
 NODE = ROOT / "tests" / "node"
 SOURCES = {path.name: path.read_text() for path in NODE.glob("*.js")}
 QUOTES = re.findall(r"```js\n(.*?)```", PAGE, re.DOTALL)
-
-
-def rows(first: str) -> list[list[str]]:
-    """Return the cells of the table whose header begins so."""
-    body = re.search(rf"^\| {first} \|.*\n\|[- |]+\|\n((?:\|.*\n)+)", PAGE, re.M)
-    assert body is not None
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in body[1].splitlines()]
 
 
 @pytest.mark.parametrize("quote", QUOTES, ids=[quote.split("\n")[0].strip() for quote in QUOTES])
@@ -31,7 +24,7 @@ def test_an_example_stands_in_a_file_that_tests_run(quote: str) -> None:
 
 
 def test_every_error_is_there_with_its_status_and_whether_it_is_sent_again() -> None:
-    found = {cells[0].strip("`"): cells[1:3] for cells in rows("`embstore-error`")}
+    found = {cells[0].strip("`"): cells[1:3] for cells in table_rows(PAGE, "`embstore-error`")}
     expected = {
         kind.__name__: [answer.code.name, "yes" if answer.retried else "no"]
         for kind, answer in ANSWERS.items()
@@ -40,7 +33,7 @@ def test_every_error_is_there_with_its_status_and_whether_it_is_sent_again() -> 
 
 
 def test_every_field_of_an_origin_is_there_but_those_for_the_log() -> None:
-    named = {cells[0].strip("`") for cells in rows("field")}
+    named = {cells[0].strip("`") for cells in table_rows(PAGE, "field")}
     fields = {field.name for field in pb.Origin.DESCRIPTOR.fields}
     assert fields - named == {"rank", "step"}
 

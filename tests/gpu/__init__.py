@@ -3,8 +3,8 @@
 Beside Python they need NumPy, CuPy, Numba, pytest and Hypothesis, no more.
 
 compute-sanitizer runs every verb of the device once, small, and finds what a test of results does
-not: accesses out of bounds, and races within a block. Where it is on the PATH test_sanitizer.py
-runs it; by hand, from the repository's root:
+not: accesses out of bounds, and races within a block. `make gpu` has it as two parts; by hand, from
+the repository's root:
 
     compute-sanitizer --tool memcheck --error-exitcode 99 python -m tests.gpu.every_verb
     compute-sanitizer --tool racecheck --error-exitcode 99 python -m tests.gpu.every_verb

@@ -23,7 +23,7 @@ def small() -> Scale:
 def main(scale: Scale) -> None:
     """Run the verbs; raises what goes wrong."""
     for dim in DIMS:
-        found = kernels.verbs(Machine(scale), scale, dim, 1.0)
+        found = kernels.verbs(Machine(scale), scale, dim)
         print(f"dim {dim}: {len(found['verbs'])} verbs")
 
 

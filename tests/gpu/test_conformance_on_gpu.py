@@ -1,8 +1,6 @@
-"""The dense reference and the device: what is read, and the digests, bit by bit.
+"""The dense reference and the device, bit by bit: hot keys in chunks, and rows of every width.
 
-The traces are those of tests/conformance, and so is the test of one digest, which runs here as it
-is on stores of the device. What a small trace cannot show is added: hot keys cut into chunks, rows
-of every width, and calls larger than the cache.
+All else of tests/conformance runs on the device too.
 """
 
 import numpy as np
@@ -10,11 +8,7 @@ import pytest
 
 from embstore.config import Normal
 from tests.conformance.cases import OPTIMIZERS, generator
-from tests.conformance.replay import creations, expect, random_commands, read_bits
-from tests.conformance.test_one_digest import (
-    test_one_digest_whatever_happens_between_commands,  # noqa: F401  collected here again
-)
-from tests.conformance.traces import TABLES, smallest_cache, values
+from tests.conformance.traces import values
 from tests.conformance.twin import bits, digests
 from tests.reference import ReferenceStore
 
@@ -23,20 +17,6 @@ pytestmark = pytest.mark.gpu
 DIMS = (1, 7, 32, 128, 160)
 HOT_OCCURRENCES = 5000
 """Of one key: more than 64 chunks, whose sums are added in their order."""
-
-
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-@pytest.mark.parametrize("room", [1.0, 1.5, 100.0])
-def test_random_commands_read_and_leave_what_the_reference_has(backend, policy, room):
-    rng = generator(int(room * 10))
-    commands = creations(TABLES) + random_commands(rng, TABLES, 3)
-    reads, wanted = expect(commands)
-    cache_bytes = int(smallest_cache(backend, TABLES) * room)
-    store = backend.open_store(cache_bytes=cache_bytes, policy=policy)
-    for number, command in enumerate(commands):
-        assert read_bits(command(store)) == reads[number], f"command {number}"
-    store.check_integrity()
-    assert digests(store) == wanted
 
 
 @pytest.mark.parametrize("dim", DIMS)

@@ -25,8 +25,6 @@ pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, DIM, KEYS = 100_000, 64, 50_000
-DELAY_CYCLES = 50_000_000
-"""Some 30 ms, in which the host gets far beyond the call."""
 PATIENCE_S = 60.0
 
 
@@ -101,16 +99,10 @@ def test_lookups_and_updates_give_the_bits_of_arrays_of_the_host(store):
 def test_a_side_stream_of_torch_is_waited_for(store):
     """Its arrays are written behind a delay: the event is reached when the copies are there."""
     torch = pytest.importorskip("torch")
+    from tests.gpu.test_side_streams import DELAY_CYCLES, late
+
     rng = np.random.default_rng(12)
     host, device = store.table("host"), store.table("device")
-
-    def late(array):
-        source = torch.from_numpy(array).cuda()
-        torch.cuda.current_stream().synchronize()
-        found = torch.zeros_like(source)
-        torch.cuda._sleep(DELAY_CYCLES)
-        found.copy_(source)
-        return found
 
     for _ in range(3):
         keys = rng.integers(0, ROWS, KEYS)

@@ -2,6 +2,9 @@
 
 import ast
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -40,3 +43,19 @@ def module_name(path: Path) -> str:
     """Return a module's dotted name: embstore/cache/__init__.py -> embstore.cache."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def table_rows(page: str, header: str) -> list[list[str]]:
+    """Return the cells of the one table of a page whose header begins so, `first | second`."""
+    form = rf"^\| {re.escape(header)} \|.*\n\|[- |]+\|\n((?:\|.*\n)+)"
+    (body,) = re.findall(form, page, re.MULTILINE)
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in body.splitlines()]
+
+
+def run_python(code: str) -> str:
+    """Run `code` in a fresh interpreter at the root and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.rstrip("\n")

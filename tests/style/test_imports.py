@@ -6,15 +6,20 @@ units is acyclic. Imports inside functions and under TYPE_CHECKING count: they a
 """
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.style.sources import ROOT, module_name, parse, place, project_files
+from tests.style.sources import (
+    ROOT,
+    module_name,
+    parse,
+    place,
+    project_files,
+    run_python,
+)
 
 LEVELS = (  # the lowest first
     {"cache_split", "durability", "errors", "score", "stats", "values", "version"},
@@ -189,15 +194,6 @@ def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(node, ast.Try):
             for handler in node.handlers:
                 yield from _run_at_import(handler.body)
-
-
-def run_python(code: str) -> str:
-    """Run `code` in a fresh interpreter at the root and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 LOADED = "print(*sorted({m.partition('.')[0] for m in sys.modules} & {'numba', 'cupy', 'numpy'}))"

@@ -1,13 +1,11 @@
 """Which package knows which, where libraries are used, and what importing the client loads."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.style.sources import ROOT, place, project_files
+from tests.style.sources import ROOT, place, project_files, run_python
 from tests.style.test_imports import imports, top
 
 PACKAGES = {
@@ -155,11 +153,7 @@ SLOW_TO_IMPORT = {
 
 def test_importing_the_client_costs_little_beyond_its_libraries() -> None:
     """Importing NumPy, gRPC and protobuf is most of the time, and happens at the first use."""
-    done = subprocess.run(
-        [sys.executable, "-c", NOT_AT_IMPORT], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    at_import, at_use = done.stdout.splitlines()
+    at_import, at_use = run_python(NOT_AT_IMPORT).split("\n")
     assert not at_import
     assert not SLOW_TO_IMPORT & set(at_use.split())
 
@@ -177,10 +171,6 @@ LOADED = """if True:
 
 
 def test_importing_the_client_loads_numpy_grpc_and_protobuf_alone() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    loaded, engine = done.stdout.splitlines()
+    loaded, engine = run_python(LOADED).split("\n")
     assert set(loaded.split()) <= {"numpy", "google", "cython_runtime", "typing_extensions"}
     assert engine == "False"

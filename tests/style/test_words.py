@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.style.sources import ROOT, parse, place, project_files
+from tests.style.sources import ROOT, parse, place, project_files, table_rows
 
 PACKAGES = ("embstore", "proto", "client", "server")
 
@@ -32,11 +32,9 @@ def snake_case(name: str) -> str:
 
 def banned_words() -> list[Banned]:
     page = (ROOT / "docs" / "glossary.md").read_text()
-    (table,) = re.findall(r"^\| not in names \|.*\n\|[- |]+\|\n((?:\|.*\n)+)", page, re.MULTILINE)
-    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
     return [
         Banned(word.strip("`"), instead, set(stays.replace("`", "").split()))
-        for word, instead, stays in rows
+        for word, instead, stays in table_rows(page, "not in names")
     ]
 
 

@@ -1,57 +1,76 @@
-"""The device beside its memory and torch; see the package, and `tests.bench.program`.
+"""The benchmark of a GPU: its kernels beside its memory, the store's step beside torch's.
 
-It has failed too where digests differ.
+``python -m tests.bench.gpu`` measures everything in one process and one run, prints one table and
+the goals, and writes a JSON into ``docs/figures/``. Needed are CuPy, NumPy, Numba and a CUDA
+device; torch is measured where it can be imported. Nothing of the device is set: clocks are as they
+are.
+
+The ceiling is a device-to-device copy of the same run, reads and writes counted. A figure's share
+is its bytes over its time over the ceiling; bytes are counted as the headers of the kernels do, so
+what a kernel reads twice counts once where they say that the second time it comes from a cache.
+
+Times of the device are events in the stream of the kernels, and medians. Before each sample copies
+far larger than the L2 cache empty it, and take so long that the host has given all of a sample's
+work before its first kernel begins: the gaps between launches are the device's own.
+
+``--emulated`` runs every part, tiny, where there is no GPU (tests/kernels/emulation): a proof that
+it runs, no figure.
+
+It has failed too where digests, or arrays of the GPU and of the host, differ.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from tests.bench import gpu
-from tests.bench.gpu import guard, host, kernels, peer_torch, report, scale, shared, step, tiers
-from tests.bench.gpu.machine import Machine, packages
+from tests.bench.gpu import guard, host, kernels, peer_torch, scale, shared, step, tiers
+from tests.bench.gpu.goals import GOALS
+from tests.bench.gpu.machine import Machine, versions
 from tests.bench.program import NOTHING, Program, Run
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "versions": versions,
+    "digests": guard.measure,
+    "digests-large": guard.at_scale,
+    "kernels": kernels.measure,
+    "step": step.measure,
+    "host": host.measure,
+    "shared": shared.measure,
+    "torch": peer_torch.measure,
+    "tiers": tiers.measure,
+}
 
 
 def measure(run: Run, wanted: Sequence[str]) -> None:
-    """Measure the parts, the ceiling first."""
     machine = Machine(run.scale)
-    run.results["packages"] |= packages()
-    run.results["published_ms"] = report.PUBLISHED_MS | {"source": report.SOURCE}
-    ceiling = run.keep("ceiling", kernels.ceiling, machine, run.scale)
-    for name, compare in (("digests", guard.measure), ("digests-large", guard.at_scale)):
-        if name in wanted:
-            found = run.keep(name, compare, machine, run.scale, run.folder / name)
-            if found is not None and not all(one["same"] for one in found.values()):
-                run.results["failed"][name] = "CPU and device differ"
-    if "kernels" in wanted and ceiling is not None:
-        run.results["kernels"] = {}
-        for dim in run.scale.dims:
-            given = machine, run.scale, dim, ceiling["bytes_per_s"]
-            found = run.attempt(f"kernels, dim {dim}", kernels.verbs, *given)
-            if found is not None:
-                run.results["kernels"][str(dim)] = found
-    if "step" in wanted:
-        run.keep("step", step.measure, machine, run.scale, run.folder / "step")
-    if "host" in wanted:
-        run.keep("host", host.measure, machine, run.scale, run.folder / "host")
-    if "shared" in wanted:
-        found = run.keep("shared", shared.measure, machine, run.scale, run.folder / "shared")
-        if found is not None and not found["same"]:
-            run.results["failed"]["shared"] = "arrays of the GPU and of the host differ"
-    if "torch" in wanted:
-        run.keep("torch", peer_torch.measure, run.scale)
-    if "tiers" in wanted:
-        run.keep("tiers", tiers.measure, machine, run.scale, run.folder / "tiers")
+    run.keep("ceiling", kernels.ceiling, machine, run.scale)
+    for name in wanted:
+        found = run.keep(name, PARTS[name], machine, run.scale, run.folder / name)
+        if found is not None and not _is_same(found):
+            run.results["failed"][name] = "what has to be the same differs"
+
+
+def _is_same(found: dict[str, Any]) -> bool:
+    inner = (value for value in found.values() if isinstance(value, dict))
+    return found.get("same", True) and all(map(_is_same, inner))
+
+
+def derive(results: dict[str, Any]) -> None:
+    """Say of each verb what share of the ceiling it moves."""
+    for of_dim in results.get("kernels", {}).values() if "ceiling" in results else ():
+        for verb in of_dim["verbs"].values():
+            verb["share"] = verb["bytes_per_s"] / results["ceiling"]["bytes_per_s"]
 
 
 PROGRAM = Program(
     name="gpu",
-    about=gpu.__doc__ or "",
+    about=__doc__,
     room="about 20 GB",
-    parts=["digests", "digests-large", "kernels", "step", "host", "shared", "torch", "tiers"],
+    parts=list(PARTS),
     measure=measure,
     scale=scale,
-    report=report,
+    goals=GOALS,
+    derive=derive,
     sizes={"quick": "fewer samples, under two minutes", "emulated": NOTHING},
 )
 

@@ -52,15 +52,11 @@ class Case:
 
     name: str
     work: Callable[[Call], Any]
-    bytes: int | Callable[[dict[str, list[float]]], int]
-    """Of a call, or what tells them by its launches."""
+    bytes: int
+    """Of a call."""
     rows: int | None = None
     """Keys or rows that it is about, where their rate is asked for."""
     whole: bool = True
-
-    def bytes_of(self, launches: dict[str, list[float]]) -> int:
-        """Return the bytes of a call whose launches are given."""
-        return self.bytes if isinstance(self.bytes, int) else self.bytes(launches)
 
 
 class FullPool:
@@ -126,7 +122,6 @@ class FullPool:
         return batch, slots[: len(batch.unique_keys)]
 
     def taken(self, number: int) -> Call:
-        """Return the call whose turn it is."""
         return self.calls[number % len(self.calls)]
 
 

@@ -1,13 +1,13 @@
 """The ceiling, and the verbs of the device beside it."""
 
+import pathlib
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tests.bench.gpu.cases import OPTIMIZERS, Case, FullPool, apply_case, cases_of
-from tests.bench.gpu.clock import sample_ms
-from tests.bench.gpu.machine import Machine, median, timer_of, wait
+from tests.bench.gpu.machine import Machine, median, sample_ms, timer_of, wait
 from tests.bench.gpu.scale import Scale
 
 
@@ -33,7 +33,12 @@ def ceiling(machine: Machine, scale: Scale) -> dict[str, Any]:
         device.close()
 
 
-def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) -> dict[str, Any]:
+def measure(machine: Machine, scale: Scale, _: pathlib.Path) -> dict[str, Any]:
+    """Return the figures of every verb, by dim."""
+    return {str(dim): verbs(machine, scale, dim) for dim in scale.dims}
+
+
+def verbs(machine: Machine, scale: Scale, dim: int) -> dict[str, Any]:
     """Return the figures of every verb on rows of `dim`."""
     device = machine.device()
     try:
@@ -43,8 +48,6 @@ def verbs(machine: Machine, scale: Scale, dim: int, ceiling_bytes_per_s: float) 
         for optimizer in OPTIMIZERS:
             case = apply_case(pool, optimizer)
             found[case.name] = _measured(pool, case)
-        for figures in found.values():
-            figures["share"] = figures["bytes_per_s"] / ceiling_bytes_per_s
         return {
             "dim": dim,
             "keys": scale.keys,
@@ -73,14 +76,13 @@ def _measured(pool: FullPool, case: Case) -> dict[str, Any]:
     alone = [sum(map(sum, one.values())) for one in launches]
     whole = [sample_ms(timer.clock, partial(work, call)) for call in calls]
     ms = median(whole if case.whole else alone)
-    moved = case.bytes_of(launches[-1])
     return {
         "ms": ms,
         "measured": "the call" if case.whole else "its launches",
         "call_ms": median(whole),
         "quartiles_ms": np.percentile(whole if case.whole else alone, [25, 75]).tolist(),
-        "bytes": moved,
-        "bytes_per_s": 1e3 * moved / ms,
+        "bytes": case.bytes,
+        "bytes_per_s": 1e3 * case.bytes / ms,
         "per_s": None if case.rows is None else 1e3 * case.rows / ms,
         "launches_ms": {
             name: {"count": len(spent), "ms": median([sum(one[name]) for one in launches])}

@@ -37,7 +37,6 @@ class Zipf:
         self._total = self._cumulated[-1] + (self._begin - end) / self._fall
 
     def batch(self, count: int) -> Keys:
-        """Draw `count` keys."""
         draws = self._rng.random(count) * self._total
         ranks = np.searchsorted(self._cumulated, draws, side="right") + 1
         tail = np.flatnonzero(draws >= self._cumulated[-1])
@@ -46,7 +45,6 @@ class Zipf:
         return ranks * SCATTER & (self._ranks - 1)
 
     def batches(self, count: int, keys: int) -> list[Keys]:
-        """Draw `count` batches."""
         return [self.batch(keys) for _ in range(count)]
 
 

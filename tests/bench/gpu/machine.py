@@ -1,17 +1,135 @@
-"""The device that is measured: a GPU, or the emulation of one."""
+"""The device that is measured: a GPU, or the emulation of one; and points in its time.
 
-import contextlib
-import importlib.metadata
+On a GPU a point is an event in the stream of the kernels. In the emulation, where nothing is done
+before it is waited for, it is the host's clock behind a wait.
+"""
+
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 
+from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
-from embstore.device.runtime import COMPUTE, DOWN, UP
-from tests.bench.gpu.clock import Clock, EventClock, LaunchTimer, WallClock
+from embstore.device.runtime import COMPUTE, DOWN, UP, Argument, DeviceArray, Runtime
 from tests.bench.gpu.scale import Scale
 
-PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "torch")
+LAUNCH_CUSHIONS = 1
+VERB_CUSHIONS = 8
+"""Copies before a sample. A launch takes the host some 10 us, a verb some 300; a copy of 256 MiB
+takes a GPU of 4 TB/s 120 us."""
+
+
+class EventClock:
+    """Of a CUDA device.
+
+    `cushion` gives the device work that empties its L2 cache and lets the host run ahead; `point`
+    returns the moment at which all that COMPUTE has been given so far is done; `elapsed_ms` waits
+    for its second point.
+    """
+
+    def __init__(self, runtime: Any, cushion_bytes: int) -> None:
+        import cupy
+
+        self._cuda = cupy.cuda
+        self._runtime = runtime
+        self._source = runtime.allocate(cushion_bytes, "u1")
+        self._target = runtime.allocate(cushion_bytes, "u1")
+
+    def cushion(self, count: int) -> None:
+        for _ in range(count):
+            self._runtime.copy(self._source, self._target)
+
+    def point(self) -> Any:
+        event = self._cuda.Event()
+        self._cuda.runtime.eventRecord(event.ptr, self._runtime.compute_stream)
+        return event
+
+    def elapsed_ms(self, begin: Any, end: Any) -> float:
+        end.synchronize()
+        return float(self._cuda.get_elapsed_time(begin, end))
+
+
+class WallClock:
+    """Of the emulation."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def cushion(self, count: int) -> None:
+        """There is no cache, and nobody runs ahead."""
+
+    def point(self) -> float:
+        self._runtime.wait(self._runtime.mark(COMPUTE))
+        return time.perf_counter()
+
+    def elapsed_ms(self, begin: float, end: float) -> float:
+        return 1e3 * (end - begin)
+
+
+def sample_ms(clock: Any, work: Callable[[], Any]) -> float:
+    """Return what one call of `work` takes the device."""
+    clock.cushion(VERB_CUSHIONS)
+    begin = clock.point()
+    work()
+    return clock.elapsed_ms(begin, clock.point())
+
+
+class LaunchTimer:
+    """A runtime that can tell what each launch took, on its own behind a cushion of its own.
+
+    So a verb that waits in between, or copies between host and device, still tells the time of its
+    kernels. They begin with an empty L2 cache then, which in a call they may not.
+    """
+
+    def __init__(self, runtime: Any, clock: Any) -> None:
+        self.clock = clock
+        self._runtime = runtime
+        self._spans: list[tuple[str, Any, Any]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    @contextmanager
+    def recording(self) -> Iterator[list[tuple[str, Any, Any]]]:
+        """Have the launches of the block noted as (name, begin, end)."""
+        self._spans = spans = []
+        try:
+            yield spans
+        finally:
+            self._spans = None
+
+    def launches_ms(self, work: Callable[[], Any]) -> dict[str, list[float]]:
+        """Return by kernel what each of its launches in one call of `work` took."""
+        with self.recording() as spans:
+            work()
+        found: dict[str, list[float]] = {}
+        for name, begin, end in spans:
+            found.setdefault(name, []).append(self.clock.elapsed_ms(begin, end))
+        return found
+
+    def _timed(self, name: str, give: Callable[[], None]) -> None:
+        if self._spans is None:
+            give()
+            return
+        self.clock.cushion(LAUNCH_CUSHIONS)
+        begin = self.clock.point()
+        give()
+        self._spans.append((name, begin, self.clock.point()))
+
+    def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:
+        self._timed(kernel, lambda: self._runtime.launch(kernel, blocks, *arguments))
+
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        self._timed("fill", lambda: self._runtime.fill(array, byte))
+
+
+TOOLS = ("nvcc", "cuobjdump", "compute-sanitizer", "ncu", "nsys")
 
 
 class Machine:
@@ -26,7 +144,6 @@ class Machine:
         return GpuDevice(LaunchTimer(runtime, self._clock(runtime)))
 
     def runtime(self) -> Any:
-        """Return a runtime of the kind."""
         if self._scale.emulated:
             from tests.kernels.emulation.runtime import EmulatedRuntime
 
@@ -35,14 +152,13 @@ class Machine:
 
         return open_runtime(0)
 
-    def _clock(self, runtime: Any) -> Clock:
+    def _clock(self, runtime: Any) -> Any:
         if self._scale.emulated:
             return WallClock(runtime)
         return EventClock(runtime, self._scale.cushion_bytes)
 
 
 def timer_of(device: GpuDevice) -> LaunchTimer:
-    """Return the timer of a machine's device."""
     timer: Any = device.runtime
     return timer
 
@@ -54,14 +170,15 @@ def wait(device: GpuDevice) -> None:
 
 
 def median(values: Any) -> float:
-    """Return the median as a plain number."""
     return float(np.median(values))
 
 
-def packages() -> dict[str, str | None]:
-    """Return the versions of what the device is reached by, None where it is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+def versions(machine: Machine, _: Scale, __: pathlib.Path) -> dict[str, Any]:
+    """Return which tools are here, and the device's facts once all kernels are compiled; those of
+    the CPU are compiled beside them: cold, they take half a minute."""
+    device = machine.device()
+    with closing(CpuDevice(1)) as cpu, ThreadPoolExecutor(1) as pool, closing(device):
+        compiling = pool.submit(cpu.warm_up)
+        device.warm_up()
+        compiling.result()
+        return {"tools": {tool: shutil.which(tool) for tool in TOOLS}, "device": device.facts()}

@@ -8,12 +8,14 @@ that empty the L2 cache, as for the store.
 """
 
 import importlib.util
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tests.bench.gpu.law import Footprint, Zipf
+from tests.bench.gpu.machine import Machine
 from tests.bench.gpu.scale import Scale
 from tests.bench.gpu.step import DIM
 from tests.bench.worker import SkippedError
@@ -21,7 +23,7 @@ from tests.bench.worker import SkippedError
 CUSHIONS = 8
 
 
-def measure(scale: Scale) -> dict[str, Any]:
+def measure(_: Machine, scale: Scale, __: pathlib.Path) -> dict[str, Any]:
     """Return the medians.
 
     Raises

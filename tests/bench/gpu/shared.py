@@ -50,7 +50,6 @@ class Calls:
         update: Callable[[], None],
         synchronize: Callable[[], None],
     ) -> dict[str, float]:
-        """Return the milliseconds of either call."""
         found = {}
         for name, call in (("lookup", lookup), ("update", update)):
             for _ in range(2):

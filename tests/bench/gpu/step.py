@@ -3,7 +3,7 @@
 The rows are the footprint of the batches (`law.py`), so that their keys lie close, as a table's do;
 torch is given the same. Keys, gradients and outputs are on the device. The wall time is of many
 steps with one wait at the end; beside it the time of the device's events over the same steps,
-lookups and updates alone, what the engine's stages take the host, and what each kernel takes alone.
+lookups and updates alone, and what the engine's stages take the host.
 """
 
 import contextlib
@@ -44,17 +44,14 @@ class Step:
         ]
 
     def lookup(self, number: int) -> None:
-        """Look up the keys of a step."""
         keys = self._d_keys[number % len(self._d_keys)]
         self.store.lookup(keys, self._d_outs[number % 2])
 
     def update(self, number: int) -> None:
-        """Apply the gradients of a step."""
         keys = self._d_keys[number % len(self._d_keys)]
         self.store.update(keys, self._d_gradients[number % 2])
 
     def both(self, number: int) -> None:
-        """Do a step."""
         self.lookup(number)
         self.update(number)
 
@@ -72,10 +69,6 @@ class Step:
             counters.unique_keys - unique - counters.unique_hits + hits
         ) / steps
         found |= {"lookup": self._timed(self.lookup), "update": self._timed(self.update)}
-        timer = timer_of(self._device)
-        found["launches_ms"] = {
-            name: sum(spent) for name, spent in timer.launches_ms(lambda: self.both(0)).items()
-        }
         return found | {"dim": self.dim, "keys": self._scale.keys, "memory": self._memory()}
 
     def _timed(self, work: Callable[[int], None]) -> dict[str, float]:
@@ -115,11 +108,9 @@ class Step:
         return float((slabs - rows + index + pool.slots._free.nbytes) / pool.slots.count)
 
     def close(self) -> None:
-        """Close the store."""
         self.store.close()
 
 
 def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
-    """Return the figures of the step."""
     with contextlib.closing(Step(machine, scale, path)) as step:
         return step.measure()

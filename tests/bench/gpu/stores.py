@@ -45,7 +45,6 @@ class DeviceStore:
             reads.lookup([share], [d_out], admit=True, stages=self.engine.stages)
 
     def update(self, d_keys: DeviceArray, d_gradients: DeviceArray) -> None:
-        """Apply gradients of the device."""
         with self.engine.writing(None):
             writes.update(
                 [Share(self._state, d_keys, Gradients(rows=d_gradients))],
@@ -63,7 +62,6 @@ class DeviceStore:
         return {name: 1e3 * seconds for name, seconds in self.engine.stages.seconds().items()}
 
     def close(self) -> None:
-        """Close the store, and with it the device."""
         self.store.close()
 
 

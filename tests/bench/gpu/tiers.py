@@ -133,7 +133,6 @@ class Tiers:
         }
 
     def steps(self) -> dict[str, Any]:
-        """Return the figures of steps in the cache's steady state."""
         scale, pool = self._scale, self.store.pool
         for _ in range(scale.cached_settle_steps):
             self._step()
@@ -169,7 +168,6 @@ class Tiers:
         return 1e3 * (time.perf_counter() - begin)
 
     def close(self) -> None:
-        """Close the store."""
         self.store.close()
 
 

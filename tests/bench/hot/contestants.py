@@ -10,13 +10,15 @@ that a block finds prepared are as many as it leaves prepared.
 
 **Hits.** A plain store's are its pool's. A session's lookups know misses by unique key alone; where
 there are any, each counts as one access. A hot step's rows are all hits, as they are at hand.
+
+Each trains a model of its own, the demo's DLRM, with the same beginning for all.
 """
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,31 +26,50 @@ from embstore.arrays import Rows
 from embstore.layout import Layout
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
+from embstore_tools.demo.criteo import INTEGERS
+from embstore_tools.demo.dlrm import Adam, Dlrm, area_under_curve
 from embstore_training.hotcold.run import HotColdRun
 from embstore_training.run import Run
 from tests.bench.hot.scale import Scale
 from tests.bench.hot.stores import Written, pool
-from tests.bench.hot.trace import Columns, Trace
-from tests.bench.hot.trainer import Trainer
+from tests.bench.hot.trace import FEATURES, LABELS, Columns, Trace
+
+_DENSE_LEARNING_RATE = 2e-3
+
+
+class Trainer:
+    """The dense part, and what it does with a batch's rows."""
+
+    def __init__(self, trace: Trace, scale: Scale) -> None:
+        self._trace = trace
+        self._model = Dlrm(integers=INTEGERS, columns=len(trace.tables), dim=scale.dim)
+        self._optimizer = Adam(self._model.parameters, _DENSE_LEARNING_RATE)
+
+    def gradients(self, batch: Columns, rows: dict[str, Rows]) -> dict[str, Rows]:
+        """Train the dense part on a batch, and return the gradients of its rows by table."""
+        found = self._model.gradients(batch[FEATURES], self._stacked(rows), batch[LABELS])
+        self._optimizer.step(found.dense)
+        return {
+            table: np.ascontiguousarray(found.embeddings[:, column])
+            for column, table in enumerate(self._trace.tables)
+        }
+
+    def held_out_auc(self, store: Any) -> float | None:
+        """Return the AUC of the held-out samples. The cache stays as training left it."""
+        held_out, scores = self._trace.held_out, []
+        for batch in self._trace.batches(held_out):
+            rows = store.lookup(self._trace.keys_of(batch), admit=False)
+            scores.append(self._model.scores(batch[FEATURES], self._stacked(rows)))
+        return area_under_curve(held_out[LABELS].astype(np.float32), np.concatenate(scores))
+
+    def _stacked(self, rows: dict[str, Rows]) -> Rows:
+        return np.stack([rows[table] for table in self._trace.tables], axis=1)
+
 
 BOUND = "all-cached"
 _LEASE_MS = 120_000
 """Longer than the others' blocks, although a thread renews it."""
 _SETTLE_S = 5.0
-
-
-class Step(Protocol):
-    """A step of training, whatever way its rows come."""
-
-    @property
-    def batch(self) -> Any:
-        """Return its samples."""
-
-    def lookup(self) -> dict[str, Rows]:
-        """Return a row for each key of the batch, by table."""
-
-    def update(self, gradients: Mapping[str, Rows]) -> Any:
-        """Apply a gradient for each key of the batch."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +108,19 @@ class Known:
 
 
 class CallStep:
-    """A plain step."""
+    """A plain step, with what a session's steps have too."""
 
     def __init__(self, contestant: "Contestant", batch: Columns) -> None:
-        self._contestant = contestant
+        self._store = contestant.store
         self._keys = contestant.trace.keys_of(batch)
         self.batch = batch
 
     def lookup(self) -> dict[str, Rows]:
-        """Return the rows of the batch."""
-        self._contestant.calls += 1
-        rows: dict[str, Rows] = self._contestant.store.lookup(self._keys)
+        rows: dict[str, Rows] = self._store.lookup(self._keys)
         return rows
 
     def update(self, gradients: Mapping[str, Rows]) -> None:
-        """Update them."""
-        self._contestant.calls += 1
-        self._contestant.store.update({t: (self._keys[t], g) for t, g in gradients.items()})
-
-
-class CountedSessions:
-    """A store's sessions, whose calls are counted, but not the renewals of a lease."""
-
-    def __init__(self, sessions: Any) -> None:
-        self._sessions = sessions
-        self.calls = 0
-
-    def __getattr__(self, verb: str) -> Any:
-        self.calls += verb != "renew"
-        return getattr(self._sessions, verb)
+        self._store.update({t: (self._keys[t], g) for t, g in gradients.items()})
 
 
 class Contestant:
@@ -126,7 +131,6 @@ class Contestant:
     ) -> None:
         self.name, self.kind, self.trace, self.scale = name, kind, trace, scale
         self.trainer = Trainer(trace, scale)
-        self.calls = 0
         self.warmed: dict[str, float] = {}
         # A budget gives a slab more than was asked for, and slabs are a sixty-fourth of it.
         slots = sum(scale.rows) if kind.caches_all else scale.slots - scale.slots // 64
@@ -136,23 +140,23 @@ class Contestant:
         if kind.profile is not None:
             self._warm(known.profiles[kind.profile])
         self._stack = contextlib.ExitStack()
-        self.steps: Iterator[Step] = self._steps(known)
+        self.steps: Iterator[Any] = self._steps(known)
         self._before = self._counts()
-        self._stages_before: dict[str, float] = self.store.executor.tables.stages.seconds()
 
     def _warm(self, profile: Profile) -> None:
         self.store.import_profile(profile)
         begin = time.perf_counter()
         rows = self.store.warm_cache(self.scale.warm_up)
-        self.warmed = {"rows": rows, "seconds": time.perf_counter() - begin}
+        seconds = time.perf_counter() - begin
+        self.warmed = {"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds}
 
-    def _steps(self, known: Known) -> Iterator[Step]:
+    def _steps(self, known: Known) -> Iterator[Any]:
         return (CallStep(self, batch) for batch in self.trace.batches())
 
     def settle(self) -> None:
         """Wait until nothing is prepared any more for steps to come."""
 
-    def note_step(self, step: Step) -> None:
+    def note_step(self, step: Any) -> None:
         """Count what only the loop sees of a step. Not timed."""
 
     def end(self) -> dict[str, Any]:
@@ -162,18 +166,15 @@ class Contestant:
         return figures
 
     def close(self) -> None:
-        """Close the store."""
         self._stack.close()
         self.store.close()
 
     def _counts(self) -> dict[str, int]:
         """Return numbers that only grow."""
         storage, found = self.store.stats()["storage"], pool(self.store)
-        names = ("accesses", "access_hits", "unique_keys", "unique_hits", "misses_initializer")
+        names = ("accesses", "access_hits", "unique_keys", "unique_hits")
         record = Layout(self.scale.dim, 1, "rowwise_adagrad").record_bytes
         return {name: found[name] for name in names} | {
-            "bytes_read": storage["bytes_read"],
-            "bytes_written": storage["bytes_written"],
             "rows_read": storage["bytes_read"] // record,
             "rows_written": storage["bytes_written"] // record,
         }
@@ -181,19 +182,8 @@ class Contestant:
     def _figures(self) -> dict[str, Any]:
         after = self._counts()
         grown = {name: after[name] - self._before[name] for name in after}
-        stages, before = self.store.executor.tables.stages.seconds(), self._stages_before
-        return {
-            **grown,
-            **self._hit_rates(grown),
-            "slots": pool(self.store)["slots"],
-            "store_calls": self._store_calls(),
-            "replica_bytes": 0,
-            "warmed": self.warmed,
-            "stages_s": {stage: stages[stage] - before.get(stage, 0.0) for stage in stages},
-        }
-
-    def _store_calls(self) -> int:
-        return self.calls
+        slots = pool(self.store)["slots"]
+        return {**grown, **self._hit_rates(grown), "slots": slots, "warmed": self.warmed}
 
     def _hit_rates(self, grown: dict[str, int]) -> dict[str, float]:
         return {
@@ -208,10 +198,9 @@ class Announcing(Contestant):
     _hot_unique = 0
     """Unique keys of steps that the session had nothing to do with."""
 
-    def _steps(self, known: Known) -> Iterator[Step]:
-        self._port: Any = CountedSessions(self.store.sessions)
+    def _steps(self, known: Known) -> Iterator[Any]:
         run = Run(
-            self._port,
+            self.store.sessions,
             self.trace.tables,
             lookahead=self.scale.lookahead_steps,
             lease_ms=_LEASE_MS,
@@ -233,16 +222,6 @@ class Announcing(Contestant):
         (told,) = self.store.sessions.stats()
         return dict(told)
 
-    def _figures(self) -> dict[str, Any]:
-        told = self._session()
-        names = ("steps_in_parts", "steps_planned_again", "stalls", "stall_s", "held_back_s")
-        session = {name: told[name] for name in (*names, "prefetch_coverage")}
-        return super()._figures() | {"session": session, "stages_s": told["stage_seconds"]}
-
-    def _store_calls(self) -> int:
-        calls: int = self._port.calls
-        return calls
-
     def _hit_rates(self, grown: dict[str, int]) -> dict[str, float]:
         told = self._session()
         keys, missing = told["lookup_keys"], told["lookup_keys"] - told["lookup_hits"]
@@ -256,7 +235,7 @@ class Announcing(Contestant):
 class HotCold(Announcing):
     """Hot/cold training."""
 
-    def _steps(self, known: Known) -> Iterator[Step]:
+    def _steps(self, known: Known) -> Iterator[Any]:
         columns = {table: table for table in self.trace.tables}
         self._run = HotColdRun(
             self.store,
@@ -281,16 +260,11 @@ class HotCold(Announcing):
         return super()._figures() | {
             "replica_bytes": told["bytes"],
             "hot_sample_share": told["hot_samples"] / self.scale.samples,
-            "replica": told,
         }
-
-    def _store_calls(self) -> int:
-        return self._run.stats()["store_calls"]
 
 
 def make(
     name: str, kind: Kind, written: Written, trace: Trace, scale: Scale, known: Known
 ) -> Contestant:
-    """Return a contestant that is ready for its first step."""
     way = HotCold if kind.rate is not None else Announcing if kind.ahead else Contestant
     return way(name, kind, written, trace, scale, known)

@@ -22,7 +22,6 @@ from tests.bench.turns import Kind, seconds_of, take_turns
 def measure(
     written: Written, trace: Trace, known: Known, scale: Scale, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the figures."""
     progress("counting")
     found = {"counter": _counter(trace, scale), "sample": _sample(known, scale)}
     progress("classifying and packing")

@@ -41,7 +41,6 @@ class Scale:
 
     @property
     def samples(self) -> int:
-        """Samples that are trained on."""
         return self.rounds * self.round_steps * self.batch_samples
 
     @property
@@ -55,9 +54,8 @@ class Scale:
         return 4 * (self.dim + 1)
 
 
-def full() -> Scale:
-    """Return the scale that the goals are stated for."""
-    return Scale()
+full = Scale
+"""What the goals are stated for."""
 
 
 def quick() -> Scale:

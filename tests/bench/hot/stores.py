@@ -7,7 +7,6 @@ Rows have values of the size of the demo's initial ones, the same 2**18 over and
 what takes long, and the values need only be small and unlike each other.
 """
 
-import contextlib
 import pathlib
 import time
 from typing import Any
@@ -18,7 +17,13 @@ import embstore
 from embstore.config import TableConfig
 from embstore_tools.demo.training import table_configs
 from tests.bench.hot.scale import Scale
-from tests.bench.stores import NO_MERGES, cache_bytes_for, copy_store, wait_for_folds
+from tests.bench.stores import (
+    NO_MERGES,
+    cache_bytes_for,
+    copy_store,
+    open_store,
+    wait_for_folds,
+)
 
 _PIECE_ROWS = 1 << 18
 _FOLDED_LOG_BYTES = 64 << 20
@@ -36,14 +41,8 @@ class Written:
         optimizer = embstore.RowWiseAdagrad(learning_rate=scale.learning_rate)
         self.configs = table_configs(scale.rows, dim=scale.dim, optimizer=optimizer)
         begin = time.perf_counter()
-        opened: Any = embstore.open(
-            self._first,
-            device="cpu",
-            cache_bytes=64 << 20,
-            threads=scale.threads,
-            checkpoints_keep=1,
-        )
-        with contextlib.closing(opened) as store:
+        options = {"threads": scale.threads, "checkpoints_keep": 1}
+        with open_store(self._first, 64 << 20, **options) as store:
             store.warm_up()
             for config in self.configs:
                 self._write(store, config)
@@ -69,10 +68,9 @@ class Written:
 
     def open(self, name: str, slots: int, policy: str = "lru", count_rate: float = 0.0) -> Any:
         """Return a fresh copy of the store, open, with about so many slots."""
-        store = embstore.open(
+        store = open_store(
             copy_store(self._first, self._folder / name),
-            device="cpu",
-            cache_bytes=cache_bytes_for(slots, self._scale.dim),
+            cache_bytes_for(slots, self._scale.dim),
             policy=policy,
             count_rate=count_rate,
             threads=self._scale.threads,

@@ -72,7 +72,6 @@ class Trace:
         return _cut(self.columns, _CHUNK_BATCHES * self._scale.batch_samples)
 
     def keys_of(self, batch: Columns) -> dict[str, Keys]:
-        """Return a batch's keys by table."""
         return {table: batch[table].astype(np.int64, copy=False) for table in self.tables}
 
     def profile(self, rate: float = 1.0) -> Profile:

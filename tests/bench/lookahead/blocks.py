@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.bench.lookahead.contestants import LookAhead, Plain
-from tests.bench.lookahead.waits import wait_until
+from tests.bench.lookahead.stores import wait_until
 from tests.bench.turns import in_turns
 
 Parts = tuple[float, float, float, float]

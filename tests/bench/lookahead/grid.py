@@ -7,14 +7,20 @@ follow each other on them. The bound is filled once a locality, for it forgets n
 session's stages took for a step, waits for the storage among them, are no more than the computation
 is, and when the cache has room for two working sets: the rows of the step that computes, which may
 not leave, and those of the next.
+
+**Sweep.** Caches from one working set to eight, in one case. A working set is the unique keys of a
+step. With one, the session can prepare the next step only in what the running one leaves; with a
+few more it prepares whole steps ahead, and more than that buys little. The **knee** is the smallest
+cache from which on the step stays at the bound (`goals.at_bound`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tests.bench.lookahead.blocks import Steps, settle, take_blocks
 from tests.bench.lookahead.contestants import LookAhead, Plain, Static
+from tests.bench.lookahead.goals import at_bound
 from tests.bench.lookahead.scale import Scale
 from tests.bench.lookahead.stores import Written
 from tests.bench.lookahead.trace import Trace, locality
@@ -81,7 +87,6 @@ def describe(found: dict[str, Steps], working_set: int, slots: int, computation_
 
 
 def measure(written: Written, scale: Scale, progress: Progress) -> list[dict[str, Any]]:
-    """Return the cells."""
     cells: list[dict[str, Any]] = []
     for exponent in scale.exponents:
         trace = Trace(scale, exponent)
@@ -89,35 +94,59 @@ def measure(written: Written, scale: Scale, progress: Progress) -> list[dict[str
             for share in scale.cache_shares:
                 progress(f"{locality(exponent)}, cache {share:.1%}")
                 place = {"locality": locality(exponent), "cache_share": share}
-                cells += [place | cell for cell in _cells(written, scale, trace, share, bound)]
+                names = ("lookahead", "lru", "lfu", "static")
+                with contestants_of(written, trace, scale, int(share * scale.rows), names) as held:
+                    cases = [(s, c) for s in scale.latencies_ms for c in scale.computations_ms]
+                    found = cells_of({**held, "bound": bound}, trace, scale, cases)
+                    cells += [place | cell for cell in found]
     return cells
 
 
-def _cells(
-    written: Written, scale: Scale, trace: Trace, share: float, bound: Plain
+def sweep(written: Written, scale: Scale, progress: Progress) -> dict[str, Any]:
+    """Return, by locality, a point for each cache, and the knee in working sets or None."""
+    found = {}
+    case = (scale.sweep_latency_ms, scale.sweep_computation_ms)
+    for exponent in scale.sweep_exponents:
+        progress(f"capacity sweep, {locality(exponent)}")
+        trace, points = Trace(scale, exponent), []
+        with bound_of(written, trace, scale) as bound:
+            for sets in scale.sweep_sets:
+                slots = round(sets * trace.working_set())
+                with contestants_of(written, trace, scale, slots, ("lookahead", "lru")) as held:
+                    contestants = {**held, "bound": bound}
+                    (point,) = cells_of(contestants, trace, scale, [case])
+                points.append({"sets": sets} | point)
+        found[locality(exponent)] = {"points": points, "knee_sets": knee(points)}
+    return found
+
+
+def cells_of(
+    contestants: dict[str, Plain], trace: Trace, scale: Scale, cases: Sequence[tuple[float, float]]
 ) -> Iterator[dict[str, Any]]:
-    slots = int(share * scale.rows)
-    names = ("lookahead", "lru", "lfu", "static")
-    with contestants_of(written, trace, scale, slots, names) as held:
-        contestants = {**held, "bound": bound}
-        trace.prepare(scale.settle_steps + _steps_of_a_cache(scale) + scale.lookahead_steps)
-        next_batch = settle(contestants, scale.settle_steps)
-        slots = held["lru"].opened.pool()["slots"]
-        for latency_ms in scale.latencies_ms:
-            for computation_ms in scale.computations_ms:
-                found, next_batch = take_blocks(
-                    contestants,
-                    next_batch,
-                    rounds=scale.rounds,
-                    warm=scale.warm_steps,
-                    measured=scale.measured_steps(computation_ms),
-                    computation_s=1e-3 * computation_ms,
-                    latency_s=1e-3 * latency_ms,
-                )
-                cell = describe(found, trace.working_set(), slots, computation_ms)
-                yield {"latency_ms": latency_ms} | cell
+    """Yield a cell for each latency and computation, in milliseconds, on the stores of a cache."""
+    steps = sum(scale.warm_steps + scale.measured_steps(computing) for _, computing in cases)
+    trace.prepare(scale.settle_steps + scale.rounds * steps + scale.lookahead_steps)
+    next_batch = settle(contestants, scale.settle_steps)
+    slots = contestants["lru"].opened.pool()["slots"]
+    for latency_ms, computation_ms in cases:
+        found, next_batch = take_blocks(
+            contestants,
+            next_batch,
+            rounds=scale.rounds,
+            warm=scale.warm_steps,
+            measured=scale.measured_steps(computation_ms),
+            computation_s=1e-3 * computation_ms,
+            latency_s=1e-3 * latency_ms,
+        )
+        cell = describe(found, trace.working_set(), slots, computation_ms)
+        yield {"latency_ms": latency_ms} | cell
 
 
-def _steps_of_a_cache(scale: Scale) -> int:
-    blocks = [scale.warm_steps + scale.measured_steps(ms) for ms in scale.computations_ms]
-    return scale.rounds * len(scale.latencies_ms) * sum(blocks)
+def knee(points: list[dict[str, Any]]) -> float | None:
+    """Return the fewest working sets from which on every point is at the bound."""
+    found = None
+    for point in reversed(points):
+        if not at_bound(point):
+            break
+        found = point["sets"]
+    return found

@@ -1,10 +1,12 @@
 """The pictures: a step against the cache for each latency, the capacity sweep with its knee, and
 what a step waits for over a network."""
 
+import itertools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
-from tests.bench.lookahead.report import NAMES, step_ms
+from tests.bench.lookahead.goals import NAMES, Cell, step_ms
 from tests.bench.pictures import pyplot, write
 from tests.bench.report import Results
 
@@ -28,36 +30,59 @@ def draw(results: Results, stem: pathlib.Path) -> list[pathlib.Path]:
     cells = results.get("cells", [])
     for computation_ms in sorted({cell["computation_ms"] for cell in cells}):
         chosen = [cell for cell in cells if cell["computation_ms"] == computation_ms]
-        drawn = _steps(plt, chosen, computation_ms)
+        drawn = _grid(plt, chosen, "locality", "latency_ms", _steps)
+        drawn.supxlabel("cache, share of the table")
+        drawn.supylabel(f"median step, ms, of which {computation_ms:g} ms compute")
         paths.append(write(plt, drawn, stem, f"step-{computation_ms:g}ms"))
     if results.get("sweep"):
         paths.append(write(plt, _capacity(plt, results["sweep"]), stem, "capacity"))
     if results.get("network"):
-        paths.append(write(plt, _network(plt, results["network"]), stem, "network"))
+        drawn = _grid(plt, results["network"], "unique_rows", "computation_ms", _waits)
+        drawn.supxlabel("network, ms each way")
+        drawn.supylabel("median step without its computation, ms")
+        paths.append(write(plt, drawn, stem, "network"))
     return paths
 
 
-def _steps(plt: Any, cells: list[dict[str, Any]], computation_ms: float) -> Any:
-    """Draw a row of axes for each locality, a column for each latency."""
-    localities = list(dict.fromkeys(cell["locality"] for cell in cells))
-    latencies = list(dict.fromkeys(cell["latency_ms"] for cell in cells))
-    drawn, axes = _grid(plt, len(localities), len(latencies))
-    for row, where in enumerate(localities):
-        for column, latency_ms in enumerate(latencies):
-            here = [c for c in cells if c["locality"] == where and c["latency_ms"] == latency_ms]
-            shares = [100 * cell["cache_share"] for cell in here]
-            ax = axes[row][column]
-            for name in NAMES:
-                ax.plot(shares, [step_ms(c, name) for c in here], label=name, **_STYLES[name])
-            ax.set_xscale("log")
-            ax.set_xticks(shares, [f"{share:g} %" for share in shares])
-            ax.minorticks_off()
-            ax.grid(alpha=0.3)
-            ax.set_title(f"{where}, cold batch {latency_ms:g} ms late", fontsize=9)
+def _grid(
+    plt: Any, cells: list[Cell], row: str, column: str, fill: Callable[[Any, list[Cell]], None]
+) -> Any:
+    """Return a figure whose axes, by what cells have in `row` and in `column`, share their scales;
+    `fill` draws into each what its cells have."""
+    rows, columns = (list(dict.fromkeys(cell[name] for cell in cells)) for name in (row, column))
+    drawn, axes = plt.subplots(
+        len(rows),
+        len(columns),
+        figsize=(4 * len(columns), 2.8 * len(rows)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for ax, place in zip(axes.flat, itertools.product(rows, columns), strict=True):
+        fill(ax, [cell for cell in cells if (cell[row], cell[column]) == place])
+        ax.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
-    drawn.supxlabel("cache, share of the table")
-    drawn.supylabel(f"median step, ms, of which {computation_ms:g} ms compute")
     return drawn
+
+
+def _steps(ax: Any, cells: list[Cell]) -> None:
+    shares = [100 * cell["cache_share"] for cell in cells]
+    for name in NAMES:
+        ax.plot(shares, [step_ms(c, name) for c in cells], label=name, **_STYLES[name])
+    ax.set_xscale("log")
+    ax.set_xticks(shares, [f"{share:g} %" for share in shares])
+    ax.minorticks_off()
+    ax.set_title("{locality}, cold batch {latency_ms:g} ms late".format(**cells[0]), fontsize=9)
+
+
+def _waits(ax: Any, cells: list[Cell]) -> None:
+    delays, computation_ms = [cell["delay_ms"] for cell in cells], cells[0]["computation_ms"]
+    for way, style in _WAYS.items():
+        ax.plot(delays, [cell["ways"][way]["wait_ms"] for cell in cells], label=way, **style)
+    ax.axhline(0.03 * computation_ms, color="tab:red", linestyle=":", label="3 %")
+    ax.set_title(f"{cells[0]['unique_rows']:,} rows, {computation_ms:g} ms compute", fontsize=9)
+    ax.set_ylim(bottom=0)
 
 
 def _capacity(plt: Any, sweep: dict[str, Any]) -> Any:
@@ -80,43 +105,3 @@ def _capacity(plt: Any, sweep: dict[str, Any]) -> Any:
         ax.grid(alpha=0.3)
         ax.legend(fontsize=8)
     return drawn
-
-
-def _network(plt: Any, cells: list[dict[str, Any]]) -> Any:
-    """Draw a row of axes for each number of rows, a column for each computation."""
-    rows = sorted({cell["unique_rows"] for cell in cells})
-    computations = sorted({cell["computation_ms"] for cell in cells})
-    drawn, axes = _grid(plt, len(rows), len(computations))
-    for row, count in enumerate(rows):
-        for column, computation_ms in enumerate(computations):
-            ax = axes[row][column]
-            here = [
-                cell
-                for cell in cells
-                if (cell["unique_rows"], cell["computation_ms"]) == (count, computation_ms)
-            ]
-            delays = [cell["delay_ms"] for cell in here]
-            for way, style in _WAYS.items():
-                waits = [cell["ways"][way]["wait_ms"] for cell in here]
-                ax.plot(delays, waits, label=way, **style)
-            ax.axhline(0.03 * computation_ms, color="tab:red", linestyle=":", label="3 %")
-            ax.set_title(f"{count:,} rows, {computation_ms:g} ms compute", fontsize=9)
-            ax.set_ylim(bottom=0)
-            ax.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=8)
-    drawn.supxlabel("network, ms each way")
-    drawn.supylabel("median step without its computation, ms")
-    return drawn
-
-
-def _grid(plt: Any, rows: int, columns: int) -> Any:
-    """Return a figure and its axes, by row and column, which share their scales."""
-    return plt.subplots(
-        rows,
-        columns,
-        figsize=(4 * columns, 2.8 * rows),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )

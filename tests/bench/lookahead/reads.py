@@ -96,7 +96,6 @@ def _train(store: Any, steps: list[Keys], known: int, planner: str) -> None:
 
 
 def table(tell: Callable[[str], object] = print) -> None:
-    """Print the table."""
     tell(f"{'trace':9}{'cache':7}{'lru':>6}{'rank':>6}" + "".join(f"{k:>6}" for k in KNOWN))
     for kind, steps in traces(STEPS, DRAWS, SEED).items():
         for size in SIZES:

@@ -58,14 +58,12 @@ class Scale:
         return self.lookahead_steps
 
     def measured_steps(self, computation_ms: float) -> int:
-        """Return how many steps of a block are measured."""
         low, high = self.block_steps
         return max(low, min(high, int(self.block_ms / computation_ms)))
 
 
-def full() -> Scale:
-    """Return the scale that the goals are stated for."""
-    return Scale()
+full = Scale
+"""What the goals are stated for."""
 
 
 def quick() -> Scale:

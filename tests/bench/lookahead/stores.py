@@ -1,22 +1,73 @@
-"""The written store and its copies: the table is written once, and each contestant has a copy."""
+"""The written store and its copies: the table is written once, and each contestant has a copy.
 
-import contextlib
+Its files are slow on purpose, by waits that are precise to a tenth of a millisecond and leave the
+core free. The system wakes a sleeper late, by its timer's slack and by whatever else runs: so a
+wait sleeps until shortly before its end, and asks for the time from there on. Between two questions
+it gives the interpreter's lock away, or the threads that work ahead would stand still meanwhile.
+"""
+
+import os
 import pathlib
+import threading
+import time
 from typing import Any
 
 import numpy as np
 
-import embstore
+from embstore.storage.files import Files
 from tests.bench.lookahead.scale import Scale
-from tests.bench.lookahead.waits import SlowFiles
 from tests.bench.stores import (
     NO_MERGES,
     cache_bytes_for,
     copy_store,
     create_table,
+    open_store,
     small_grads,
     update_all,
 )
+
+_AWAKE_S = 200e-6
+
+
+def wait_until(moment: float) -> None:
+    """Return when `time.perf_counter()` has come to `moment`."""
+    left = moment - time.perf_counter() - _AWAKE_S
+    if left > 0:
+        time.sleep(left)
+    while time.perf_counter() < moment:
+        time.sleep(0)
+
+
+class SlowFiles(Files):
+    """Files whose cold rows come `latency_s` late, once for each batch of them.
+
+    A thread that makes calls says before each that a batch begins, and waits at its first read
+    only: the store reads a call's rows in pieces, but has asked the disk for all. Other threads,
+    which read ahead, wait at every read.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root)
+        self.latency_s = 0.0
+        self.reads = 0
+        """Batches of cold rows so far. Threads may miscount each other's by a few."""
+        self._call = threading.local()
+
+    def begin_call(self) -> None:
+        """Say that what this thread reads from now on is one batch."""
+        self._call.has_waited = False
+
+    def reached(self, point: str) -> None:
+        """Wait where rows are about to be read."""
+        # Only a thread that makes calls has the mark.
+        if point != "read" or getattr(self._call, "has_waited", False):
+            return
+        if hasattr(self._call, "has_waited"):
+            self._call.has_waited = True
+        self.reads += 1
+        if self.latency_s:
+            wait_until(time.perf_counter() + self.latency_s)
+
 
 TABLE = "ads"
 
@@ -27,10 +78,9 @@ class Opened:
     def __init__(self, path: pathlib.Path, scale: Scale, slots: int, policy: str) -> None:
         self.files = SlowFiles(path)
         self.slots = slots
-        self.store: Any = embstore.open(
+        self.store: Any = open_store(
             path,
-            device="cpu",
-            cache_bytes=cache_bytes_for(slots, scale.dim),
+            cache_bytes_for(slots, scale.dim),
             policy=policy,
             threads=scale.threads,
             limits=NO_MERGES,
@@ -39,12 +89,10 @@ class Opened:
         self.table: Any = self.store.table(TABLE)
 
     def pool(self) -> dict[str, Any]:
-        """Return the figures of the one pool."""
         found: dict[str, Any] = self.store.stats()["cache"]["pools"][0]
         return found
 
     def close(self) -> None:
-        """Close the store."""
         self.store.close()
 
 
@@ -57,10 +105,7 @@ class Written:
         self._first = folder / "written"
         gradients = small_grads(scale.dim)
         cache_bytes = cache_bytes_for(scale.rows // 4, scale.dim)
-        opened: Any = embstore.open(
-            self._first, device="cpu", cache_bytes=cache_bytes, threads=scale.threads
-        )
-        with contextlib.closing(opened) as store:
+        with open_store(self._first, cache_bytes, threads=scale.threads) as store:
             table = create_table(store, TABLE, scale.rows, scale.dim)
             update_all(table, np.arange(scale.rows, dtype=np.int64), gradients)
             store.checkpoint("written")

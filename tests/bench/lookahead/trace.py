@@ -65,5 +65,4 @@ class WholeBatches(Trace):
 
 
 def locality(exponent: float) -> str:
-    """Return the name of a locality."""
     return "uniform" if exponent == UNIFORM else f"Zipf {exponent:g}"

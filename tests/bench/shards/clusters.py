@@ -1,12 +1,9 @@
 """Clusters of the benchmark's own: each shard is a real process, on loopback."""
 
-import json
 import pathlib
 import socket
-import urllib.request
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -15,14 +12,11 @@ from embstore.sharding import ShardMap
 from embstore_client import connect
 from embstore_client.connecting import connect_one
 from embstore_server.launch import ServerProcess
-from tests.bench.serving import FIGURES_TIMEOUT_S
+from tests.bench.serving import Verbs, verbs_of
 from tests.bench.shards.scale import Scale
 from tests.bench.stores import create_table, small_grads, update_all
 
 TABLE = "ads"
-Counts = dict[str, dict[str, int]]
-"""By verb: calls, bytes to the servers, bytes from them."""
-
 _NOT_OF_STEPS = ("GetStats", "RenewLease")
 """The benchmark's own question, and what time brings."""
 
@@ -69,26 +63,20 @@ class Cluster:
         return address
 
     def close(self) -> None:
-        """End the servers at once."""
         self._running.close()
 
     def alone(self) -> Store:
         """Return a connection to the first shard without a router; close it."""
         return connect_one(self.map.shards[0], transport="grpc")
 
-    def counts(self) -> Counts:
+    def counts(self) -> Verbs:
         """Return what calls of the shards cost so far, all together."""
-        found: Counts = {}
+        found: Verbs = {}
         for process in self._processes:
-            url = f"http://{process.admin}/api/v1/stats"
-            with urllib.request.urlopen(url, timeout=FIGURES_TIMEOUT_S) as reply:
-                verbs: dict[str, Any] = json.load(reply)["verbs"]
-            for verb, told in verbs.items():
+            for verb, told in verbs_of(process.admin).items():
                 if verb not in _NOT_OF_STEPS:
-                    sums = found.setdefault(verb, {"calls": 0, "up_bytes": 0, "down_bytes": 0})
-                    sums["calls"] += sum(told["codes"].values())
-                    sums["up_bytes"] += int(told["received_bytes"])
-                    sums["down_bytes"] += int(told["sent_bytes"])
+                    sums = found.setdefault(verb, dict.fromkeys(told, 0))
+                    found[verb] = {name: sums[name] + told[name] for name in told}
         return found
 
 

@@ -8,8 +8,10 @@ read, here with their state.
 import pathlib
 from typing import Any
 
-from tests.bench.shards.clusters import TABLE, Cluster, Counts
+from tests.bench.serving import Verbs, grown
+from tests.bench.shards.clusters import TABLE, Cluster
 from tests.bench.shards.scale import Scale
+from tests.bench.stores import trainer
 
 
 def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
@@ -30,11 +32,11 @@ def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _plain(cluster: Cluster, scale: Scale) -> dict[str, Any]:
-    table, gradients = cluster.store.table(TABLE), scale.gradients()
+    batches = scale.batches(scale.counted_steps)
+    step = trainer(cluster.store.table(TABLE), batches, [scale.gradients()])
     before = cluster.counts()
-    for keys in scale.batches(scale.counted_steps):
-        table.lookup(keys)
-        table.update(keys, gradients)
+    for _ in batches:
+        step()
     return _a_step(before, cluster.counts(), scale.counted_steps)
 
 
@@ -51,15 +53,10 @@ def _run(cluster: Cluster, scale: Scale, waits: Any) -> dict[str, Any]:
     return _a_step(before, after, scale.counted_steps)
 
 
-def _a_step(before: Counts, after: Counts, steps: int) -> dict[str, Any]:
+def _a_step(before: Verbs, after: Verbs, steps: int) -> dict[str, Any]:
     """Return what was counted between, by step: in all, and the calls by verb."""
-    nothing = {"calls": 0, "up_bytes": 0, "down_bytes": 0}
-    grown = {
-        verb: {name: value - before.get(verb, nothing)[name] for name, value in sums.items()}
-        for verb, sums in after.items()
-    }
-    whole: dict[str, Any] = {
-        name: sum(sums[name] for sums in grown.values()) / steps for name in nothing
-    }
-    verbs = {verb: sums["calls"] / steps for verb, sums in sorted(grown.items()) if sums["calls"]}
+    between = grown(before, after)
+    names = ("calls", "up_bytes", "down_bytes")
+    whole: dict[str, Any] = {n: sum(one[n] for one in between.values()) / steps for n in names}
+    verbs = {verb: one["calls"] / steps for verb, one in sorted(between.items()) if one["calls"]}
     return whole | {"verbs": verbs}

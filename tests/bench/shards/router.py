@@ -50,7 +50,6 @@ class Ready:
         self._rows = np.ones((scale.keys, scale.dim), np.float32)
 
     def execute(self, command: Any, **_: Any) -> Any:
-        """Answer a command of the benchmark."""
         match command:
             case c.Lookup(tables):
                 (part,) = tables

@@ -27,19 +27,16 @@ class Scale:
     """Of each server: all rows are in the cache."""
 
     def batches(self, count: int) -> list[Keys]:
-        """Return the keys of some steps."""
         rng = np.random.default_rng(self.seed)
         return [rng.choice(self.rows, self.keys, replace=False) for _ in range(count)]
 
     def gradients(self) -> Rows:
-        """Return gradients of a step."""
         rng = np.random.default_rng(self.seed)
         return rng.standard_normal((self.keys, self.dim), dtype=np.float32) * np.float32(0.01)
 
 
-def full() -> Scale:
-    """Return the scale that the goals are stated for."""
-    return Scale()
+full = Scale
+"""What the goals are stated for."""
 
 
 def quick() -> Scale:

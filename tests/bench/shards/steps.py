@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.bench.shards.clusters import TABLE, Cluster
 from tests.bench.shards.scale import Scale
+from tests.bench.stores import trainer
 from tests.bench.turns import Kind, take_turns
 
 
@@ -20,7 +21,11 @@ def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
     alone = clusters[scale.shards[0]].alone()
     try:
         stores = {"alone": alone} | {str(n): cluster.store for n, cluster in clusters.items()}
-        kinds = {name: Kind(_step(store, scale)) for name, store in stores.items()}
+        batches, gradients = scale.batches(4), [scale.gradients()]
+        kinds = {
+            name: Kind(trainer(store.table(TABLE), batches, gradients))
+            for name, store in stores.items()
+        }
         spent = take_turns(kinds, scale.rounds, scale.round_steps)
     finally:
         alone.close()
@@ -36,20 +41,6 @@ def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         }
         for name, median in medians.items()
     }
-
-
-def _step(store: Any, scale: Scale) -> Any:
-    table, gradients, batches = store.table(TABLE), scale.gradients(), scale.batches(4)
-    number = 0
-
-    def step() -> None:
-        nonlocal number
-        keys = batches[number % len(batches)]
-        number += 1
-        table.lookup(keys)
-        table.update(keys, gradients)
-
-    return step
 
 
 def _of_rounds(one: list[float], other: list[float], steps: int) -> list[float]:

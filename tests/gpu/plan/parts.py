@@ -53,12 +53,6 @@ class _Commands:
         command = self.program("tests.bench.gpu", *options)
         return Part(name, settles, command, usual_s, lacks, figures)
 
-    def versions(self) -> Part:
-        """Return the part that says what is here."""
-        figures = self._folder / "versions.figures"
-        command = self.program("tests.gpu.plan.versions", "--json", str(figures))
-        return Part("versions", "what is installed, what compiles", command, 30, None, figures)
-
     def _emulated(self) -> list[str]:
         return ["--emulated"] if self._is_emulated else []
 
@@ -79,7 +73,7 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
     ncu = ["ncu", "--clock-control", "none", "--kernel-name-base", "function", "--kernel-name"]
     ncu += [f"regex:{PROFILED}", "--launch-skip", "20", "--launch-count", "24"]
     return [
-        run.versions(),
+        run.benchmark("versions", "what is installed, what compiles", 30),
         Part(
             "runtime",
             "every method of the runtime, and what its failures are",

@@ -1,0 +1,37 @@
+"""The goals of the device."""
+
+from tests.bench.report import Goal, Results, figure
+
+
+def _same_digests(results: Results) -> float:
+    return sum(one["same"] for one in figure(results, "digests").values())
+
+
+GOALS = (
+    *(
+        Goal(
+            f"{verb}, dim {dim}: share of the ceiling",
+            f"kernels/{dim}/verbs/{verb}/share",
+            f">= {share:g}",
+        )
+        for dim, share in ((128, 0.85), (32, 0.75))
+        for verb in ("gather of unique rows", "gather_rows", "scatter_rows")
+    ),
+    Goal(
+        "probe of a call's unique keys", "kernels/128/verbs/probe/per_s", ">= 8 G keys/s", unit=1e-9
+    ),
+    Goal("the step, resident", "step/step/wall_ms", "<= 0.9 ms"),
+    *(
+        Goal(f"Python of {verb} of 2,048 keys", f"host/{verb}", "<= 0.1 ms")
+        for verb in ("lookup", "its_update", "update")
+    ),
+    Goal("the step, cache 0.8x the footprint", "tiers/cached/ms", "<= 12 ms"),
+    Goal("bytes of a slot beside its row", "step/memory/bytes_beside_a_row", "<= 40 bytes"),
+    Goal("rows from storage: share of pinned copies", "tiers/storage/share", ">= 0.6"),
+    Goal("optimizers with one digest on CPU and device", _same_digests, ">= 5"),
+    Goal(
+        "one digest at the yardstick, half the rows cached",
+        "digests-large/rowwise_adagrad/same",
+        ">= 1",
+    ),
+)
