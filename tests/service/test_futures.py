@@ -32,29 +32,16 @@ from embstore_client import (
     connect_async,
     futures,
 )
+from tests.service.frequency_samples import DIM, add
 from tests.serving import Server, patient
 
-DIM = 4
 PATIENT = {"timeout_s": 300.0, "connect_timeout_s": 300.0}
 
 
 def opened(path: Path) -> Store:
     store = embstore.open(path, device="cpu", cache_bytes=1 << 22)
-    store.create_table(
-        "ads",
-        dim=DIM,
-        rows=100,
-        optimizer=embstore.RowWiseAdagrad(0.1),
-        initializer=embstore.Uniform(-1, 1),
-    )
+    add(store, "ads")
     return store
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    data = tmp_path / "served"
-    with Server(lambda: opened(data), tmp_path, socket=str(tmp_path / "s")) as server:
-        yield server
 
 
 @pytest.fixture(params=["embedded", "grpc", "shared_memory"])
@@ -117,7 +104,7 @@ def test_calls_are_futures_that_give_what_the_verbs_do(store: Store) -> None:
         assert table.digest().result() == ads.digest()
         table.set_learning_rate(0.5).result()
         assert ads.learning_rate == 0.5
-    assert store.tables() == ["ads"]  # it is open still
+    assert "ads" in store.tables()  # it is open still
 
 
 @pytest.mark.parametrize("way", ["grpc", "shared_memory"])
@@ -127,22 +114,22 @@ def test_calls_are_awaited(way: str, server: Server) -> None:
 
     async def train() -> tuple[str, int]:
         async with connect_async(address, **options) as store:
-            users = await store.create_table(
-                "users",
+            items = await store.create_table(
+                "items",
                 dim=DIM,
                 rows=10,
                 optimizer=embstore.Sgd(0.5),
                 initializer=embstore.Constant(1.0),
             )
-            await users.update([3], GRADIENTS)
-            rows = (await store.lookup({"users": [3, 4]}))["users"]
+            await items.update([3], GRADIENTS)
+            rows = (await store.lookup({"items": [3, 4]}))["items"]
             np.testing.assert_array_equal(rows[:, 0], [0.5, 1.0])
-            found = await asyncio.gather(*(users.lookup([key]) for key in range(10)))
+            found = await asyncio.gather(*(items.lookup([key]) for key in range(10)))
             assert [float(rows[0, 0]) for rows in found] == [1.0] * 3 + [0.5] + [1.0] * 6
-            return await users.digest(), (await users.describe()).t
+            return await items.digest(), (await items.describe()).t
 
     digest, t = asyncio.run(train())
-    served = server.on_engine(lambda store: store.table("users").digest())
+    served = server.on_engine(lambda store: store.table("items").digest())
     assert (digest, t) == (served, 1)
 
 

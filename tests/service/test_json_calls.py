@@ -1,18 +1,15 @@
 """Every verb of plain messages by its JSON: over REST, and by `embstore call`."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import json_format
 
-import embstore
 from embstore_proto.verbs import JSON_VERBS, VERBS
 from embstore_server.cli import exits
-from tests.service.rest import Rest, fill, filled, serving
+from tests.service.rest import Rest
 from tests.service.shell import Shell
 from tests.serving import Server
 
@@ -28,7 +25,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "CreateTable": {"config": CONFIG},
     "GetTable": {"table": "ads"},
     "DropTable": {"table": "ads"},
-    "GrowTable": {"table": "ads", "rows": 2000},
+    "GrowTable": {"table": "ads", "rows": 5000},
     "SetLearningRate": {"table": "ads", "learningRate": 0.5},
     "GetDigest": {"table": "ads"},
     "GetLeaves": {"table": "ads"},
@@ -64,27 +61,6 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    def open_store() -> embstore.Store:
-        store = embstore.open(tmp_path / "store", cache_bytes=1 << 20, device="cpu")
-        fill(store)
-        return store
-
-    with Server(open_store, tmp_path) as server:
-        yield server
-
-
-def run(data: Path, scenario: Callable[[Rest], Awaitable[None]]) -> None:
-    """Run a scenario against a REST service of its own."""
-
-    async def served() -> None:
-        async with serving(data) as rest:
-            await scenario(rest)
-
-    asyncio.run(served())
-
-
 def check_reply(name: str, found: Any, store_id: str) -> None:
     """Check that JSON is the whole reply of a verb."""
     reply = json_format.ParseDict(found, VERBS[name].reply())
@@ -95,19 +71,16 @@ def check_reply(name: str, found: Any, store_id: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-def test_a_verb_is_called_over_rest(name: str, tmp_path: Path) -> None:
-    async def scenario(rest: Rest) -> None:
-        for before, body in BEFORE.get(name, []):
-            await rest.post(f"/api/v1/commands/{before}", body)
-        found = await rest.post(f"/api/v1/commands/{name}", REQUESTS.get(name, {}))
-        check_reply(name, found, rest.service.store.store_id)
-        calls = (await rest.get("/api/v1/stats"))["verbs"][name]
-        assert (calls["codes"]["OK"], calls["sent_bytes"] > 0) == (1, True)
-        refused = await rest.post(f"/api/v1/commands/{name}", {"no_such_field": 1}, 400)
-        assert refused["error"] == "InvalidArgumentError"
-        assert f"{name}Request" in refused["message"]
-
-    run(filled(tmp_path / "store"), scenario)
+async def test_a_verb_is_called_over_rest(name: str, rest: Rest) -> None:
+    for before, body in BEFORE.get(name, []):
+        await rest.post(f"/api/v1/commands/{before}", body)
+    found = await rest.post(f"/api/v1/commands/{name}", REQUESTS.get(name, {}))
+    check_reply(name, found, rest.service.store.store_id)
+    calls = (await rest.get("/api/v1/stats"))["verbs"][name]
+    assert (calls["codes"]["OK"], calls["sent_bytes"] > 0) == (1, True)
+    refused = await rest.post(f"/api/v1/commands/{name}", {"no_such_field": 1}, 400)
+    assert refused["error"] == "InvalidArgumentError"
+    assert f"{name}Request" in refused["message"]
 
 
 @pytest.mark.parametrize("name", ANSWERED)
@@ -126,46 +99,40 @@ def test_what_is_called_by_json_is_done_and_counted(server: Server, typed: Shell
     assert server.store.table("new").dim == 4
 
 
-def test_a_verb_without_json_is_refused(tmp_path: Path, typed: Shell) -> None:
-    async def scenario(rest: Rest) -> None:
-        for name in OTHERS:
-            told = await rest.post(f"/api/v1/commands/{name}", {}, 400)
-            assert told["message"].startswith(f"{name} carries arrays")
+async def test_a_verb_without_json_is_refused_over_rest(rest: Rest) -> None:
+    for name in OTHERS:
+        told = await rest.post(f"/api/v1/commands/{name}", {}, 400)
+        assert told["message"].startswith(f"{name} carries arrays")
 
-    run(tmp_path / "other", scenario)
+
+def test_a_verb_without_json_is_refused_by_the_command_line(typed: Shell) -> None:
     for name in OTHERS:
         ended = typed("call", name)
         assert (ended.status, ended.out) == (exits.USAGE, "")
         assert f"{name} carries arrays" in ended.err
 
 
-def test_what_is_no_json_of_the_request_is_refused(tmp_path: Path) -> None:
-    async def scenario(rest: Rest) -> None:
-        headers = {"content-type": "application/json"}
-        path = "/api/v1/commands/GetTable"
-        for text in (b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"table": 7}'):
-            answer = await rest.client.post(path, content=text, headers=headers)
-            assert (answer.status_code, answer.json()["error"]) == (400, "InvalidArgumentError")
-
-    run(tmp_path / "store", scenario)
+async def test_what_is_no_json_of_the_request_is_refused(rest: Rest) -> None:
+    headers = {"content-type": "application/json"}
+    path = "/api/v1/commands/GetTable"
+    for text in (b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"table": 7}'):
+        answer = await rest.client.post(path, content=text, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (400, "InvalidArgumentError")
 
 
-def test_errors_are_those_of_the_verb(tmp_path: Path, typed: Shell) -> None:
-    async def scenario(rest: Rest) -> None:
-        told = await rest.post("/api/v1/commands/GetTable", {"table": "nope"}, 404)
-        assert told["error"] == "TableNotFoundError"
-        await rest.post("/api/v1/commands/Nothing", {}, 404)
+async def test_errors_are_those_of_the_verb_over_rest(rest: Rest) -> None:
+    told = await rest.post("/api/v1/commands/GetTable", {"table": "nope"}, 404)
+    assert told["error"] == "TableNotFoundError"
+    await rest.post("/api/v1/commands/Nothing", {}, 404)
 
-    run(tmp_path / "other", scenario)
+
+def test_errors_are_those_of_the_verb_by_the_command_line(typed: Shell) -> None:
     assert typed("call", "GetTable", '{"table": "nope"}').status == exits.NOT_FOUND
     assert typed("call", "Nothing").status == exits.USAGE
 
 
-def test_a_call_with_an_origin_is_applied_once(tmp_path: Path) -> None:
-    async def scenario(rest: Rest) -> None:
-        origin = {"client_id": "operator", "sequence": 1}
-        body = {"origin": origin, "table": "ads", "rows": 2000}
-        first, again = [await rest.post("/api/v1/commands/GrowTable", body) for _ in range(2)]
-        assert first == again
-
-    run(filled(tmp_path / "store"), scenario)
+async def test_a_call_with_an_origin_is_applied_once(rest: Rest) -> None:
+    origin = {"client_id": "operator", "sequence": 1}
+    body = {"origin": origin, "table": "ads", "rows": 2000}
+    first, again = [await rest.post("/api/v1/commands/GrowTable", body) for _ in range(2)]
+    assert first == again

@@ -1,11 +1,7 @@
 """What an operator sees of look-ahead sessions: REST, metrics, and the command."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
-
-import pytest
 
 import embstore
 from embstore.lookahead.stats import SessionStats
@@ -82,18 +78,6 @@ async def test_metrics_of_a_session_end_with_it(rest: Rest) -> None:
 # The command
 
 
-@pytest.fixture
-def server(data: Path) -> Iterator[Server]:
-    server = Server(lambda: embstore.open(data, cache_bytes=1 << 20), data)
-    with server:
-        yield server
-
-
-def test_the_command_says_that_no_session_is_live(typed: Shell) -> None:
-    assert typed("sessions").out == "no session is live\n"
-    assert typed("sessions", "--json").document == []
-
-
 def test_the_command_shows_live_sessions(server: Server, typed: Shell) -> None:
     server.on_engine(train)
     lines = [line.split() for line in typed("sessions").out.splitlines()]
@@ -110,6 +94,7 @@ def test_the_command_ends_a_session(server: Server, typed: Shell) -> None:
     assert asked.status == exits.USAGE and "--yes" in asked.err
     assert typed("sessions", "close", "ctr", "--yes", "--json").document == {"name": "ctr"}
     assert typed("sessions").out == "no session is live\n"
+    assert typed("sessions", "--json").document == []
     again = typed("sessions", "close", "ctr", "--yes")
     assert again.status == exits.FAILED and "no session 'ctr' is open" in again.err
 

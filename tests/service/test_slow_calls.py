@@ -90,7 +90,8 @@ def test_a_slow_step_says_of_which_session_it_was(server: Server, log: Lines) ->
                 step.update({"ads": np.ones_like(step.lookup()["ads"])})
     for verb, keys in (("LookupStep", 0), ("UpdateStep", 5)):
         found = log.slow(verb)
-        assert (found["session"], found["rank"], found["keys"]) == ("trainer:job", 0, keys)
+        assert (found["session"], found["rank"], found["step"]) == ("trainer:job", 0, 3)
+        assert found["keys"] == keys
     assert "step" in log.slow("LookupStep")["stage_ms"]
 
 

@@ -1,12 +1,17 @@
 """Who is worked on: one call of a lane at a time, while others call as well."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import threading
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
+import embstore
+from embstore.errors import OverloadedError
 from embstore_server.turnstile import Turnstile
+from embstore_server.worker import Task, Worker
 
 
 class Lanes:
@@ -34,13 +39,18 @@ class Lanes:
         return [call.done() for call in self.calls]
 
 
-async def _alone(lanes: Lanes) -> None:
+@pytest.fixture
+def lanes(runner: asyncio.Runner) -> Lanes:
+    return Lanes()
+
+
+async def test_who_is_alone_is_never_kept(lanes: Lanes) -> None:
     for _ in range(3):
         await lanes.call("a")
     assert lanes.inside == [True] * 3
 
 
-async def _beside_another(lanes: Lanes) -> None:
+async def test_beside_another_lane_one_call_at_a_time_gets_in(lanes: Lanes) -> None:
     await lanes.call("b")
     first = await lanes.call("a")
     await lanes.call("a")
@@ -55,7 +65,7 @@ async def _beside_another(lanes: Lanes) -> None:
     assert lanes.inside == [True, True, True, False, False]
 
 
-async def _others_have_gone(lanes: Lanes) -> None:
+async def test_all_get_in_when_others_have_gone(lanes: Lanes) -> None:
     await lanes.call("b")
     first = await lanes.call("a")
     for _ in range(3):
@@ -68,60 +78,49 @@ async def _others_have_gone(lanes: Lanes) -> None:
     assert not lanes.turnstile.waiting_calls
 
 
-async def _cancelled_while_it_waits(lanes: Lanes) -> None:
+@pytest.mark.parametrize("when", ["it waits", "it gets in", "it has not heard that it may"])
+async def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(
+    lanes: Lanes, when: str
+) -> None:
     await lanes.call("b")
     first = await lanes.call("a")
     waits, last = await lanes.call("a"), await lanes.call("a")
-    waits.cancel()
-    await lanes.settle()
-    assert lanes.turnstile.lane_calls("a") == 1
-    first.result().leave()
-    await lanes.settle()
-    assert last.done() and waits.cancelled()
-
-
-async def _cancelled_as_it_gets_in(lanes: Lanes) -> None:
-    """The place is free at once for the next one."""
-    await lanes.call("b")
-    first = await lanes.call("a")
-    waits, last = await lanes.call("a"), await lanes.call("a")
-    first.result().leave()
-    waits.cancel()
+    if when == "it gets in":
+        first.result().leave()
+        waits.cancel()
+    else:
+        waits.cancel()
+        if when == "it waits":
+            await lanes.settle()
+            assert lanes.turnstile.lane_calls("a") == 1
+        first.result().leave()
     await lanes.settle()
     assert waits.cancelled() and last.done()
     last.result().leave()
+    assert not lanes.turnstile.waiting_calls
     (await lanes.call("a")).result().leave()
     lanes.calls[0].result().leave()
     assert not lanes.turnstile._lanes
 
 
-async def _cancelled_before_it_heard_of_it(lanes: Lanes) -> None:
-    """A turn is not given to a call that was cancelled and has not run since, but to the next."""
-    await lanes.call("b")
-    first = await lanes.call("a")
-    waits, last = await lanes.call("a"), await lanes.call("a")
-    waits.cancel()
-    first.result().leave()
-    await lanes.settle()
-    assert waits.cancelled() and last.done()
-    last.result().leave()
-    assert not lanes.turnstile.waiting_calls
-    assert (await lanes.call("a")).done()
+async def test_who_has_waited_is_not_refused_in_the_queue_for_those_who_came_later(
+    tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    """They took the place that it had among those who wait."""
+    worker = Worker(lambda: embstore.open(tmp_path / "store").executor, 2)
+    await worker.start()
+    entered, opened = threading.Event(), threading.Event()
 
+    def submit(work: Any, lane: str = "a", **options: Any) -> Task:
+        return worker.submit("Verb", work, lane=lane, deadline=monotonic() + 300, **options)
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        _alone,
-        _beside_another,
-        _others_have_gone,
-        _cancelled_while_it_waits,
-        _cancelled_as_it_gets_in,
-        _cancelled_before_it_heard_of_it,
-    ],
-)
-def test_turnstile(work: Callable[[Lanes], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        await work(Lanes())
-
-    asyncio.run(run())
+    submit(lambda _: (entered.set(), opened.wait(300)), "gate")
+    await asyncio.to_thread(entered.wait, 60)
+    later = [submit(len, lane_calls_max=2) for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        submit(len, lane_calls_max=2)
+    earlier = submit(lambda _: 1, lane_calls_max=2, has_waited=True)
+    opened.set()
+    assert await earlier.outcome == 1
+    await asyncio.gather(*(task.outcome for task in later), return_exceptions=True)
+    await worker.stop()

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from embstore import commands as c
@@ -381,14 +380,6 @@ def test_administration_is_audited_and_no_secret_is_logged(
         ("writer", "Checkpoint", "a/label", "OK"),
     ]
     assert not any(secret in caplog.text for secret, _ in secrets().values())
-
-
-def test_rows_of_two_tenants_are_what_their_updates_made(server: Server) -> None:
-    """The check costs no bit."""
-    with connect(server.address, token=token_of("writer"), **PATIENT) as store:
-        before = store.table("a/t").lookup(KEYS)
-        store.table("a/t").update(KEYS, np.ones((2, 4), np.float32))
-        assert not np.array_equal(store.table("a/t").lookup(KEYS), before)
 
 
 def test_sighup_is_ours(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_full_lane_leaves_the_queue_to_others(server: Server) -> None:
 
 
 def test_calls_of_one_token_have_one_lane(server: Server) -> None:
-    """Lanes take turns (test_worker.py), so a caller with many connections waits in one."""
+    """Lanes take turns (test_limits.py), so a caller with many connections waits in one."""
     with busy(server):
         calls = [Futures(server, "writer").send(LOOKUP)]
         waiting(server, 1)

@@ -79,14 +79,6 @@ def test_extreme_logits_do_not_overflow(batch: Batch) -> None:
     assert np.isfinite(found.loss)
 
 
-def test_adam_lowers_the_loss(batch: Batch) -> None:
-    before, optimizer = batch.loss(), Adam(batch.model.parameters, 0.01)
-    for _ in range(50):
-        gradients = batch.model.gradients(batch.features, batch.embeddings, batch.labels)
-        optimizer.step(gradients.dense)
-    assert batch.loss() < 0.5 * before
-
-
 def test_adam_is_that_of_its_paper() -> None:
     """Its algorithm 1: moments are corrected before epsilon is added."""
     parameter, gradients = np.array([1.0]), [0.5, -2e-7, 0.1]

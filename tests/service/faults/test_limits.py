@@ -180,9 +180,15 @@ def test_unary_message_above_the_limit_names_the_stream(verb: str, small: Served
 
 
 def test_message_above_what_grpc_receives_is_refused_before_it_is_read(small: Served) -> None:
+    chunk = pb.Chunk(total_bytes=32 << 20, piece=bytes(32 << 20)).SerializeToString()
+    announced = pb.Chunk(total_bytes=(1 << 30) + (1 << 20) + 1, piece=b"x").SerializeToString()
     with Wire(small.address) as wire:
-        found = refusal(lambda: wire.unary("Update", bytes(32 << 20)))
-        assert found.code == "RESOURCE_EXHAUSTED"
+        for call in (
+            lambda: wire.unary("Update", bytes(32 << 20)),
+            lambda: wire.stream("Update", [chunk]),
+        ):
+            assert refusal(call).code == "RESOURCE_EXHAUSTED"
+        assert "at most" in refusal(lambda: wire.stream("Update", [announced])).text
         assert command(wire.unary("Update", message(1))) == 4
     small.assert_idle()
 

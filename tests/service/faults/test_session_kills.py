@@ -104,17 +104,6 @@ def train_and_wait(reports: Any, path: str, committed: int, last: int) -> None:
     signal.pause()
 
 
-def announce_and_wait(reports: Any, address: str, last: int) -> None:
-    """The child: a client that has all of its window announced, and is killed."""
-    with connect(address, timeout_s=PATIENCE_S) as store:
-        _, member = opened(store)
-        announce(store, member, 1, WINDOW)
-        train(store, member, 1, last)
-        announce(store, member, WINDOW + 1, WINDOW + last)
-        reports.send(last)
-        signal.pause()
-
-
 @pytest.mark.parametrize(("committed", "last"), [(1, 1), (3, 20), (20, 21)])
 def test_killed_trainer_goes_on_from_its_last_commit(
     forks: Forks, quick_path: Path, committed: int, last: int
@@ -131,26 +120,6 @@ def test_killed_trainer_goes_on_from_its_last_commit(
         train(store, member, place + 1, place + 10)
         assert store.table("a").digest() == digest_after(committed + 10)
         store.check_integrity()
-
-
-def test_killed_client_leaves_no_pin_and_goes_on_where_it_stood(
-    forks: Forks, served: Served
-) -> None:
-    with served.connect() as store:
-        store.create_table("a", **CONFIG)
-        child = forks.start(announce_and_wait, served.address, 3)
-        assert child.reports.poll(PATIENCE_S)
-        assert child.reports.recv() == 3
-        assert child.kill() == -signal.SIGKILL
-        run_out(served)
-        until(lambda: not pinned_rows(served))
-        with store.session(["a"], name="run", lookahead=WINDOW, wait_s=PATIENCE_S) as run:
-            assert run.last_step == 3
-            for step in run.steps(range(4, 13), keys=keys_of):
-                step.lookup()
-                step.update(gradients_of(step.batch))
-        assert store.table("a").digest() == digest_after(12)
-    served.assert_free()
 
 
 def train_and_be_killed(reports: Any, address: str) -> None:

@@ -85,16 +85,6 @@ def test_a_standby_follows_from_nothing(pair: Pair) -> None:
     assert pair.standby.stop() == pair.leader.stop()
 
 
-def test_a_standby_begins_before_its_leader(pair: Pair) -> None:
-    pair.standby.start()
-    pair.leader.start()
-    with connected(pair.leader) as store:
-        make_tables(store)
-        update(store, 1)
-        await_same(pair.leader, pair.standby)
-    pair.kill()
-
-
 def test_a_standby_goes_on_after_a_restart_of_either_side(pair: Pair) -> None:
     pair.start()
     with connected(pair.leader) as store, connected(pair.standby) as copy:
