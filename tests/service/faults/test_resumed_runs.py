@@ -8,7 +8,7 @@ loop says which steps are gone, and where to go on from.
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,49 @@ def applied_counts(store: Store, steps: int) -> list[int]:
     return [int(-mark) for mark in marks]
 
 
+class Ranks:
+    """Ranks that train together, each through a store of its own. A context manager that ends
+    them."""
+
+    def __init__(self, stores: list[Store]) -> None:
+        make_tables(stores[0])
+        self._store = stores[0]
+        self._progress, self._pool = Progress(), ThreadPoolExecutor(RANKS)
+        self.work = [
+            self._pool.submit(train, store, rank, self._progress)
+            for rank, store in enumerate(stores)
+        ]
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.end()
+        self._pool.shutdown()
+
+    def await_steps(self, more: int) -> None:
+        """Wait until so many more steps are finished, or a rank has ended."""
+        wanted = self._progress.finished + more
+        until(lambda: self._progress.finished >= wanted or any(one.done() for one in self.work))
+
+    def end(self, path: Path) -> None:
+        """End them; check that each step was applied once, with the bits of a run that nobody
+        disturbed, which `path` is for."""
+        self._progress.end()
+        for one in as_completed(self.work, PATIENCE_S):
+            one.result()
+        steps = self._progress.given
+        skipped = [number % 7 == 3 for number in range(1, steps + 1)]
+        assert applied_counts(self._store, steps) == [int(not skip) for skip in skipped]
+        assert digests(self._store) == undisturbed(path, steps)
+        self._store.check_integrity()
+
+
+def connected(address: str) -> Store:
+    """Return a client of a server."""
+    return connect(address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+
+
 @pytest.mark.parametrize("recovery_s", [30.0, 0.01], ids=["replayed", "committed"])
 def test_ranks_go_on_over_kills_where_commands_are_logged(
     forks: Forks, quick_path: Path, recovery_s: float, soak: int
@@ -134,32 +177,18 @@ def test_ranks_go_on_over_kills_where_commands_are_logged(
     options = {"durability": "commands", "recovery_s": recovery_s}
     server = ForkedServer(forks, quick_path / "store", **options)
     server.start()
-    progress = Progress()
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
-        ]
-        make_tables(stores[0])
-        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
-        stack.callback(progress.end)
-        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
+        stores = [stack.enter_context(connected(server.address)) for _ in range(RANKS)]
+        ranks = stack.enter_context(Ranks(stores))
         for n in range(KILLS):
-            wanted = progress.finished + int(rng.integers(0, 6))
-            until(lambda at=wanted: progress.finished >= at or any(r.done() for r in ranks))
+            ranks.await_steps(int(rng.integers(0, 6)))
             if n % 10 == 9:
                 server.stop()
             else:
                 server.kill()
             server.start()
-        progress.end()
-        for rank in ranks:
-            rank.result(PATIENCE_S)
-        steps = progress.given
-        skipped = [number % 7 == 3 for number in range(1, steps + 1)]
-        assert applied_counts(stores[0], steps) == [int(not skip) for skip in skipped]
-        assert digests(stores[0]) == undisturbed(quick_path / "other", steps)
+        ranks.end(quick_path / "other")
         assert stores[0].epoch == 1
-        stores[0].check_integrity()
     server.stop()
 
 
@@ -230,9 +259,7 @@ def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
         server.start()
 
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
-        ]
+        stores = [stack.enter_context(connected(server.address)) for _ in range(RANKS)]
         found = trained(stores, kill)
         other = stack.enter_context(embstore.open(quick_path / "other", cache_bytes=1 << 22))
         assert found == trained([other] * RANKS, lambda: None)
@@ -282,19 +309,13 @@ def test_every_rank_is_told_of_lost_steps(forks: Forks, quick_path: Path, durabi
     """Also one that had not been told that the last of them was finished."""
     server = ForkedServer(forks, quick_path / "store", durability=durability, sync_every_s=3600.0)
     server.start()
-    progress = Progress()
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
-        ]
-        make_tables(stores[0])
-        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
-        stack.callback(progress.end)
-        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
-        until(lambda: progress.finished >= 5 or any(rank.done() for rank in ranks))
+        stores = [stack.enter_context(connected(server.address)) for _ in range(RANKS)]
+        ranks = stack.enter_context(Ranks(stores))
+        ranks.await_steps(5)
         server.kill()
         server.start()
-        for rank in ranks:
+        for rank in ranks.work:
             with pytest.raises(SessionExpiredError, match="the server was started again, and"):
                 rank.result(PATIENCE_S)
     server.stop()
