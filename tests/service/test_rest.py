@@ -1,6 +1,7 @@
 """Every route of REST, over a real store and engine thread."""
 
 import asyncio
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -278,3 +279,31 @@ async def test_read_only_store_refuses_a_checkpoint(rest: Rest) -> None:
     assert told["error"] == "PermissionDeniedError"
     assert (await rest.get("/api/v1/server"))["read_only"] is True
     assert (await rest.get("/api/v1/stats"))["read_only"] is True
+
+
+# HEAD: what GET answers, without the body
+
+
+async def test_every_route_of_get_answers_head(rest: Rest) -> None:
+    paths = (await rest.client.get("/openapi.json")).json()["paths"]
+    asked = [path for path, methods in paths.items() if "get" in methods]
+    assert len(asked) > 10
+    for path in [
+        "/",
+        "/page/main.js",
+        "/openapi.json",
+        *(re.sub("{.*?}", "ads", p) for p in asked),
+    ]:
+        found, headed = await rest.client.get(path), await rest.client.head(path)
+        assert headed.status_code == found.status_code, path
+        assert headed.content == b""
+        for name in ("etag", "content-length") if "etag" in found.headers else ():
+            assert headed.headers[name] == found.headers[name]
+        assert headed.headers["content-type"] == found.headers["content-type"]
+        assert headed.headers["x-request-id"]
+
+
+async def test_head_of_what_is_not_there_or_changes_something(rest: Rest) -> None:
+    for path, status in (("/api/v1/none", 404), ("/api/v1/flush", 405)):
+        answer = await rest.client.head(path)
+        assert (answer.status_code, answer.content) == (status, b"")

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,3 +110,34 @@ async def test_who_may_not_see_stats_sees_no_calls(tmp_path: Path, runner: async
         await rest.get(
             "/api/v1/hit-rates?wait=true", authorization=f"Bearer {token_of('dashboard')}"
         )
+
+
+# When hit rates are predicted anew
+
+HIT_RATES = "/api/v1/hit-rates?wait=true"
+
+
+def made_at(rest: Rest) -> Any:
+    """Return when the last prediction was made."""
+    predictions: Predictions = rest.client._transport.app.state.predictions  # type: ignore[attr-defined]
+    return predictions.made_at
+
+
+async def test_a_store_that_has_counted_nothing_is_left_alone_for_a_while(rest: Rest) -> None:
+    """Review: A page that looked every two seconds had all counts copied every two seconds."""
+    assert (await rest.get(HIT_RATES))["curves"] == []
+    first = made_at(rest)
+    assert (await rest.get(HIT_RATES))["curves"] == []
+    assert made_at(rest) == first
+
+
+async def test_another_budget_or_policy_is_predicted_at_once(rest: Rest) -> None:
+    """Review: For a minute after the cache was resized, the size of "today" was that of before."""
+    assert (await rest.get(HIT_RATES))["policy"] == "lru"
+    before = [made_at(rest)]
+    await rest.post("/api/v1/cache", {"cache_bytes": 2 << 20})
+    await rest.get(HIT_RATES)
+    before.append(made_at(rest))
+    await rest.post("/api/v1/commands/SetPolicy", {"policy": "lfu"})
+    assert (await rest.get(HIT_RATES))["policy"] == "lfu"
+    assert before == sorted({*before, made_at(rest)})[:2]

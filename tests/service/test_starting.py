@@ -10,9 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,13 +26,11 @@ from embstore_client.wire import WireError
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS, Outgoing
 from embstore_server.metrics import Metrics
-from embstore_server.port import GrpcServer
 from embstore_server.rest.app import make_rest
 from embstore_server.rest.serving import Late
 from embstore_server.service import Service
 from embstore_server.settings import Settings
 from tests.service.faults.wire import Wire, refusal
-from tests.serving import on_loop
 from tests.style.sources import ROOT
 
 WAIT_S = 300.0
@@ -42,45 +38,6 @@ PROGRESS = "compiling kernels: 23 of 57, once after an installation"
 MODULES_MAX = 950
 """Of a server that is ready, with what Typer imports. Numba has 570, FastAPI and Starlette 70."""
 FREE = "--listen 127.0.0.1:0 --admin 127.0.0.1:0".split()
-
-
-@contextmanager
-def unopened(data: Path) -> Iterator[tuple[Service, str, Callable[[], None]]]:
-    """Yield a served service whose store is not open, its address, and what opens it."""
-    settings = Settings(data, listen="127.0.0.1:0", admin="off")
-
-    async def started() -> tuple[Service, GrpcServer]:
-        service = Service(
-            settings, lambda: embstore.open(data, cache_bytes=1 << 20).executor, Metrics()
-        )
-        server = GrpcServer(service)
-        await server.start()
-        return service, server
-
-    service, server = on_loop(started())
-    try:
-        yield service, server.address, lambda: on_loop(service.open())
-    finally:
-        on_loop(server.stop(0))
-        if service.is_open:
-            on_loop(service.stop())
-
-
-def test_connect_goes_on_once_a_server_that_starts_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = threading.Semaphore(0)
-    sleep = transport.sleep
-    monkeypatch.setattr(transport, "sleep", lambda s: (attempts.release(), sleep(s)))
-    with unopened(tmp_path / "store") as (service, address, open_store):
-        service.preparing = PROGRESS
-        with ThreadPoolExecutor(1) as thread:
-            connecting = thread.submit(connect, address, connect_timeout_s=WAIT_S)
-            for _ in range(2):
-                assert attempts.acquire(timeout=WAIT_S)
-            open_store()
-            with connecting.result(WAIT_S) as store:
-                assert store.tables() == []
 
 
 class Starting:

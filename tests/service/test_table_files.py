@@ -404,18 +404,3 @@ def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path: Pa
     with pytest.raises(StorageError), places.writing(str(tmp_path / "a.npy")):
         pass
     assert precious.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("rows", [0, -1])
-def test_batches_have_rows(rows: int, tmp_path: Path) -> None:
-    with embstore.open(tmp_path / "store", cache_bytes=1 << 20) as store:
-        table = store.create_table("a", dim=2, rows=9, **_how())
-        np.save(tmp_path / "a.npy", np.ones((9, 2), np.float32))
-        with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
-            import_table(table, tmp_path / "a.npy", batch_rows=rows)
-        with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
-            export_table(table, tmp_path / "b.npy", batch_rows=rows)
-
-
-def _how() -> dict[str, Any]:
-    return {"optimizer": OPTIMIZERS["sgd"], "initializer": Constant(1.0)}

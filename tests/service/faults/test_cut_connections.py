@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embstore.errors import SessionExpiredError
+from embstore.errors import OutcomeUnknownError, SessionExpiredError
 from embstore.handles.store import Store
 from embstore_client import connect
 from tests.reference import ReferenceStore
@@ -162,6 +163,25 @@ def test_rows_of_a_replica_are_put_once(
         reference.table("rows").put_rows(keys, weights, state, 4)
     assert (digests(far), far.table("rows").t) == (digests(reference), 80)
     assert proxy.cuts >= 10
+
+
+def test_rows_of_a_replica_that_a_restart_cut_off_are_told_to_be_in_doubt(
+    serve: Any, served: Served, proxy: Proxy, far: Store
+) -> None:
+    ones = np.ones((5, DIM), np.float32)
+    member, rows = join(far), {"rows": (np.arange(5), ones, np.tile(ones, 2), 4)}
+    with ThreadPoolExecutor(1) as pool:
+        with served.held():
+            putting = pool.submit(far.sessions.put_rows, member, rows)
+            served.await_queue(1)
+            proxy.upstream = "127.0.0.1:1"  # nobody is there
+            proxy.cut()
+        served.stop()
+        restarted = serve()
+        proxy.upstream = restarted.address
+        with pytest.raises(OutcomeUnknownError):
+            putting.result()
+        assert restarted.store.table("rows").t in (0, 4)
 
 
 # Documents

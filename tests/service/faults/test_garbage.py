@@ -121,17 +121,6 @@ def test_metadata_that_is_no_object_is_refused(text: str, wire: Wire, ledger: Le
     assert_serves(wire, ledger, 0)
 
 
-def test_other_clients_go_on_beside_noise(
-    served: Served, wire: Wire, ledger: Ledger, rng: np.random.Generator
-) -> None:
-    with served.connect() as other:
-        for n in range(20):
-            noise = rng.integers(0, 256, 300, np.uint8).tobytes()
-            calls = [wire.begin("Update", noise) for _ in range(4)]
-            ledger.acknowledged[n] = other.update(gradients(n)).command
-            assert all(call.code() is grpc.StatusCode.INVALID_ARGUMENT for call in calls)
-
-
 def test_a_request_without_a_message_is_refused(wire: Wire, ledger: Ledger) -> None:
     """Without a deadline, too: gRPC would let the client wait for ever."""
     for number, method in enumerate(METHODS):

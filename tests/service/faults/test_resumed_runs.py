@@ -193,39 +193,31 @@ def test_ranks_go_on_over_kills_where_commands_are_logged(
 
 
 def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(
-    forks: Forks, quick_path: Path
+    forked: ForkedServer, remote: Store
 ) -> None:
-    server = ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        store.create_table("rows", **TABLES["rows"])
-        with store.session(["rows"]) as run:
-            for step in run.steps(range(20), keys=lambda number: {"rows": [number]}):
-                if step.number % 5 == 0:
-                    server.stop()
-                    server.start()
-                done = step.update({"rows": step.lookup()["rows"]})
-                assert done.t == {"rows": step.number}
-        assert store.epoch == 1
-    server.stop()
+    remote.create_table("rows", **TABLES["rows"])
+    with remote.session(["rows"]) as run:
+        for step in run.steps(range(20), keys=lambda number: {"rows": [number]}):
+            if step.number % 5 == 0:
+                forked.stop()
+                forked.start()
+            done = step.update({"rows": step.lookup()["rows"]})
+            assert done.t == {"rows": step.number}
+    assert remote.epoch == 1
 
 
 @pytest.mark.parametrize("waits", ["late", "none"])
 def test_a_loop_goes_on_when_its_server_was_stopped_for_longer_than_its_lease(
-    forks: Forks, quick_path: Path, waits: Any
+    forked: ForkedServer, remote: Store, waits: Any
 ) -> None:
-    server = ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        table = store.create_table("rows", **TABLES["rows"])
-        with store.session(["rows"], lease_ms=400, waits=waits) as run:
-            for step in run.steps(range(6), keys=lambda number: {"rows": [number]}):
-                rows = step.lookup()["rows"]
-                if step.number == 3:
-                    server.pause(1.0)
-                step.update({"rows": rows})
-        assert table.t == 6
-    server.stop()
+    table = remote.create_table("rows", **TABLES["rows"])
+    with remote.session(["rows"], lease_ms=400, waits=waits) as run:
+        for step in run.steps(range(6), keys=lambda number: {"rows": [number]}):
+            rows = step.lookup()["rows"]
+            if step.number == 3:
+                forked.pause(1.0)
+            step.update({"rows": rows})
+    assert table.t == 6
 
 
 def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
@@ -268,40 +260,36 @@ def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
 
 @pytest.mark.parametrize("finished", [2, 4, 6])
 def test_a_loop_says_which_finished_steps_were_lost(
-    forks: Forks, quick_path: Path, finished: int
+    forked: ForkedServer, remote: Store, finished: int
 ) -> None:
     """With durability checkpoint, also where only steps of other clients may be lost."""
-    server = ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        table = store.create_table("rows", **TABLES["rows"])
-        kept = ""
-        wanted = {
-            2: "step 2 is the last that is finished .* may be gone",
-            4: "step 4, which was finished, is lost",
-            6: "steps 4 to 6, which were finished, are lost",
-        }
-        with (
-            pytest.raises(SessionExpiredError, match=wanted[finished]) as caught,
-            store.session(["rows"], name="run") as run,
-        ):
-            for step in run.steps(range(9), keys=lambda number: {"rows": [number]}):
-                if step.number == min(finished, 3) + 1:
-                    store.checkpoint("kept")
-                    kept = table.digest()
-                    if finished == 2:
-                        store.create_table("other", **TABLES["rows"])
-                if step.number == finished + 1:
-                    server.kill()
-                    server.start()
-                step.update({"rows": step.lookup()["rows"]})
-        place = min(finished, 3)
-        assert f"goes on after step {place}" in str(caught.value)
-        with store.session(["rows"], name="run", wait_s=0) as run:
-            assert run.last_step == place
-        assert table.t == place
-        assert table.digest() == kept
-    server.stop()
+    table = remote.create_table("rows", **TABLES["rows"])
+    kept = ""
+    wanted = {
+        2: "step 2 is the last that is finished .* may be gone",
+        4: "step 4, which was finished, is lost",
+        6: "steps 4 to 6, which were finished, are lost",
+    }
+    with (
+        pytest.raises(SessionExpiredError, match=wanted[finished]) as caught,
+        remote.session(["rows"], name="run") as run,
+    ):
+        for step in run.steps(range(9), keys=lambda number: {"rows": [number]}):
+            if step.number == min(finished, 3) + 1:
+                remote.checkpoint("kept")
+                kept = table.digest()
+                if finished == 2:
+                    remote.create_table("other", **TABLES["rows"])
+            if step.number == finished + 1:
+                forked.kill()
+                forked.start()
+            step.update({"rows": step.lookup()["rows"]})
+    place = min(finished, 3)
+    assert f"goes on after step {place}" in str(caught.value)
+    with remote.session(["rows"], name="run", wait_s=0) as run:
+        assert run.last_step == place
+    assert table.t == place
+    assert table.digest() == kept
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "interval"])
