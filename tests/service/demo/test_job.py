@@ -64,22 +64,6 @@ def test_the_digest_depends_on_neither_cache_nor_run(path: Path, tmp_path: Path)
     assert one.hit_rate_unique <= other.hit_rate_unique
 
 
-def test_a_session_changes_no_bit_and_misses_no_key(path: Path, tmp_path: Path) -> None:
-    job = replace(SMALL, samples=5000)
-    alone = trained(replace(job, way=Calls()), path, tmp_path / "alone")
-    assert alone.session is None
-    assert 0 < alone.hit_rate_unique < alone.hit_rate_access < 1
-    for lookahead in (1, Ahead.lookahead):
-        result = trained(replace(job, way=Ahead(lookahead)), path, tmp_path / str(lookahead))
-        assert result.exact
-        assert (result.digest, result.loss, result.auc) == (alone.digest, alone.loss, alone.auc)
-        session = result.session
-        assert session is not None
-        assert (session.lookahead, session.hit_rate, session.steps_in_parts) == (lookahead, 1.0, 0)
-        assert session.lookup_keys > 0
-        assert session.stall_s >= 0
-
-
 def test_a_step_too_large_for_the_cache_is_done_in_parts(path: Path, tmp_path: Path) -> None:
     job = Job(samples=8192, batch=4096, dim=16, scale=0.02, cache_bytes=1 << 20)
     alone = trained(replace(job, way=Calls()), path, tmp_path / "alone")

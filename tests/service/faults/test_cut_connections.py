@@ -3,14 +3,13 @@
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embstore.errors import OutcomeUnknownError, SessionExpiredError
+from embstore.errors import OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_client import connect
 from tests.reference import ReferenceStore
@@ -117,26 +116,6 @@ def test_every_step_is_done_once(
     far.sessions.close(member)
     assert digests(far) == digests(reference)
     assert proxy.cuts > STEPS // 4
-
-
-def test_session_goes_on_at_its_place_after_a_restart(
-    serve: Any, served: Served, proxy: Proxy, far: Store, reference: ReferenceStore
-) -> None:
-    member = join(far)
-    announce(far, member, 0)
-    handle = far.sessions.prefetch_step(member, 3)
-    for step in (1, 2):
-        finish(far, member, step, reference)
-    served.stop()
-    proxy.upstream = serve().address
-    proxy.cut()
-    with suppress(SessionExpiredError):
-        assert_rows(handle.result(), reference, 3)  # they came before
-    with pytest.raises(SessionExpiredError):
-        far.sessions.update_step(member, 3, {"rows": step_gradients(3)})
-    far.sessions.close(member)
-    assert far.sessions.open("s", list(TABLES)).last_step == 2
-    assert digests(far) == digests(reference)
 
 
 def test_leaving_a_server_that_has_gone_takes_a_moment(
