@@ -16,7 +16,7 @@ from embstore_proto.status import error_of
 from embstore_proto.verbs import VERBS, Outgoing, Verb
 from embstore_server.access.tokens import Entry, new_secret, right_named, write
 from tests.service.access.samples import KEYS, MEMBER, ROWS_OF_KEYS, config
-from tests.serving import Server
+from tests.service.faults.served import Served
 
 TENANTS = {
     "nothing": {},
@@ -61,7 +61,7 @@ def fill(store: embstore.Store) -> None:
 
 
 @contextmanager
-def serving(tmp_path: Path, **settings: Any) -> Iterator[Server]:
+def serving(tmp_path: Path, **settings: Any) -> Iterator[Served]:
     """Serve a filled store to the tenants."""
     data = tmp_path / "store"
     settings = {"tokens": write_tokens(tmp_path / "tokens.json")} | settings
@@ -71,7 +71,7 @@ def serving(tmp_path: Path, **settings: Any) -> Iterator[Server]:
         fill(store)
         return store
 
-    with Server(opened, data, **settings) as server:
+    with Served(data, opened, **settings) as server:
         yield server
 
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +24,32 @@ from embstore_server.access.tokens import read, write
 from embstore_server.stats import process_stats
 from tests.service.access.samples import DIM, KEYS, config
 from tests.service.access.tenants import Caller, serving, token_of
-from tests.service.faults.served import until
-from tests.serving import Server, on_loop
+from tests.service.faults.served import Served, on_loop_call, until
+from tests.serving import on_loop
 
 QUEUE = 8
 LOOKUP = c.Lookup((c.TableKeys("a/t", None, KEYS),))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[Served]:
     with serving(tmp_path, queue_calls_max=QUEUE) as server:
         yield server
 
 
-def limit(server: Server, path: Path, name: str, **limits: int) -> None:
+def limit(server: Served, path: Path, name: str, **limits: int) -> None:
     """Give a token other limits."""
     entries = read(path)
     entry = entries[name]
     entries[name] = type(entry)(entry.name, entry.secret, entry.rights, limits)
     write(path, entries)
-    on_loop(_reloaded(server))
-
-
-async def _reloaded(server: Server) -> None:
-    server.service.reload()
-
-
-@contextmanager
-def busy(server: Server) -> Iterator[None]:
-    """Keep the engine at work inside."""
-    begun, gate = threading.Event(), threading.Event()
-    thread = threading.Thread(
-        target=server.on_engine, args=(lambda _: (begun.set(), gate.wait(300)),)
-    )
-    thread.start()
-    assert begun.wait(300)
-    try:
-        yield
-    finally:
-        gate.set()
-        thread.join()
+    on_loop_call(server.service.reload)
 
 
 class Futures:
     """Calls of one token that are not waited for yet."""
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: Served, name: str) -> None:
         self._channel = grpc.insecure_channel(
             server.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -95,15 +74,15 @@ def outcome(call: Any) -> Any:
     return error_of(call.code(), call.details(), call.trailing_metadata())
 
 
-def waiting(server: Server, count: int) -> None:
+def waiting(server: Served, count: int) -> None:
     """Wait until so many calls are in the queue."""
     assert until(lambda: server.service.worker.waiting_calls >= count)
 
 
-def test_a_full_lane_leaves_the_queue_to_others(server: Server) -> None:
+def test_a_full_lane_leaves_the_queue_to_others(server: Served) -> None:
     """Whatever the number of connections: half of the queue is the greedy one's, and no more."""
     share = int(QUEUE * SHARE)
-    with busy(server):
+    with server.held():
         connections = [Futures(server, "writer") for _ in range(QUEUE)]
         for n, one in enumerate(connections[:share]):
             one.send(LOOKUP)
@@ -117,9 +96,9 @@ def test_a_full_lane_leaves_the_queue_to_others(server: Server) -> None:
     assert [outcome(call) for one in connections[:share] for call in one.calls] == [None] * share
 
 
-def test_calls_of_one_token_have_one_lane(server: Server) -> None:
+def test_calls_of_one_token_have_one_lane(server: Served) -> None:
     """Lanes take turns (test_limits.py), so a caller with many connections waits in one."""
-    with busy(server):
+    with server.held():
         calls = [Futures(server, "writer").send(LOOKUP)]
         waiting(server, 1)
         calls += [Futures(server, "writer").send(LOOKUP), Futures(server, "dashboard").send(LOOKUP)]
@@ -132,9 +111,9 @@ def test_calls_of_one_token_have_one_lane(server: Server) -> None:
     assert [outcome(call) for call in calls] == [None] * 3
 
 
-def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Server) -> None:
+def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Served) -> None:
     """So its many connections do not have the interpreter to themselves; and none is lost."""
-    with busy(server):
+    with server.held():
         calls = [Futures(server, "dashboard").send(LOOKUP)]
         waiting(server, 1)
         for n in range(3):
@@ -147,7 +126,7 @@ def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Server) 
 
 
 def test_what_takes_long_leaves_threads_to_others(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the sixteen threads of a verb one token has eight; of the rest, its share waits."""
     begin, gate, begun = Engine.begin, threading.Event(), []
@@ -172,7 +151,7 @@ def test_what_takes_long_leaves_threads_to_others(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_call_has_a_bound_of_its_own(server: Server, tmp_path: Path, streamed: bool) -> None:
+def test_a_call_has_a_bound_of_its_own(server: Served, tmp_path: Path, streamed: bool) -> None:
     """Too large a call is refused before it has the engine; one that is just as large is done."""
     limit(server, tmp_path / "tokens.json", "writer", call_bytes=len(KEYS) * (8 + 4 * DIM))
     more = np.append(KEYS, KEYS)
@@ -184,7 +163,7 @@ def test_a_call_has_a_bound_of_its_own(server: Server, tmp_path: Path, streamed:
         other.execute(c.Lookup((c.TableKeys("a/t", None, more),)), streamed=streamed)
 
 
-def test_bytes_in_flight_have_a_bound_of_each(server: Server) -> None:
+def test_bytes_in_flight_have_a_bound_of_each(server: Served) -> None:
     """What one token holds keeps out its own next call, and nobody else's."""
     inflight = server.service.inflight
     share = int(inflight.bytes_max * SHARE)
@@ -207,11 +186,11 @@ def test_bytes_in_flight_have_a_bound_of_each(server: Server) -> None:
     on_loop(attack())
 
 
-def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Server, tmp_path: Path) -> None:
+def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Served, tmp_path: Path) -> None:
     limit(server, tmp_path / "tokens.json", "writer", inflight_bytes=1)
     with Caller(server.address, token_of("writer")) as greedy:
         greedy.execute(LOOKUP)  # one always fits
-        with busy(server):
+        with server.held():
             held = Futures(server, "writer").send(LOOKUP)
             waiting(server, 1)
             with pytest.raises(OverloadedError, match="inflight_bytes"):
@@ -221,7 +200,7 @@ def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Server, tmp_pat
     assert outcome(held) is None and outcome(quiet) is None
 
 
-def test_sessions_tables_rows_and_disk_have_bounds(server: Server, tmp_path: Path) -> None:
+def test_sessions_tables_rows_and_disk_have_bounds(server: Served, tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     with (
         Caller(server.address, token_of("writer")) as writer,
@@ -259,7 +238,7 @@ def test_sessions_tables_rows_and_disk_have_bounds(server: Server, tmp_path: Pat
         refused(c.GrowTable("a/t", None, config("a/t").rows + 12), "disk bytes")
 
 
-def test_announced_keys_have_a_bound_of_each(server: Server, tmp_path: Path) -> None:
+def test_announced_keys_have_a_bound_of_each(server: Served, tmp_path: Path) -> None:
     """Of all sessions of a token; the bytes of others are not its, nor its theirs."""
     rows = np.arange(10, dtype=np.int64)
 
@@ -308,7 +287,7 @@ def _step(number: int, table: str, keys: Any) -> c.StepKeys:
     return c.StepKeys(number, (c.StepTable(table, keys),))
 
 
-def test_limits_and_what_is_taken_are_reported(server: Server, tmp_path: Path) -> None:
+def test_limits_and_what_is_taken_are_reported(server: Served, tmp_path: Path) -> None:
     limit(server, tmp_path / "tokens.json", "writer", tables=3)
 
     async def reported() -> Any:
@@ -321,7 +300,7 @@ def test_limits_and_what_is_taken_are_reported(server: Server, tmp_path: Path) -
     assert owners["operator"]["tables"] == 4 and owners["reader"]["tables"] == 0
 
 
-def test_a_limit_that_is_not_understood_is_refused(tmp_path: Path, server: Server) -> None:
+def test_a_limit_that_is_not_understood_is_refused(tmp_path: Path, server: Served) -> None:
     with pytest.raises(EmbstoreError, match="expected a limit of queue_calls"):
         limit(server, tmp_path / "tokens.json", "writer", cows=3)
         read(tmp_path / "tokens.json")
