@@ -101,6 +101,15 @@ class Caller:
         verb = VERBS[type(command).__name__]
         return self.raw(verb, verb.outgoing(command), streamed=streamed)
 
+    def begin(self, command: c.Command[Any]) -> Any:
+        """Send a command, and return the future of its answer."""
+        verb = VERBS[type(command).__name__]
+        outgoing = verb.outgoing(command)
+        head = outgoing.serialised(None)
+        message = head if outgoing.message is None else outgoing.message.joined(head)
+        method = self._channel.unary_unary(f"/embstore.v1.Embstore/{verb.name}")
+        return method.future(message, metadata=self._metadata, timeout=300.0)
+
     def raw(
         self, verb: Verb, outgoing: Outgoing, origin: Origin | None = None, streamed: bool = False
     ) -> bytes:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -18,7 +17,6 @@ from embstore.errors import (
     OverloadedError,
 )
 from embstore_proto.status import error_of
-from embstore_proto.verbs import VERBS
 from embstore_server.access.shares import SHARE
 from embstore_server.access.tokens import read, write
 from embstore_server.stats import process_stats
@@ -46,24 +44,9 @@ def limit(server: Served, path: Path, name: str, **limits: int) -> None:
     on_loop_call(server.service.reload)
 
 
-class Futures:
-    """Calls of one token that are not waited for yet."""
-
-    def __init__(self, server: Served, name: str) -> None:
-        self._channel = grpc.insecure_channel(
-            server.address, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        self._metadata = (("authorization", f"Bearer {token_of(name)}"),)
-        self.calls: list[Any] = []
-
-    def send(self, command: c.Command[Any]) -> Any:
-        verb = VERBS[type(command).__name__]
-        outgoing = verb.outgoing(command)
-        head = outgoing.serialised(None)
-        message = head if outgoing.message is None else outgoing.message.joined(head)
-        method = self._channel.unary_unary(f"/embstore.v1.Embstore/{verb.name}")
-        self.calls.append(method.future(message, metadata=self._metadata, timeout=300))
-        return self.calls[-1]
+def caller_of(server: Served, name: str) -> Caller:
+    """Return another connection of a token's."""
+    return Caller(server.address, token_of(name))
 
 
 def outcome(call: Any) -> Any:
@@ -83,41 +66,28 @@ def test_a_full_lane_leaves_the_queue_to_others(server: Served) -> None:
     """Whatever the number of connections: half of the queue is the greedy one's, and no more."""
     share = int(QUEUE * SHARE)
     with server.held():
-        connections = [Futures(server, "writer") for _ in range(QUEUE)]
-        for n, one in enumerate(connections[:share]):
-            one.send(LOOKUP)
+        calls = []
+        for n in range(share):
+            calls.append(caller_of(server, "writer").begin(LOOKUP))
             waiting(server, n + 1)
-        refused = [outcome(one.send(LOOKUP)) for one in connections[share:]]
+        beyond = [caller_of(server, "writer").begin(LOOKUP) for _ in range(QUEUE - share)]
+        refused = [outcome(call) for call in beyond]
         assert {type(error) for error in refused} == {OverloadedError}
         assert "queue_calls" in str(refused[0]) and "'writer'" in str(refused[0])
-        quiet = Futures(server, "dashboard").send(LOOKUP)
+        quiet = caller_of(server, "dashboard").begin(LOOKUP)
         waiting(server, share + 1)
     assert outcome(quiet) is None
-    assert [outcome(call) for one in connections[:share] for call in one.calls] == [None] * share
-
-
-def test_calls_of_one_token_have_one_lane(server: Served) -> None:
-    """Lanes take turns (test_limits.py), so a caller with many connections waits in one."""
-    with server.held():
-        calls = [Futures(server, "writer").send(LOOKUP)]
-        waiting(server, 1)
-        calls += [Futures(server, "writer").send(LOOKUP), Futures(server, "dashboard").send(LOOKUP)]
-        waiting(server, 3)
-        worker = server.service.worker
-        assert {name: worker.lane_calls(name) for name in ("writer", "dashboard")} == {
-            "writer": 2,  # one of them may be at the turnstile
-            "dashboard": 1,
-        }
-    assert [outcome(call) for call in calls] == [None] * 3
+    assert [outcome(call) for call in calls] == [None] * share
 
 
 def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Served) -> None:
-    """So its many connections do not have the interpreter to themselves; and none is lost."""
+    """So its many connections do not have the interpreter to themselves; and none is lost. They
+    wait in one lane: lanes take turns (test_limits.py)."""
     with server.held():
-        calls = [Futures(server, "dashboard").send(LOOKUP)]
+        calls = [caller_of(server, "dashboard").begin(LOOKUP)]
         waiting(server, 1)
         for n in range(3):
-            calls.append(Futures(server, "writer").send(LOOKUP))
+            calls.append(caller_of(server, "writer").begin(LOOKUP))
             waiting(server, n + 2)
         lanes = {name: len(lane) for name, lane in server.service.worker._lanes.items()}
         assert lanes == {"dashboard": 1, "writer": 1}
@@ -139,12 +109,12 @@ def test_what_takes_long_leaves_threads_to_others(
 
     monkeypatch.setattr(Engine, "begin", slowly)
     digest, share = c.GetDigest("a/t", None), int(QUEUE * SHARE)
-    greedy, quiet = Futures(server, "writer"), Futures(server, "dashboard")
-    calls = [greedy.send(digest) for _ in range(8 + share)]
+    greedy, quiet = caller_of(server, "writer"), caller_of(server, "dashboard")
+    calls = [greedy.begin(digest) for _ in range(8 + share)]
     assert until(lambda: server.service.long_works.waiting_calls("writer") == share)
-    refused = outcome(greedy.send(digest))
+    refused = outcome(greedy.begin(digest))
     assert type(refused) is OverloadedError and "queue_calls" in str(refused)
-    calls += [quiet.send(digest) for _ in range(8)]
+    calls += [quiet.begin(digest) for _ in range(8)]
     assert until(lambda: len(begun) == 16)
     gate.set()
     assert [outcome(call) for call in calls] == [None] * len(calls)
@@ -163,39 +133,16 @@ def test_a_call_has_a_bound_of_its_own(server: Served, tmp_path: Path, streamed:
         other.execute(c.Lookup((c.TableKeys("a/t", None, more),)), streamed=streamed)
 
 
-def test_bytes_in_flight_have_a_bound_of_each(server: Served) -> None:
-    """What one token holds keeps out its own next call, and nobody else's."""
-    inflight = server.service.inflight
-    share = int(inflight.bytes_max * SHARE)
-
-    async def attack() -> None:
-        principals = {p.name: p for p in server.service.callers.known}
-        greedy, quiet = principals["writer"], principals["dashboard"]
-        assert greedy.limits["inflight_bytes"] == share
-        with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as held:
-            held.add(share)
-            with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as more:
-                with pytest.raises(OverloadedError, match="inflight_bytes"):
-                    more.add(1)
-            with inflight.reservation(quiet.name, quiet.limits["inflight_bytes"]) as others:
-                others.add(share)
-        with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as alone:
-            alone.add(2 * share + 1)  # one message always fits
-        assert inflight.reserved_bytes == 0 and not any(inflight.owned_bytes.values())
-
-    on_loop(attack())
-
-
 def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Served, tmp_path: Path) -> None:
     limit(server, tmp_path / "tokens.json", "writer", inflight_bytes=1)
     with Caller(server.address, token_of("writer")) as greedy:
         greedy.execute(LOOKUP)  # one always fits
         with server.held():
-            held = Futures(server, "writer").send(LOOKUP)
+            held = caller_of(server, "writer").begin(LOOKUP)
             waiting(server, 1)
             with pytest.raises(OverloadedError, match="inflight_bytes"):
                 greedy.execute(LOOKUP)
-            quiet = Futures(server, "dashboard").send(LOOKUP)
+            quiet = caller_of(server, "dashboard").begin(LOOKUP)
             waiting(server, 2)
     assert outcome(held) is None and outcome(quiet) is None
 
@@ -297,6 +244,7 @@ def test_limits_and_what_is_taken_are_reported(server: Served, tmp_path: Path) -
     writer = owners["writer"]
     assert (writer["tables"], writer["tables_max"], writer["rows"]) == (2, 3, 200)
     assert writer["queue_calls_max"] == int(QUEUE * SHARE) and writer["rows_max"] is None
+    assert writer["inflight_bytes_max"] == int(server.service.inflight.bytes_max * SHARE)
     assert owners["operator"]["tables"] == 4 and owners["reader"]["tables"] == 0
 
 
