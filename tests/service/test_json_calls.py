@@ -20,7 +20,6 @@ from tests.service.rest import BASE, Rest
 from tests.service.shell import Shell
 from tests.serving import on_loop
 
-CONFIG = {"name": "new", "dim": 4, "rows": "9", "sgd": {"learning_rate": 0.5}, "constant": {}}
 OTHERS = sorted(VERBS.keys() - JSON_VERBS.keys())
 OF_SHARDS = {"SetShardMap", "PauseWrites", "ResumeWrites"}
 ANSWERED = sorted(JSON_VERBS.keys() - OF_SHARDS)  # which a store refuses that is no shard
@@ -75,14 +74,6 @@ def test_a_verb_is_called_over_rest_and_by_the_command_line(
     on_loop(called())
     words = [] if shell == "{}" else [shell]
     check_reply(name, typed("call", name, *words).document, server.store.store_id)
-
-
-def test_what_is_called_by_json_is_done_and_counted(server: Served, typed: Shell) -> None:
-    before = server.store.command
-    made = typed("call", "CreateTable", json.dumps({"config": CONFIG})).document
-    assert made["table"]["config"]["rows"] == "9"
-    assert int(made["context"]["command"]) == server.store.command == before + 1
-    assert server.store.table("new").dim == 4
 
 
 async def test_a_verb_without_json_is_refused_over_rest(rest: Rest) -> None:

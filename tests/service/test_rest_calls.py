@@ -1,8 +1,6 @@
 """What the page asks for beside stats: times of calls, slow calls, hit rates at other sizes."""
 
-import asyncio
 import errno
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,7 @@ from embstore.handles.store import Store
 from embstore_server.metrics import BOUNDS
 from embstore_server.rest.hit_rates import Predictions
 from embstore_server.slow_calls import SLOW_CALLS_KEPT
-from tests.service.access.tenants import token_of, write_tokens
 from tests.service.rest import Rest
-from tests.service.rest import serving as rest_of
 
 
 async def test_times_of_calls_are_histograms_that_add_up(rest: Rest) -> None:
@@ -98,18 +94,6 @@ async def test_a_prediction_that_fails_is_logged_and_not_begun_again_at_once(
             await made.refresh(wait=True)
     logged = [record for record in caplog.records if "not predicted" in record.getMessage()]
     assert len(logged) == 1
-
-
-async def test_who_may_not_see_stats_sees_no_calls(tmp_path: Path, runner: asyncio.Runner) -> None:
-    tokens = write_tokens(tmp_path / "tokens")
-    async with rest_of(tmp_path / "store", tokens=tokens) as rest:
-        for path in ("/api/v1/calls", "/api/v1/hit-rates"):
-            await rest.get(path, 401)
-            await rest.get(path, 403, authorization=f"Bearer {token_of('writer')}")
-            await rest.get(path, authorization=f"Bearer {token_of('dashboard')}")
-        await rest.get(
-            "/api/v1/hit-rates?wait=true", authorization=f"Bearer {token_of('dashboard')}"
-        )
 
 
 # When hit rates are predicted anew

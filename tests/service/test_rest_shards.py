@@ -10,8 +10,8 @@ from embstore.commands import COMMANDS, Effect
 from embstore.sharding import ShardMap
 from embstore_proto.verbs import JSON_VERBS
 from tests.service.rest import Rest, serving
-from tests.service.test_json_calls import CONFIG
 
+CONFIG = {"name": "new", "dim": 4, "rows": "9", "sgd": {"learning_rate": 0.5}, "constant": {}}
 ADDRESS = "127.0.0.1:1"
 REFUSED = {
     "CreateTable": {"config": CONFIG},

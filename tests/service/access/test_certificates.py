@@ -9,10 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from embstore.errors import (
-    InvalidArgumentError,
-    UnauthenticatedError,
-)
+from embstore.errors import InvalidArgumentError, UnauthenticatedError
 from embstore_client import connect
 from embstore_server.access.certificates import Certificates
 from embstore_server.launch import ServerProcess

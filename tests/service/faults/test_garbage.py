@@ -121,16 +121,6 @@ def test_metadata_that_is_no_object_is_refused(text: str, wire: Wire, ledger: Le
     assert_serves(wire, ledger, 0)
 
 
-def test_a_request_without_a_message_is_refused(wire: Wire, ledger: Ledger) -> None:
-    """Without a deadline, too: gRPC would let the client wait for ever."""
-    for number, method in enumerate(METHODS):
-        call = wire.begin_method(method.name, [], timeout=None)
-        found = refusal(lambda call=call: list(call))
-        expected = ("INVALID_ARGUMENT", "InvalidArgumentError")
-        assert (found.code, found.error) == expected, method.name
-        assert_serves(wire, ledger, number)
-
-
 def test_a_request_whose_message_never_comes_ends_at_its_deadline(
     serve: Callable[..., Served],
 ) -> None:

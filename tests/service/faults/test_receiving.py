@@ -16,7 +16,7 @@ from embstore_server.standbys import METHOD as FOLLOW
 from tests.service.access.tenants import serving, token_of
 from tests.service.faults.http2 import Connection
 from tests.service.faults.served import Served, until
-from tests.service.faults.wire import SERVICE, Wire, refusal
+from tests.service.faults.wire import SERVICE, Wire
 from tests.serving import Server
 
 INVALID, PAST_DEADLINE, DENIED, UNAUTHENTICATED = "3", "4", "7", "16"
@@ -142,13 +142,6 @@ def test_those_who_watch_health_are_counted(
         connection.call(WATCH, b"\0\0\0\0\0")
     assert answers(connection, 1) == {5: "8"}
     connection.close()
-
-
-def test_a_compressed_message_is_refused(wire: Wire) -> None:
-    stub = health_pb2_grpc.HealthStub(wire._channel)
-    request = health_pb2.HealthCheckRequest(service="a" * 1000)
-    found = refusal(lambda: stub.Check(request, compression=grpc.Compression.Gzip))
-    assert found.code == "UNIMPLEMENTED"
 
 
 # Pings: who waits asks now and then whether the server is there, and is not cut off for it

@@ -12,11 +12,7 @@ import numpy as np
 import pytest
 
 from embstore.config import Adam, Uniform
-from embstore.errors import (
-    LeaseExpiredError,
-    SessionExpiredError,
-    TableHeldError,
-)
+from embstore.errors import LeaseExpiredError, SessionExpiredError, TableHeldError
 from embstore_client import connect
 from tests.faults.forks import Child, Forks
 from tests.reference import ReferenceStore
