@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from embstore_server.rest.app import make_rest
 from embstore_server.rest.serving import Late
 from embstore_server.service import Service
 from embstore_server.settings import Settings
+from tests.service.faults.processes import free_port
 from tests.service.faults.wire import Wire, refusal
 from tests.style.sources import ROOT
 
@@ -117,13 +117,8 @@ def entries(server: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
     return map(json.loads, server.stderr)
 
 
-def given_up_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as given_up:
-        return f"127.0.0.1:{given_up.getsockname()[1]}"
-
-
 def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: Path) -> None:
-    listen, admin = given_up_port(), given_up_port()
+    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     nothing = {"XDG_CACHE_HOME": str(tmp_path / "compiled"), "NUMBA_CPU_NAME": "x86-64-v2"}
     options = ["--listen", listen, "--admin", admin]
     with serving(tmp_path / "store", *options, **nothing) as server:
@@ -218,7 +213,7 @@ def test_connect_at_once_works_at_the_first_try_after_an_installation(tmp_path: 
         left_out = shutil.ignore_patterns("portable", "__pycache__")
         shutil.copytree(ROOT / part, tmp_path / part, ignore=left_out)
     path = os.pathsep.join(str(tmp_path / part) for part in (".", "server", "client", "proto"))
-    listen = given_up_port()
+    listen = f"127.0.0.1:{free_port()}"
     options = ["--listen", listen, "--admin", "127.0.0.1:0"]
     with serving(tmp_path / "store", *options, PYTHONPATH=path) as server:
         with connect(listen, connect_timeout_s=WAIT_S) as store:  # the default of timeout_s
