@@ -91,23 +91,6 @@ def roll_back(ledger: Ledger, command: int) -> None:
             ledger.refused.add(n)
 
 
-def test_trainer_is_told_once_that_updates_were_rolled_back(
-    forked: ForkedServer, remote: Store
-) -> None:
-    ledger = Ledger()
-    make_tables(remote)
-    remote.checkpoint("tables")
-    remote.update(gradients(1))
-    forked.kill()
-    ledger.first_command = forked.start() + 1
-    assert remote.epoch == 2  # connected again: the next call is a first attempt
-    ledger.refused |= {1, 2}
-    with pytest.raises(OutcomeUnknownError, match="this call is of epoch 1, the store is in 2"):
-        remote.update(gradients(2))
-    ledger.acknowledged[3] = remote.update(gradients(3)).command
-    ledger.check(remote)
-
-
 READS = {
     "lookup": lambda store: store.table("rows").lookup(np.arange(3)),
     "pooled": lambda store: store.table("rows").lookup_pooled(np.arange(3), np.array([0, 3])),

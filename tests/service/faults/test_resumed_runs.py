@@ -5,12 +5,14 @@ once, and the bits are those of a run that nobody disturbed. Where the server ha
 loop says which steps are gone, and where to go on from.
 """
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import pytest
 
 import embstore
 from embstore.config import Adam, Constant, Sgd, Uniform
-from embstore.errors import SessionExpiredError
+from embstore.errors import DeadlineError, SessionExpiredError
 from embstore.handles.store import Store
 from embstore.profiles.hotset import HotSet
 from embstore_client import connect
@@ -345,3 +347,52 @@ def test_what_a_replica_pushes_is_put_once(forks: Forks, quick_path: Path, soak:
             server.start()
         assert training.result() == wanted
     server.stop()
+
+
+# A server that is killed, and not started again: `rank_timeout_ms` is for other ranks, and who has
+# none is told as soon as the connection's `timeout_s` says, by one error
+
+TIMEOUT_S, FAR_MS = 4.0, 3_600_000
+PATIENT_S = 300.0
+"""Far below what ranks wait for one another, and far above what any machine takes."""
+
+DOES: dict[str, Callable[[Any], Any]] = {
+    "lookup": lambda step: step.lookup(),
+    "pooled lookup": lambda step: step.lookup_pooled({"a": [0, 10]}),
+    "update": lambda step: step.update({"a": np.ones((10, 4), np.float32)}),
+    "release": lambda step: step.release(),
+}
+
+
+@pytest.mark.parametrize(
+    ("transport", "does"), [*(("grpc", does) for does in DOES), ("shared_memory", "update")]
+)
+def test_a_trainer_without_other_ranks_is_told_of_a_dead_server(
+    forks: Forks,
+    quick_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    transport: str,
+    does: str,
+) -> None:
+    server = ForkedServer(forks, quick_path / "store", durability="commands")
+    server.start()
+    killed_at = 0.0
+    with connect(server.address, timeout_s=TIMEOUT_S, transport=transport) as store:
+        store.create_table("a", dim=4, rows=99, optimizer=Sgd(0.1), initializer=Constant(1.0))
+        with (
+            caplog.at_level(logging.INFO),
+            pytest.raises(DeadlineError) as told,
+            store.session(["a"], lease_ms=600, rank_timeout_ms=FAR_MS) as run,
+        ):
+            for step in run.steps(range(50), keys=lambda n: {"a": np.arange(n, n + 10)}):
+                if step.number == 4:
+                    server.kill()
+                    killed_at = monotonic()
+                    DOES[does](step)
+                step.update({"a": step.lookup()["a"]})
+    assert monotonic() - killed_at < PATIENT_S
+    assert server.address in str(told.value)
+    lines = [
+        line for record in caplog.records for line in caplog.handler.format(record).split("\n")
+    ]
+    assert len(lines) <= 2, lines
