@@ -27,40 +27,38 @@ OF_A_STORE = {
 # Probes
 
 
-def test_health_and_readiness_follow_the_store(tmp_path: Path) -> None:
-    async def whole() -> None:
-        async with unopened(tmp_path / "store") as (rest, opening):
-            assert await rest.get("/healthz") == {"status": "ok"}
-            told = await rest.get("/readyz", 503)
-            assert told == {"ready": False, "reason": "starting: the store is being opened"}
-            await opening()
-            assert await rest.get("/readyz") == {"ready": True, "reason": ""}
-            rest.service.stopping = True
-            assert await rest.get("/readyz", 503) == {"ready": False, "reason": "stopping"}
-            assert await rest.get("/healthz") == {"status": "ok"}
-            await rest.service.stop()
+async def test_health_and_readiness_follow_the_store(
+    tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    async with unopened(tmp_path / "store") as (rest, opening):
+        assert await rest.get("/healthz") == {"status": "ok"}
+        told = await rest.get("/readyz", 503)
+        assert told == {"ready": False, "reason": "starting: the store is being opened"}
+        await opening()
+        assert await rest.get("/readyz") == {"ready": True, "reason": ""}
+        rest.service.stopping = True
+        assert await rest.get("/readyz", 503) == {"ready": False, "reason": "stopping"}
+        assert await rest.get("/healthz") == {"status": "ok"}
+        await rest.service.stop()
 
-    asyncio.run(whole())
 
-
-def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(tmp_path: Path) -> None:
-    async def whole() -> None:
-        async with unopened(tmp_path / "store") as (rest, opening):
-            for path in (*PATHS, "/api/v1/frequency", "/api/v1/cache/warm", *DOCUMENTS):
-                told = await rest.get(path, 503)
-                assert told["error"] == "StoreClosedError"
-                assert "starting" in told["message"]
-            for path in DOCUMENTS:
-                await rest.put(path, b"x", 503)
-            await rest.post("/api/v1/cache/warm", {}, 503)
-            samples = await rest.samples()
-            assert samples["embstore_ready"] == 0
-            assert not {name.partition("{")[0] for name in samples} & OF_A_STORE
-            await opening()
-            await rest.get("/api/v1/stats")
-            await rest.service.stop()
-
-    asyncio.run(whole())
+async def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(
+    tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    async with unopened(tmp_path / "store") as (rest, opening):
+        for path in (*PATHS, "/api/v1/frequency", "/api/v1/cache/warm", *DOCUMENTS):
+            told = await rest.get(path, 503)
+            assert told["error"] == "StoreClosedError"
+            assert "starting" in told["message"]
+        for path in DOCUMENTS:
+            await rest.put(path, b"x", 503)
+        await rest.post("/api/v1/cache/warm", {}, 503)
+        samples = await rest.samples()
+        assert samples["embstore_ready"] == 0
+        assert not {name.partition("{")[0] for name in samples} & OF_A_STORE
+        await opening()
+        await rest.get("/api/v1/stats")
+        await rest.service.stop()
 
 
 async def test_failed_store_is_not_ready_but_told(rest: Rest) -> None:
