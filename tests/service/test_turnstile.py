@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import embstore
-from embstore.errors import OverloadedError
+from embstore.errors import DeadlineError, OverloadedError, StoreClosedError
 from embstore_server.turnstile import Turnstile
 from embstore_server.worker import Task, Worker
 
@@ -103,24 +104,60 @@ async def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(
     assert not lanes.turnstile._lanes
 
 
-async def test_who_has_waited_is_not_refused_in_the_queue_for_those_who_came_later(
-    tmp_path: Path, runner: asyncio.Runner
-) -> None:
+# The queue behind it; what else it does `faults/test_limits.py` and `test_replay.py` ask
+
+
+class Held:
+    """An engine thread that is at work until `opened` is set, and two calls of which may wait."""
+
+    def __init__(self, path: Path) -> None:
+        self.worker = Worker(lambda: embstore.open(path).executor, 2)
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    async def start(self) -> "Held":
+        await self.worker.start()
+        self.submit(lambda _: (self.entered.set(), self.opened.wait(300)), "gate")
+        await asyncio.to_thread(self.entered.wait, 60)
+        return self
+
+    def submit(self, work: Any, lane: str = "a", **options: Any) -> Task:
+        options.setdefault("deadline", monotonic() + 300)
+        return self.worker.submit("Verb", work, lane=lane, **options)
+
+
+@pytest.fixture
+def held(tmp_path: Path, runner: asyncio.Runner) -> Iterator[Held]:
+    made = runner.run(Held(tmp_path / "store").start())
+    yield made
+    made.opened.set()
+    runner.run(made.worker.stop())
+
+
+async def test_who_has_waited_is_not_refused_for_those_who_came_later(held: Held) -> None:
     """They took the place that it had among those who wait."""
-    worker = Worker(lambda: embstore.open(tmp_path / "store").executor, 2)
-    await worker.start()
-    entered, opened = threading.Event(), threading.Event()
-
-    def submit(work: Any, lane: str = "a", **options: Any) -> Task:
-        return worker.submit("Verb", work, lane=lane, deadline=monotonic() + 300, **options)
-
-    submit(lambda _: (entered.set(), opened.wait(300)), "gate")
-    await asyncio.to_thread(entered.wait, 60)
-    later = [submit(len, lane_calls_max=2) for _ in range(2)]
+    later = [held.submit(len, lane_calls_max=2) for _ in range(2)]
     with pytest.raises(OverloadedError):
-        submit(len, lane_calls_max=2)
-    earlier = submit(lambda _: 1, lane_calls_max=2, has_waited=True)
-    opened.set()
+        held.submit(len, lane_calls_max=2)
+    earlier = held.submit(lambda _: 1, lane_calls_max=2, has_waited=True)
+    held.opened.set()
     assert await earlier.outcome == 1
     await asyncio.gather(*(task.outcome for task in later), return_exceptions=True)
-    await worker.stop()
+
+
+async def test_a_deadline_that_passed_in_the_queue_is_told_and_nothing_done(held: Held) -> None:
+    late = held.submit(pytest.fail, deadline=monotonic() - 1)
+    held.opened.set()
+    with pytest.raises(DeadlineError, match="in the queue; nothing has changed"):
+        await late.outcome
+
+
+async def test_stopping_finishes_what_waits_and_refuses_what_comes(held: Held) -> None:
+    waits = held.submit(lambda _: 1)
+    stopping = asyncio.create_task(held.worker.stop())
+    await asyncio.wait([stopping], timeout=0)
+    for brief in (False, True):
+        with pytest.raises(StoreClosedError, match="stopping"):
+            held.submit(len, brief=brief)
+    held.opened.set()
+    await stopping
+    assert await waits.outcome == 1
