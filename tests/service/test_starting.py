@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import HTTPErrorProcessor, ProxyHandler, build_opener
 
+import httpx
 import pytest
 from grpc import StatusCode
 
@@ -85,20 +85,6 @@ def test_a_start_is_waited_for_as_long_as_it_gets_on(
     assert ended(absent, steps[0], None) == 16.0  # from its end on
 
 
-def get(address: str, path: str) -> tuple[int, bytes]:
-    """Return status and body of a request, whatever the status."""
-    opener = build_opener(ProxyHandler({}), Answers)
-    with opener.open(f"http://{address}{path}", timeout=WAIT_S) as answer:
-        return answer.status, answer.read()
-
-
-class Answers(HTTPErrorProcessor):
-    """Takes a refusal for an answer."""
-
-    def http_response(self, request: Any, response: Any) -> Any:
-        return response
-
-
 @contextmanager
 def serving(data: Path, *options: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "embstore_server", "serve", "--data", str(data), *options]
@@ -130,7 +116,10 @@ def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: 
         assert (int(done), int(of) > 50) == (0, True)
         with Wire(listen) as wire:
             refused = refusal(lambda: wire.unary("GetServerInfo", b"")).text
-        for text in (get(admin, "/readyz")[1].decode(), refused):
+        for text in (
+            httpx.get(f"http://{admin}/readyz", trust_env=False, timeout=WAIT_S).text,
+            refused,
+        ):
             assert re.search(rf"compiling kernels: \d+ of {of}, once after an installation", text)
         server.send_signal(signal.SIGTERM)
         rest = list(log)
@@ -167,21 +156,10 @@ def test_a_server_is_ready_without_what_only_compilers_and_rest_need(tmp_path: P
 
 async def answer_of(app: Any, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
     """Return how an application of ASGI answers."""
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    named = {"host": "127.0.0.1:8080"} | headers
-    scope = {
-        **{"type": "http", "method": method, "path": path, "query_string": b"", "client": None},
-        "headers": [(name.encode(), text.encode()) for name, text in named.items()],
-    }
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+        answer = await client.request(method, path, headers=headers)
+        return answer.status_code, answer.content
 
 
 def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(
