@@ -9,9 +9,13 @@ WAIT_S = 60
 class Meeting:
     """An all-gather of threads."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, wait_s: float = WAIT_S) -> None:
         self._given: list[Any] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=WAIT_S)
+        self._barrier = threading.Barrier(ranks, timeout=wait_s)
+
+    def leave(self) -> None:
+        """Have nobody wait any more."""
+        self._barrier.abort()
 
     def of(self, rank: int) -> Any:
         def all_gather(given: Any) -> list[Any]:

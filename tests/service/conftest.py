@@ -12,6 +12,7 @@ import pytest
 from embstore.handles.store import Store
 from embstore_client import connect
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
+from tests.service.faults.served import Served
 from tests.service.frequency_samples import PATIENCE_S, Serving, add
 from tests.service.rest import Rest, filled
 from tests.service.rest import serving as rest_of
@@ -61,7 +62,7 @@ def serving(tmp_path: Path) -> Serving:
 
 
 @pytest.fixture
-def server(serving: Serving) -> Iterator[Server]:
+def server(serving: Serving) -> Iterator[Served]:
     with serving() as server:
         for name in ("ads", "users"):
             add(server.store, name)

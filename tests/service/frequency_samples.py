@@ -11,8 +11,8 @@ import embstore
 from embstore.config import RowWiseAdagrad, Uniform
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
+from tests.service.faults.served import Served
 from tests.service.plain import chunks
-from tests.serving import Server
 
 DIM, ROWS = 4, 4000
 OPTIMIZER, INITIALIZER = RowWiseAdagrad(0.1), Uniform(-1.0, 1.0)
@@ -33,12 +33,12 @@ class Serving:
         self._directory = directory
         self.options: dict[str, Any] = {"policy": "rank", "count_rate": 1.0}
 
-    def __call__(self, settings: Any = None, **options: Any) -> Server:
+    def __call__(self, settings: Any = None, **options: Any) -> Served:
         """Serve it with these settings; `options` are of `embstore.open`."""
         told: dict[str, Any] = {"cache_bytes": CACHE_BYTES, "device": "cpu"}
         told |= self.options | options
         opening = partial(embstore.open, self._directory, **told)
-        return Server(opening, self._directory, **(settings or {}))
+        return Served(self._directory, opening, **(settings or {}))
 
 
 def profile_of(counts: dict[str, dict[int, int]], rate: float = 1.0) -> Profile:

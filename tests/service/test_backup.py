@@ -1,7 +1,6 @@
 """Backups of a server by the command line, while clients train."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +9,10 @@ import pytest
 import embstore
 from embstore.errors import PermissionDeniedError
 from embstore_server.launch import ServerProcess
-from tests.service.rest import fill
 from tests.service.shell import Shell
 from tests.serving import Server, patient
 
 OPTIONS = {"cache_bytes": 1 << 20, "device": "cpu"}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    def open_store() -> embstore.Store:
-        store = embstore.open(tmp_path / "store", **OPTIONS)
-        fill(store)
-        return store
-
-    with Server(open_store, tmp_path) as server:
-        yield server
 
 
 def test_a_label_is_backed_up_while_a_client_trains(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.service.rest import Rest
@@ -17,7 +18,8 @@ from tests.style.sources import ROOT
 
 DOCKER = ROOT / "docker"
 BOARD = json.loads((DOCKER / "grafana" / "embstore.json").read_text())
-RULES = (DOCKER / "alerts.yml").read_text()
+GROUPS = yaml.safe_load((DOCKER / "alerts.yml").read_text())["groups"]
+ALERTS: dict[str, Any] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 OF_PROMETHEUS = {"up", "instance", "job"}
 """What Prometheus adds to what it scrapes."""
 METRIC = re.compile(r"\b((?:embstore|process)_\w+)(?:\{([^}]*)\})?")
@@ -27,15 +29,9 @@ def panels() -> Iterator[dict[str, Any]]:
     yield from BOARD["panels"]
 
 
-def rule_expressions() -> dict[str, str]:
-    """Return the expression of each alert; a folded one on one line."""
-    found = re.findall(r"alert: (\w+)\n\s+expr: (?:>-\n)?((?:.|\n)*?)\n\s+(?:for|labels):", RULES)
-    return {name: " ".join(expression.split()) for name, expression in found}
-
-
 def queries() -> dict[str, str]:
     board = {f"{p['title']} {t['refId']}": t["expr"] for p in panels() for t in p["targets"]}
-    return board | rule_expressions()
+    return board | {name: rule["expr"] for name, rule in ALERTS.items()}
 
 
 async def labels_of(rest: Rest) -> dict[str, set[str]]:
@@ -104,9 +100,9 @@ def test_panels_have_their_places() -> None:
 
 def test_each_alert_says_what_it_is_and_the_guide_what_to_do() -> None:
     guide = (ROOT / "docs" / "guide" / "operating.md").read_text()
-    names = re.findall(r"alert: (\w+)", RULES)
-    assert len(names) == len(set(names)) == len(rule_expressions()) == RULES.count("summary:")
-    for name in names:
+    assert len(ALERTS) == sum(len(group["rules"]) for group in GROUPS)
+    for name, rule in ALERTS.items():
+        assert rule["annotations"]["summary"]
         assert f"`{name}`" in guide
 
 

@@ -276,25 +276,25 @@ def test_table_drop_with_yes(shell: Shell, store: embstore.Store) -> None:
     assert shell("table", "drop", "ads", "--yes").status == exits.NOT_FOUND
 
 
-ASKED = pytest.mark.parametrize(
+@pytest.mark.parametrize("words", ["table drop ads", "restore none"])
+@pytest.mark.parametrize(
     ("stdin", "status"),
     [(Terminal("y\n"), 0), (Terminal("n\n"), exits.FAILED), (io.StringIO("y\n"), exits.USAGE)],
     ids=["yes", "no", "nobody to ask"],
 )
-
-
-@ASKED
-def test_table_drop_asks_on_a_terminal(
+def test_what_is_lost_is_asked_for_on_a_terminal(
+    words: str,
     stdin: io.StringIO,
     status: int,
     shell: Shell,
     store: embstore.Store,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    store.checkpoint("none")
     add_ads(store)
-    stdin.seek(0)
+    stdin.seek(0)  # another test may have read it
     monkeypatch.setattr(sys, "stdin", stdin)
-    ended = shell("table", "drop", "ads")
+    ended = shell(*words.split())
     assert ended.status == status
     assert ("--yes" in ended.err) == (status == exits.USAGE)
     assert store.tables() == ["ads"] * bool(status)
@@ -314,24 +314,6 @@ def test_stats(shell: Shell, store: embstore.Store) -> None:
     lines = [line.split() for line in shown.splitlines()]
     assert ["unique", "hit", "rate", "0.0%"] in lines
     assert ["memory", "free", "bytes"] in [line[:3] for line in lines]
-
-
-@ASKED
-def test_restore_asks_on_a_terminal(
-    stdin: io.StringIO,
-    status: int,
-    shell: Shell,
-    store: embstore.Store,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store.checkpoint("none")
-    add_ads(store)
-    stdin.seek(0)  # another test may have read it
-    monkeypatch.setattr(sys, "stdin", stdin)
-    ended = shell("restore", "none")
-    assert ended.status == status
-    assert ("--yes" in ended.err) == (status == exits.USAGE)
-    assert store.tables() == ["ads"] * bool(status)
 
 
 def test_restore_waits_for_sessions_or_ends_them(shell: Shell, store: embstore.Store) -> None:

@@ -1,34 +1,14 @@
 """The commands for profiles, hot sets and warm-up, against a server that runs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-import embstore
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore_server.cli import exits
 from tests.service.frequency_samples import falling, hot_set_of, profile_of
-from tests.service.rest import fill
 from tests.service.shell import Shell
 from tests.serving import Server
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    def open_store() -> embstore.Store:
-        store = embstore.open(
-            tmp_path / "store", cache_bytes=1 << 20, policy="rank", count_rate=1.0, device="cpu"
-        )
-        fill(store)
-        store.clear_counts()
-        return store
-
-    server = Server(open_store, tmp_path)
-    with server:
-        yield server
 
 
 def saved_profile(path: Path, table: str = "ads") -> Path:

@@ -6,13 +6,10 @@ The packages of extras are hidden from a fresh interpreter, as if they were not 
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import embstore
 from embstore.version import pip_install
 from embstore_server.cli import exits
 from tests.serving import Server
@@ -42,24 +39,6 @@ def light(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    def open_store() -> embstore.Store:
-        store = embstore.open(tmp_path / "store", cache_bytes=8 << 20)
-        ads = store.create_table(
-            "ads",
-            dim=4,
-            rows=100,
-            optimizer=embstore.Sgd(0.1),
-            initializer=embstore.Constant(0.5),
-        )
-        ads.update([1, 1, 2], np.ones((3, 4), np.float32))
-        return store
-
-    with Server(open_store, tmp_path) as server:
-        yield server.address
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -78,10 +57,10 @@ def address(tmp_path: Path) -> Iterator[str]:
     ids=" ".join,
 )
 def test_commands_for_a_server_need_no_extra(
-    words: list[str], address: str, tmp_path: Path
+    words: list[str], server: Server, tmp_path: Path
 ) -> None:
     words = [word.replace("{folder}", str(tmp_path)) for word in words]
-    done = light(*words, "--address", address, "--timeout", "300")
+    done = light(*words, "--address", server.address, "--timeout", "300")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 

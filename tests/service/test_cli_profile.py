@@ -172,23 +172,6 @@ def test_what_is_no_file_is_not_replaced(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "rows 0 to 1: table 'ads': expected ids >= 0, found -4"),
-        (["--seed", "9" * 20], "expected a seed to be an integer from -9223372036854775807 to"),
-    ],
-    ids=["negative", "a seed, before the files are read"],
-)
-def test_profile_refuses_negative_ids(
-    words: list[str], said: str, shell: Shell, tmp_path: Path
-) -> None:
-    parquet.write_table(pa.table({"ad": [5, -4]}), tmp_path / "f")
-    ended = shell("profile", tmp_path / "f", "--table", "ad=ads", "-o", tmp_path / "p", *words)
-    assert ended.status == exits.USAGE
-    assert said in ended.err
-
-
-@pytest.mark.parametrize(
     ("module", "words"),
     [
         ("pyarrow", ["day.parquet", "--table", "ad=ads"]),

@@ -1,13 +1,17 @@
-"""What an operator is told of the device: by gRPC, REST, metrics and commands, and when."""
+"""What an operator is told of the device: by gRPC, REST, metrics and commands, and when; and which
+thread works on it."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import embstore
+from embstore import Sgd, Uniform
 from embstore.device.base import Device
 from embstore.device.cpu import CpuDevice
 from embstore.device.facts import DeviceFacts
@@ -97,3 +101,36 @@ async def test_rest_and_metrics_tell_the_same(rest: Rest) -> None:
     assert told["driver_version"] is None
     assert samples["embstore_device_memory_bytes"] == facts["memory_bytes"]
     assert samples["embstore_device_info{cpu}{}{" + facts["model"] + "}{}"] == 1
+
+
+# Calls of a few keys: the event loop does them itself, but never waits for a GPU
+
+LOOP, ENGINE = "event loop", "engine"
+
+
+@pytest.mark.parametrize(
+    ("device", "thread"),
+    [(lambda: CpuDevice(1), LOOP), (lambda: GpuDevice(EmulatedRuntime(), 1), ENGINE)],
+    ids=["cpu", "gpu"],
+)
+def test_the_thread_that_does_a_brief_call(
+    device: Callable[[], Device], thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Any = device()
+    threads: set[str] = set()
+    synchronize = made.keys.synchronize
+
+    def noted(*batches: Any) -> None:
+        threads.add(threading.current_thread().name)
+        synchronize(*batches)
+
+    with served(tmp_path / "store", made) as store:
+        table = store.create_table(
+            "a", dim=4, rows=99, optimizer=Sgd(0.1), initializer=Uniform(-1, 1)
+        )
+        table.lookup([1, 2])
+        monkeypatch.setattr(made.keys, "synchronize", noted)
+        for _ in range(3):
+            table.lookup([1, 2])
+            table.update([1, 2], np.ones((2, 4), np.float32))
+    assert threads == {thread}

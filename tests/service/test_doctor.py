@@ -6,7 +6,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,29 +81,91 @@ def test_people_get_a_line_each_with_what_to_change(
     assert list(tmp_path.iterdir()) == [], "what was measured with is gone"
 
 
-# Limits
+# What a system says of itself
+
+CPU_MAX = "sys/fs/cgroup/cpu.max"
+CLOCK = "sys/devices/system/clocksource/clocksource0/current_clocksource"
+PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+OLD_CPU = "processor\t: 0\nmodel name\t: Some CPU @ 2.4GHz\nflags\t\t: fpu sse sse2 sse4_2 avx\n"
+MEMINFO = "MemTotal: 2097152 kB\nMemAvailable: 2097152 kB\nSwapTotal: 1024 kB\nHugePages_Total: 0\n"
+GROUP = {
+    "proc/meminfo": MEMINFO,
+    "sys/fs/cgroup/memory.max": "536870912\n",
+    "sys/fs/cgroup/memory.current": "1048576\n",
+}
+Case = tuple[Callable[[System], Finding], Mapping[str, str], str, tuple[str, ...]]
+FILES: list[Case] = [
+    (
+        limits.of_maps,
+        {"proc/sys/vm/max_map_count": "4096\n"},
+        "warn",
+        ("4,096", "sysctl vm.max_map_count"),
+    ),
+    (limits.of_maps, {"proc/sys/vm/max_map_count": "262144\n"}, "ok", ()),
+    (machine.of_clock_source, {CLOCK: "hpet\n"}, "warn", ("hpet", "tsc")),
+    (machine.of_clock_source, {CLOCK: "kvm-clock\n"}, "ok", ()),
+    (
+        partial(machine.of_cores, 16),
+        {CPU_MAX: "100000 100000"},
+        "warn",
+        ("allows 1",),
+    ),
+    (partial(machine.of_cores, 16), {CPU_MAX: "max 100000"}, "ok", ()),
+    (machine.of_processor, {"proc/cpuinfo": OLD_CPU}, "warn", ("Some CPU", "AVX2")),
+    (machine.of_processor, {"proc/cpuinfo": OLD_CPU.replace("avx", "avx avx2")}, "ok", ()),
+    (machine.of_memory, {"proc/meminfo": MEMINFO}, "ok", ("2 GiB",)),
+    (machine.of_memory, GROUP, "warn", ("511 MiB",)),
+    (
+        machine.of_overcommit,
+        {"proc/sys/vm/overcommit_memory": "2\n"},
+        "warn",
+        ("overcommit_memory=0",),
+    ),
+    (machine.of_overcommit, {"proc/sys/vm/overcommit_memory": "1\n"}, "ok", ()),
+    (machine.of_huge_pages, {PAGES: "always madvise [never]\n"}, "warn", ("never", "echo madvise")),
+    (machine.of_huge_pages, {PAGES: "always [madvise] never\n"}, "ok", ()),
+]
 
 
-@pytest.mark.parametrize(
-    ("count", "status"), [(200, "fail"), (1024, "warn"), (65536, "ok"), (-1, "ok")]
-)
-def test_descriptors(count: int, status: str) -> None:
-    check(limits.of_descriptors(count), status)
+@pytest.mark.parametrize(("look", "files", "status", "said"), FILES)
+def test_what_files_say(
+    look: Callable[[System], Finding],
+    files: Mapping[str, str],
+    status: str,
+    said: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    check(look(system(tmp_path, files)), status, *said)
 
 
-def test_locked_memory_is_a_matter_of_gpus() -> None:
+def test_what_numbers_say() -> None:
+    for count, status in ((200, "fail"), (1024, "warn"), (65536, "ok"), (-1, "ok")):
+        check(limits.of_descriptors(count), status)
     check(limits.of_locked_memory(65536, has_gpu=False), "ok")
     check(limits.of_locked_memory(65536, has_gpu=True), "warn", "64 KiB", "memlock=-1")
     check(limits.of_locked_memory(resource.RLIM_INFINITY, has_gpu=True), "ok", "no limit")
+    check(disk.of_room(10 << 20, None), "fail", "10 MiB")
+    check(disk.of_room(2 * GIB, 10**6), "warn", "2 GiB")
+    check(disk.of_room(100 * GIB, 500), "warn", "500 files", "inodes")
+    check(disk.of_room(100 * GIB, None), "ok")
+    for finding in disk.of_speed(Speed(write_bytes_per_s=80e6, sync_s=0.025, read_s=0.009)):
+        check(finding, "warn")
+    for finding in disk.of_speed(Speed(write_bytes_per_s=1e9, sync_s=0.0005, read_s=0.0001)):
+        check(finding, "ok")
+    check(machine.of_clock(synchronized=False), "warn", "chrony")
+    check(machine.of_clock(synchronized=True), "ok")
+    check(machine.of_shared_bytes(64 << 20), "warn", "64 MiB", "--shm-size")
+    check(machine.of_shared_bytes(2 * GIB), "ok")
+    one = {"embstore": "1", "numpy": "2.4"}
+    check(installed.of_versions(one), "warn", "no numba, fastapi", "pip")
+    check(installed.of_versions({"numba": "1", "fastapi": "1", "uvicorn": "1"}), "ok", "Python 3.")
 
 
-def test_maps(tmp_path: Path) -> None:
-    few = system(tmp_path, {"proc/sys/vm/max_map_count": "4096\n"})
-    check(limits.of_maps(few), "warn", "4,096", "sysctl vm.max_map_count")
-    check(limits.of_maps(system(tmp_path, {"proc/sys/vm/max_map_count": "262144\n"})), "ok")
-
-
-# The disk
+def test_this_system_is_asked(tmp_path: Path) -> None:
+    found = disk.measured(tmp_path)
+    assert min(found.write_bytes_per_s, found.sync_s, found.read_s) > 0
+    assert machine.clock_is_synchronized() in (True, False, None)
+    assert installed.version_of("numpy") and not installed.version_of("no-such-package")
 
 
 def test_a_directory_that_takes_no_files(tmp_path: Path) -> None:
@@ -138,95 +201,10 @@ def test_file_systems(place: str, kind: str, status: str, tmp_path: Path) -> Non
     check(disk.of_file_system(found, tmp_path / place), status, kind)
 
 
-def test_room() -> None:
-    check(disk.of_room(10 << 20, None), "fail", "10 MiB")
-    check(disk.of_room(2 * GIB, 10**6), "warn", "2 GiB")
-    check(disk.of_room(100 * GIB, 500), "warn", "500 files", "inodes")
-    check(disk.of_room(100 * GIB, None), "ok")
-
-
-def test_speed(tmp_path: Path) -> None:
-    turning = Speed(write_bytes_per_s=80e6, sync_s=0.025, read_s=0.009)
-    for finding in disk.of_speed(turning):
-        check(finding, "warn")
-    for finding in disk.of_speed(Speed(write_bytes_per_s=1e9, sync_s=0.0005, read_s=0.0001)):
-        check(finding, "ok")
-    found = disk.measured(tmp_path)
-    assert min(found.write_bytes_per_s, found.sync_s, found.read_s) > 0
-
-
-# The machine
-
-
-def test_clocks(tmp_path: Path) -> None:
-    place = "sys/devices/system/clocksource/clocksource0/current_clocksource"
-    check(machine.of_clock_source(system(tmp_path, {place: "hpet\n"})), "warn", "hpet", "tsc")
-    check(machine.of_clock_source(system(tmp_path, {place: "kvm-clock\n"})), "ok")
-    check(machine.of_clock(synchronized=False), "warn", "chrony")
-    check(machine.of_clock(synchronized=True), "ok")
-    assert machine.clock_is_synchronized() in (True, False, None)
-
-
-def test_processors(tmp_path: Path) -> None:
-    one = system(tmp_path / "one", {"sys/fs/cgroup/cpu.max": "100000 100000\n"})
-    check(machine.of_cores(16, one), "warn", "allows 1")
-    check(
-        machine.of_cores(16, system(tmp_path / "all", {"sys/fs/cgroup/cpu.max": "max 100000"})),
-        "ok",
-    )
-    old = "processor\t: 0\nmodel name\t: Some CPU @ 2.4GHz\nflags\t\t: fpu sse sse2 sse4_2 avx\n"
-    check(machine.of_processor(system(tmp_path, {"proc/cpuinfo": old})), "warn", "Some CPU", "AVX2")
-    check(
-        machine.of_processor(system(tmp_path, {"proc/cpuinfo": old.replace("avx", "avx avx2")})),
-        "ok",
-    )
-
-
 @needs_glibc
 def test_denormals() -> None:
     check(in_new_thread(machine.of_denormals), "ok")
     check(in_new_thread(machine.of_denormals, FLUSH_TO_ZERO), "warn", "flush-to-zero")
-
-
-MEMINFO = "MemTotal: 2097152 kB\nMemAvailable: {} kB\nSwapTotal: 1024 kB\nHugePages_Total: 0\n"
-
-
-def test_memory(tmp_path: Path) -> None:
-    files = {"proc/meminfo": MEMINFO.format(2 << 20)}
-    check(machine.of_memory(system(tmp_path, files)), "ok", "2 GiB")
-    files |= {
-        "sys/fs/cgroup/memory.max": "536870912\n",
-        "sys/fs/cgroup/memory.current": "1048576\n",
-    }
-    check(machine.of_memory(system(tmp_path, files)), "warn", "511 MiB")
-    overcommit = "proc/sys/vm/overcommit_memory"
-    check(
-        machine.of_overcommit(system(tmp_path, {overcommit: "2\n"})), "warn", "overcommit_memory=0"
-    )
-    check(machine.of_overcommit(system(tmp_path, {overcommit: "1\n"})), "ok")
-
-
-def test_huge_pages(tmp_path: Path) -> None:
-    place = "sys/kernel/mm/transparent_hugepage/enabled"
-    never = system(tmp_path, {place: "always madvise [never]\n"})
-    check(machine.of_huge_pages(never), "warn", "never", "echo madvise")
-    check(machine.of_huge_pages(system(tmp_path, {place: "always [madvise] never\n"})), "ok")
-
-
-def test_shared_memory() -> None:
-    check(machine.of_shared_bytes(64 << 20), "warn", "64 MiB", "--shm-size")
-    check(machine.of_shared_bytes(2 * GIB), "ok")
-
-
-# What is installed
-
-
-def test_versions() -> None:
-    check(
-        installed.of_versions({"embstore": "1", "numpy": "2.4"}), "warn", "no numba, fastapi", "pip"
-    )
-    check(installed.of_versions({"numba": "1", "fastapi": "1", "uvicorn": "1"}), "ok", "Python 3.")
-    assert installed.version_of("numpy") and not installed.version_of("no-such-package")
 
 
 NVRM = (

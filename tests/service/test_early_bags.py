@@ -1,7 +1,6 @@
 """Bags of a run over a server: their rows come early, while the step before computes."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -19,13 +18,10 @@ TABLES = "a", "b"
 
 
 @pytest.fixture(params=["grpc", "shared"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[embstore.Store]:
-    path, socket = tmp_path / "store", str(tmp_path / "socket")
-    opening = lambda: embstore.open(path, device="cpu", cache_bytes=1 << 22)  # noqa: E731
-    with Server(opening, path, socket=socket) as server:
-        address = server.address if request.param == "grpc" else f"unix:{socket}"
-        with patient(address) as store:
-            yield store
+def store(request: pytest.FixtureRequest, server: Server) -> Iterator[embstore.Store]:
+    address = server.address if request.param == "grpc" else f"unix:{server.socket}"
+    with patient(address) as store:
+        yield store
 
 
 @pytest.fixture

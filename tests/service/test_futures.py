@@ -6,7 +6,6 @@ import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +31,17 @@ from embstore_client import (
     connect_async,
     futures,
 )
-from tests.serving import Server, patient
+from tests.service.faults.served import Served
+from tests.service.frequency_samples import DIM, add
+from tests.serving import patient
 
-DIM = 4
 PATIENT = {"timeout_s": 300.0, "connect_timeout_s": 300.0}
 
 
 def opened(path: Path) -> Store:
     store = embstore.open(path, device="cpu", cache_bytes=1 << 22)
-    store.create_table(
-        "ads",
-        dim=DIM,
-        rows=100,
-        optimizer=embstore.RowWiseAdagrad(0.1),
-        initializer=embstore.Uniform(-1, 1),
-    )
+    add(store, "ads")
     return store
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    data = tmp_path / "served"
-    with Server(lambda: opened(data), tmp_path, socket=str(tmp_path / "s")) as server:
-        yield server
 
 
 @pytest.fixture(params=["embedded", "grpc", "shared_memory"])
@@ -67,25 +54,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     address = server.address if request.param == "grpc" else f"unix:{server.socket}"
     with patient(address) as store:
         yield store
-
-
-@contextmanager
-def held(server: Server) -> Iterator[threading.Event]:
-    """Keep the engine thread until the event is set, or the block is left."""
-    holds, go = threading.Event(), threading.Event()
-
-    def hold(_: Store) -> None:
-        holds.set()
-        go.wait()
-
-    holder = threading.Thread(target=server.on_engine, args=(hold,))
-    holder.start()
-    holds.wait()
-    try:
-        yield go
-    finally:
-        go.set()
-        holder.join()
 
 
 def batches(count: int) -> Iterator[tuple[Any, Any]]:
@@ -117,32 +85,32 @@ def test_calls_are_futures_that_give_what_the_verbs_do(store: Store) -> None:
         assert table.digest().result() == ads.digest()
         table.set_learning_rate(0.5).result()
         assert ads.learning_rate == 0.5
-    assert store.tables() == ["ads"]  # it is open still
+    assert "ads" in store.tables()  # it is open still
 
 
 @pytest.mark.parametrize("way", ["grpc", "shared_memory"])
-def test_calls_are_awaited(way: str, server: Server) -> None:
+def test_calls_are_awaited(way: str, server: Served) -> None:
     address = server.address if way == "grpc" else f"unix:{server.socket}"
     options = PATIENT | ({"transport": "grpc"} if way == "grpc" else {})
 
     async def train() -> tuple[str, int]:
         async with connect_async(address, **options) as store:
-            users = await store.create_table(
-                "users",
+            items = await store.create_table(
+                "items",
                 dim=DIM,
                 rows=10,
                 optimizer=embstore.Sgd(0.5),
                 initializer=embstore.Constant(1.0),
             )
-            await users.update([3], GRADIENTS)
-            rows = (await store.lookup({"users": [3, 4]}))["users"]
+            await items.update([3], GRADIENTS)
+            rows = (await store.lookup({"items": [3, 4]}))["items"]
             np.testing.assert_array_equal(rows[:, 0], [0.5, 1.0])
-            found = await asyncio.gather(*(users.lookup([key]) for key in range(10)))
+            found = await asyncio.gather(*(items.lookup([key]) for key in range(10)))
             assert [float(rows[0, 0]) for rows in found] == [1.0] * 3 + [0.5] + [1.0] * 6
-            return await users.digest(), (await users.describe()).t
+            return await items.digest(), (await items.describe()).t
 
     digest, t = asyncio.run(train())
-    served = server.on_engine(lambda store: store.table("users").digest())
+    served = server.on_engine(lambda store: store.table("items").digest())
     assert (digest, t) == (served, 1)
 
 
@@ -178,10 +146,10 @@ def test_writes_are_done_in_the_order_in_which_they_were_made(store: Store, tmp_
         assert store.table("ads").digest() == alone.table("ads").digest()
 
 
-def test_reads_go_beside_writes(server: Server) -> None:
+def test_reads_go_beside_writes(server: Served) -> None:
     with patient(server.address) as store, background(store) as behind:
         table = behind.of(store.table("ads"))
-        with held(server):
+        with server.held():
             update = table.update([1], GRADIENTS)
             behind.server_info().result()  # which needs no engine
             assert not update.done()
@@ -191,10 +159,10 @@ def test_reads_go_beside_writes(server: Server) -> None:
 # Cancelling
 
 
-def test_a_call_that_waits_for_its_turn_is_cancelled_and_never_sent(server: Server) -> None:
+def test_a_call_that_waits_for_its_turn_is_cancelled_and_never_sent(server: Served) -> None:
     with patient(server.address) as store, background(store) as behind:
         table = behind.of(store.table("ads"))
-        with held(server):
+        with server.held():
             first, second, third = (table.update([n], GRADIENTS) for n in range(3))
             assert second.cancel()
         assert (first.result().t, third.result().t) == (1, 2)
@@ -202,11 +170,11 @@ def test_a_call_that_waits_for_its_turn_is_cancelled_and_never_sent(server: Serv
             second.result()
 
 
-def test_a_call_that_has_begun_is_finished_though_its_task_is_cancelled(server: Server) -> None:
+def test_a_call_that_has_begun_is_finished_though_its_task_is_cancelled(server: Served) -> None:
     async def train() -> int:
         async with connect_async(server.address, transport="grpc", **PATIENT) as store:
             table = await store.table("ads")
-            with held(server):
+            with server.held():
                 call = table.update([1, 2], np.ones((2, DIM), np.float32))
                 await begun(call)
                 task = asyncio.ensure_future(call)
@@ -223,11 +191,11 @@ def test_a_call_that_has_begun_is_finished_though_its_task_is_cancelled(server: 
 # The event loop
 
 
-def test_the_event_loop_runs_while_a_call_waits_at_the_server(server: Server) -> None:
+def test_the_event_loop_runs_while_a_call_waits_at_the_server(server: Served) -> None:
     async def train() -> None:
         async with connect_async(server.address, transport="grpc", **PATIENT) as store:
             table = await store.table("ads")
-            with held(server) as go:
+            with server.held() as go:
                 lookup = asyncio.ensure_future(table.lookup([1]))
                 for _ in range(100):
                     await asyncio.sleep(0)
@@ -246,7 +214,7 @@ def test_a_connection_is_awaited_too() -> None:
     asyncio.run(fail())
 
 
-def test_a_connection_that_nobody_waits_for_is_closed(server: Server) -> None:
+def test_a_connection_that_nobody_waits_for_is_closed(server: Served) -> None:
     made: list[Store] = []
 
     async def give_up() -> connect_async:
@@ -277,11 +245,11 @@ def test_a_connection_that_nobody_waits_for_is_closed(server: Server) -> None:
 # Bounds, and closing
 
 
-def test_calls_and_threads_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_and_threads_are_bounded(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futures, "CALLS_MAX", 12)
     with patient(server.address) as store, background(store, threads=3) as behind:
         table = behind.of(store.table("ads"))
-        with held(server):
+        with server.held():
             calls: list[Any] = [table.lookup([n]) for n in range(10)]
             calls += [table.update([n], GRADIENTS) for n in range(2)]
             with pytest.raises(OverloadedError, match="12 calls of this store are out"):
@@ -293,17 +261,17 @@ def test_calls_and_threads_are_bounded(server: Server, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("threads", [0, -1, "two"])
-def test_threads_are_one_or_more(threads: Any, server: Server) -> None:
+def test_threads_are_one_or_more(threads: Any, server: Served) -> None:
     with patient(server.address) as store:
         with pytest.raises(InvalidArgumentError, match="expected threads to be 1 or more"):
             background(store, threads=threads)
 
 
-def test_closing_cuts_off_what_has_begun_and_gives_up_the_rest(server: Server) -> None:
+def test_closing_cuts_off_what_has_begun_and_gives_up_the_rest(server: Served) -> None:
     async def train() -> None:
         store = await connect_async(server.address, transport="grpc", **PATIENT)
         table = await store.table("ads")
-        with held(server):
+        with server.held():
             first, second = table.update([1], GRADIENTS), table.update([2], GRADIENTS)
             await begun(first)
             await store.close()
@@ -318,7 +286,7 @@ def test_closing_cuts_off_what_has_begun_and_gives_up_the_rest(server: Server) -
     asyncio.run(train())
 
 
-def test_closing_ends_every_wait_and_callbacks_may_call(server: Server) -> None:
+def test_closing_ends_every_wait_and_callbacks_may_call(server: Served) -> None:
     """What waits for its turn is told, and nothing that hears of it can hang."""
     told: list[Any] = []
 
@@ -330,7 +298,7 @@ def test_closing_ends_every_wait_and_callbacks_may_call(server: Server) -> None:
     with patient(server.address) as store:
         behind = background(store)
         table = behind.of(store.table("ads"))
-        with held(server):
+        with server.held():
             calls = [table.update([n], GRADIENTS) for n in range(4)]
             calls[1].cancel()
             calls[2].add_done_callback(again)

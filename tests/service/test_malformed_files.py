@@ -149,6 +149,8 @@ def test_arrays_that_are_no_table(table: embstore.Table, tmp_path: Path) -> None
     np.save(place, np.zeros((9, DIM), np.float32))
     refused(table, place, "no tensor to be named", tensor="x")
     refused(table, place, "exported with state", with_state=True)
+    with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
+        import_table(table, place, batch_rows=0)
     with pytest.raises(InvalidArgumentError, match=r"end with \.safetensors, .* found ads\.csv"):
         import_table(table, "ads.csv")
     with pytest.raises(StorageError, match=r"none\.npy: No such file"):

@@ -21,8 +21,6 @@ SERVICE = {
     "inflight_bytes": 4096,
     "remembered_calls": 5,
 }
-OPENING = SERVICE | {"ready": False, "reason": "starting", "running_verb": None}
-
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -83,21 +81,6 @@ def test_quantile_above_the_last_bound_is_that_bound() -> None:
     assert latency(1e6)["p50"] == BOUNDS[-1]
 
 
-def test_calls_are_counted_by_verb_and_code() -> None:
-    metrics = Metrics()
-    observe(metrics)
-    observe(metrics)
-    observe(metrics, code="NOT_FOUND")
-    observe(metrics, "Update", received_bytes=1000)
-    samples = scraped(metrics)
-    assert value(samples, "embstore_calls_total", verb="Lookup", code="OK") == 2
-    assert value(samples, "embstore_calls_total", verb="Lookup", code="NOT_FOUND") == 1
-    assert value(samples, "embstore_received_bytes_total", verb="Lookup") == 30
-    assert value(samples, "embstore_received_bytes_total", verb="Update") == 1000
-    assert value(samples, "embstore_sent_bytes_total", verb="Lookup") == 300
-    assert metrics.stats()["Lookup"]["codes"] == {"OK": 2, "NOT_FOUND": 1}
-
-
 def test_histograms_add_up() -> None:
     metrics = Metrics()
     for seconds in (0.00005, 0.003, 0.004, 100.0):
@@ -120,31 +103,3 @@ def test_call_that_never_reached_the_engine_has_no_wait() -> None:
     assert [found[part]["count"] for part in ("call", "wait", "engine")] == [2, 1, 1]
     assert found["call"]["mean"] == pytest.approx(0.003)
     assert 0.0005 <= found["wait"]["p99"] <= 0.001
-
-
-def test_scrape_shows_the_process() -> None:
-    samples = scraped(Metrics())
-    assert value(samples, "embstore_ready") == 1
-    assert value(samples, "embstore_queue_calls") == 3
-    assert value(samples, "embstore_running_calls", verb="Lookup") == 1
-    assert value(samples, "embstore_inflight_bytes") == 4096
-    assert value(samples, "embstore_remembered_calls") == 5
-    assert value(samples, "embstore_start_time_seconds") == 1.7e9
-    labels = {"version": "1.2.3", "instance": "i", "store_id": ""}
-    assert value(samples, "embstore_build_info", **labels) == 1
-    assert value(samples, "process_resident_memory_bytes") > 1 << 20
-
-
-def test_scrape_before_the_store_is_open_says_nothing_of_it() -> None:
-    samples = scraped(Metrics(), OPENING)
-    names = {name for name, _ in samples}
-    assert value(samples, "embstore_ready") == 0
-    assert not names & {
-        "embstore_epoch",
-        "embstore_command",
-        "embstore_running_calls",
-        "embstore_stats_age_seconds",
-        "embstore_cache_budget_bytes",
-        "embstore_device_info",
-        "embstore_memory_bytes",
-    }

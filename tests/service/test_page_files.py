@@ -32,14 +32,6 @@ def test_the_page_needs_no_token_and_no_store(tmp_path: Path) -> None:
     assert "embstore" in answer.text
 
 
-@pytest.mark.parametrize("path", ["/", PAGE_PATH + "main.js", PAGE_PATH + "vendor/uPlot.min.css"])
-async def test_head_answers_as_get_without_a_body(rest: Rest, path: str) -> None:
-    got, head = await rest.client.get(path), await rest.client.head(path)
-    assert head.status_code == 200 and not head.content
-    assert head.headers["content-length"] == str(len(got.content))
-    assert head.headers["etag"] == got.headers["etag"]
-
-
 async def test_a_browser_that_has_a_file_is_told_so(rest: Rest) -> None:
     tag = (await rest.client.get("/")).headers["etag"]
     answer = await rest.client.get("/", headers={"if-none-match": tag})

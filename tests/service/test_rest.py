@@ -1,6 +1,7 @@
 """Every route of REST, over a real store and engine thread."""
 
 import asyncio
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,44 +18,47 @@ from tests.service.rest import Rest, unopened
 
 PATHS = "/api/v1/server", "/api/v1/stats", "/api/v1/tables"
 DOCUMENTS = "/api/v1/profile", "/api/v1/hot-set"
+OF_A_STORE = {
+    *("embstore_epoch", "embstore_command", "embstore_running_calls", "embstore_device_info"),
+    *("embstore_stats_age_seconds", "embstore_cache_budget_bytes", "embstore_memory_bytes"),
+}
+"""Metrics of an open store alone."""
 
 # Probes
 
 
-def test_health_and_readiness_follow_the_store(tmp_path: Path) -> None:
-    async def whole() -> None:
-        async with unopened(tmp_path / "store") as (rest, opening):
-            assert await rest.get("/healthz") == {"status": "ok"}
-            told = await rest.get("/readyz", 503)
-            assert told == {"ready": False, "reason": "starting: the store is being opened"}
-            await opening()
-            assert await rest.get("/readyz") == {"ready": True, "reason": ""}
-            rest.service.stopping = True
-            assert await rest.get("/readyz", 503) == {"ready": False, "reason": "stopping"}
-            assert await rest.get("/healthz") == {"status": "ok"}
-            await rest.service.stop()
+async def test_health_and_readiness_follow_the_store(
+    tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    async with unopened(tmp_path / "store") as (rest, opening):
+        assert await rest.get("/healthz") == {"status": "ok"}
+        told = await rest.get("/readyz", 503)
+        assert told == {"ready": False, "reason": "starting: the store is being opened"}
+        await opening()
+        assert await rest.get("/readyz") == {"ready": True, "reason": ""}
+        rest.service.stopping = True
+        assert await rest.get("/readyz", 503) == {"ready": False, "reason": "stopping"}
+        assert await rest.get("/healthz") == {"status": "ok"}
+        await rest.service.stop()
 
-    asyncio.run(whole())
 
-
-def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(tmp_path: Path) -> None:
-    async def whole() -> None:
-        async with unopened(tmp_path / "store") as (rest, opening):
-            for path in (*PATHS, "/api/v1/frequency", "/api/v1/cache/warm", *DOCUMENTS):
-                told = await rest.get(path, 503)
-                assert told["error"] == "StoreClosedError"
-                assert "starting" in told["message"]
-            for path in DOCUMENTS:
-                await rest.put(path, b"x", 503)
-            await rest.post("/api/v1/cache/warm", {}, 503)
-            samples = await rest.samples()
-            assert samples["embstore_ready"] == 0
-            assert "embstore_stats_age_seconds" not in samples
-            await opening()
-            await rest.get("/api/v1/stats")
-            await rest.service.stop()
-
-    asyncio.run(whole())
+async def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(
+    tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    async with unopened(tmp_path / "store") as (rest, opening):
+        for path in (*PATHS, "/api/v1/frequency", "/api/v1/cache/warm", *DOCUMENTS):
+            told = await rest.get(path, 503)
+            assert told["error"] == "StoreClosedError"
+            assert "starting" in told["message"]
+        for path in DOCUMENTS:
+            await rest.put(path, b"x", 503)
+        await rest.post("/api/v1/cache/warm", {}, 503)
+        samples = await rest.samples()
+        assert samples["embstore_ready"] == 0
+        assert not {name.partition("{")[0] for name in samples} & OF_A_STORE
+        await opening()
+        await rest.get("/api/v1/stats")
+        await rest.service.stop()
 
 
 async def test_failed_store_is_not_ready_but_told(rest: Rest) -> None:
@@ -273,3 +277,31 @@ async def test_read_only_store_refuses_a_checkpoint(rest: Rest) -> None:
     assert told["error"] == "PermissionDeniedError"
     assert (await rest.get("/api/v1/server"))["read_only"] is True
     assert (await rest.get("/api/v1/stats"))["read_only"] is True
+
+
+# HEAD: what GET answers, without the body
+
+
+async def test_every_route_of_get_answers_head(rest: Rest) -> None:
+    paths = (await rest.client.get("/openapi.json")).json()["paths"]
+    asked = [path for path, methods in paths.items() if "get" in methods]
+    assert len(asked) > 10
+    for path in [
+        "/",
+        "/page/main.js",
+        "/openapi.json",
+        *(re.sub("{.*?}", "ads", p) for p in asked),
+    ]:
+        found, headed = await rest.client.get(path), await rest.client.head(path)
+        assert headed.status_code == found.status_code, path
+        assert headed.content == b""
+        for name in ("etag", "content-length") if "etag" in found.headers else ():
+            assert headed.headers[name] == found.headers[name]
+        assert headed.headers["content-type"] == found.headers["content-type"]
+        assert headed.headers["x-request-id"]
+
+
+async def test_head_of_what_is_not_there_or_changes_something(rest: Rest) -> None:
+    for path, status in (("/api/v1/none", 404), ("/api/v1/flush", 405)):
+        answer = await rest.client.head(path)
+        assert (answer.status_code, answer.content) == (status, b"")

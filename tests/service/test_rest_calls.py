@@ -1,8 +1,7 @@
 """What the page asks for beside stats: times of calls, slow calls, hit rates at other sizes."""
 
-import asyncio
 import errno
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from embstore.handles.store import Store
 from embstore_server.metrics import BOUNDS
 from embstore_server.rest.hit_rates import Predictions
 from embstore_server.slow_calls import SLOW_CALLS_KEPT
-from tests.service.access.tenants import token_of, write_tokens
 from tests.service.rest import Rest
-from tests.service.rest import serving as rest_of
 
 
 async def test_times_of_calls_are_histograms_that_add_up(rest: Rest) -> None:
@@ -99,13 +96,32 @@ async def test_a_prediction_that_fails_is_logged_and_not_begun_again_at_once(
     assert len(logged) == 1
 
 
-async def test_who_may_not_see_stats_sees_no_calls(tmp_path: Path, runner: asyncio.Runner) -> None:
-    tokens = write_tokens(tmp_path / "tokens")
-    async with rest_of(tmp_path / "store", tokens=tokens) as rest:
-        for path in ("/api/v1/calls", "/api/v1/hit-rates"):
-            await rest.get(path, 401)
-            await rest.get(path, 403, authorization=f"Bearer {token_of('writer')}")
-            await rest.get(path, authorization=f"Bearer {token_of('dashboard')}")
-        await rest.get(
-            "/api/v1/hit-rates?wait=true", authorization=f"Bearer {token_of('dashboard')}"
-        )
+# When hit rates are predicted anew
+
+HIT_RATES = "/api/v1/hit-rates?wait=true"
+
+
+def made_at(rest: Rest) -> Any:
+    """Return when the last prediction was made."""
+    predictions: Predictions = rest.client._transport.app.state.predictions  # type: ignore[attr-defined]
+    return predictions.made_at
+
+
+async def test_a_store_that_has_counted_nothing_is_left_alone_for_a_while(rest: Rest) -> None:
+    """Review: A page that looked every two seconds had all counts copied every two seconds."""
+    assert (await rest.get(HIT_RATES))["curves"] == []
+    first = made_at(rest)
+    assert (await rest.get(HIT_RATES))["curves"] == []
+    assert made_at(rest) == first
+
+
+async def test_another_budget_or_policy_is_predicted_at_once(rest: Rest) -> None:
+    """Review: For a minute after the cache was resized, the size of "today" was that of before."""
+    assert (await rest.get(HIT_RATES))["policy"] == "lru"
+    before = [made_at(rest)]
+    await rest.post("/api/v1/cache", {"cache_bytes": 2 << 20})
+    await rest.get(HIT_RATES)
+    before.append(made_at(rest))
+    await rest.post("/api/v1/commands/SetPolicy", {"policy": "lfu"})
+    assert (await rest.get(HIT_RATES))["policy"] == "lfu"
+    assert before == sorted({*before, made_at(rest)})[:2]

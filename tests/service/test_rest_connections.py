@@ -31,14 +31,6 @@ def taken(listener: Listener, count: int, clients: ExitStack) -> list[socket.soc
     return found
 
 
-def test_a_connection_counts_as_soon_as_it_is_accepted(listener: Listener) -> None:
-    with ExitStack() as clients:
-        found = taken(listener, MOST + 3, clients)
-        assert len(found) == MOST
-        found.pop().close()
-        assert len(taken(listener, 3, clients)) == 1
-
-
 def test_one_address_leaves_half_to_the_others(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

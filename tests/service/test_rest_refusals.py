@@ -190,17 +190,6 @@ async def test_request_keeps_its_id_or_gets_one(rest: Rest) -> None:
         assert len(told["request"]) == 16
 
 
-@pytest.mark.rest(slow_call_ms=0)
-async def test_slow_call_is_logged_with_who_asked(
-    rest: Rest, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "embstore"):
-        await rest.get("/api/v1/tables", X_Request_Id="r1", User_Agent="dashboard")
-    fields = vars(caplog.records[-1])["embstore_fields"]
-    assert (fields["verb"], fields["code"]) == ("ListTables", "OK")
-    assert (fields["request"], fields["client"]) == ("r1", "dashboard")
-
-
 # Browsers
 
 

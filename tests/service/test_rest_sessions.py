@@ -1,11 +1,7 @@
 """What an operator sees of look-ahead sessions: REST, metrics, and the command."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
-
-import pytest
 
 import embstore
 from embstore.lookahead.stats import SessionStats
@@ -53,13 +49,15 @@ async def test_a_session_is_told_without_its_members(rest: Rest) -> None:
 
 async def test_a_session_is_ended_by_its_name_whatever_that_has(rest: Rest) -> None:
     """Review: Names were decoded twice, so that of these two the other one was ended."""
-    names = ["a/b", "a%2Fb", "100%25", "snow ☃"]
+    names = ["a/b", "a%2Fb", "100%25", "snow ☃", "a:b/c?d"]
     for name in names:
         await rest.on_engine(lambda store, n=name: store.sessions.open(n, ["ads"], shared=True))
     for name in names[1:]:
         ended = await rest.delete(f"/api/v1/sessions/{quote(name, safe='')}")
         assert ended["name"] == name
     assert [one["name"] for one in (await rest.get("/api/v1/sessions"))["sessions"]] == ["a/b"]
+    refused = await rest.delete("/api/v1/sessions/100%2525", 409)
+    assert refused["error"] == "SessionExpiredError"
 
 
 # Metrics
@@ -82,18 +80,6 @@ async def test_metrics_of_a_session_end_with_it(rest: Rest) -> None:
 # The command
 
 
-@pytest.fixture
-def server(data: Path) -> Iterator[Server]:
-    server = Server(lambda: embstore.open(data, cache_bytes=1 << 20), data)
-    with server:
-        yield server
-
-
-def test_the_command_says_that_no_session_is_live(typed: Shell) -> None:
-    assert typed("sessions").out == "no session is live\n"
-    assert typed("sessions", "--json").document == []
-
-
 def test_the_command_shows_live_sessions(server: Server, typed: Shell) -> None:
     server.on_engine(train)
     lines = [line.split() for line in typed("sessions").out.splitlines()]
@@ -110,17 +96,9 @@ def test_the_command_ends_a_session(server: Server, typed: Shell) -> None:
     assert asked.status == exits.USAGE and "--yes" in asked.err
     assert typed("sessions", "close", "ctr", "--yes", "--json").document == {"name": "ctr"}
     assert typed("sessions").out == "no session is live\n"
+    assert typed("sessions", "--json").document == []
     again = typed("sessions", "close", "ctr", "--yes")
     assert again.status == exits.FAILED and "no session 'ctr' is open" in again.err
-
-
-async def test_rest_ends_a_session(rest: Rest) -> None:
-    await rest.on_engine(lambda store: store.sessions.open("a:b/c?d", ["ads"]))
-    ended = await rest.delete("/api/v1/sessions/a:b/c%3Fd")
-    assert ended["name"] == "a:b/c?d"
-    assert (await rest.get("/api/v1/sessions"))["sessions"] == []
-    refused = await rest.delete("/api/v1/sessions/a:b/c%3Fd", 409)
-    assert refused["error"] == "SessionExpiredError"
 
 
 async def test_rest_restores_when_sessions_are_ended(rest: Rest) -> None:

@@ -10,8 +10,8 @@ from embstore.commands import COMMANDS, Effect
 from embstore.sharding import ShardMap
 from embstore_proto.verbs import JSON_VERBS
 from tests.service.rest import Rest, serving
-from tests.service.test_json_calls import CONFIG
 
+CONFIG = {"name": "new", "dim": 4, "rows": "9", "sgd": {"learning_rate": 0.5}, "constant": {}}
 ADDRESS = "127.0.0.1:1"
 REFUSED = {
     "CreateTable": {"config": CONFIG},
@@ -39,40 +39,36 @@ def state(rest: Rest) -> Any:
 
 
 @pytest.mark.parametrize("is_shard", [True, False])
-def test_what_all_have_to_hear_is_refused_of_a_shard(tmp_path: Path, is_shard: bool) -> None:
+async def test_what_all_have_to_hear_is_refused_of_a_shard(
+    tmp_path: Path, runner: asyncio.Runner, is_shard: bool
+) -> None:
     options = shard_options(tmp_path) if is_shard else {}
 
-    async def ask() -> None:
-        async with serving(tmp_path / "store", **options) as rest:
-            before = state(rest)
-            for verb, body in REFUSED.items():
-                answer = await rest.client.post(f"/api/v1/commands/{verb}", json=body)
-                told = " ".join(answer.text.split())
-                if is_shard:
-                    assert answer.status_code == 400, told
-                    assert f"expected {verb} to be given to all of its shards" in told
-                    assert f"--address {ADDRESS}" in told
-                else:
-                    assert "all of its shards" not in told
+    async with serving(tmp_path / "store", **options) as rest:
+        before = state(rest)
+        for verb, body in REFUSED.items():
+            answer = await rest.client.post(f"/api/v1/commands/{verb}", json=body)
+            told = " ".join(answer.text.split())
             if is_shard:
-                assert state(rest) == before
-                for path in ("checkpoints", "restore"):
-                    answer = await rest.client.post(f"/api/v1/{path}", json={"label": "one"})
-                    assert answer.status_code == 400
-                    assert "all of its shards" in answer.text
+                assert answer.status_code == 400, told
+                assert f"expected {verb} to be given to all of its shards" in told
+                assert f"--address {ADDRESS}" in told
+            else:
+                assert "all of its shards" not in told
+        if is_shard:
+            assert state(rest) == before
+            for path in ("checkpoints", "restore"):
+                answer = await rest.client.post(f"/api/v1/{path}", json={"label": "one"})
+                assert answer.status_code == 400
+                assert "all of its shards" in answer.text
 
-    asyncio.run(ask())
 
-
-def test_what_is_of_a_shard_alone_is_answered(tmp_path: Path) -> None:
-    async def ask() -> None:
-        async with serving(tmp_path / "store", **shard_options(tmp_path)) as rest:
-            assert (await rest.get("/api/v1/stats"))["shard"]["number"] == 0
-            await rest.post("/api/v1/flush")
-            await rest.post("/api/v1/commands/SetPolicy", {"policy": "lfu"})
-            await rest.post("/api/v1/commands/CheckIntegrity", {})
-
-    asyncio.run(ask())
+async def test_what_is_of_a_shard_alone_is_answered(tmp_path: Path, runner: asyncio.Runner) -> None:
+    async with serving(tmp_path / "store", **shard_options(tmp_path)) as rest:
+        assert (await rest.get("/api/v1/stats"))["shard"]["number"] == 0
+        await rest.post("/api/v1/flush")
+        await rest.post("/api/v1/commands/SetPolicy", {"policy": "lfu"})
+        await rest.post("/api/v1/commands/CheckIntegrity", {})
 
 
 def test_every_verb_that_writes_is_refused_by_json() -> None:

@@ -16,14 +16,12 @@ import pytest
 from embstore.errors import (
     DeadlineError,
     EmbstoreError,
-    InvalidArgumentError,
     OutcomeUnknownError,
     SessionExpiredError,
     StoreClosedError,
 )
 from embstore.handles.store import Store
 from embstore_client import connect
-from embstore_proto import frame
 from embstore_proto.frame import Framed, Message
 from embstore_proto.status import ERROR_METADATA, answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -165,13 +163,6 @@ def test_rows_stand_in_announced_order(far: Far, messages: list[Framed], announc
     assert rows.flags.writeable
 
 
-def test_rows_of_many_chunks(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "CHUNK_BYTES", 41)
-    far.announce()
-    far.server.give("LookupStep", EARLY_ROWS, LATE_ROWS, None)
-    assert np.array_equal(far.sessions.lookup_step("m", 1)["a"], ROWS)
-
-
 def test_early_rows_are_in_place_before_late_ones_come(far: Far) -> None:
     far.announce()
     far.server.give("LookupStep", EARLY_ROWS)
@@ -196,18 +187,6 @@ def test_prefetch_that_waited_too_long_is_asked_for_again(far: Far) -> None:
     far.server.give("LookupStep", ALL, None)
     assert np.array_equal(handle.result()["a"], ROWS)
     assert (handle.early_bytes, handle.late_bytes) == (0, ROWS.nbytes)
-
-
-@pytest.mark.parametrize("messages", [[ALL], [EARLY_ROWS, LATE_ROWS]], ids=["at once", "in two"])
-def test_out_is_filled_if_it_fits(far: Far, messages: list[Framed]) -> None:
-    far.announce()
-    far.server.give("LookupStep", *messages, None, *messages, None)
-    out, narrow = np.zeros((COUNT, DIM), np.float32), np.zeros((COUNT, DIM - 1), np.float32)
-    assert far.sessions.lookup_step("m", 1, out={"a": out})["a"] is out
-    assert np.array_equal(out, ROWS)
-    with pytest.raises(InvalidArgumentError, match="table 'a': expected out to be a writable"):
-        far.sessions.lookup_step("m", 1, out={"a": narrow})
-    assert not narrow.any()
 
 
 def test_rows_that_are_lacking_are_noticed(far: Far) -> None:

@@ -1,6 +1,5 @@
 """Look-ahead sessions as the .proto file says them, by a client of generated code alone."""
 
-import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import embstore
 from embstore.config import RowWiseAdagrad, Uniform
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.metrics import Metrics
 from tests.reference import ReferenceStore
 from tests.service.plain import INVALID, Payload, array_of, chunks, refused
 from tests.serving import Server
@@ -28,45 +26,27 @@ WAITING_CALLS = 40
 """More than the threads that asyncio lends."""
 
 
-class Watched(Server):
-    """A server whose figures can be read."""
-
-    @property
-    def inflight_bytes(self) -> int:
-        return self.service.inflight.reserved_bytes
-
-    @property
-    def metrics(self) -> Metrics:
-        return self.service.metrics
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Watched]:
+def server(tmp_path: Path) -> Iterator[Server]:
     def open_store() -> embstore.Store:
         store = embstore.open(tmp_path, cache_bytes=16 << 20)
         add(store, "a")
         add(store, "wide", dim=512, rows=4000)
         return store
 
-    server = Watched(open_store, tmp_path, slow_call_ms=0.0)
-    with server:
+    with Server(open_store, tmp_path) as server:
         yield server
 
 
-def add(store: Any, name: str, dim: int = DIM, rows: int = ROWS) -> None:
-    store.create_table(name, dim=dim, rows=rows, optimizer=OPTIMIZER, initializer=INITIALIZER)
+def add(store: Any, name: str, dim: int = DIM, rows: int = ROWS) -> Any:
+    return store.create_table(
+        name, dim=dim, rows=rows, optimizer=OPTIMIZER, initializer=INITIALIZER
+    )
 
 
 @pytest.fixture
-def references() -> ReferenceStore:
-    references = ReferenceStore()
-    add(references, "a")
-    return references
-
-
-@pytest.fixture
-def reference(references: ReferenceStore) -> Any:
-    return references.table("a")
+def reference() -> Any:
+    return add(ReferenceStore(), "a")
 
 
 # A rank of generated code
@@ -320,24 +300,6 @@ def pair(stub: Any) -> tuple[Rank, Rank]:
     return Rank(stub, "s", 0), Rank(stub, "s", 1)
 
 
-def test_a_step_is_applied_when_the_last_rank_has_sent_its_share(
-    stub: Any, server: Watched, pair: tuple[Rank, Rank], references: ReferenceStore
-) -> None:
-    keys = ([7, 3], [3, 8])
-    for rank, own in zip(pair, keys, strict=True):
-        rank.announce({1: own})
-    shares = [(own, grads(number, 2)) for number, own in enumerate(keys)]
-    waiting = stub.UpdateStep.future(pair[0].share(1, shares[0][1]), timeout=TIMEOUT_S)
-    last = pair[1].update(1, shares[1][1])
-    first = waiting.result().header
-    assert first.context.command == last.context.command
-    assert dict(first.t) == dict(last.t) == {"a": 1}
-    references.update_ranks([{"a": share} for share in shares])
-    assert server.store.table("a").t == 1
-    assert stub.GetDigest(pb.GetDigestRequest(table="a")).digest == references.table("a").digest()
-    assert server.inflight_bytes == 0
-
-
 def test_calls_that_wait_hold_no_thread(stub: Any, pair: tuple[Rank, Rank]) -> None:
     for rank in pair:
         rank.announce({1: [7]})
@@ -359,7 +321,7 @@ def test_a_cancelled_lookup_leaves_the_step(stub: Any, rank: Rank) -> None:
     assert len(assembled(rank.lookup(2), 2)) == 2
 
 
-def test_a_server_that_stops_ends_calls_that_wait(stub: Any, server: Watched, rank: Rank) -> None:
+def test_a_server_that_stops_ends_calls_that_wait(stub: Any, server: Server, rank: Rank) -> None:
     rank.announce({1: [7], 2: [8]})
     coming = rank.lookup(2)
     assert next(coming).header.early
@@ -391,7 +353,7 @@ def test_an_announcement_names_each_step_and_table_once(rank: Rank) -> None:
 
 @pytest.mark.parametrize("given", [["a", "wide", "idle"], ["a", "a", "wide"]])
 def test_an_update_of_a_step_names_announced_tables_and_no_others(
-    stub: Any, server: Watched, given: list[str]
+    stub: Any, server: Server, given: list[str]
 ) -> None:
     """Each at most once, in any order; one without keys counts, one left out does not."""
     server.on_engine(lambda store: add(store, "idle"))
@@ -415,37 +377,6 @@ def test_an_update_of_a_step_names_announced_tables_and_no_others(
     assert dict(update(["wide", "a"]).header.t) == {"a": 1, "wide": 1, "idle": 0}
 
 
-def test_a_table_that_an_update_of_a_step_leaves_out_keeps_its_t(
-    stub: Any, server: Watched
-) -> None:
-    opened(stub, "a", "wide")
-    rank, payload = Rank(stub, "s"), Payload(0)
-    header = pb.AnnounceRequest.Header(member=rank.member)
-    tables = header.steps.add(step=1).tables
-    for name in ("a", "wide"):
-        tables.add(table=name, keys=payload.add([7], "<i8"))
-    stub.Announce(pb.AnnounceRequest(header=header, payload=payload.content))
-    payload = Payload(0)
-    update = pb.UpdateStepRequest.Header(member=rank.member, step=1)
-    update.tables.add(table="a", gradients=payload.add(np.ones((1, DIM)), "<f4"))
-    done = stub.UpdateStep(pb.UpdateStepRequest(header=update, payload=payload.content))
-    assert dict(done.header.t) == {"a": 1, "wide": 0}
-
-
-def test_a_key_that_an_update_of_a_step_leaves_out_is_not_updated(
-    stub: Any, reference: Any
-) -> None:
-    opened(stub, "a")
-    rank, payload = Rank(stub, "s"), Payload(0)
-    rank.announce({1: [7, 9, 8]})
-    gradients, positions = payload.add(np.ones((2, DIM)), "<f4"), payload.add([0, 2], "<u4")
-    header = pb.UpdateStepRequest.Header(member=rank.member, step=1)
-    header.tables.add(table="a", gradients=gradients, positions=positions)
-    stub.UpdateStep(pb.UpdateStepRequest(header=header, payload=payload.content))
-    reference.update([7, 8], np.ones((2, DIM), np.float32))
-    assert stub.GetDigest(pb.GetDigestRequest(table="a")).digest == reference.digest()
-
-
 def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank: Rank) -> None:
     header = pb.AnnounceRequest.Header(member=rank.member)
     for step in range(1, 1026):
@@ -457,29 +388,16 @@ def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank: Rank) 
 # Figures
 
 
-def test_slow_calls_are_logged_with_rank_and_step(
-    pair: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        for rank in pair:
-            rank.announce({1: [7]})
-        list(pair[1].lookup(1))
-    fields: list[dict[str, Any]] = [vars(record)["embstore_fields"] for record in caplog.records]
-    logged = {(told["verb"], told["rank"], told["step"]) for told in fields}
-    assert ("LookupStep", 1, 1) in logged
-    assert ("Announce", 0, None) in logged
-
-
-def test_bytes_and_engine_time_of_a_lookup_are_counted(server: Watched, rank: Rank) -> None:
+def test_bytes_and_engine_time_of_a_lookup_are_counted(server: Server, rank: Rank) -> None:
     rank.announce({1: [7], 2: [7, 8]})
     coming = rank.lookup(2)
     next(coming)
     rank.release(1)
     list(coming)
     rank.close()
-    totals: Any = server.metrics.stats()["LookupStep"]
+    totals: Any = server.service.metrics.stats()["LookupStep"]
     assert totals["codes"] == {"OK": 1}
     assert totals["sent_bytes"] > 2 * 4 * DIM
-    latencies = server.metrics.stats()
+    latencies = server.service.metrics.stats()
     assert latencies["LookupStep"]["engine"]["count"] == 1
     assert latencies["Announce"]["engine"]["count"] == 0

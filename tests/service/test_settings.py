@@ -92,49 +92,45 @@ def test_a_variable_names_the_file_and_a_flag_another(tmp_path: Path) -> None:
     assert load({}, variables, other).data == Path("other")
 
 
-def test_an_empty_variable_says_nothing() -> None:
-    assert load(DATA, {"EMBSTORE_TLS_CERT": "", "EMBSTORE_POLICY": ""}, None).tls_cert is None
-
-
-def test_a_false_flag_wins_over_a_true_variable() -> None:
-    assert not load(DATA | {"read_only": False}, {"EMBSTORE_READ_ONLY": "true"}, None).read_only
+DEVICES = "auto", "cpu", "cuda", "cuda:0", "cuda:12"
+BYTES = {
+    5 << 20: 5 << 20,
+    "1073741824": 1 << 30,
+    "4GiB": 4 << 30,
+    "512 MiB": 512 << 20,
+    "10GB": 10 * 10**9,
+    "8000k": 8_000_000,
+    "1.5GiB": 3 << 29,
+    "1_100_000": 1_100_000,
+    "80%": "80%",
+    " 12.5 % ": "12.5 %",
+}
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("flags", "environ", "file", "name", "value"),
     [
-        (5 << 20, 5 << 20),
-        ("1073741824", 1 << 30),
-        ("4GiB", 4 << 30),
-        ("512 MiB", 512 << 20),
-        ("10GB", 10 * 10**9),
-        ("8000k", 8_000_000),
-        ("1.5GiB", 3 << 29),
-        ("1_100_000", 1_100_000),
-        ("80%", "80%"),
-        (" 12.5 % ", "12.5 %"),
+        ({}, {"EMBSTORE_TLS_CERT": "", "EMBSTORE_POLICY": ""}, "", "tls_cert", None),
+        ({"read_only": False}, {"EMBSTORE_READ_ONLY": "true"}, "", "read_only", False),
+        *(({"cache_bytes": said}, {}, "", "cache_bytes", read) for said, read in BYTES.items()),
+        *(({"device": one}, {}, "", "device", one) for one in DEVICES),
+        *(({}, {"EMBSTORE_DEVICE": one}, "", "device", one) for one in DEVICES),
+        *(({}, {}, f'device = "{one}"', "device", one) for one in DEVICES),
+        ({}, {}, 'allowed_hosts = ["a.example", "b"]', "allowed_hosts", ("a.example", "b")),
+        ({"allowed_hosts": "a.example,b"}, {}, "", "allowed_hosts", ("a.example", "b")),
+        ({}, {}, "", "allowed_hosts", None),
     ],
 )
-def test_bytes_and_shares_are_read(written: Any, expected: int | str) -> None:
-    assert load(DATA | {"cache_bytes": written}, {}, None).cache_bytes == expected
-
-
-@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
-def test_devices_are_taken_by_name_from_everywhere(name: str, tmp_path: Path) -> None:
-    config = written(tmp_path / "embstore.toml", f'device = "{name}"\n')
-    assert load(DATA | {"device": name}, {}, None).device == name
-    assert load(DATA, {"EMBSTORE_DEVICE": name}, None).device == name
-    assert load(DATA, {}, config).device == name
-
-
-def test_names_are_read_with_commas_or_as_a_list(tmp_path: Path) -> None:
-    config = written(tmp_path / "e.toml", 'allowed_hosts = ["a.example", "b"]\n')
-    assert load(DATA, {}, config).allowed_hosts == ("a.example", "b")
-    assert load(DATA | {"allowed_hosts": "a.example,b"}, {}, None).allowed_hosts == (
-        "a.example",
-        "b",
-    )
-    assert load(DATA, {}, None).allowed_hosts is None
+def test_a_value_is_read(
+    flags: dict[str, Any],
+    environ: dict[str, str],
+    file: str,
+    name: str,
+    value: Any,
+    tmp_path: Path,
+) -> None:
+    config = written(tmp_path / "e.toml", file)
+    assert getattr(load(DATA | flags, environ, config), name) == value
 
 
 @pytest.mark.parametrize(
@@ -228,12 +224,6 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert said in line
 
 
-def test_the_directory_is_asked_for() -> None:
-    (line,) = problems({})
-    assert "--data" in line
-    assert "EMBSTORE_DATA" in line
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:0", "[::1]:0", "localhost:1"])
 @pytest.mark.parametrize("admin", ["off", "127.0.0.1:0"])
 def test_loopback_needs_no_tls_and_two_free_ports_are_no_conflict(address: str, admin: str) -> None:
@@ -301,9 +291,11 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert all(name in line for name, line in zip(told, lines, strict=True))
 
 
-def test_a_relation_of_a_bad_value_is_not_told() -> None:
+def test_a_relation_of_a_bad_value_or_of_none_is_not_told() -> None:
     (line,) = problems(DATA | {"call_timeout_max_s": "never", "call_timeout_s": 1e6})
     assert line.startswith("--call-timeout-max-s")
+    (line,) = problems({})
+    assert "--data" in line and "EMBSTORE_DATA" in line
 
 
 def test_described_settings_are_json_and_hold_no_key() -> None:

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 import embstore
-from embstore.config import Adam, Sgd, Uniform
+from embstore.config import Sgd, Uniform
 from embstore.errors import DeadlineError, InvalidArgumentError, StoreClosedError
 from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
@@ -230,26 +229,6 @@ def test_a_connection_to_any_shard_finds_all(shards: Shards) -> None:
             assert router.connected_by["address"] == address
             info = store.server_info()
             assert (info.shard, info.shard_map) == (None, shards.map)
-
-
-def test_a_store_of_all_has_the_bits_of_one(shards: Shards, tmp_path: Path) -> None:
-    for shard in range(2):
-        shards.serve(shard)
-    keys = np.arange(0, 9000, 7)
-    gradients = np.random.default_rng(3).normal(size=(len(keys), 4)).astype(np.float32)
-    with (
-        connect(shards.map.shards[1], timeout_s=PATIENCE_S, transport="grpc") as whole,
-        embstore.open(tmp_path / "one", device="cpu") as one_store,
-    ):
-        found = []
-        for store in (whole, one_store):
-            table = store.create_table(
-                "t", dim=4, rows=9000, optimizer=Adam(0.1), initializer=Uniform(-1, 1)
-            )
-            table.update(keys, gradients)
-            table.update(keys[::5], gradients[::5])
-            found.append((table.digest(), table.t, store.command))
-        assert found[0] == found[1]
 
 
 def test_operators_reach_the_one_server(shards: Shards, shell: Shell) -> None:

@@ -16,38 +16,29 @@ from tests.service.access.tenants import secrets, token_of, write_tokens
 from tests.serving import Server, patient
 
 DIM = 4
-
-
-class Lines(logging.Handler):
-    """The lines of the log, as a collector gets them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(JsonLines())
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-
-    def slow(self, verb: str) -> dict[str, Any]:
-        """Return the latest slow call of a verb."""
-        events = [json.loads(line) for line in self.lines]
-        return next(e for e in reversed(events) if (e["event"], e["verb"]) == ("slow call", verb))
+Log = pytest.LogCaptureFixture
 
 
 @pytest.fixture
-def log() -> Iterator[Lines]:
-    lines, logger = Lines(), logging.getLogger("embstore")
-    level = logger.level
-    logger.addHandler(lines)
-    logger.setLevel(logging.INFO)
-    yield lines
-    logger.removeHandler(lines)
-    logger.setLevel(level)
+def log(caplog: Log) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "embstore")
+    return caplog
+
+
+def lines(log: Log) -> list[str]:
+    """Return the lines of the log, as a collector gets them."""
+    own = (record for record in log.records if record.name == "embstore")
+    return [JsonLines().format(record) for record in own]
+
+
+def slow(log: Log, verb: str) -> dict[str, Any]:
+    """Return the latest slow call of a verb."""
+    events = [json.loads(line) for line in lines(log)]
+    return next(e for e in reversed(events) if (e["event"], e["verb"]) == ("slow call", verb))
 
 
 @pytest.fixture
-def server(tmp_path: Path, log: Lines) -> Iterator[Server]:
+def server(tmp_path: Path, log: Log) -> Iterator[Server]:
     def open_store() -> Store:
         data = tmp_path / "store"
         store = embstore.open(data, device="cpu", cache_bytes=1 << 22, durability="commands")
@@ -63,13 +54,13 @@ def server(tmp_path: Path, log: Lines) -> Iterator[Server]:
 
 
 def test_a_slow_call_says_of_which_tables_it_was_and_where_its_time_went(
-    server: Server, log: Lines
+    server: Server, log: Log
 ) -> None:
     with patient(server.address, token=token_of("trainer"), label="job-7") as store:
         store.update({"ads": ([1, 2, 3], np.ones((3, DIM), np.float32))})
         store.lookup({"ads": [1, 2, 3], "users": [4]})
         store.table("ads").digest()
-    update, lookup, digest = map(log.slow, ("Update", "Lookup", "GetDigest"))
+    update, lookup, digest = (slow(log, verb) for verb in ("Update", "Lookup", "GetDigest"))
     assert (update["tables"], update["keys"], update["session"]) == ("ads", 3, "")
     assert (update["token"], update["client"]) == ("trainer", "job-7")
     assert {"unique", "probe", "apply", "durable"} <= update["stage_ms"].keys()
@@ -83,26 +74,27 @@ def test_a_slow_call_says_of_which_tables_it_was_and_where_its_time_went(
     assert len({one["request"] for one in (update, lookup, digest)} - {""}) == 3
 
 
-def test_a_slow_step_says_of_which_session_it_was(server: Server, log: Lines) -> None:
+def test_a_slow_step_says_of_which_session_it_was(server: Server, log: Log) -> None:
     with patient(server.address, token=token_of("trainer")) as store:
         with store.session(["ads"], name="job", lookahead=2) as session:
             for step in session.steps([np.arange(5)] * 3, keys=lambda batch: {"ads": batch}):
                 step.update({"ads": np.ones_like(step.lookup()["ads"])})
     for verb, keys in (("LookupStep", 0), ("UpdateStep", 5)):
-        found = log.slow(verb)
-        assert (found["session"], found["rank"], found["keys"]) == ("trainer:job", 0, keys)
-    assert "step" in log.slow("LookupStep")["stage_ms"]
+        found = slow(log, verb)
+        assert (found["session"], found["rank"], found["step"]) == ("trainer:job", 0, 3)
+        assert found["keys"] == keys
+    assert "step" in slow(log, "LookupStep")["stage_ms"]
 
 
-def test_a_lookup_that_waits_for_nothing_says_it_too(server: Server, log: Lines) -> None:
+def test_a_lookup_that_waits_for_nothing_says_it_too(server: Server, log: Log) -> None:
     with patient(f"unix:{server.socket}", token=token_of("trainer")) as store:
         for _ in range(2):  # the second is answered at once
             store.table("users").lookup([1, 2])
-    found = log.slow("Lookup")
+    found = slow(log, "Lookup")
     assert (found["tables"], found["keys"]) == ("users", 2)
 
 
-def test_each_event_is_one_line_of_json_without_a_secret(server: Server, log: Lines) -> None:
+def test_each_event_is_one_line_of_json_without_a_secret(server: Server, log: Log) -> None:
     for name in ("trainer", "operator"):
         with patient(server.address, token=token_of(name)) as store:
             store.table("ads").lookup([1])
@@ -113,8 +105,8 @@ def test_each_event_is_one_line_of_json_without_a_secret(server: Server, log: Li
                 store.drop_table("users")
     with pytest.raises(embstore.errors.UnauthenticatedError):
         patient(server.address, token="trainer.nothing-that-is-known")
-    assert log.lines
-    for line in log.lines:
+    assert lines(log)
+    for line in lines(log):
         assert "\n" not in line
         assert json.loads(line).keys() >= {"time", "level", "event"}
         assert not any(secret in line for secret, _ in secrets().values())

@@ -7,17 +7,14 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import HTTPErrorProcessor, ProxyHandler, build_opener
 
+import httpx
 import pytest
 from grpc import StatusCode
 
@@ -28,13 +25,12 @@ from embstore_client.wire import WireError
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS, Outgoing
 from embstore_server.metrics import Metrics
-from embstore_server.port import GrpcServer
 from embstore_server.rest.app import make_rest
 from embstore_server.rest.serving import Late
 from embstore_server.service import Service
 from embstore_server.settings import Settings
+from tests.service.faults.processes import free_port
 from tests.service.faults.wire import Wire, refusal
-from tests.serving import on_loop
 from tests.style.sources import ROOT
 
 WAIT_S = 300.0
@@ -42,45 +38,6 @@ PROGRESS = "compiling kernels: 23 of 57, once after an installation"
 MODULES_MAX = 950
 """Of a server that is ready, with what Typer imports. Numba has 570, FastAPI and Starlette 70."""
 FREE = "--listen 127.0.0.1:0 --admin 127.0.0.1:0".split()
-
-
-@contextmanager
-def unopened(data: Path) -> Iterator[tuple[Service, str, Callable[[], None]]]:
-    """Yield a served service whose store is not open, its address, and what opens it."""
-    settings = Settings(data, listen="127.0.0.1:0", admin="off")
-
-    async def started() -> tuple[Service, GrpcServer]:
-        service = Service(
-            settings, lambda: embstore.open(data, cache_bytes=1 << 20).executor, Metrics()
-        )
-        server = GrpcServer(service)
-        await server.start()
-        return service, server
-
-    service, server = on_loop(started())
-    try:
-        yield service, server.address, lambda: on_loop(service.open())
-    finally:
-        on_loop(server.stop(0))
-        if service.is_open:
-            on_loop(service.stop())
-
-
-def test_connect_goes_on_once_a_server_that_starts_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = threading.Semaphore(0)
-    sleep = transport.sleep
-    monkeypatch.setattr(transport, "sleep", lambda s: (attempts.release(), sleep(s)))
-    with unopened(tmp_path / "store") as (service, address, open_store):
-        service.preparing = PROGRESS
-        with ThreadPoolExecutor(1) as thread:
-            connecting = thread.submit(connect, address, connect_timeout_s=WAIT_S)
-            for _ in range(2):
-                assert attempts.acquire(timeout=WAIT_S)
-            open_store()
-            with connecting.result(WAIT_S) as store:
-                assert store.tables() == []
 
 
 class Starting:
@@ -128,20 +85,6 @@ def test_a_start_is_waited_for_as_long_as_it_gets_on(
     assert ended(absent, steps[0], None) == 16.0  # from its end on
 
 
-def get(address: str, path: str) -> tuple[int, bytes]:
-    """Return status and body of a request, whatever the status."""
-    opener = build_opener(ProxyHandler({}), Answers)
-    with opener.open(f"http://{address}{path}", timeout=WAIT_S) as answer:
-        return answer.status, answer.read()
-
-
-class Answers(HTTPErrorProcessor):
-    """Takes a refusal for an answer."""
-
-    def http_response(self, request: Any, response: Any) -> Any:
-        return response
-
-
 @contextmanager
 def serving(data: Path, *options: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "embstore_server", "serve", "--data", str(data), *options]
@@ -160,13 +103,8 @@ def entries(server: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
     return map(json.loads, server.stderr)
 
 
-def given_up_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as given_up:
-        return f"127.0.0.1:{given_up.getsockname()[1]}"
-
-
 def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: Path) -> None:
-    listen, admin = given_up_port(), given_up_port()
+    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     nothing = {"XDG_CACHE_HOME": str(tmp_path / "compiled"), "NUMBA_CPU_NAME": "x86-64-v2"}
     options = ["--listen", listen, "--admin", admin]
     with serving(tmp_path / "store", *options, **nothing) as server:
@@ -178,7 +116,10 @@ def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: 
         assert (int(done), int(of) > 50) == (0, True)
         with Wire(listen) as wire:
             refused = refusal(lambda: wire.unary("GetServerInfo", b"")).text
-        for text in (get(admin, "/readyz")[1].decode(), refused):
+        for text in (
+            httpx.get(f"http://{admin}/readyz", trust_env=False, timeout=WAIT_S).text,
+            refused,
+        ):
             assert re.search(rf"compiling kernels: \d+ of {of}, once after an installation", text)
         server.send_signal(signal.SIGTERM)
         rest = list(log)
@@ -215,21 +156,10 @@ def test_a_server_is_ready_without_what_only_compilers_and_rest_need(tmp_path: P
 
 async def answer_of(app: Any, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
     """Return how an application of ASGI answers."""
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    named = {"host": "127.0.0.1:8080"} | headers
-    scope = {
-        **{"type": "http", "method": method, "path": path, "query_string": b"", "client": None},
-        "headers": [(name.encode(), text.encode()) for name, text in named.items()],
-    }
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+        answer = await client.request(method, path, headers=headers)
+        return answer.status_code, answer.content
 
 
 def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(
@@ -261,7 +191,7 @@ def test_connect_at_once_works_at_the_first_try_after_an_installation(tmp_path: 
         left_out = shutil.ignore_patterns("portable", "__pycache__")
         shutil.copytree(ROOT / part, tmp_path / part, ignore=left_out)
     path = os.pathsep.join(str(tmp_path / part) for part in (".", "server", "client", "proto"))
-    listen = given_up_port()
+    listen = f"127.0.0.1:{free_port()}"
     options = ["--listen", listen, "--admin", "127.0.0.1:0"]
     with serving(tmp_path / "store", *options, PYTHONPATH=path) as server:
         with connect(listen, connect_timeout_s=WAIT_S) as store:  # the default of timeout_s

@@ -9,11 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import embstore
-from embstore import RowWiseAdagrad, Sgd, Uniform
 from embstore.device.facts import DeviceFacts
 from embstore.engine.stats import StoreStats
 from embstore.stats import Stat, counter, declared, document, flag, gauge, info, part, ratio, share
@@ -23,6 +21,7 @@ from embstore_server.cli.stats import shown as drawn
 from embstore_server.metrics import Families, Metrics, exposition
 from embstore_server.rest.models import example_of, model_of
 from embstore_server.stats import ScrapedStats
+from tests.service.rest import fill
 
 Samples = dict[tuple[str, ...], float]
 
@@ -122,21 +121,9 @@ def test_a_declared_stat_is_in_the_commands_output(
 def stats(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """Return the stats of a store that has one of every part."""
     with embstore.open(tmp_path / "store", cache_bytes=1 << 20, count_rate=1.0) as store:
-        ads = store.create_table(
-            "ads/eu",
-            dim=8,
-            rows=1000,
-            optimizer=RowWiseAdagrad(learning_rate=0.1),
-            initializer=Uniform(-1, 1),
-        )
-        store.create_table(
-            "users", dim=4, rows=50, optimizer=Sgd(learning_rate=0.1), initializer=Uniform(-1, 1)
-        )
-        ads.lookup([1, 2, 2, 3])
-        ads.lookup([1, 1, 4])
-        ads.update([1, 2], np.ones((2, 8), np.float32))
+        fill(store)
         store.checkpoint("one")
-        store.sessions.open("ctr", ["users"])
+        store.sessions.open("ctr", ["ads/stats"])
         yield store.stats()
 
 
@@ -220,8 +207,8 @@ def test_metrics_have_the_labels_and_values_of_their_parts(stats: dict[str, Any]
         ("embstore_pool_misses_total", *pool, "initializer"): 4,
         ("embstore_pool_misses_total", *pool, "log"): 0,
         ("embstore_pool_evictions_total", *pool, "dirty"): 0,
-        ("embstore_table_resident_rows", "ads/eu"): 4,
-        ("embstore_table_t", "users"): 0,
+        ("embstore_table_resident_rows", "ads"): 4,
+        ("embstore_table_t", "ads/stats"): 0,
         ("embstore_log_rows",): 2,
         ("embstore_checkpoints",): 1,
         ("embstore_sessions",): 1,

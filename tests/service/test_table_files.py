@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,11 +21,9 @@ from embstore.errors import (
     StorageError,
     StoreInUseError,
 )
-from embstore_client import connect
 from embstore_client.files import About, about_file, export_table, import_table, places
 from tests.conformance.backends import TINY
 from tests.conformance.cases import OPTIMIZERS, batch, generator, normal
-from tests.serving import Server
 
 DIM, ROWS = 5, 3000
 WHOLE = ["safetensors", "parquet"]
@@ -190,47 +187,6 @@ def import_error(table: embstore.Table, place: Path, **how: Any) -> str:
         import_table(table, place, **how)
     assert table.digest() == before
     return str(caught.value)
-
-
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory"])
-def test_an_export_while_others_train_is_of_its_label(
-    open_store: Open, tmp_path: Path, transport: str
-) -> None:
-    """Over either way to a server, whose table is dropped before the end."""
-    kind = format_of("safetensors")
-    open_one = lambda: embstore.open(tmp_path / "served", cache_bytes=1 << 20)  # noqa: E731
-    with (
-        Server(open_one, tmp_path) as server,
-        connect(server.address, transport=transport) as store,
-        connect(server.address) as trainer,
-    ):
-        table = trained(made(store), generator(1720))
-        store.checkpoint("one")
-        expected, stopping = table.digest(), threading.Event()
-
-        def train() -> None:
-            rng, own = np.random.default_rng(1), trainer.table("ads")
-            while not stopping.is_set():
-                own.update(*batch(rng, 200, ROWS, DIM))
-
-        def stop(done: int, of: int) -> None:
-            if not stopping.is_set() and 3 * done > of:
-                stopping.set()
-                thread.join()
-                trainer.drop_table("ads")
-
-        thread = threading.Thread(target=train)
-        thread.start()
-        place = tmp_path / f"one.{kind}"
-        try:
-            export_table(table, place, label="one", with_state=True, batch_rows=50, progress=stop)
-        finally:
-            stopping.set()
-            thread.join()
-        assert store.tables() == []
-        again = made(store)
-        import_table(again, place, with_state=True, batch_rows=333)
-        assert again.digest() == expected
 
 
 KILLED = """if True:
@@ -404,18 +360,3 @@ def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path: Pa
     with pytest.raises(StorageError), places.writing(str(tmp_path / "a.npy")):
         pass
     assert precious.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("rows", [0, -1])
-def test_batches_have_rows(rows: int, tmp_path: Path) -> None:
-    with embstore.open(tmp_path / "store", cache_bytes=1 << 20) as store:
-        table = store.create_table("a", dim=2, rows=9, **_how())
-        np.save(tmp_path / "a.npy", np.ones((9, 2), np.float32))
-        with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
-            import_table(table, tmp_path / "a.npy", batch_rows=rows)
-        with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
-            export_table(table, tmp_path / "b.npy", batch_rows=rows)
-
-
-def _how() -> dict[str, Any]:
-    return {"optimizer": OPTIMIZERS["sgd"], "initializer": Constant(1.0)}

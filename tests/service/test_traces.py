@@ -2,8 +2,7 @@
 
 import socket
 import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,18 +11,6 @@ import embstore
 from embstore.handles.store import Store
 from embstore_client import connect
 from tests.serving import Server, patient
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    def open_store() -> Store:
-        store = embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 22)
-        sgd, zero = embstore.Sgd(0.1), embstore.Constant(0.0)
-        store.create_table("ads", dim=4, rows=10, optimizer=sgd, initializer=zero)
-        return store
-
-    with Server(open_store, tmp_path, socket=str(tmp_path / "s")) as server:
-        yield server
 
 
 def trace_of(call: Callable[[], object]) -> str:
@@ -43,7 +30,7 @@ def check(trace: str, name: str) -> None:
 CALLS: dict[str, Callable[[Store], object]] = {
     "TableNotFoundError": lambda store: store.table("nope"),
     "CheckpointNotFoundError": lambda store: store.restore("nope"),
-    "InvalidArgumentError": lambda store: store.table("ads").lookup([10]),
+    "InvalidArgumentError": lambda store: store.table("ads").lookup([-1]),
 }
 
 

@@ -156,16 +156,22 @@ def test_a_refusal_is_an_error_at_the_client_and_named_at_the_server(traced: Tra
         assert span.attributes["rpc.response.status_code"] == "NOT_FOUND"
 
 
-@pytest.mark.parametrize("code", ["OK", "INVALID_ARGUMENT", "INTERNAL", "UNAVAILABLE"])
-def test_what_is_the_servers_fault_is_an_error_of_its_span(code: str) -> None:
+def spans_of(caller: TimedCaller, code: str = "OK") -> tuple[ReadableSpan, ...]:
+    """Return what a call that has ended is exported as."""
     exporter = InMemorySpanExporter()
     traces = Traces(exporter)
-    traces.ended(TimedCaller("Lookup", "ipv4:127.0.0.1:1", 0.0), code)
+    traces.ended(caller, code)
     traces.stop(within_s=300.0)
-    (span,) = exporter.get_finished_spans()
+    found: tuple[ReadableSpan, ...] = exporter.get_finished_spans()
+    assert traces.spans == {"exported": len(found), "failed": 0, "dropped": 0}
+    return found
+
+
+@pytest.mark.parametrize("code", ["OK", "INVALID_ARGUMENT", "INTERNAL", "UNAVAILABLE"])
+def test_what_is_the_servers_fault_is_an_error_of_its_span(code: str) -> None:
+    (span,) = spans_of(TimedCaller("Lookup", "ipv4:127.0.0.1:1", 0.0), code)
     is_error = span.status.status_code is StatusCode.ERROR
     assert is_error == (code in ("INTERNAL", "UNAVAILABLE"))
-    assert traces.spans == {"exported": 1, "failed": 0, "dropped": 0}
 
 
 @pytest.mark.parametrize("is_sampled", [False, True])
@@ -193,11 +199,7 @@ def test_a_call_outside_of_a_span_begins_a_trace_at_the_server(traced: Traced) -
 
 @pytest.mark.parametrize("traceparent", ["", "garbage", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
 def test_a_traceparent_that_names_nothing_is_as_none(traceparent: str) -> None:
-    exporter = InMemorySpanExporter()
-    traces = Traces(exporter)
-    traces.ended(TimedCaller("Lookup", "rest:", 0.0, traceparent=traceparent), "OK")
-    traces.stop(within_s=300.0)
-    (span,) = exporter.get_finished_spans()
+    (span,) = spans_of(TimedCaller("Lookup", "rest:", 0.0, traceparent=traceparent))
     assert span.parent is None
     assert span.attributes["embstore.transport"] == "rest"
 
@@ -255,17 +257,13 @@ def test_laps_add_up_to_the_seconds_and_are_bounded() -> None:
 
 
 def test_stages_that_a_call_waited_in_are_spans_of_their_own() -> None:
-    exporter = InMemorySpanExporter()
-    traces = Traces(exporter)
     caller = TimedCaller("Update", "ipv4:127.0.0.1:1", 0.0)
     parts = (Lap("apply", caller.started + 1, caller.started + 2),)
     caller.laps += [
         Lap("engine", caller.started, caller.started + 3, parts),
         Lap("durable", caller.started + 3, caller.started + 4),
     ]
-    traces.ended(caller, "OK")
-    traces.stop(within_s=300.0)
-    spans = {s.name: s for s in exporter.get_finished_spans()}
+    spans = {s.name: s for s in spans_of(caller)}
     check_below(spans["engine"], spans[f"{SERVICE}/Update"])
     check_below(spans["durable"], spans[f"{SERVICE}/Update"])
     check_within(spans["apply"], spans["engine"])

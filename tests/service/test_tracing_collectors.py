@@ -229,10 +229,6 @@ def test_a_server_that_nobody_asks_for_traces_loads_no_sdk() -> None:
     assert run(LOADED) == ""
 
 
-def test_a_client_without_a_span_loads_nothing(tmp_path: Path) -> None:
-    def open_store() -> Store:
-        return with_a_table(embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 22))
-
-    with Server(open_store, tmp_path) as server:
-        loaded = run(CALLED, server.address)
+def test_a_client_without_a_span_loads_nothing(server: Server) -> None:
+    loaded = run(CALLED, server.address)
     assert loaded == "opentelemetry", "a namespace, in which the SDK was looked for, has no code"

@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-import embstore
-from embstore.handles.store import Store
 from embstore.version import pip_install
-from embstore_client import background, tracing
-from embstore_client.futures import Calls
-from embstore_client.transport import Transport
+from embstore_client import tracing
 from embstore_server import tracing as server_tracing
-from embstore_server.caller import Caller
 from embstore_server.doctor import installed
-from embstore_server.worker import Task
 from tests.serving import Server, on_loop, patient
 
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -40,26 +34,6 @@ def test_a_server_without_the_extra_says_what_is_missing_and_serves(
     assert "secret" not in str(said)
 
 
-def test_without_traces_calls_are_of_the_usual_kinds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that the one thing more in a call is to see that there are none, once at each side."""
-    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
-
-    def open_store() -> Store:
-        return embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 22)
-
-    with Server(open_store, tmp_path, socket=str(tmp_path / "s")) as server:
-        service = server.service
-        assert (service.caller_of, service.worker.task_of) == (Caller, Task)
-        assert service.metrics.traces is None
-        for address in (server.address, f"unix:{server.socket}"):
-            with patient(address) as store, background(store) as behind:
-                transport = store.executor.transport  # type: ignore[attr-defined]
-                assert type(transport) is Transport
-                assert type(behind._calls) is Calls
-
-
 def test_doctor_says_that_traces_are_asked_for_and_the_extra_is_missing() -> None:
     (sdk, exporter), environ = server_tracing.PACKAGES, {VARIABLE: "http://127.0.0.1:4318"}
     assert not list(installed.of_traces({}, {sdk: "", exporter: ""}))
@@ -75,7 +49,7 @@ def test_doctor_says_that_traces_are_asked_for_and_the_extra_is_missing() -> Non
 
 
 def test_without_traces_no_code_of_theirs_is_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "find_spec", lambda name: None)
     called: Counter[str] = Counter()
@@ -86,23 +60,16 @@ def test_without_traces_no_code_of_theirs_is_called(
     async def look(profile: Any) -> None:
         sys.setprofile(profile)  # of the thread of the event loop
 
-    def open_store() -> Store:
-        store = embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 22)
-        sgd, zero = embstore.Sgd(0.1), embstore.Constant(0.0)
-        store.create_table("ads", dim=4, rows=10, optimizer=sgd, initializer=zero)
-        return store
-
-    with Server(open_store, tmp_path, socket=str(tmp_path / "s")) as server:
-        for address in (server.address, f"unix:{server.socket}"):
-            with patient(address) as store:
-                before = sys.getprofile()
-                on_loop(look(profile))
-                sys.setprofile(profile)
-                try:
-                    store.lookup({"ads": [1, 2]})
-                finally:
-                    sys.setprofile(before)
-                    on_loop(look(None))
+    for address in (server.address, f"unix:{server.socket}"):
+        with patient(address) as store:
+            before = sys.getprofile()
+            on_loop(look(profile))
+            sys.setprofile(profile)
+            try:
+                store.lookup({"ads": [1, 2]})
+            finally:
+                sys.setprofile(before)
+                on_loop(look(None))
     assert {"transport.py", "grpc_wire.py", "shared_memory.py", "calls.py", "caller.py"} <= {
         *called
     }

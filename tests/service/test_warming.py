@@ -121,19 +121,6 @@ def ranked(client: Store) -> Store:
     return client
 
 
-def test_warming_fills_the_cache_by_the_profile_and_tells_how_far_it_is(ranked: Store) -> None:
-    told: list[tuple[int, int]] = []
-    rows = ranked.warm_cache(0.5, progress=lambda done, of: told.append((done, of)))
-    assert rows == ROWS
-    assert told[-1] == (ROWS, ROWS)
-    assert told == sorted(told)
-    before = hits(ranked)
-    ranked.lookup({"ads": np.arange(ROWS)})
-    assert hits(ranked) - before == ROWS
-    warming = ranked.stats()["frequency"]["warming"]
-    assert (warming["rows"], warming["running"]) == (ROWS, False)
-
-
 def hits(client: Store) -> int:
     return sum(pool["unique_hits"] for pool in client.stats()["cache"]["pools"])
 

@@ -16,7 +16,7 @@ from embstore_proto.status import error_of
 from embstore_proto.verbs import VERBS, Outgoing, Verb
 from embstore_server.access.tokens import Entry, new_secret, right_named, write
 from tests.service.access.samples import KEYS, MEMBER, ROWS_OF_KEYS, config
-from tests.serving import Server
+from tests.service.faults.served import Served
 
 TENANTS = {
     "nothing": {},
@@ -61,7 +61,7 @@ def fill(store: embstore.Store) -> None:
 
 
 @contextmanager
-def serving(tmp_path: Path, **settings: Any) -> Iterator[Server]:
+def serving(tmp_path: Path, **settings: Any) -> Iterator[Served]:
     """Serve a filled store to the tenants."""
     data = tmp_path / "store"
     settings = {"tokens": write_tokens(tmp_path / "tokens.json")} | settings
@@ -71,7 +71,7 @@ def serving(tmp_path: Path, **settings: Any) -> Iterator[Server]:
         fill(store)
         return store
 
-    with Server(opened, data, **settings) as server:
+    with Served(data, opened, **settings) as server:
         yield server
 
 
@@ -100,6 +100,15 @@ class Caller:
         """Execute a command, or raise what the server answered; `streamed`: by the stream twin."""
         verb = VERBS[type(command).__name__]
         return self.raw(verb, verb.outgoing(command), streamed=streamed)
+
+    def begin(self, command: c.Command[Any]) -> Any:
+        """Send a command, and return the future of its answer."""
+        verb = VERBS[type(command).__name__]
+        outgoing = verb.outgoing(command)
+        head = outgoing.serialised(None)
+        message = head if outgoing.message is None else outgoing.message.joined(head)
+        method = self._channel.unary_unary(f"/embstore.v1.Embstore/{verb.name}")
+        return method.future(message, metadata=self._metadata, timeout=300.0)
 
     def raw(
         self, verb: Verb, outgoing: Outgoing, origin: Origin | None = None, streamed: bool = False

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from embstore import commands as c
@@ -42,8 +41,9 @@ from tests.service.access.tenants import (
     update_of,
     write_tokens,
 )
+from tests.service.faults.served import on_loop_call
 from tests.service.shell import Shell
-from tests.serving import Server, on_loop
+from tests.serving import Server
 
 PATIENT = {"timeout_s": 300.0, "connect_timeout_s": 300.0}
 
@@ -180,7 +180,7 @@ def test_a_token_in_clear_text_is_only_sent_where_that_was_said() -> None:
 def test_guesses_keep_nobody_out(server: Server) -> None:
     """Whoever guesses is refused at once, whatever becomes of the calls; who is right, is served,
     also when the server does not know the token yet."""
-    on_loop(_reloaded(server))
+    on_loop_call(server.service.reload)
     guess = Caller(server.address, "writer.guess")
     for _ in range(200):
         with pytest.raises(UnauthenticatedError):
@@ -217,17 +217,13 @@ def test_a_removed_token_is_refused_with_its_next_call(server: Server, tmp_path:
     with Caller(server.address, token_of("writer")) as caller:
         caller.execute(c.GetTable("a/t"))
         write_tokens(tmp_path / "tokens.json", "operator")
-        on_loop(_reloaded(server))
+        on_loop_call(server.service.reload)
         with pytest.raises(UnauthenticatedError):
             caller.execute(c.GetTable("a/t"))
         (tmp_path / "tokens.json").write_text("garbage")
-        on_loop(_reloaded(server))
+        on_loop_call(server.service.reload)
     with Caller(server.address, token_of("operator")) as caller:
         caller.execute(c.GetTable("a/t"))
-
-
-async def _reloaded(server: Server) -> None:
-    server.service.reload()
 
 
 def test_a_process_reads_its_tokens_again_at_sighup(tmp_path: Path) -> None:
@@ -381,14 +377,6 @@ def test_administration_is_audited_and_no_secret_is_logged(
         ("writer", "Checkpoint", "a/label", "OK"),
     ]
     assert not any(secret in caplog.text for secret, _ in secrets().values())
-
-
-def test_rows_of_two_tenants_are_what_their_updates_made(server: Server) -> None:
-    """The check costs no bit."""
-    with connect(server.address, token=token_of("writer"), **PATIENT) as store:
-        before = store.table("a/t").lookup(KEYS)
-        store.table("a/t").update(KEYS, np.ones((2, 4), np.float32))
-        assert not np.array_equal(store.table("a/t").lookup(KEYS), before)
 
 
 def test_sighup_is_ours(tmp_path: Path) -> None:

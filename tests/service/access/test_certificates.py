@@ -9,65 +9,18 @@ from typing import Any
 import httpx
 import pytest
 
-from embstore import commands as c
-from embstore.errors import (
-    EmbstoreError,
-    InvalidArgumentError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from embstore.errors import InvalidArgumentError, UnauthenticatedError
 from embstore_client import connect
 from embstore_server.access.certificates import Certificates
 from embstore_server.launch import ServerProcess
 from embstore_server.settings import Settings
 from tests.service.access.certificates import Authority, server_settings
-from tests.service.access.samples import NEEDED, may, sample
-from tests.service.access.tenants import SPACES, TENANTS, Caller, serving, token_of, write_tokens
-from tests.service.access.test_matrix import is_denied, state
-
-_ENDS_IT = ("Restore", "DropTable")
-"""Done last: they take away what the others name."""
+from tests.service.access.tenants import serving, token_of, write_tokens
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority.new(tmp_path / "authority")
-
-
-def test_every_verb_by_certificate(tmp_path: Path, authority: Authority) -> None:
-    settings = server_settings(authority) | {"tls_client_ca": authority.file}
-    tokens = write_tokens(tmp_path / "names.json", certificates=True)
-    credentials = {
-        name: authority.credentials(authority.pair(name, common_name=name)) for name in TENANTS
-    }
-    verbs = sorted(NEEDED, key=lambda verb: (verb in _ENDS_IT, verb))
-    with serving(tmp_path, **settings, tokens=tokens) as server:
-        before = state(server)
-        callers = {n: Caller(server.address, credentials=found) for n, found in credentials.items()}
-        for verb in verbs:
-            for name, space in ((n, s) for n in TENANTS for s in SPACES):
-                if not may(verb, TENANTS[name], space) and "member" not in _fields(verb):
-                    with pytest.raises(EmbstoreError) as caught:
-                        callers[name].execute(sample(verb, space))
-                    assert is_denied(verb, caught.value), (verb, name, space, caught.value)
-        assert state(server) == before
-        for verb in verbs:
-            for name, space in ((n, s) for n in TENANTS for s in SPACES):
-                if may(verb, TENANTS[name], space) and verb != "Backup":
-                    _is_let_in(callers[name], sample(verb, space))
-        for caller in callers.values():
-            caller.close()
-
-
-def _fields(verb: str) -> Any:
-    return c.COMMANDS[verb].__annotations__
-
-
-def _is_let_in(caller: Caller, command: c.Command[Any]) -> None:
-    try:
-        caller.execute(command)
-    except EmbstoreError as exc:
-        assert not isinstance(exc, PermissionDeniedError | UnauthenticatedError), (command, exc)
 
 
 def test_a_certificate_names_one_and_nobody_else(tmp_path: Path, authority: Authority) -> None:

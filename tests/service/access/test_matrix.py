@@ -23,7 +23,7 @@ from tests.service.access.samples import NEEDED, may, sample
 from tests.service.access.tenants import SPACES, TENANTS, Caller, serving, token_of
 from tests.serving import Server, on_loop
 
-_OF_A_SESSION = {verb for verb in NEEDED if "member" in c.COMMANDS[verb].__annotations__} | {
+OF_A_SESSION = {verb for verb in NEEDED if "member" in c.COMMANDS[verb].__annotations__} | {
     "JoinSession",
     "EndSession",
 }
@@ -71,7 +71,7 @@ def state(server: Server) -> Any:
 
 def session_of(server: Server, verb: str, name: str, space: str) -> None:
     """Open the session that a sample names: the caller's own, where it may have one."""
-    if verb in _OF_A_SESSION:
+    if verb in OF_A_SESSION:
         owner = name if may("OpenSession", TENANTS[name], space) else "operator"
         with Caller(server.address, token_of(owner)) as caller:
             caller.open_session(space)

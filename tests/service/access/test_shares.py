@@ -2,11 +2,9 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -19,72 +17,36 @@ from embstore.errors import (
     OverloadedError,
 )
 from embstore_proto.status import error_of
-from embstore_proto.verbs import VERBS
 from embstore_server.access.shares import SHARE
 from embstore_server.access.tokens import read, write
 from embstore_server.stats import process_stats
 from tests.service.access.samples import DIM, KEYS, config
 from tests.service.access.tenants import Caller, serving, token_of
-from tests.service.faults.served import until
-from tests.serving import Server, on_loop
+from tests.service.faults.served import Served, on_loop_call, until
+from tests.serving import on_loop
 
 QUEUE = 8
 LOOKUP = c.Lookup((c.TableKeys("a/t", None, KEYS),))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[Served]:
     with serving(tmp_path, queue_calls_max=QUEUE) as server:
         yield server
 
 
-def limit(server: Server, path: Path, name: str, **limits: int) -> None:
+def limit(server: Served, path: Path, name: str, **limits: int) -> None:
     """Give a token other limits."""
     entries = read(path)
     entry = entries[name]
     entries[name] = type(entry)(entry.name, entry.secret, entry.rights, limits)
     write(path, entries)
-    on_loop(_reloaded(server))
+    on_loop_call(server.service.reload)
 
 
-async def _reloaded(server: Server) -> None:
-    server.service.reload()
-
-
-@contextmanager
-def busy(server: Server) -> Iterator[None]:
-    """Keep the engine at work inside."""
-    begun, gate = threading.Event(), threading.Event()
-    thread = threading.Thread(
-        target=server.on_engine, args=(lambda _: (begun.set(), gate.wait(300)),)
-    )
-    thread.start()
-    assert begun.wait(300)
-    try:
-        yield
-    finally:
-        gate.set()
-        thread.join()
-
-
-class Futures:
-    """Calls of one token that are not waited for yet."""
-
-    def __init__(self, server: Server, name: str) -> None:
-        self._channel = grpc.insecure_channel(
-            server.address, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        self._metadata = (("authorization", f"Bearer {token_of(name)}"),)
-        self.calls: list[Any] = []
-
-    def send(self, command: c.Command[Any]) -> Any:
-        verb = VERBS[type(command).__name__]
-        outgoing = verb.outgoing(command)
-        head = outgoing.serialised(None)
-        message = head if outgoing.message is None else outgoing.message.joined(head)
-        method = self._channel.unary_unary(f"/embstore.v1.Embstore/{verb.name}")
-        self.calls.append(method.future(message, metadata=self._metadata, timeout=300))
-        return self.calls[-1]
+def caller_of(server: Served, name: str) -> Caller:
+    """Return another connection of a token's."""
+    return Caller(server.address, token_of(name))
 
 
 def outcome(call: Any) -> Any:
@@ -95,50 +57,37 @@ def outcome(call: Any) -> Any:
     return error_of(call.code(), call.details(), call.trailing_metadata())
 
 
-def waiting(server: Server, count: int) -> None:
+def waiting(server: Served, count: int) -> None:
     """Wait until so many calls are in the queue."""
     assert until(lambda: server.service.worker.waiting_calls >= count)
 
 
-def test_a_full_lane_leaves_the_queue_to_others(server: Server) -> None:
+def test_a_full_lane_leaves_the_queue_to_others(server: Served) -> None:
     """Whatever the number of connections: half of the queue is the greedy one's, and no more."""
     share = int(QUEUE * SHARE)
-    with busy(server):
-        connections = [Futures(server, "writer") for _ in range(QUEUE)]
-        for n, one in enumerate(connections[:share]):
-            one.send(LOOKUP)
+    with server.held():
+        calls = []
+        for n in range(share):
+            calls.append(caller_of(server, "writer").begin(LOOKUP))
             waiting(server, n + 1)
-        refused = [outcome(one.send(LOOKUP)) for one in connections[share:]]
+        beyond = [caller_of(server, "writer").begin(LOOKUP) for _ in range(QUEUE - share)]
+        refused = [outcome(call) for call in beyond]
         assert {type(error) for error in refused} == {OverloadedError}
         assert "queue_calls" in str(refused[0]) and "'writer'" in str(refused[0])
-        quiet = Futures(server, "dashboard").send(LOOKUP)
+        quiet = caller_of(server, "dashboard").begin(LOOKUP)
         waiting(server, share + 1)
     assert outcome(quiet) is None
-    assert [outcome(call) for one in connections[:share] for call in one.calls] == [None] * share
+    assert [outcome(call) for call in calls] == [None] * share
 
 
-def test_calls_of_one_token_have_one_lane(server: Server) -> None:
-    """Lanes take turns (test_worker.py), so a caller with many connections waits in one."""
-    with busy(server):
-        calls = [Futures(server, "writer").send(LOOKUP)]
-        waiting(server, 1)
-        calls += [Futures(server, "writer").send(LOOKUP), Futures(server, "dashboard").send(LOOKUP)]
-        waiting(server, 3)
-        worker = server.service.worker
-        assert {name: worker.lane_calls(name) for name in ("writer", "dashboard")} == {
-            "writer": 2,  # one of them may be at the turnstile
-            "dashboard": 1,
-        }
-    assert [outcome(call) for call in calls] == [None] * 3
-
-
-def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Server) -> None:
-    """So its many connections do not have the interpreter to themselves; and none is lost."""
-    with busy(server):
-        calls = [Futures(server, "dashboard").send(LOOKUP)]
+def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Served) -> None:
+    """So its many connections do not have the interpreter to themselves; and none is lost. They
+    wait in one lane: lanes take turns (test_limits.py)."""
+    with server.held():
+        calls = [caller_of(server, "dashboard").begin(LOOKUP)]
         waiting(server, 1)
         for n in range(3):
-            calls.append(Futures(server, "writer").send(LOOKUP))
+            calls.append(caller_of(server, "writer").begin(LOOKUP))
             waiting(server, n + 2)
         lanes = {name: len(lane) for name, lane in server.service.worker._lanes.items()}
         assert lanes == {"dashboard": 1, "writer": 1}
@@ -147,7 +96,7 @@ def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Server) 
 
 
 def test_what_takes_long_leaves_threads_to_others(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the sixteen threads of a verb one token has eight; of the rest, its share waits."""
     begin, gate, begun = Engine.begin, threading.Event(), []
@@ -160,19 +109,19 @@ def test_what_takes_long_leaves_threads_to_others(
 
     monkeypatch.setattr(Engine, "begin", slowly)
     digest, share = c.GetDigest("a/t", None), int(QUEUE * SHARE)
-    greedy, quiet = Futures(server, "writer"), Futures(server, "dashboard")
-    calls = [greedy.send(digest) for _ in range(8 + share)]
+    greedy, quiet = caller_of(server, "writer"), caller_of(server, "dashboard")
+    calls = [greedy.begin(digest) for _ in range(8 + share)]
     assert until(lambda: server.service.long_works.waiting_calls("writer") == share)
-    refused = outcome(greedy.send(digest))
+    refused = outcome(greedy.begin(digest))
     assert type(refused) is OverloadedError and "queue_calls" in str(refused)
-    calls += [quiet.send(digest) for _ in range(8)]
+    calls += [quiet.begin(digest) for _ in range(8)]
     assert until(lambda: len(begun) == 16)
     gate.set()
     assert [outcome(call) for call in calls] == [None] * len(calls)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_call_has_a_bound_of_its_own(server: Server, tmp_path: Path, streamed: bool) -> None:
+def test_a_call_has_a_bound_of_its_own(server: Served, tmp_path: Path, streamed: bool) -> None:
     """Too large a call is refused before it has the engine; one that is just as large is done."""
     limit(server, tmp_path / "tokens.json", "writer", call_bytes=len(KEYS) * (8 + 4 * DIM))
     more = np.append(KEYS, KEYS)
@@ -184,44 +133,21 @@ def test_a_call_has_a_bound_of_its_own(server: Server, tmp_path: Path, streamed:
         other.execute(c.Lookup((c.TableKeys("a/t", None, more),)), streamed=streamed)
 
 
-def test_bytes_in_flight_have_a_bound_of_each(server: Server) -> None:
-    """What one token holds keeps out its own next call, and nobody else's."""
-    inflight = server.service.inflight
-    share = int(inflight.bytes_max * SHARE)
-
-    async def attack() -> None:
-        principals = {p.name: p for p in server.service.callers.known}
-        greedy, quiet = principals["writer"], principals["dashboard"]
-        assert greedy.limits["inflight_bytes"] == share
-        with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as held:
-            held.add(share)
-            with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as more:
-                with pytest.raises(OverloadedError, match="inflight_bytes"):
-                    more.add(1)
-            with inflight.reservation(quiet.name, quiet.limits["inflight_bytes"]) as others:
-                others.add(share)
-        with inflight.reservation(greedy.name, greedy.limits["inflight_bytes"]) as alone:
-            alone.add(2 * share + 1)  # one message always fits
-        assert inflight.reserved_bytes == 0 and not any(inflight.owned_bytes.values())
-
-    on_loop(attack())
-
-
-def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Server, tmp_path: Path) -> None:
+def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Served, tmp_path: Path) -> None:
     limit(server, tmp_path / "tokens.json", "writer", inflight_bytes=1)
     with Caller(server.address, token_of("writer")) as greedy:
         greedy.execute(LOOKUP)  # one always fits
-        with busy(server):
-            held = Futures(server, "writer").send(LOOKUP)
+        with server.held():
+            held = caller_of(server, "writer").begin(LOOKUP)
             waiting(server, 1)
             with pytest.raises(OverloadedError, match="inflight_bytes"):
                 greedy.execute(LOOKUP)
-            quiet = Futures(server, "dashboard").send(LOOKUP)
+            quiet = caller_of(server, "dashboard").begin(LOOKUP)
             waiting(server, 2)
     assert outcome(held) is None and outcome(quiet) is None
 
 
-def test_sessions_tables_rows_and_disk_have_bounds(server: Server, tmp_path: Path) -> None:
+def test_sessions_tables_rows_and_disk_have_bounds(server: Served, tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     with (
         Caller(server.address, token_of("writer")) as writer,
@@ -259,7 +185,7 @@ def test_sessions_tables_rows_and_disk_have_bounds(server: Server, tmp_path: Pat
         refused(c.GrowTable("a/t", None, config("a/t").rows + 12), "disk bytes")
 
 
-def test_announced_keys_have_a_bound_of_each(server: Server, tmp_path: Path) -> None:
+def test_announced_keys_have_a_bound_of_each(server: Served, tmp_path: Path) -> None:
     """Of all sessions of a token; the bytes of others are not its, nor its theirs."""
     rows = np.arange(10, dtype=np.int64)
 
@@ -308,7 +234,7 @@ def _step(number: int, table: str, keys: Any) -> c.StepKeys:
     return c.StepKeys(number, (c.StepTable(table, keys),))
 
 
-def test_limits_and_what_is_taken_are_reported(server: Server, tmp_path: Path) -> None:
+def test_limits_and_what_is_taken_are_reported(server: Served, tmp_path: Path) -> None:
     limit(server, tmp_path / "tokens.json", "writer", tables=3)
 
     async def reported() -> Any:
@@ -318,10 +244,11 @@ def test_limits_and_what_is_taken_are_reported(server: Server, tmp_path: Path) -
     writer = owners["writer"]
     assert (writer["tables"], writer["tables_max"], writer["rows"]) == (2, 3, 200)
     assert writer["queue_calls_max"] == int(QUEUE * SHARE) and writer["rows_max"] is None
+    assert writer["inflight_bytes_max"] == int(server.service.inflight.bytes_max * SHARE)
     assert owners["operator"]["tables"] == 4 and owners["reader"]["tables"] == 0
 
 
-def test_a_limit_that_is_not_understood_is_refused(tmp_path: Path, server: Server) -> None:
+def test_a_limit_that_is_not_understood_is_refused(tmp_path: Path, server: Served) -> None:
     with pytest.raises(EmbstoreError, match="expected a limit of queue_calls"):
         limit(server, tmp_path / "tokens.json", "writer", cows=3)
         read(tmp_path / "tokens.json")

@@ -1,6 +1,5 @@
 """All policies and ways on one file, side by side."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,17 +35,6 @@ def test_all_are_exact_and_only_hot_cold_comes_to_other_bits(
     for word in (*NAMES, "hot/cold: training ...", "hits by unique key", "AUC", "over the network"):
         assert word in said
     assert len(list((tmp_path / "kept").glob("store-*"))) == 5
-
-
-def test_json_has_all_of_it(embedded: list[Path]) -> None:
-    shown = console(terminal=True)
-    compared = demo.compare(
-        job=replace(LITTLE, samples=2000), hot_cold=HOT, console=shown, json=True
-    )
-    document = json.loads(text_of(shown))
-    assert document == json.loads(json.dumps(compared.as_json()))
-    assert document["exact"] is True and document["count_s"] > 0
-    assert 0 <= document["results"]["hot/cold"]["hot"]["hot_share"] <= 1
 
 
 def test_one_that_is_not_exact_is_told(embedded: list[Path]) -> None:

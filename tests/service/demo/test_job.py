@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore.config import Adagrad
 from embstore.errors import InvalidArgumentError
 from embstore.handles.sessions import Sessions
 from embstore.handles.store import Store
@@ -52,32 +51,6 @@ def test_training_is_exact_and_learns(path: Path, tmp_path: Path, way: Way) -> N
         row_bytes = [table["row_bytes"] for table in store.stats()["tables"].values()]
         assert len(row_bytes) == result.tables == 26
         assert row_bytes[0] * sum(SMALL.rows) == result.table_bytes
-
-
-def test_the_digest_depends_on_neither_cache_nor_run(path: Path, tmp_path: Path) -> None:
-    job = Job(samples=3000, batch=500, dim=8, scale=0.002, optimizer=Adagrad(0.02))
-    large = Job(3000, 500, 8, 0.002, Adagrad(0.02), cache_bytes=64 << 20)
-    one = trained(job, path, tmp_path / "one")
-    other = trained(large, path, tmp_path / "other")
-    assert one.exact and other.exact
-    assert one.digest == other.digest
-    assert one.hit_rate_unique <= other.hit_rate_unique
-
-
-def test_a_session_changes_no_bit_and_misses_no_key(path: Path, tmp_path: Path) -> None:
-    job = replace(SMALL, samples=5000)
-    alone = trained(replace(job, way=Calls()), path, tmp_path / "alone")
-    assert alone.session is None
-    assert 0 < alone.hit_rate_unique < alone.hit_rate_access < 1
-    for lookahead in (1, Ahead.lookahead):
-        result = trained(replace(job, way=Ahead(lookahead)), path, tmp_path / str(lookahead))
-        assert result.exact
-        assert (result.digest, result.loss, result.auc) == (alone.digest, alone.loss, alone.auc)
-        session = result.session
-        assert session is not None
-        assert (session.lookahead, session.hit_rate, session.steps_in_parts) == (lookahead, 1.0, 0)
-        assert session.lookup_keys > 0
-        assert session.stall_s >= 0
 
 
 def test_a_step_too_large_for_the_cache_is_done_in_parts(path: Path, tmp_path: Path) -> None:

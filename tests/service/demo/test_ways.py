@@ -156,20 +156,6 @@ def joined(parts: list[Any]) -> Samples:
 # Policies
 
 
-def test_rank_counts_the_file_begins_warm_and_changes_no_bit(
-    path: Path, tmp_path: Path, by_calls: DemoResult
-) -> None:
-    result = trained(replace(SMALL, way=Calls(), policy="rank"), path, tmp_path)
-    assert result.exact
-    assert (result.digest, result.auc) == (by_calls.digest, by_calls.auc)
-    popularity = result.popularity
-    assert popularity is not None and popularity.count_s > 0
-    assert 0 < popularity.warmed_rows <= popularity.counted_rows
-    assert result.hit_rate_unique > by_calls.hit_rate_unique
-    assert result.hit_rate_access is not None and by_calls.hit_rate_access is not None
-    assert result.hit_rate_access > by_calls.hit_rate_access
-
-
 def test_the_profile_is_of_what_is_trained_on(path: Path) -> None:
     shown = console()
     profile = count_first(SMALL, path, Phases(shown)).profile

@@ -28,7 +28,6 @@ from tests.service.device.samples import (
     Trainer,
     assert_same,
     batch,
-    make_tables,
     rng,
     wire_of,
 )
@@ -121,20 +120,6 @@ def test_gradients_of_steps_give_the_same_bits(
     assert_same(server, ("narrow", "narrow-2"))
     for member in members:
         sessions.close(member)
-
-
-def test_digests_are_those_of_a_store_that_had_arrays_of_the_host(
-    trainer: Trainer, tmp_path: Path
-) -> None:
-    random, device = rng(), trainer.table("narrow")
-    with embstore.open(tmp_path / "beside", device="cpu", cache_bytes=1 << 20) as beside:
-        make_tables(beside)
-        host = beside.table("narrow")
-        for _ in range(3):
-            keys, grads = batch(random, COUNT, DIM)
-            host.update(keys, grads)
-            device.update(trainer.array(keys), trainer.array(grads))
-        assert host.digest() == device.digest()
 
 
 @pytest.mark.parametrize("settings", [{"durability": "commands"}], indirect=True)

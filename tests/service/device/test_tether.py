@@ -53,15 +53,6 @@ def side(server: Server, gpu: EmulatedGpu) -> DeviceSide:
     return made
 
 
-def test_a_side_that_is_closed_ends_its_tether(
-    server: Server, side: DeviceSide, gpu: EmulatedGpu
-) -> None:
-    assert gpu.open_areas and not server.has_ended
-    side.close()
-    assert not gpu.open_areas and server.has_ended
-    side.close()
-
-
 def test_a_side_that_nobody_refers_to_is_closed_before_its_tether_ends(
     server: Server, gpu: EmulatedGpu
 ) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from embstore.handles.store import Store
+from embstore_client import connect
 from tests.faults.forks import Forks
 from tests.service.faults.ledger import Ledger, make_tables
-from tests.service.faults.served import Served
+from tests.service.faults.processes import ForkedServer
+from tests.service.faults.served import PATIENCE_S, Served
 from tests.service.faults.wire import Sender, Wire
 
 MEMORY = "/dev/shm"
@@ -65,6 +68,28 @@ def serve(quick_path: Path) -> Iterator[Callable[..., Served]]:
     yield start
     for served in reversed(started):
         served.stop()
+
+
+@pytest.fixture
+def options(request: pytest.FixtureRequest) -> Any:
+    """What a test has `forked` set to."""
+    return getattr(request, "param", {})
+
+
+@pytest.fixture
+def forked(forks: Forks, quick_path: Path, options: Any) -> Iterator[ForkedServer]:
+    """A server that runs, may be killed and started again, and runs at the end."""
+    made = ForkedServer(forks, quick_path / "store", **options)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def remote(forked: ForkedServer) -> Iterator[Store]:
+    """A client of it."""
+    with connect(forked.address, timeout_s=PATIENCE_S) as store:
+        yield store
 
 
 @pytest.fixture

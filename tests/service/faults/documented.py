@@ -28,16 +28,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from embstore import commands as c
-from embstore.config import Adam, Uniform
 from embstore.results import Acknowledged
-from embstore.values import same
-from embstore_client import connect
 from embstore_proto.status import ANSWERS
 from embstore_proto.verbs import VERBS
-from tests.commands.model import Model
 from tests.service.faults.logged import LoggedServer
-from tests.service.faults.mutated import CACHE_BYTES, DIM, ERRORS, ROWS, TABLES, WITNESS, known
-from tests.service.faults.served import PATIENCE_S
+from tests.service.faults.mutated import CACHE_BYTES, ERRORS, ROWS, Judged
 
 NAMES = ["a", "b", "part/c", "kept", "train", "no/such"]
 NAMED = {"table", "name", "label"}
@@ -135,23 +130,17 @@ def made(operation: APIOperation, mode: GenerationMode, count: int) -> list[Case
     return found
 
 
-class Requests:
+class Requests(Judged):
     """The operations of a served document, requested by one caller."""
 
     def __init__(self, server: LoggedServer, token: str | None, operator: str | None) -> None:
+        super().__init__(server.address, operator)
         self._base = f"http://{server.admin}"
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._session = requests.Session()
-        self.store = connect(server.address, timeout_s=PATIENCE_S, token=operator)
         self.document = self._session.get(f"{self._base}/openapi.json").json()
         self._bare = schemathesis.openapi.from_dict(bare(self.document))
         self._knowing = schemathesis.openapi.from_dict(knowing(self.document))
-        if WITNESS not in self.store.tables():
-            table = self.store.create_table(
-                WITNESS, dim=DIM, rows=ROWS, optimizer=Adam(0.01), initializer=Uniform(-1, 1)
-            )
-            table.update(np.arange(9), np.ones((9, DIM), np.float32))
-        self._witness = self.store.table(WITNESS).digest(), self._witness_rows()
 
     def close(self) -> None:
         """End the connections."""
@@ -194,26 +183,10 @@ class Requests:
 
     def begin(self) -> None:
         """Make the tables anew, and what else may be named."""
-        for session in self._executed(c.GetStats())["sessions"]["open"]:
-            self._executed(c.EndSession(session["name"]))
-        for table in self._executed(c.ListTables()):
-            if table.config.name != WITNESS:
-                self._executed(c.DropTable(table.config.name))
-        self._executed(c.ResizeCache(CACHE_BYTES))
-        self._model = Model()
-        self._model.store.command_number = self.store.command
-        for config in TABLES:
-            self._do(c.CreateTable(config))
+        self._begin_anew()
         for label in [uuid4().hex for _ in range(KEPT)] + ["kept"]:  # in place of one of this name
             self._do(c.Checkpoint(label, {}))
         self._do(c.Assign(c.TableKeys("a", None, np.arange(9)), np.ones((9, 3), np.float32)))
-
-    def _executed(self, command: c.Command[Any]) -> Any:
-        return known(lambda: self.store.executor.execute(command))
-
-    def _do(self, command: c.Command[Any]) -> None:
-        """Have a command done, and the model follow."""
-        self._model.follow(command, self._executed(command))
 
     def _follow(self, path: str, body: bytes, text: str) -> None:
         """Have the model follow what was acknowledged."""
@@ -231,12 +204,5 @@ class Requests:
 
     def end(self) -> None:
         """Compare what there is with what was acknowledged; be a client of another table."""
-        known(self.store.tables)
-        names = [name for name in self.store.tables() if name != WITNESS]
-        assert {n: self.store.table(n).digest() for n in names} == self._model.digests()
-        assert self.store.command == self._model.store.command_number
-        digest, rows = self._witness
-        assert same(self._witness_rows(), rows) and self.store.table(WITNESS).digest() == digest
-
-    def _witness_rows(self) -> Any:
-        return self.store.table(WITNESS).lookup(np.arange(ROWS))
+        self._judge()
+        self._look()

@@ -115,15 +115,11 @@ class MutatedServer(LoggedServer):
         )
 
 
-class Rounds:
-    """The rounds of one method after the other."""
+class Judged:
+    """A client of a server, a model that follows what was acknowledged, and the witness."""
 
-    def __init__(self, server: MutatedServer, rng: np.random.Generator) -> None:
-        self.server = server
-        self._rng = rng
-        token = server.tokens.get("operator")
-        self.store = connect(server.address, timeout_s=PATIENCE_S, token=token)
-        self._calls = _Calls(server)
+    def __init__(self, address: str, token: str | None) -> None:
+        self.store = connect(address, timeout_s=PATIENCE_S, token=token)
         if WITNESS not in self.store.tables():
             table = self.store.create_table(
                 WITNESS, dim=DIM, rows=ROWS, optimizer=Adam(0.01), initializer=Uniform(-1, 1)
@@ -131,13 +127,9 @@ class Rounds:
             table.update(np.arange(9), np.ones((9, DIM), np.float32))
         self._witness = self.store.table(WITNESS).digest(), self._witness_rows()
         self._model = Model()
-        self._begin(c.Announce)
-        self._others = [self._message(verb, self._seed(verb)) for verb in VERBS.values()]
 
     def _witness_rows(self) -> Any:
         return self.store.table(WITNESS).lookup(np.arange(ROWS))
-
-    # The state that a round begins with
 
     def _do(self, command: c.Command[Any]) -> None:
         """Have a command done, and the model follow."""
@@ -146,8 +138,8 @@ class Rounds:
     def _executed(self, command: c.Command[Any]) -> Any:
         return known(lambda: self.store.executor.execute(command))
 
-    def _begin(self, kind: Any) -> None:
-        """Make the tables, and what else commands of a kind need, anew."""
+    def _begin_anew(self) -> None:
+        """Take away what there is beside the witness, and make the tables."""
         for session in self._executed(c.GetStats())["sessions"]["open"]:
             self._executed(c.EndSession(session["name"]))
         for table in self._executed(c.ListTables()):
@@ -156,10 +148,42 @@ class Rounds:
         self._executed(c.UnpinHotSet())
         self._executed(c.ResizeCache(CACHE_BYTES))
         self._model = Model()
-        self._model.kept = self.server.kept
         self._model.store.command_number = self.store.command
         for config in TABLES:
             self._do(c.CreateTable(config))
+
+    def _judge(self) -> None:
+        """Compare what there is with what was acknowledged."""
+        known(self.store.tables)
+        assert self.store.command == self._model.store.command_number
+        names = [name for name in self.store.tables() if name != WITNESS]
+        assert {n: self.store.table(n).digest() for n in names} == self._model.digests()
+
+    def _look(self) -> None:
+        """Be a client that has nothing to do with all this."""
+        digest, rows = self._witness
+        assert same(known(self._witness_rows), rows)
+        assert self.store.table(WITNESS).digest() == digest
+
+
+class Rounds(Judged):
+    """The rounds of one method after the other."""
+
+    def __init__(self, server: MutatedServer, rng: np.random.Generator) -> None:
+        super().__init__(server.address, server.tokens.get("operator"))
+        self.server = server
+        self._rng = rng
+        self._calls = _Calls(server)
+        self._begin(c.Announce)
+        self._others = [self._message(verb, self._seed(verb)) for verb in VERBS.values()]
+
+    # The state that a round begins with
+
+    def _begin(self, kind: Any) -> None:
+        """Make the tables, and what else commands of a kind need, anew."""
+        self._begin_anew()
+        self._model.kept = self.server.kept
+        for config in TABLES:
             rows = self._rng.random((ROWS, config.dim), np.float32)
             self._do(c.Assign(c.TableKeys(config.name, None, np.arange(ROWS)), rows))
         if kind in (c.Checkpoint, c.SetRetention, c.Restore, c.Backup, c.ListCheckpoints):
@@ -274,11 +298,11 @@ class Rounds:
             if len(names) > 1 and reply.shown in ("", "nobody"):
                 assert reply.error == UnauthenticatedError.__name__, reply
         if verb is not None and not verb.is_streamed and kind not in _WITHOUT_AN_ORDER:
-            self._judge(path, [reply for reply in replies if reply.code is grpc.StatusCode.OK])
+            self._follow(path, [reply for reply in replies if reply.code is grpc.StatusCode.OK])
         self._look()
         return replies
 
-    def _judge(self, path: str, replies: Sequence[Reply]) -> None:
+    def _follow(self, path: str, replies: Sequence[Reply]) -> None:
         """Have the model follow what was acknowledged; it finds numbers, rows and t as they are."""
         method = METHODS[path]
         verb = VERBS[method.name.removesuffix("Stream")]
@@ -292,16 +316,7 @@ class Rounds:
         for _, arrived, result in sorted(done, key=lambda one: one[0]):
             self._model.rows_dtype = arrived.rows_dtype
             self._model.follow(arrived.command, result)
-        known(self.store.tables)
-        assert self.store.command == self._model.store.command_number
-        found = {name: self.store.table(name).digest() for name in self._model.store.tables()}
-        assert found == self._model.digests()
-
-    def _look(self) -> None:
-        """Be a client that has nothing to do with all this."""
-        digest, rows = self._witness
-        assert same(known(self._witness_rows), rows)
-        assert self.store.table(WITNESS).digest() == digest
+        self._judge()
 
 
 _WITHOUT_AN_ORDER = {

@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 from contextlib import suppress
-from types import TracebackType
 
 _PIECE_BYTES = 1 << 16
 _RESET = struct.pack("ii", 1, 0)
@@ -76,12 +75,7 @@ class Proxy:
     def __enter__(self) -> "Proxy":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()

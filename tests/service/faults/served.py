@@ -79,8 +79,8 @@ class Served(Server):
         return connect(self.address, **({"timeout_s": PATIENCE_S, "transport": "grpc"} | options))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the engine busy: what is sent meanwhile waits in the queue."""
+    def held(self) -> Iterator[threading.Event]:
+        """Keep the engine busy, until the event or the end: what is sent meanwhile waits."""
         busy, free = threading.Event(), threading.Event()
 
         def work(_: Any) -> None:
@@ -91,7 +91,7 @@ class Served(Server):
         on_loop_call(lambda: self.worker.submit("Held", work, lane="test", deadline=deadline))
         assert busy.wait(PATIENCE_S)
         try:
-            yield
+            yield free
         finally:
             free.set()
 

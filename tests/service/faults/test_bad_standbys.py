@@ -26,6 +26,14 @@ from tests.service.faults.wire import refusal
 STORE = "0" * 32
 
 
+def request(**what: Any) -> bytes:
+    serialised: bytes = pb.FollowRequest(**what).SerializeToString()
+    return serialised
+
+
+ANEW, WANTED = request(follower=pb.Follower(anew=True)), request(wanted=pb.Wanted())
+
+
 @pytest.fixture
 def logged(quick_path: Path) -> Iterator[Served]:
     """A server with a command log."""
@@ -57,10 +65,8 @@ def stream(served: Served, *requests: bytes, ends: bool = False) -> Iterator[Any
 @pytest.mark.parametrize("last", [None, b"", b"\xff"], ids=["nothing", "empty", "noise"])
 def test_a_standby_that_says_what_cannot_be_is_told_so(logged: Served, last: bytes | None) -> None:
     """Also by ending its side: nobody knows any more what it has on its disk."""
-    first = pb.FollowRequest(follower=pb.Follower(anew=True)).SerializeToString()
-    wanted = pb.FollowRequest(wanted=pb.Wanted()).SerializeToString()
     more = [] if last is None else [last]
-    with stream(logged, first, wanted, *more, ends=last is None) as call:
+    with stream(logged, ANEW, WANTED, *more, ends=last is None) as call:
         found = refusal(lambda: list(call))
     assert (found.code, found.error) == ("INVALID_ARGUMENT", "InvalidArgumentError")
     until(lambda: logged.service.standing.standbys == 0)
@@ -71,10 +77,8 @@ def test_a_standby_that_does_not_read_is_dropped(
 ) -> None:
     """The leader goes on, and keeps no more of its log than it would."""
     monkeypatch.setattr(standbys, "LAG_BYTES_MAX", 1 << 16)
-    follower = pb.FollowRequest(follower=pb.Follower(anew=True)).SerializeToString()
-    wanted = pb.FollowRequest(wanted=pb.Wanted()).SerializeToString()
     service = logged.service
-    with stream(logged, follower, wanted) as call, logged.connect() as store:
+    with stream(logged, ANEW, WANTED) as call, logged.connect() as store:
         until(lambda: service.standing.standbys == 1)
         wide = store.create_table(
             "wide", dim=1024, rows=1024, optimizer=Sgd(0.1), initializer=Constant(0.0)
@@ -95,31 +99,26 @@ def test_a_standby_that_does_not_read_is_dropped(
 
 
 @pytest.mark.parametrize(
-    ("request_", "text"),
+    ("requests", "text"),
     [
-        (b"garbage", "expected a serialised embstore.v1.FollowRequest"),
-        (pb.FollowRequest().SerializeToString(), "expected follower, found None"),
-        (pb.FollowRequest(durable=pb.LogPlace()).SerializeToString(), "expected follower"),
+        ([b"garbage"], "expected a serialised embstore.v1.FollowRequest"),
+        ([request()], "expected follower, found None"),
+        ([request(durable=pb.LogPlace())], "expected follower"),
+        ([ANEW, request(wanted=pb.Wanted(paths=["../secret"]))], "no file '../secret'"),
     ],
 )
-def test_garbage_of_a_standby_is_refused(logged: Served, request_: bytes, text: str) -> None:
-    with stream(logged, request_) as call, pytest.raises(grpc.RpcError) as refused:
-        next(call)
+def test_garbage_of_a_standby_is_refused(logged: Served, requests: list[bytes], text: str) -> None:
+    with stream(logged, *requests) as call, pytest.raises(grpc.RpcError) as refused:
+        list(call)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert text in refused.value.details()
 
 
-def test_only_files_of_the_commit_are_sent(logged: Served) -> None:
-    follower = pb.FollowRequest(follower=pb.Follower(anew=True)).SerializeToString()
-    wanted = pb.FollowRequest(wanted=pb.Wanted(paths=["../secret"])).SerializeToString()
-    with stream(logged, follower, wanted) as call, pytest.raises(grpc.RpcError) as refused:
-        list(call)
-    assert "no file '../secret'" in refused.value.details()
-
-
 def test_a_server_without_a_command_log_cannot_be_followed(served: Served) -> None:
-    follower = pb.FollowRequest(follower=pb.Follower()).SerializeToString()
-    with stream(served, follower) as call, pytest.raises(grpc.RpcError) as refused:
+    with (
+        stream(served, request(follower=pb.Follower())) as call,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
         next(call)
     assert "expected a leader with a command log" in refused.value.details()
 

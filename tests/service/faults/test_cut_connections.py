@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embstore.errors import SessionExpiredError
+from embstore.errors import OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_client import connect
 from tests.reference import ReferenceStore
@@ -118,26 +118,6 @@ def test_every_step_is_done_once(
     assert proxy.cuts > STEPS // 4
 
 
-def test_session_goes_on_at_its_place_after_a_restart(
-    serve: Any, served: Served, proxy: Proxy, far: Store, reference: ReferenceStore
-) -> None:
-    member = join(far)
-    announce(far, member, 0)
-    handle = far.sessions.prefetch_step(member, 3)
-    for step in (1, 2):
-        finish(far, member, step, reference)
-    served.stop()
-    proxy.upstream = serve().address
-    proxy.cut()
-    with suppress(SessionExpiredError):
-        assert_rows(handle.result(), reference, 3)  # they came before
-    with pytest.raises(SessionExpiredError):
-        far.sessions.update_step(member, 3, {"rows": step_gradients(3)})
-    far.sessions.close(member)
-    assert far.sessions.open("s", list(TABLES)).last_step == 2
-    assert digests(far) == digests(reference)
-
-
 def test_leaving_a_server_that_has_gone_takes_a_moment(
     served: Served, proxy: Proxy, far: Store
 ) -> None:
@@ -162,6 +142,25 @@ def test_rows_of_a_replica_are_put_once(
         reference.table("rows").put_rows(keys, weights, state, 4)
     assert (digests(far), far.table("rows").t) == (digests(reference), 80)
     assert proxy.cuts >= 10
+
+
+def test_rows_of_a_replica_that_a_restart_cut_off_are_told_to_be_in_doubt(
+    serve: Any, served: Served, proxy: Proxy, far: Store
+) -> None:
+    ones = np.ones((5, DIM), np.float32)
+    member, rows = join(far), {"rows": (np.arange(5), ones, np.tile(ones, 2), 4)}
+    with ThreadPoolExecutor(1) as pool:
+        with served.held():
+            putting = pool.submit(far.sessions.put_rows, member, rows)
+            served.await_queue(1)
+            proxy.upstream = "127.0.0.1:1"  # nobody is there
+            proxy.cut()
+        served.stop()
+        restarted = serve()
+        proxy.upstream = restarted.address
+        with pytest.raises(OutcomeUnknownError):
+            putting.result()
+        assert restarted.store.table("rows").t in (0, 4)
 
 
 # Documents

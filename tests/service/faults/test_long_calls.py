@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import embstore
 from embstore.cache import integrity
 from embstore.config import Constant, Sgd
 from embstore.durability import Durability
-from embstore.errors import StoreClosedError
 from embstore.handles.store import Store
 from embstore.tables import digest
 from embstore.tables.slices import Slices
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
-from tests.service.faults.ledger import make_tables
 from tests.service.faults.served import PATIENCE_S, Served, until
 from tests.service.rest import serving
 
@@ -164,22 +161,3 @@ async def test_it_ends_when_its_rest_client_has_gone(
         gate.free.set()
         await asyncio.to_thread(until, lambda: not rest.service.long_works.running)
         assert gate.slices == AT_SLICE
-
-
-def test_a_server_that_stops_cuts_it_off_and_says_so(serve: Any, gate: Gate) -> None:
-    served = serve(drain_s=0.0)
-    served.on_engine(make_tables)
-    store = with_rows(served.connect())
-    with grpc.insecure_channel(served.address) as channel, ThreadPoolExecutor(1) as pool:
-        call = EmbstoreStub(channel).GetDigest.future(pb.GetDigestRequest(table="long"))
-        assert gate.reached.wait(PATIENCE_S)
-        stopping = pool.submit(served.stop)
-        until(lambda: served.service.long_works.is_cut_off)
-        gate.free.set()
-        with pytest.raises(grpc.RpcError, match="GetDigest was cut off: the server is stopping"):
-            call.result(PATIENCE_S)
-        stopping.result(PATIENCE_S)
-    assert gate.slices == AT_SLICE
-    store.close()
-    with pytest.raises(StoreClosedError):
-        served.store.table("long").digest()

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -21,20 +20,12 @@ import numpy as np
 from embstore.commands import Executor
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
-from embstore_client import connect, moving
+from embstore_client import moving
 from embstore_client.connecting import connect_one
 from tests.faults.forks import Forks
 from tests.service.faults.processes import ForkedServer
-from tests.service.faults.served import PATIENCE_S, until
-from tests.service.faults.test_resumed_runs import (
-    RANKS,
-    Progress,
-    applied_counts,
-    digests,
-    make_tables,
-    train,
-    undisturbed,
-)
+from tests.service.faults.served import PATIENCE_S
+from tests.service.faults.test_resumed_runs import RANKS, Ranks, connected
 
 SEED = 20_261_126
 STAGES = ("is copied", "writes are paused", "leaves are compared", "recording", "recorded", "given")
@@ -113,28 +104,14 @@ def test_ranks_go_on_while_movers_and_shards_are_killed(
     pending.record(replace(joined, version=1))
     servers[2]._options["shard_map"] = pending.path
     servers[2].start()
-    progress = Progress()
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(
-                connect(servers[n % 2].address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
-            )
-            for n in range(RANKS)
-        ]
-        make_tables(stores[0])
-        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
-        stack.callback(progress.end)
-        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
-
-        def some_steps() -> None:
-            wanted = progress.finished + 3
-            until(lambda: progress.finished >= wanted or any(r.done() for r in ranks))
-
-        some_steps()
+        stores = [stack.enter_context(connected(servers[n % 2].address)) for n in range(RANKS)]
+        ranks = stack.enter_context(Ranks(stores))
+        ranks.await_steps(3)
         with executors(joined.shards) as shards:
             moving.join(shards[:2], shards[2:], joined, recorded.record, by="a mover")
         servers[2]._options["shard_map"] = recorded.path
-        some_steps()
+        ranks.await_steps(3)
         for number, stage in enumerate(STAGES):
             version, count = recorded.map.version, 3 - number % 2
             child = forks.start(move, str(recorded.path), count, stage)
@@ -145,19 +122,12 @@ def test_ranks_go_on_while_movers_and_shards_are_killed(
             assert recorded.map.version == version + (stage in ("recorded", "given"))
             with executors(recorded.map.shards) as shards:
                 moving.resolve(shards, recorded.map)
-            some_steps()
+            ranks.await_steps(3)
             child = forks.start(move, str(recorded.path), count, "")
             assert child.reports.poll(PATIENCE_S)
             assert child.reports.recv() == "moved"
             assert child.wait() == 0
-            some_steps()
-        progress.end()
-        for rank in ranks:
-            rank.result(PATIENCE_S)
-        steps = progress.given
-        skipped = [number % 7 == 3 for number in range(1, steps + 1)]
-        assert applied_counts(stores[0], steps) == [int(not skip) for skip in skipped]
-        assert digests(stores[0]) == undisturbed(quick_path / "other", steps)
-        stores[0].check_integrity()
+            ranks.await_steps(3)
+        ranks.end(quick_path / "other")
     for server in servers:
         server.stop()

@@ -8,14 +8,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from embstore_client.grpc_wire import KEEPALIVE_MS
 from embstore_proto.frame import HEADER_BYTES_MAX
-from embstore_server import health
+from embstore_server import health, port
 from embstore_server.receiving import CONTROL_MAX
 from embstore_server.standbys import METHOD as FOLLOW
 from tests.service.access.tenants import serving, token_of
 from tests.service.faults.http2 import Connection
 from tests.service.faults.served import Served, until
-from tests.service.faults.wire import SERVICE, Wire, refusal
+from tests.service.faults.wire import SERVICE, Wire
 from tests.serving import Server
 
 INVALID, PAST_DEADLINE, DENIED, UNAUTHENTICATED = "3", "4", "7", "16"
@@ -143,8 +144,33 @@ def test_those_who_watch_health_are_counted(
     connection.close()
 
 
-def test_a_compressed_message_is_refused(wire: Wire) -> None:
-    stub = health_pb2_grpc.HealthStub(wire._channel)
-    request = health_pb2.HealthCheckRequest(service="a" * 1000)
-    found = refusal(lambda: stub.Check(request, compression=grpc.Compression.Gzip))
-    assert found.code == "UNIMPLEMENTED"
+# Pings: who waits asks now and then whether the server is there, and is not cut off for it
+
+_ENHANCE_YOUR_CALM = 11
+_PINGS = 20
+
+
+@pytest.mark.parametrize("apart_ms, reason", [(0, None), (3_600_000, _ENHANCE_YOUR_CALM)])
+def test_who_asks_no_more_often_than_is_allowed_is_answered(
+    apart_ms: int,
+    reason: int | None,
+    serve: Callable[..., Served],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port, "PINGS_APART_MS", apart_ms)
+    connection = Connection(serve().address)
+    connection.call(f"{SERVICE}ListTables", b"")  # whose request does not come to an end
+
+    def is_answered(pings: int) -> bool:
+        connection.pump()
+        return connection.end is not None or connection.pings == pings
+
+    for n in range(1, _PINGS + 1):
+        connection.ping()
+        until(lambda n=n: is_answered(n))
+    connection.close()
+    assert connection.end == reason
+
+
+def test_the_client_library_asks_no_more_often() -> None:
+    assert KEEPALIVE_MS >= 2 * port.PINGS_APART_MS  # a ping may be late, and the next one not

@@ -124,14 +124,23 @@ def test_cancelled_attempt_leaves_the_one_that_joined(
     ledger.acknowledged[1] = command(further.result())
 
 
-def test_call_cancelled_while_it_runs_is_remembered(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("deadline_s", [None, 0.05], ids=["cancelled", "deadline"])
+def test_call_that_ends_while_it_runs_is_remembered(
+    deadline_s: float | None,
+    served: Served,
+    wire: Wire,
+    sender: Sender,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started, go_on = slowly(commands.Update, monkeypatch)
     origin = sender.origin()
-    call = wire.begin_stream("Update", update(gradients(1), origin).chunks())
-    assert started.wait(PATIENCE_S)
-    call.cancel()
+    while not started.is_set():  # the deadline may pass before
+        chunks = update(gradients(1), origin).chunks()
+        call = wire.begin_stream("Update", chunks, deadline_s or PATIENCE_S)
+        until(lambda: started.is_set() or call.done())  # noqa: B023
+    if deadline_s is None:
+        call.cancel()
     until(lambda: served.service.inflight.reserved_bytes == 0)
     go_on.set()
     ledger.acknowledged[1] = command(wire.unary("Update", message(1, again(origin))))

@@ -91,24 +91,6 @@ def roll_back(ledger: Ledger, command: int) -> None:
             ledger.refused.add(n)
 
 
-def test_trainer_is_told_once_that_updates_were_rolled_back(forks: Forks, quick_path: Path) -> None:
-    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        make_tables(store)
-        store.checkpoint("tables")
-        store.update(gradients(1))
-        server.kill()
-        ledger.first_command = server.start() + 1
-        assert store.epoch == 2  # connected again: the next call is a first attempt
-        ledger.refused |= {1, 2}
-        with pytest.raises(OutcomeUnknownError, match="this call is of epoch 1, the store is in 2"):
-            store.update(gradients(2))
-        ledger.acknowledged[3] = store.update(gradients(3)).command
-        ledger.check(store)
-    server.stop()
-
-
 READS = {
     "lookup": lambda store: store.table("rows").lookup(np.arange(3)),
     "pooled": lambda store: store.table("rows").lookup_pooled(np.arange(3), np.array([0, 3])),
@@ -121,30 +103,27 @@ READS = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_reader_is_told_once_that_rows_were_rolled_back(
-    forks: Forks, quick_path: Path, read: Callable[[Store], Any]
+    forked: ForkedServer, remote: Store, read: Callable[[Store], Any]
 ) -> None:
     """And so is a writer, which may be another part of the program."""
-    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        make_tables(store)
-        store.checkpoint("tables")
-        store.update(gradients(1))
-        read(store)
-        server.kill()
-        server.start()
-        assert store.epoch == 2  # what asks how the server is, is answered
-        with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2, what was read"):
-            read(store)
-        read(store)
-        with pytest.raises(OutcomeUnknownError, match="this call is of epoch 1, the store is in 2"):
-            store.update(gradients(2))
-        read(store)
-        ledger.first_command = store.command + 1
-        ledger.refused |= {1, 2}
-        ledger.acknowledged[3] = store.update(gradients(3)).command
-        ledger.check(store)
-    server.stop()
+    ledger = Ledger()
+    make_tables(remote)
+    remote.checkpoint("tables")
+    remote.update(gradients(1))
+    read(remote)
+    forked.kill()
+    forked.start()
+    assert remote.epoch == 2  # what asks how the server is, is answered
+    with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2, what was read"):
+        read(remote)
+    read(remote)
+    with pytest.raises(OutcomeUnknownError, match="this call is of epoch 1, the store is in 2"):
+        remote.update(gradients(2))
+    read(remote)
+    ledger.first_command = remote.command + 1
+    ledger.refused |= {1, 2}
+    ledger.acknowledged[3] = remote.update(gradients(3)).command
+    ledger.check(remote)
 
 
 def test_whoever_restores_is_not_told_of_its_own_epoch(forks: Forks, quick_path: Path) -> None:
@@ -166,18 +145,15 @@ def test_whoever_restores_is_not_told_of_its_own_epoch(forks: Forks, quick_path:
     server.stop()
 
 
-def test_clean_restart_goes_unnoticed(forks: Forks, quick_path: Path) -> None:
-    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        make_tables(store)
-        ledger.acknowledged[1] = store.update(gradients(1)).command
-        server.stop()
-        server.start()
-        assert store.epoch == 1
-        ledger.acknowledged[2] = store.update(gradients(2)).command
-        ledger.check(store)
-    server.stop()
+def test_clean_restart_goes_unnoticed(forked: ForkedServer, remote: Store) -> None:
+    ledger = Ledger()
+    make_tables(remote)
+    ledger.acknowledged[1] = remote.update(gradients(1)).command
+    forked.stop()
+    forked.start()
+    assert remote.epoch == 1
+    ledger.acknowledged[2] = remote.update(gradients(2)).command
+    ledger.check(remote)
 
 
 def test_another_store_at_the_address_is_neither_read_nor_written(
@@ -201,33 +177,30 @@ def test_another_store_at_the_address_is_neither_read_nor_written(
     other.stop()
 
 
-def test_trainer_goes_on_over_restarts(forks: Forks, quick_path: Path) -> None:
+def test_trainer_goes_on_over_restarts(forked: ForkedServer, remote: Store) -> None:
     sys.stdout.write(f"seed {SEED}\n")
     rng = np.random.default_rng(SEED)
-    ledger, server = Ledger(), ForkedServer(forks, quick_path / "store")
-    server.start()
+    ledger = Ledger()
     lost = 0
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        make_tables(store)
-        store.checkpoint("tables")
-        trainer = Trainer(store, ledger)
-        for n in range(RESTARTS):
-            trainer.await_progress(int(rng.integers(1, 30)))
-            if n % 2:
-                server.stop()
-                told = max(ledger.acknowledged.values())
-                command = server.start()
-                assert command >= told, "SIGTERM lost what was acknowledged"
-            else:
-                server.kill()
-                before = len(ledger.acknowledged)
-                roll_back(ledger, server.start())
-                lost += before - len(ledger.acknowledged)
-        trainer.await_progress(5)
-        trainer.stop()
-        ledger.check(store)
-        store.check_integrity()
-    server.stop()
+    make_tables(remote)
+    remote.checkpoint("tables")
+    trainer = Trainer(remote, ledger)
+    for n in range(RESTARTS):
+        trainer.await_progress(int(rng.integers(1, 30)))
+        if n % 2:
+            forked.stop()
+            told = max(ledger.acknowledged.values())
+            command = forked.start()
+            assert command >= told, "SIGTERM lost what was acknowledged"
+        else:
+            forked.kill()
+            before = len(ledger.acknowledged)
+            roll_back(ledger, forked.start())
+            lost += before - len(ledger.acknowledged)
+    trainer.await_progress(5)
+    trainer.stop()
+    ledger.check(remote)
+    remote.check_integrity()
     assert lost, "some rounds lost updates after a checkpoint"
     assert ledger.unknown, "some rounds cut a call off"
 
@@ -269,29 +242,26 @@ def test_no_trainer_notices_a_kill_where_commands_are_logged(
     server.stop()
 
 
+@pytest.mark.parametrize("options", [{"durability": "commands"}], indirect=True)
 def test_an_answer_that_was_lost_is_given_again_after_two_kills(
-    forks: Forks, quick_path: Path
+    forked: ForkedServer, remote: Store
 ) -> None:
     """Also where a commit has the command, so that it is executed no more."""
-    server = ForkedServer(forks, quick_path / "store", durability="commands")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        make_tables(store)
-        acknowledged = store.update(gradients(1))
-        for _ in range(2):
-            server.kill()
-            server.start()
-            assert again(store, c.Update, 3) == acknowledged
-        store.checkpoint("one")
-        sequence = store.executor.transport._origins._last
-        label = store.checkpoints()[-1]
-        for _ in range(2):
-            server.kill()
-            server.start()
-            assert again(store, c.Checkpoint, sequence).label == label.label
-            assert len(store.checkpoints()) == 1
-        assert applied_counts(store)[1] == 1
-    server.stop()
+    make_tables(remote)
+    acknowledged = remote.update(gradients(1))
+    for _ in range(2):
+        forked.kill()
+        forked.start()
+        assert again(remote, c.Update, 3) == acknowledged
+    remote.checkpoint("one")
+    sequence = remote.executor.transport._origins._last
+    label = remote.checkpoints()[-1]
+    for _ in range(2):
+        forked.kill()
+        forked.start()
+        assert again(remote, c.Checkpoint, sequence).label == label.label
+        assert len(remote.checkpoints()) == 1
+    assert applied_counts(remote)[1] == 1
 
 
 @pytest.mark.parametrize("point", ["commit:synced", "commit:renamed"])

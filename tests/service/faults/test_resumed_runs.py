@@ -5,12 +5,14 @@ once, and the bits are those of a run that nobody disturbed. Where the server ha
 loop says which steps are gone, and where to go on from.
 """
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import pytest
 
 import embstore
 from embstore.config import Adam, Constant, Sgd, Uniform
-from embstore.errors import SessionExpiredError
+from embstore.errors import DeadlineError, SessionExpiredError
 from embstore.handles.store import Store
 from embstore.profiles.hotset import HotSet
 from embstore_client import connect
@@ -124,6 +126,49 @@ def applied_counts(store: Store, steps: int) -> list[int]:
     return [int(-mark) for mark in marks]
 
 
+class Ranks:
+    """Ranks that train together, each through a store of its own. A context manager that ends
+    them."""
+
+    def __init__(self, stores: list[Store]) -> None:
+        make_tables(stores[0])
+        self._store = stores[0]
+        self._progress, self._pool = Progress(), ThreadPoolExecutor(RANKS)
+        self.work = [
+            self._pool.submit(train, store, rank, self._progress)
+            for rank, store in enumerate(stores)
+        ]
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.end()
+        self._pool.shutdown()
+
+    def await_steps(self, more: int) -> None:
+        """Wait until so many more steps are finished, or a rank has ended."""
+        wanted = self._progress.finished + more
+        until(lambda: self._progress.finished >= wanted or any(one.done() for one in self.work))
+
+    def end(self, path: Path) -> None:
+        """End them; check that each step was applied once, with the bits of a run that nobody
+        disturbed, which `path` is for."""
+        self._progress.end()
+        for one in as_completed(self.work, PATIENCE_S):
+            one.result()
+        steps = self._progress.given
+        skipped = [number % 7 == 3 for number in range(1, steps + 1)]
+        assert applied_counts(self._store, steps) == [int(not skip) for skip in skipped]
+        assert digests(self._store) == undisturbed(path, steps)
+        self._store.check_integrity()
+
+
+def connected(address: str) -> Store:
+    """Return a client of a server."""
+    return connect(address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+
+
 @pytest.mark.parametrize("recovery_s", [30.0, 0.01], ids=["replayed", "committed"])
 def test_ranks_go_on_over_kills_where_commands_are_logged(
     forks: Forks, quick_path: Path, recovery_s: float, soak: int
@@ -134,69 +179,47 @@ def test_ranks_go_on_over_kills_where_commands_are_logged(
     options = {"durability": "commands", "recovery_s": recovery_s}
     server = ForkedServer(forks, quick_path / "store", **options)
     server.start()
-    progress = Progress()
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
-        ]
-        make_tables(stores[0])
-        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
-        stack.callback(progress.end)
-        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
+        stores = [stack.enter_context(connected(server.address)) for _ in range(RANKS)]
+        ranks = stack.enter_context(Ranks(stores))
         for n in range(KILLS):
-            wanted = progress.finished + int(rng.integers(0, 6))
-            until(lambda at=wanted: progress.finished >= at or any(r.done() for r in ranks))
+            ranks.await_steps(int(rng.integers(0, 6)))
             if n % 10 == 9:
                 server.stop()
             else:
                 server.kill()
             server.start()
-        progress.end()
-        for rank in ranks:
-            rank.result(PATIENCE_S)
-        steps = progress.given
-        skipped = [number % 7 == 3 for number in range(1, steps + 1)]
-        assert applied_counts(stores[0], steps) == [int(not skip) for skip in skipped]
-        assert digests(stores[0]) == undisturbed(quick_path / "other", steps)
+        ranks.end(quick_path / "other")
         assert stores[0].epoch == 1
-        stores[0].check_integrity()
     server.stop()
 
 
 def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(
-    forks: Forks, quick_path: Path
+    forked: ForkedServer, remote: Store
 ) -> None:
-    server = ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        store.create_table("rows", **TABLES["rows"])
-        with store.session(["rows"]) as run:
-            for step in run.steps(range(20), keys=lambda number: {"rows": [number]}):
-                if step.number % 5 == 0:
-                    server.stop()
-                    server.start()
-                done = step.update({"rows": step.lookup()["rows"]})
-                assert done.t == {"rows": step.number}
-        assert store.epoch == 1
-    server.stop()
+    remote.create_table("rows", **TABLES["rows"])
+    with remote.session(["rows"]) as run:
+        for step in run.steps(range(20), keys=lambda number: {"rows": [number]}):
+            if step.number % 5 == 0:
+                forked.stop()
+                forked.start()
+            done = step.update({"rows": step.lookup()["rows"]})
+            assert done.t == {"rows": step.number}
+    assert remote.epoch == 1
 
 
 @pytest.mark.parametrize("waits", ["late", "none"])
 def test_a_loop_goes_on_when_its_server_was_stopped_for_longer_than_its_lease(
-    forks: Forks, quick_path: Path, waits: Any
+    forked: ForkedServer, remote: Store, waits: Any
 ) -> None:
-    server = ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        table = store.create_table("rows", **TABLES["rows"])
-        with store.session(["rows"], lease_ms=400, waits=waits) as run:
-            for step in run.steps(range(6), keys=lambda number: {"rows": [number]}):
-                rows = step.lookup()["rows"]
-                if step.number == 3:
-                    server.pause(1.0)
-                step.update({"rows": rows})
-        assert table.t == 6
-    server.stop()
+    table = remote.create_table("rows", **TABLES["rows"])
+    with remote.session(["rows"], lease_ms=400, waits=waits) as run:
+        for step in run.steps(range(6), keys=lambda number: {"rows": [number]}):
+            rows = step.lookup()["rows"]
+            if step.number == 3:
+                forked.pause(1.0)
+            step.update({"rows": rows})
+    assert table.t == 6
 
 
 def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
@@ -230,9 +253,7 @@ def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
         server.start()
 
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
-        ]
+        stores = [stack.enter_context(connected(server.address)) for _ in range(RANKS)]
         found = trained(stores, kill)
         other = stack.enter_context(embstore.open(quick_path / "other", cache_bytes=1 << 22))
         assert found == trained([other] * RANKS, lambda: None)
@@ -241,40 +262,36 @@ def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
 
 @pytest.mark.parametrize("finished", [2, 4, 6])
 def test_a_loop_says_which_finished_steps_were_lost(
-    forks: Forks, quick_path: Path, finished: int
+    forked: ForkedServer, remote: Store, finished: int
 ) -> None:
     """With durability checkpoint, also where only steps of other clients may be lost."""
-    server = ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        table = store.create_table("rows", **TABLES["rows"])
-        kept = ""
-        wanted = {
-            2: "step 2 is the last that is finished .* may be gone",
-            4: "step 4, which was finished, is lost",
-            6: "steps 4 to 6, which were finished, are lost",
-        }
-        with (
-            pytest.raises(SessionExpiredError, match=wanted[finished]) as caught,
-            store.session(["rows"], name="run") as run,
-        ):
-            for step in run.steps(range(9), keys=lambda number: {"rows": [number]}):
-                if step.number == min(finished, 3) + 1:
-                    store.checkpoint("kept")
-                    kept = table.digest()
-                    if finished == 2:
-                        store.create_table("other", **TABLES["rows"])
-                if step.number == finished + 1:
-                    server.kill()
-                    server.start()
-                step.update({"rows": step.lookup()["rows"]})
-        place = min(finished, 3)
-        assert f"goes on after step {place}" in str(caught.value)
-        with store.session(["rows"], name="run", wait_s=0) as run:
-            assert run.last_step == place
-        assert table.t == place
-        assert table.digest() == kept
-    server.stop()
+    table = remote.create_table("rows", **TABLES["rows"])
+    kept = ""
+    wanted = {
+        2: "step 2 is the last that is finished .* may be gone",
+        4: "step 4, which was finished, is lost",
+        6: "steps 4 to 6, which were finished, are lost",
+    }
+    with (
+        pytest.raises(SessionExpiredError, match=wanted[finished]) as caught,
+        remote.session(["rows"], name="run") as run,
+    ):
+        for step in run.steps(range(9), keys=lambda number: {"rows": [number]}):
+            if step.number == min(finished, 3) + 1:
+                remote.checkpoint("kept")
+                kept = table.digest()
+                if finished == 2:
+                    remote.create_table("other", **TABLES["rows"])
+            if step.number == finished + 1:
+                forked.kill()
+                forked.start()
+            step.update({"rows": step.lookup()["rows"]})
+    place = min(finished, 3)
+    assert f"goes on after step {place}" in str(caught.value)
+    with remote.session(["rows"], name="run", wait_s=0) as run:
+        assert run.last_step == place
+    assert table.t == place
+    assert table.digest() == kept
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "interval"])
@@ -282,19 +299,13 @@ def test_every_rank_is_told_of_lost_steps(forks: Forks, quick_path: Path, durabi
     """Also one that had not been told that the last of them was finished."""
     server = ForkedServer(forks, quick_path / "store", durability=durability, sync_every_s=3600.0)
     server.start()
-    progress = Progress()
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(connect(server.address, timeout_s=PATIENCE_S)) for _ in range(RANKS)
-        ]
-        make_tables(stores[0])
-        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
-        stack.callback(progress.end)
-        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
-        until(lambda: progress.finished >= 5 or any(rank.done() for rank in ranks))
+        stores = [stack.enter_context(connected(server.address)) for _ in range(RANKS)]
+        ranks = stack.enter_context(Ranks(stores))
+        ranks.await_steps(5)
         server.kill()
         server.start()
-        for rank in ranks:
+        for rank in ranks.work:
             with pytest.raises(SessionExpiredError, match="the server was started again, and"):
                 rank.result(PATIENCE_S)
     server.stop()
@@ -336,3 +347,52 @@ def test_what_a_replica_pushes_is_put_once(forks: Forks, quick_path: Path, soak:
             server.start()
         assert training.result() == wanted
     server.stop()
+
+
+# A server that is killed, and not started again: `rank_timeout_ms` is for other ranks, and who has
+# none is told as soon as the connection's `timeout_s` says, by one error
+
+TIMEOUT_S, FAR_MS = 4.0, 3_600_000
+PATIENT_S = 300.0
+"""Far below what ranks wait for one another, and far above what any machine takes."""
+
+DOES: dict[str, Callable[[Any], Any]] = {
+    "lookup": lambda step: step.lookup(),
+    "pooled lookup": lambda step: step.lookup_pooled({"a": [0, 10]}),
+    "update": lambda step: step.update({"a": np.ones((10, 4), np.float32)}),
+    "release": lambda step: step.release(),
+}
+
+
+@pytest.mark.parametrize(
+    ("transport", "does"), [*(("grpc", does) for does in DOES), ("shared_memory", "update")]
+)
+def test_a_trainer_without_other_ranks_is_told_of_a_dead_server(
+    forks: Forks,
+    quick_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    transport: str,
+    does: str,
+) -> None:
+    server = ForkedServer(forks, quick_path / "store", durability="commands")
+    server.start()
+    killed_at = 0.0
+    with connect(server.address, timeout_s=TIMEOUT_S, transport=transport) as store:
+        store.create_table("a", dim=4, rows=99, optimizer=Sgd(0.1), initializer=Constant(1.0))
+        with (
+            caplog.at_level(logging.INFO),
+            pytest.raises(DeadlineError) as told,
+            store.session(["a"], lease_ms=600, rank_timeout_ms=FAR_MS) as run,
+        ):
+            for step in run.steps(range(50), keys=lambda n: {"a": np.arange(n, n + 10)}):
+                if step.number == 4:
+                    server.kill()
+                    killed_at = monotonic()
+                    DOES[does](step)
+                step.update({"a": step.lookup()["a"]})
+    assert monotonic() - killed_at < PATIENT_S
+    assert server.address in str(told.value)
+    lines = [
+        line for record in caplog.records for line in caplog.handler.format(record).split("\n")
+    ]
+    assert len(lines) <= 2, lines

@@ -1,14 +1,12 @@
 """A disk that is full, or takes no writes: everybody is told, and nothing that was said is lost."""
 
-import json
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -71,13 +69,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def readiness(server: ServerProcess) -> str:
     """Return the reason that /readyz gives; empty: it is ready."""
-    try:
-        with urllib.request.urlopen(f"http://{server.admin}/readyz") as told:
-            body = told.read()
-    except urllib.error.HTTPError as exc:
-        assert exc.code == 503
-        body = exc.read()
-    return str(json.loads(body)["reason"])
+    told = httpx.get(f"http://{server.admin}/readyz", trust_env=False, timeout=PATIENCE_S)
+    assert told.status_code in (200, 503)
+    return str(told.json()["reason"])
 
 
 def is_serving(address: str) -> bool:

@@ -6,24 +6,16 @@ client had announced is gone when its lease has run out, and the next one goes o
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import embstore
 from embstore.config import Adam, Uniform
-from embstore.errors import (
-    EmbstoreError,
-    LeaseExpiredError,
-    SessionExpiredError,
-    TableHeldError,
-)
+from embstore.errors import LeaseExpiredError, SessionExpiredError, TableHeldError
 from embstore_client import connect
 from tests.faults.forks import Child, Forks
 from tests.reference import ReferenceStore
-from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, until
 
 DIM, ROWS, KEYS = 8, 2000, 30
@@ -89,68 +81,6 @@ def train(store: Any, member: str, first: int, last: int) -> None:
     for step in range(first, last + 1):
         store.sessions.lookup_step(member, step, timeout_s=PATIENCE_S)
         store.sessions.update_step(member, step, gradients_of(step), timeout_s=PATIENCE_S)
-
-
-def train_and_wait(reports: Any, path: str, committed: int, last: int) -> None:
-    """The child: an embedded trainer, which commits once and is killed in mid-window."""
-    store = embstore.open(path, cache_bytes=1 << 20, threads=1)
-    store.create_table("a", **CONFIG)
-    _, member = opened(store)
-    announce(store, member, 1, WINDOW)
-    train(store, member, 1, committed)
-    store.checkpoint("kept")
-    train(store, member, committed + 1, last)
-    reports.send(last)
-    signal.pause()
-
-
-def announce_and_wait(reports: Any, address: str, last: int) -> None:
-    """The child: a client that has all of its window announced, and is killed."""
-    with connect(address, timeout_s=PATIENCE_S) as store:
-        _, member = opened(store)
-        announce(store, member, 1, WINDOW)
-        train(store, member, 1, last)
-        announce(store, member, WINDOW + 1, WINDOW + last)
-        reports.send(last)
-        signal.pause()
-
-
-@pytest.mark.parametrize(("committed", "last"), [(1, 1), (3, 20), (20, 21)])
-def test_killed_trainer_goes_on_from_its_last_commit(
-    forks: Forks, quick_path: Path, committed: int, last: int
-) -> None:
-    child = forks.start(train_and_wait, str(quick_path), committed, last)
-    assert child.reports.poll(PATIENCE_S)
-    assert child.reports.recv() == last
-    assert child.kill() == -signal.SIGKILL
-    with embstore.open(quick_path, cache_bytes=1 << 20, threads=1) as store:
-        assert store.table("a").digest() == digest_after(committed)
-        place, member = opened(store)
-        assert place == committed
-        announce(store, member, place + 1, place + 10)
-        train(store, member, place + 1, place + 10)
-        assert store.table("a").digest() == digest_after(committed + 10)
-        store.check_integrity()
-
-
-def test_killed_client_leaves_no_pin_and_goes_on_where_it_stood(
-    forks: Forks, served: Served
-) -> None:
-    with served.connect() as store:
-        store.create_table("a", **CONFIG)
-        child = forks.start(announce_and_wait, served.address, 3)
-        assert child.reports.poll(PATIENCE_S)
-        assert child.reports.recv() == 3
-        assert child.kill() == -signal.SIGKILL
-        run_out(served)
-        until(lambda: not pinned_rows(served))
-        with store.session(["a"], name="run", lookahead=WINDOW, wait_s=PATIENCE_S) as run:
-            assert run.last_step == 3
-            for step in run.steps(range(4, 13), keys=keys_of):
-                step.lookup()
-                step.update(gradients_of(step.batch))
-        assert store.table("a").digest() == digest_after(12)
-    served.assert_free()
 
 
 def train_and_be_killed(reports: Any, address: str) -> None:
@@ -247,39 +177,6 @@ def test_process_that_connects_again_keeps_its_session(served: Served) -> None:
 def pinned_rows(served: Served) -> int:
     """Return how many rows the sessions of a served store hold."""
     return int(served.store.stats()["sessions"]["planning"]["pinned_rows"])
-
-
-def test_killed_server_comes_back_with_the_place_of_its_last_commit(
-    forks: Forks, quick_path: Path
-) -> None:
-    server = ForkedServer(forks, quick_path / "store")
-    server.start()
-    with connect(server.address, timeout_s=PATIENCE_S) as store:
-        store.create_table("a", **CONFIG)
-        _, member = opened(store)
-        announce(store, member, 1, WINDOW)
-        train(store, member, 1, 5)
-        store.checkpoint("kept")
-        train(store, member, 6, 9)
-        server.kill()
-        server.start()
-        with pytest.raises(EmbstoreError) as caught:  # an answer, and not that of another step
-            train(store, member, 10, 10)
-        assert type(caught.value).__name__ in ("SessionExpiredError", "OutcomeUnknownError")
-        with pytest.raises(SessionExpiredError):
-            store.sessions.renew(member)
-        place, member = opened(store)
-        assert place == 5
-        assert store.table("a").digest() == digest_after(5)
-        announce(store, member, 6, 15)
-        train(store, member, 6, 15)
-        assert store.table("a").digest() == digest_after(15)
-        server.stop()
-        server.start()
-        place, member = opened(store)
-        assert place == 15
-        assert store.table("a").digest() == digest_after(15)
-    server.stop()
 
 
 def test_hundred_killed_clients_leave_nothing(forks: Forks, served: Served) -> None:

@@ -6,7 +6,6 @@ the bits are those of one store that nobody disturbed.
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,8 @@ from embstore_client import connect
 from embstore_client.shards.router import Router
 from tests.faults.forks import Forks
 from tests.service.faults.processes import ForkedServer
-from tests.service.faults.served import PATIENCE_S, until
-from tests.service.faults.test_resumed_runs import (
-    RANKS,
-    TABLES,
-    Progress,
-    applied_counts,
-    digests,
-    make_tables,
-    train,
-    undisturbed,
-)
+from tests.service.faults.served import PATIENCE_S
+from tests.service.faults.test_resumed_runs import RANKS, TABLES, Ranks
 
 SEED, SHARDS, KILLS = 20_261_125, 3, 10
 
@@ -58,30 +48,18 @@ def test_ranks_go_on_over_kills_of_shards(forks: Forks, quick_path: Path, soak: 
     sys.stdout.write(f"seed {SEED + soak}\n")
     rng = np.random.default_rng(SEED + soak)
     shards = started(forks, quick_path, durability="commands")
-    progress = Progress()
     with ExitStack() as stack:
         stores = [stack.enter_context(connected(shards)) for _ in range(RANKS)]
-        make_tables(stores[0])
-        pool = stack.enter_context(ThreadPoolExecutor(RANKS))
-        stack.callback(progress.end)
-        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
+        ranks = stack.enter_context(Ranks(stores))
         for n in range(KILLS):
-            wanted = progress.finished + int(rng.integers(0, 6))
-            until(lambda at=wanted: progress.finished >= at or any(r.done() for r in ranks))
+            ranks.await_steps(int(rng.integers(0, 6)))
             shard = shards[int(rng.integers(SHARDS))]
             if n % 10 == 9:
                 shard.stop()
             else:
                 shard.kill()
             shard.start()
-        progress.end()
-        for rank in as_completed(ranks, PATIENCE_S):
-            rank.result()
-        steps = progress.given
-        skipped = [number % 7 == 3 for number in range(1, steps + 1)]
-        assert applied_counts(stores[0], steps) == [int(not skip) for skip in skipped]
-        assert digests(stores[0]) == undisturbed(quick_path / "other", steps)
-        stores[0].check_integrity()
+        ranks.end(quick_path / "other")
     for shard in shards:
         shard.stop()
 

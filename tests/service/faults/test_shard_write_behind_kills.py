@@ -19,16 +19,14 @@ from embstore.handles.store import Store
 from tests.conformance.meeting import Meeting
 from tests.faults.forks import Forks
 from tests.service.faults.served import PATIENCE_S, until
+from tests.service.faults.test_resumed_runs import TABLES, make_tables
 from tests.service.faults.test_shard_kills import SHARDS, connected, started
 from tests.service.faults.test_write_behind_kills import (
     LAST,
-    TABLES,
-    digests,
+    check,
     gradients_of,
     is_skipped,
     keys_of,
-    make_tables,
-    plain,
 )
 
 SEED, KILLS = 20_261_127, 12
@@ -99,9 +97,6 @@ def test_runs_that_wait_for_nothing_go_on_over_kills_of_shards(
         progress.allow(LAST)
         for one in as_completed(work, PATIENCE_S):
             one.result()
-        marks = stores[0].table("marks").lookup(np.arange(1, LAST + 1))[:, 0]
-        assert [int(-m) for m in marks] == [int(not is_skipped(n)) for n in range(1, LAST + 1)]
-        assert digests(stores[0]) == plain(quick_path / "plain", ranks)
-        stores[0].check_integrity()
+        check(stores[0], quick_path / "plain", ranks)
     for shard in shards:
         shard.stop()

@@ -280,22 +280,6 @@ def test_a_client_that_reads_no_answer_is_cut_off_alone(serve: Callable[..., Ser
     await_owned(served, before)
 
 
-def test_a_client_that_stops_in_the_middle_of_a_frame_costs_itself_alone(
-    shared: Served, store: Store
-) -> None:
-    before = Owned.of(shared)
-    stopped = [RawSharer(shared.socket) for _ in range(20)]
-    whole = b"".join(map(bytes, frames.call("Lookup", 9.0, b"x" * 100, b"", None)))
-    for n, sharer in enumerate(stopped):
-        sharer.say(whole[: 1 + 6 * n])
-    store.update(gradients(COUNT))
-    assert (rows_of(store) == -1.0).all()
-    for sharer in stopped:
-        sharer.close()
-    del sharer
-    until(lambda: Owned.of(shared).connections <= before.connections + 1)
-
-
 def test_connections_that_are_idle_are_ended_and_rows_and_clients_outlive_that(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:

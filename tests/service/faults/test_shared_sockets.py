@@ -26,7 +26,6 @@ from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
     PermissionDeniedError,
-    StoreClosedError,
     UnauthenticatedError,
 )
 from embstore_client import connect
@@ -256,14 +255,6 @@ def test_rights_are_those_of_the_token(tmp_path: Path) -> None:
             with pytest.raises(PermissionDeniedError):
                 writer.executor.execute(update_of("b/t"))
         assert all_.table("b/t").digest() == digests["b/t"]
-
-
-def test_closed_store_is_closed(served: Served) -> None:
-    store = patient(f"unix:{served.socket}")
-    store.close()
-    store.close()
-    with pytest.raises(StoreClosedError):
-        store.tables()
 
 
 # Deadlines

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 import embstore
 from embstore.config import Constant, Sgd
-from embstore.errors import OutcomeUnknownError, StoreClosedError
+from embstore.errors import StoreClosedError
 from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.launch import ServerProcess
@@ -233,43 +232,3 @@ def test_a_server_without_standard_error_serves(quick_path: Path) -> None:
             assert store.tables() == []
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
-
-
-def test_load_is_drained_and_committed(quick_path: Path) -> None:
-    """SIGTERM in the middle of three trainers: all they were told is there."""
-    ledger, lock = Ledger(), threading.Lock()
-    with ServerProcess(quick_path / "store", "--cache-bytes", "4MiB") as server:
-        stores = [connect(server.address, timeout_s=PATIENCE_S) for _ in range(3)]
-        make_tables(stores[0])
-
-        def train(trainer: int) -> None:
-            for n in range(trainer * 1000, (trainer + 1) * 1000):
-                try:
-                    command = stores[trainer].update(gradients(n)).command
-                except (StoreClosedError, OutcomeUnknownError):
-                    with lock:
-                        ledger.unknown.add(n)
-                    return
-                with lock:
-                    ledger.acknowledged[n] = command
-
-        threads = [threading.Thread(target=train, args=[n]) for n in range(3)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(ledger.acknowledged) > 100)
-        descriptors = len(os.listdir(f"/proc/{server.pid}/fd"))
-        assert server.stop() == 0
-        for store in stores:
-            store.close()
-        for thread in threads:
-            thread.join()
-    assert "Traceback" not in "\n".join(server.log)
-    assert descriptors < 100
-    with embstore.open(quick_path / "store") as opened:
-        ledger.check(opened)
-
-
-def test_port_that_is_not_ours_is_never_shared(running: tuple[ServerProcess, Path]) -> None:
-    host, _, port = running[0].address.rpartition(":")
-    with pytest.raises(OSError, match="in use"), socket.create_server((host, int(port))):
-        pass

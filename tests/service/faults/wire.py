@@ -1,7 +1,6 @@
 """Calls as bytes, so that a test can send what the client library never would."""
 
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -36,12 +35,7 @@ class Wire:
     def __enter__(self) -> "Wire":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
