@@ -1,17 +1,148 @@
-"""Two clients of one server: what one knows of a table, and the other changes or holds."""
+"""Several clients at once: what the store becomes is what the commands make of it one by one, in
+the order of the numbers that they were acknowledged with.
 
+Two clients, each used by two threads, send random commands that take a number, of which the larger
+travel as streams. Then the model of tests/commands is told the same, serially.
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embstore
-from embstore.config import Constant, Sgd
-from embstore.errors import InvalidArgumentError, TableHeldError, TableNotFoundError
+from embstore import commands as c
+from embstore.config import (
+    Adagrad,
+    Adam,
+    Constant,
+    Normal,
+    RowWiseAdagrad,
+    Sgd,
+    TableConfig,
+    Uniform,
+)
+from embstore.errors import (
+    CheckpointNotFoundError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    TableExistsError,
+    TableHeldError,
+    TableNotFoundError,
+)
 from embstore.handles.store import Store
+from tests.commands.lists import Author
+from tests.commands.model import Model
+from tests.conformance.twin import digests
 from tests.serving import Server, patient
 
+CLIENTS, THREADS, COMMANDS = 2, 2, 60
 ROWS = 1000
+TABLES = [
+    ("a", 3, Sgd(0.1), Normal(0.0, 1.0)),
+    ("b", 8, Adam(0.01), Uniform(-0.1, 0.1)),
+    ("part/c", 33, RowWiseAdagrad(0.1), Uniform(-1.0, 1.0)),
+    ("d", 8, Adagrad(0.1), Constant(0.25)),
+]
+KINDS = (
+    *(c.Update, c.UpdatePooled, c.UpdateRanks, c.Assign, c.PutRows),
+    *(c.GrowTable, c.SetLearningRate, c.CreateTable, c.DropTable, c.Lookup),
+)
+REFUSED = (TableNotFoundError, TableExistsError, InvalidArgumentError, CheckpointNotFoundError)
+NOT_KNOWN = (OutcomeUnknownError,)
+"""Another client restored, and this one did not know. Nothing was done, or a number would lack."""
+
+
+class Run:
+    """Clients of a server, and what their commands were acknowledged as."""
+
+    def __init__(self, address: str, seed: int) -> None:
+        self.stores = [patient(address, label=f"client {i}") for i in range(CLIENTS)]
+        self.done: list[tuple[int, int, Any, Any]] = []  # appended to by every thread
+        self._seed = seed
+        self._last = threading.local()  # the number that came with the last answer
+        for store in self.stores:
+            self._listen(store.executor.transport._origins)  # type: ignore[attr-defined]
+        model = Model()
+        for name, dim, optimizer, initializer in TABLES:
+            config = TableConfig.checked(
+                name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=initializer
+            )
+            model.follow(c.CreateTable(config), self.do(self.stores[0], c.CreateTable(config)))
+        self._created = model
+
+    def _listen(self, origins: Any) -> None:
+        knows = origins.knows
+
+        def noting(context: Any) -> None:
+            self._last.number = context.command
+            knows(context)
+
+        origins.knows = noting
+
+    def do(self, store: Store, command: c.Command[Any]) -> Any:
+        """Have a client execute a command; note it, if it took a number or is a checkpoint."""
+        try:
+            result = store.executor.execute(command)
+        except (*REFUSED, *NOT_KNOWN):
+            return None
+        if not isinstance(command, c.Lookup):
+            # A checkpoint has the number of the command before it.
+            order = isinstance(command, c.Checkpoint)
+            self.done.append((self._last.number, order, command, result))
+        return result
+
+    def work(self, place: int) -> None:
+        """Do what one thread does."""
+        author, store = Author([self._seed, place], self._created), self.stores[place % CLIENTS]
+        for step in range(COMMANDS):
+            while not isinstance(command := author.next(), KINDS):
+                pass
+            self.do(store, command)
+            if step % 20 == 5 * place:
+                kept = store.checkpoints()
+                label = f"{place}-{step}"
+                again = c.Restore(kept[0].label) if len(kept) > 1 else c.Checkpoint(label, {})
+                self.do(store, again)
+
+    def replayed(self) -> Model:
+        """Return a model that was told all that was acknowledged, one after the other."""
+        model = Model()
+        for number, is_checkpoint, command, result in sorted(self.done, key=lambda d: d[:2]):
+            before = model.store.command_number
+            assert before == number - (not is_checkpoint), "numbers are dense, and given once"
+            model.follow(command, result)
+        return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"queue_calls_max": 1}], ids=["as it is", "that is busy"])
+def test_clients_at_once_do_what_their_commands_do_one_by_one(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The busy server refuses what finds another call waiting: clients send it again."""
+    monkeypatch.setattr("embstore_client.grpc_wire.UNARY_BYTES", 500)
+    monkeypatch.setattr("embstore_proto.frame.CHUNK_BYTES", 199)
+
+    def open_store() -> Store:
+        return embstore.open(tmp_path, cache_bytes=4 << 20, checkpoints_keep=5)
+
+    with Server(open_store, tmp_path, **settings) as server:
+        run = Run(server.address, seed=len(settings))
+        with ThreadPoolExecutor(CLIENTS * THREADS) as pool:
+            list(pool.map(run.work, range(CLIENTS * THREADS)))
+        model = run.replayed()
+        assert any(isinstance(command, c.Restore) for _, _, command, _ in run.done)
+        with patient(server.address) as store:  # the others may not know of the last restore yet
+            assert model.store.command_number == store.command > COMMANDS
+            assert digests(store) == model.digests()
+            store.check_integrity()
+        for store in run.stores:
+            store.close()
+    with open_store() as reopened:
+        assert digests(reopened) == model.digests()
 
 
 def test_a_table_that_another_client_made_anew_is_seen_as_it_is(tmp_path):
