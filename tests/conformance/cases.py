@@ -96,16 +96,29 @@ def content(store: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def refused(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
-    """Expect exactly `error`, with these parts in its message, from a call that changes nothing."""
+def unchanged(store: Any) -> Iterator[None]:
+    """Expect that calls which are all refused change nothing."""
     before = content(store)
+    yield
+    assert content(store) == before
+    store.check_integrity()
+
+
+@contextmanager
+def raising(error: type[Exception], *parts: str) -> Iterator[None]:
+    """Expect exactly `error`, with these parts in its message."""
     with pytest.raises(error) as caught:
         yield
     assert type(caught.value) is error
     missing = [part for part in parts if part not in str(caught.value)]
     assert not missing, f"not in {str(caught.value)!r}"
-    assert content(store) == before
-    store.check_integrity()
+
+
+@contextmanager
+def refused(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
+    """Expect exactly `error`, with these parts in its message, from a call that changes nothing."""
+    with unchanged(store), raising(error, *parts):
+        yield
 
 
 def engine_of(store: Any) -> Any:

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-WAIT_S = 60
+WAIT_S = 300
 
 
 class Meeting:
@@ -11,14 +11,16 @@ class Meeting:
 
     def __init__(self, ranks: int) -> None:
         self._given: list[Any] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=WAIT_S)
+        self.barrier = threading.Barrier(ranks, timeout=WAIT_S)
 
     def of(self, rank: int) -> Any:
+        """Return the hook of a rank."""
+
         def all_gather(given: Any) -> list[Any]:
             self._given[rank] = given
-            self._barrier.wait()
+            self.barrier.wait()
             found = list(self._given)
-            self._barrier.wait()
+            self.barrier.wait()
             return found
 
         return all_gather
