@@ -1,4 +1,4 @@
-"""A model of one table in JAX, its dense optimizer (momentum), random numbers, a rate that falls."""
+"""A model of one table in JAX, momentum for its dense part, random numbers, a rate that falls."""
 
 from collections.abc import Callable
 from functools import partial

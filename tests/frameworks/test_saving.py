@@ -18,7 +18,7 @@ from embstore import (
 from embstore.handles.store import Store
 from embstore_server.launch import ServerProcess
 from tests.frameworks.conftest import opening
-from tests.frameworks.trainers import STEPS, batches_of, nothing, trainer_in
+from tests.frameworks.trainers import STEPS, batches_of, trainer_in
 from tests.serving import patient
 from tests.style.sources import ROOT
 
@@ -124,11 +124,9 @@ class Process(NamedTuple):
 def test_a_trainer_that_was_killed_resumes_to_the_uninterrupted_digest(
     framework: str, whole: Any, server_process: ServerProcess, tmp_path: Path, kills_server: bool
 ) -> None:
-    """In Torch, at any moment, it is in test_torch_kills."""
-    if framework == "torch" or (framework == "keras" and not kills_server):
-        pytest.skip("as in JAX")
-    arguments = framework, server_process.address, str(tmp_path)
-    process = Process.start(*arguments)
+    if framework == "torch":
+        pytest.skip("at any moment in test_torch_kills")
+    process = Process.start(framework, server_process.address, str(tmp_path))
     for number in range(1, 6):
         assert process.line() == f"before {number}"
         if number < 5:
@@ -142,7 +140,7 @@ def test_a_trainer_that_was_killed_resumes_to_the_uninterrupted_digest(
         labels = [checkpoint.label for checkpoint in store.checkpoints()]
         assert labels == ["step-0", "step-3"]
         assert store.table("t").t == 4
-    process = Process.start(*arguments)
+    process = Process.start(framework, server_process.address, str(tmp_path))
     for number in range(4, 11):
         assert process.line() == f"before {number}"
         process.go_on()

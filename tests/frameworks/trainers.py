@@ -47,7 +47,10 @@ class Saving:
     losses: list[float]
 
     def train(
-        self, batches: Any, before: Callable[[int], Any], after: Callable[[int], Any] = nothing
+        self,
+        batches: Any,
+        before: Callable[[int], Any] = nothing,
+        after: Callable[[int], Any] = nothing,
     ) -> None:
         """Train on batches; call `before` and `after` each update with the step's number."""
         raise NotImplementedError
