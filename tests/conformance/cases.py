@@ -26,10 +26,6 @@ OPTIMIZERS = {
 }
 """One of each kind, with parameters that are not the defaults where there are any."""
 KINDS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-ZERO_RATE_KINDS = pytest.mark.parametrize(
-    "optimizer", [o for kind, o in OPTIMIZERS.items() if kind != "ftrl"], ids=lambda o: o.kind
-)
-"""Those that take a learning rate of 0."""
 
 
 T = TypeVar("T")
@@ -41,6 +37,11 @@ def config(**given: Any) -> dict[str, Any]:
     """Return a table's configuration, small where a case says nothing."""
     usual = {"dim": 4, "rows": 1000, "optimizer": Sgd(0.1), "initializer": Uniform(-0.1, 0.1)}
     return usual | given
+
+
+def of_each_kind(**given: Any) -> dict[str, dict[str, Any]]:
+    """Return the configurations of a table of each optimizer, called as it is."""
+    return {kind: config(optimizer=optimizer, **given) for kind, optimizer in OPTIMIZERS.items()}
 
 
 def generator(seed: int) -> np.random.Generator:

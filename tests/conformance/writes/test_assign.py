@@ -11,6 +11,7 @@ from tests.conformance.cases import (
     each,
     generator,
     normal,
+    of_each_kind,
     ones,
 )
 
@@ -18,7 +19,7 @@ from tests.conformance.cases import (
 @pytest.fixture
 def twin(open_twin):
     """A table of each optimizer, with some of its rows trained."""
-    twin = open_twin(**{kind: config(dim=5, optimizer=o) for kind, o in OPTIMIZERS.items()})
+    twin = open_twin(**of_each_kind(dim=5))
     for kind in OPTIMIZERS:
         twin.on(kind, "update", *batch(generator(61), 300, dim=5))
     return twin

@@ -12,6 +12,7 @@ from tests.conformance.cases import (
     each,
     generator,
     normal,
+    of_each_kind,
     ones,
     pool_stats,
 )
@@ -20,7 +21,7 @@ from tests.conformance.cases import (
 @pytest.fixture
 def twin(open_twin):
     """A table of each optimizer."""
-    return open_twin(**{kind: config(dim=7, optimizer=o) for kind, o in OPTIMIZERS.items()})
+    return open_twin(**of_each_kind(dim=7))
 
 
 def test_learning_rate_of_one_call(twin):

@@ -7,10 +7,10 @@ from embstore.errors import InvalidArgumentError
 from tests.conformance.cases import (
     OPTIMIZERS,
     batch,
-    config,
     each,
     generator,
     normal,
+    of_each_kind,
     ones,
     refused,
 )
@@ -21,7 +21,7 @@ BAGS = {"mixed": [0, 0, 3, 70, 70, 200], "a bag a key": list(range(201)), "one":
 @pytest.fixture
 def twin(open_twin):
     """A table of each optimizer."""
-    return open_twin(**{kind: config(dim=5, optimizer=o) for kind, o in OPTIMIZERS.items()})
+    return open_twin(**of_each_kind(dim=5))
 
 
 def test_every_form(twin):

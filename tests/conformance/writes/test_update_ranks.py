@@ -16,6 +16,7 @@ from tests.conformance.cases import (
     float32,
     generator,
     normal,
+    of_each_kind,
     ones,
     raising,
     refused,
@@ -26,8 +27,7 @@ from tests.conformance.cases import (
 @pytest.fixture
 def twin(open_twin):
     """A table of each optimizer, one more of the same layout and one of another."""
-    tables = {kind: config(optimizer=optimizer) for kind, optimizer in OPTIMIZERS.items()}
-    return open_twin(**tables, b=config(), c=config(dim=7, optimizer=OPTIMIZERS["adam"]))
+    return open_twin(**of_each_kind(), b=config(), c=config(dim=7, optimizer=OPTIMIZERS["adam"]))
 
 
 def single(twin, name, ranks, **options):
@@ -95,19 +95,22 @@ NONFINITE = {
 
 
 def test_nonfinite_sum_is_refused_or_skipped_for_all_ranks(twin):
-    for kind, sent in each(product(OPTIMIZERS, NONFINITE.values())):
+    bad = []
+    for kind, sent in product(OPTIMIZERS, NONFINITE.values()):
         shares = []
         for values in sent:
             grads = np.array(values, np.float32)[:, None] * ones(1)
             shares.append(([3, *[7] * len(values)], np.concatenate([ones(1), grads])))
-        ranks = [{"b": ([1], ones(1))}, *({kind: share} for share in shares)]
-        with unchanged(twin.store):
+        bad.append((kind, shares, [{"b": ([1], ones(1))}, *({kind: share} for share in shares)]))
+    with unchanged(twin.store):
+        for kind, shares, ranks in each(bad):
             for call in (
                 partial(twin.store.update_ranks, ranks),
                 partial(twin.store.table(kind).update_ranks, shares),
             ):
                 with raising(InvalidArgumentError, f"table '{kind}'", "key 7"):
                     call()
+    for kind, _, ranks in each(bad):
         before = twin.store.command
         done = twin.store.update_ranks(ranks, on_nonfinite="skip")
         assert (done.skipped, done.t, done.command) == (True, {kind: 0, "b": 0}, before + 1)
