@@ -26,10 +26,6 @@ OPTIMIZERS = {
 }
 """One of each kind, with parameters that are not the defaults where there are any."""
 KINDS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-ZERO_RATE_KINDS = pytest.mark.parametrize(
-    "optimizer", [o for kind, o in OPTIMIZERS.items() if kind != "ftrl"], ids=lambda o: o.kind
-)
-"""Those that take a learning rate of 0."""
 
 
 T = TypeVar("T")
@@ -41,6 +37,11 @@ def config(**given: Any) -> dict[str, Any]:
     """Return a table's configuration, small where a case says nothing."""
     usual = {"dim": 4, "rows": 1000, "optimizer": Sgd(0.1), "initializer": Uniform(-0.1, 0.1)}
     return usual | given
+
+
+def of_each_kind(**given: Any) -> dict[str, dict[str, Any]]:
+    """Return the configurations of a table of each optimizer, called as it is."""
+    return {kind: config(optimizer=optimizer, **given) for kind, optimizer in OPTIMIZERS.items()}
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -96,16 +97,29 @@ def content(store: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def refused(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
-    """Expect exactly `error`, with these parts in its message, from a call that changes nothing."""
+def unchanged(store: Any) -> Iterator[None]:
+    """Expect that calls which are all refused change nothing."""
     before = content(store)
+    yield
+    assert content(store) == before
+    store.check_integrity()
+
+
+@contextmanager
+def raising(error: type[Exception], *parts: str) -> Iterator[None]:
+    """Expect exactly `error`, with these parts in its message."""
     with pytest.raises(error) as caught:
         yield
     assert type(caught.value) is error
     missing = [part for part in parts if part not in str(caught.value)]
     assert not missing, f"not in {str(caught.value)!r}"
-    assert content(store) == before
-    store.check_integrity()
+
+
+@contextmanager
+def refused(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
+    """Expect exactly `error`, with these parts in its message, from a call that changes nothing."""
+    with unchanged(store), raising(error, *parts):
+        yield
 
 
 def engine_of(store: Any) -> Any:

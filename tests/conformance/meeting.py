@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-WAIT_S = 60
+WAIT_S = 300
 
 
 class Meeting:
@@ -18,6 +18,8 @@ class Meeting:
         self._barrier.abort()
 
     def of(self, rank: int) -> Any:
+        """Return the hook of a rank."""
+
         def all_gather(given: Any) -> list[Any]:
             self._given[rank] = given
             self._barrier.wait()

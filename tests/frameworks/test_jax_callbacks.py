@@ -15,60 +15,19 @@ from embstore.arithmetic.denormals import keeps_denormals  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.jax import Bag, Embeddings, Ids  # noqa: E402
 from tests.frameworks.numpy_twin import Forward, Twin  # noqa: E402
-from tests.frameworks.on_jax import ROWS, batch_of, embeddings_of, loss_of  # noqa: E402
+from tests.frameworks.on_jax import (  # noqa: E402
+    ANCHOR,
+    ROWS,
+    batch_of,
+    embeddings_of,
+    fixed_batch,
+    gradients_by,
+    loss_of,
+    wanted_of,
+)
 from tests.reference import ReferenceStore  # noqa: E402
 
-ANCHOR = jnp.zeros(())
 DENORMAL = 1e-40
-
-
-def fixed_batch(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a batch whose arrays are of the same shapes each time, and as the twin has it."""
-    ids = {feature: rng.zipf(1.3, (5, 3)) % ROWS for feature in "xyzi"}
-    ends = np.arange(6) * 3
-    twins: dict[str, Any] = {feature: (of.reshape(-1), ends, None) for feature, of in ids.items()}
-    twins["i"] = (ids["i"].reshape(-1), None, None)
-    return {feature: jnp.asarray(of, jnp.int32) for feature, of in ids.items()}, twins
-
-
-def gradients_by(embeddings: Embeddings, features: str = "xyzi") -> Any:
-    """Return a compiled function of ids: one loss, its gradients kept by callbacks."""
-
-    @jax.jit
-    def train(ids: Any, scale: Any) -> Any:
-        def loss(parameters: Any) -> Any:
-            activations = embeddings.callback(ids, parameters["anchor"])
-            return parameters["scale"] * loss_of(activations, features), activations
-
-        parameters = {"anchor": ANCHOR, "scale": scale}
-        (_, activations), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
-        return activations, gradients
-
-    return train
-
-
-def wanted_of(activations: Any, features: str = "xyzi", scale: float = 1.0) -> dict[str, Any]:
-    """Return the gradients of the same loss, of activations that were looked up."""
-    compiled = jax.jit(jax.grad(lambda of: scale * loss_of(of, features)))
-    return dict.fromkeys("xyzi") | compiled({name: activations[name] for name in features})
-
-
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_updates_are_those_of_numpy(store: Store, is_ahead: bool) -> None:
-    rng, embeddings = np.random.default_rng(1), embeddings_of(store)
-    twin, train = Twin(embeddings), gradients_by(embeddings)
-    batches: Any = [fixed_batch(rng) for _ in range(8)]
-    if is_ahead:
-        loop = embeddings.ahead(batches, features=lambda batch: batch[0], lookahead=3)
-        batches = (step.batch for step in loop)
-    for given, twins in batches:
-        activations, gradients = train(given, 1.0)
-        assert gradients["anchor"] == 0
-        twin.step([Forward(twins, wanted_of(activations))])
-        embeddings.step()
-    twin.assert_same()
-    assert store.table("a").t == 8
-    assert train._cache_size() == 1
 
 
 def test_shapes_are_those_of_lookups(embedded: Store) -> None:
@@ -125,31 +84,6 @@ def test_micro_batches_of_a_scan_are_one_update(embedded: Store) -> None:
     twin.assert_same()
 
 
-def test_what_the_loss_does_not_use_is_not_updated(store: Store) -> None:
-    rng, embeddings = np.random.default_rng(5), embeddings_of(store)
-    twin, train = Twin(embeddings), gradients_by(embeddings, "z")
-    given, twins = fixed_batch(rng)
-    activations, _ = train(given, 1.0)
-    twin.step([Forward(twins, wanted_of(activations, "z"))])
-    embeddings.step()
-    twin.assert_same()
-    facts = store.table_facts()
-    assert (facts["a"].t, facts["b"].t, facts["c"].t) == (0, 1, 0)
-
-
-def test_without_differentiation_nothing_is_admitted_or_kept(embedded: Store) -> None:
-    rng, embeddings = np.random.default_rng(6), embeddings_of(embedded)
-    evaluate = jax.jit(lambda ids: loss_of(embeddings.callback(ids, ANCHOR)))
-    given, _ = fixed_batch(rng)
-    assert np.isfinite(evaluate(given))
-    assert embedded.table("a").stats()["resident_rows"] == 0
-    assert embeddings.step() is None
-    gradients_by(embeddings)(given, 1.0)
-    assert embedded.table("a").stats()["resident_rows"] > 0
-    embeddings.zero_grad()
-    assert embeddings.step() is None
-
-
 def test_weights_are_of_the_sum_and_have_no_gradient(embedded: Store) -> None:
     table = Bag("t", dim=4, rows=ROWS, features=["x"], optimizer=Adam(0.1))
     embeddings = Embeddings(embedded, [table])
@@ -171,41 +105,6 @@ def test_weights_are_of_the_sum_and_have_no_gradient(embedded: Store) -> None:
     twin.step([Forward({"x": (ids, np.append(begins, 4), weights)}, {"x": 2 * pooled})])
     embeddings.step()
     twin.assert_same()
-
-
-def test_a_batch_without_a_backward_pass_is_released(embedded: Store) -> None:
-    embeddings = Embeddings(
-        embedded, [Ids("t", dim=4, rows=ROWS, features=["x"], optimizer=Sgd(0.1))]
-    )
-    for _ in embeddings.ahead([{"x": np.array([[1]])}] * 3, features=lambda batch: batch):
-        assert embeddings.step() is not None
-    assert embeddings.last_step == 3
-    assert embedded.table("t").t == 0
-
-
-def test_gradients_that_were_not_sent_are_not_lost_in_silence(embedded: Store) -> None:
-    rng, embeddings = np.random.default_rng(7), embeddings_of(embedded)
-    train, batches = gradients_by(embeddings), [fixed_batch(rng) for _ in range(2)]
-    with pytest.raises(InvalidArgumentError, match=r"step\(\)"):
-        for step in embeddings.ahead(batches, features=lambda batch: batch[0]):
-            train(step.batch[0], 1.0)
-    assert embeddings.step() is None
-    train(batches[0][0], 1.0)
-    with pytest.raises(InvalidArgumentError, match=r"step\(\)"):
-        embeddings.save("label")
-    assert embedded.checkpoints() == []
-
-
-def test_gradients_that_are_refused_are_kept(embedded: Store) -> None:
-    embeddings = embeddings_of(embedded)
-    given, _ = fixed_batch(np.random.default_rng(8))
-    gradients_by(embeddings)(given, jnp.inf)
-    for _ in range(2):
-        with pytest.raises(InvalidArgumentError, match="finite"):
-            embeddings.step()
-    done = embeddings.step(on_nonfinite="skip")
-    assert done is not None and done.skipped
-    assert embeddings.step() is None
 
 
 # Threads that flush denormals

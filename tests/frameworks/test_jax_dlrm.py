@@ -1,7 +1,6 @@
 """A DLRM on the demo's data: the losses of the same model with arrays of JAX in memory."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,40 +9,29 @@ jax = pytest.importorskip("jax", reason="needs jax, which embstore does not depe
 
 import jax.numpy as jnp  # noqa: E402
 
-from embstore import Adagrad, Adam, RowWiseAdagrad, Sgd  # noqa: E402
+from embstore import RowWiseAdagrad  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.jax import Bag, Embeddings, pool  # noqa: E402
-from embstore_tools.demo import criteo, synthetic  # noqa: E402
-from embstore_tools.demo.columns import keys_by_table  # noqa: E402
-from embstore_tools.demo.dlrm import dense_features  # noqa: E402
-from tests.frameworks.numpy_twin import Forward, Twin  # noqa: E402
+from tests.frameworks.dlrm import (  # noqa: E402
+    COLUMNS,
+    DIM,
+    EPSILON,
+    RATE,
+    ROWS,
+    Batch,
+    assert_as_in_memory,
+    batches_in,
+    collection_of,
+    rows_of,
+)
 
-SAMPLES, BATCH_SIZE, DIM, COLUMNS = 2000, 250, 8, 26
-ROWS = tuple([60] * COLUMNS)
-RATE, DENSE_RATE, EPSILON = 0.05, 0.01, 1e-8
+DENSE_RATE = 0.01
 PAIRS = np.tril_indices(COLUMNS + 1, -1)
-
-
-class Batch(NamedTuple):
-    """Features (n, 13), ids by table (n,), and labels (n,)."""
-
-    x: Any
-    ids: dict[str, Any]
-    labels: Any
 
 
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
-    path = tmp_path_factory.mktemp("criteo") / "train.txt"
-    synthetic.write(path, samples=SAMPLES, rows=ROWS, advance=lambda count: None)
-    return [
-        Batch(
-            dense_features(block.integers),
-            keys_by_table(block.categories, ROWS),
-            np.asarray(block.labels, np.float32),
-        )
-        for block in criteo.read(path, limit=SAMPLES, block=BATCH_SIZE)
-    ]
+    return batches_in(tmp_path_factory.mktemp("criteo"))
 
 
 def dense_of() -> Any:
@@ -93,81 +81,24 @@ def stepped(dense: Any, gradients: Any) -> Any:
     return jax.tree.map(lambda part, of: part - DENSE_RATE * of, dense, gradients)
 
 
-# Optimizers of tables in memory: (table, state, gradient, t) to table and state. A row without a
-# gradient keeps its state.
+def in_memory(rows: dict[str, Any], batches: list[Batch]) -> tuple[list[float], dict[str, Any]]:
+    """Train tables of JAX that begin with these rows by row-wise Adagrad; a row without a gradient
+    has no square to add. Return losses and tables."""
+    tables = {name: jnp.asarray(of) for name, of in rows.items()}
+    sums, dense, losses = dict.fromkeys(tables, jnp.zeros((ROWS, 1))), dense_of(), []
+    for batch in batches:
+        loss, (of_dense, of_tables) = of_tables_in_memory(dense, tables, batch)
+        dense = stepped(dense, of_dense)
+        for name, g in of_tables.items():
+            sums[name] += jnp.mean(g * g, axis=1, keepdims=True)
+            tables[name] -= RATE * g / (jnp.sqrt(sums[name]) + EPSILON)
+        losses.append(float(loss))
+    return losses, tables
 
 
-def sgd(w: Any, state: Any, g: Any, t: int) -> Any:
-    return w - RATE * g, state
-
-
-def adagrad(w: Any, s: Any, g: Any, t: int) -> Any:
-    s = s + g * g
-    return w - RATE * g / (jnp.sqrt(s) + EPSILON), s
-
-
-def rowwise_adagrad(w: Any, s: Any, g: Any, t: int) -> Any:
-    s = s + jnp.mean(g * g, axis=1, keepdims=True)
-    return w - RATE * g / (jnp.sqrt(s) + EPSILON), s
-
-
-def adam(w: Any, mv: Any, g: Any, t: int) -> Any:
-    (m, v), is_used = mv, (g != 0).any(axis=1, keepdims=True)
-    m = m + is_used * 0.1 * (g - m)
-    v = v + is_used * 0.001 * (g * g - v)
-    root = jnp.sqrt(v / (1 - 0.999**t))
-    return w - is_used * RATE / (1 - 0.9**t) * m / (root + EPSILON), (m, v)
-
-
-OPTIMIZERS: dict[str, Any] = {
-    "sgd": (Sgd(RATE), sgd, lambda w: ()),
-    "adagrad": (Adagrad(RATE, EPSILON), adagrad, jnp.zeros_like),
-    "rowwise_adagrad": (
-        RowWiseAdagrad(RATE, EPSILON),
-        rowwise_adagrad,
-        lambda w: jnp.zeros((len(w), 1)),
-    ),
-    "adam": (Adam(RATE), adam, lambda w: (jnp.zeros_like(w), jnp.zeros_like(w))),
-}
-
-
-def embeddings_of(store: Store, batches: list[Batch], optimizer: Any) -> Embeddings:
-    names = batches[0].ids
-    return Embeddings(
-        store,
-        [Bag(n, dim=DIM, rows=ROWS[0], features=[n], optimizer=optimizer) for n in names],
-    )
-
-
-class InMemory:
-    """The same tables as arrays of JAX, beginning with the same rows."""
-
-    def __init__(self, embeddings: Embeddings, kind: str) -> None:
-        _, self._apply, state = OPTIMIZERS[kind]
-        self.tables = {
-            name: jnp.asarray(embeddings.store.table(name).lookup(np.arange(ROWS[0])))
-            for name in embeddings.tables
-        }
-        self._states = {name: state(table) for name, table in self.tables.items()}
-
-    def losses(self, batches: list[Batch]) -> list[float]:
-        dense, losses = dense_of(), []
-        for t, batch in enumerate(batches, 1):
-            loss, (of_dense, of_tables) = of_tables_in_memory(dense, self.tables, batch)
-            dense = stepped(dense, of_dense)
-            for name, gradient in of_tables.items():
-                self.tables[name], self._states[name] = self._apply(
-                    self.tables[name], self._states[name], gradient, t
-                )
-            losses.append(float(loss))
-        return losses
-
-
-def by_activations(embeddings: Embeddings, see: Callable[[Any, Any], None] | None = None) -> Any:
+def by_activations(embeddings: Embeddings) -> Any:
     def run(dense: Any, step: Any, batch: Batch) -> Any:
         loss, (of_dense, gradients) = of_activations(dense, step.activations, batch)
-        if see is not None:
-            see(batch, gradients)
         step.update(gradients)
         return loss, of_dense
 
@@ -218,48 +149,13 @@ def trained(embeddings: Embeddings, batches: list[Batch], form: Any, is_ahead: b
     return losses
 
 
-def check(
-    embeddings: Embeddings, batches: list[Batch], kind: str, form: str, is_ahead: bool
-) -> None:
-    """Compare losses and rows with those of tables in memory."""
-    plain = InMemory(embeddings, kind)
-    found = trained(embeddings, batches, FORMS[form], is_ahead)
-    wanted = plain.losses(batches)
-    np.testing.assert_allclose(found, wanted, rtol=2e-5)
-    assert np.mean(wanted[-3:]) < wanted[0]
-    for name, table in plain.tables.items():
-        rows = embeddings.store.table(name).lookup(np.arange(ROWS[0]))
-        np.testing.assert_allclose(rows, table, rtol=1e-3, atol=2e-4)
-
-
-@pytest.mark.parametrize("is_ahead", [False, True])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_losses_are_those_of_tables_in_memory(
-    embedded: Store, batches: list[Batch], kind: str, is_ahead: bool
-) -> None:
-    embeddings = embeddings_of(embedded, batches, OPTIMIZERS[kind][0])
-    check(embeddings, batches, kind, "activations", is_ahead)
-
-
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_trains_through_each_store(
+def test_losses_are_those_of_tables_in_memory(
     store: Store, batches: list[Batch], form: str, is_ahead: bool
 ) -> None:
-    embeddings = embeddings_of(store, batches, RowWiseAdagrad(RATE, EPSILON))
-    check(embeddings, batches, "rowwise_adagrad", form, is_ahead)
-
-
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_digests_are_those_of_numpy_with_the_same_gradients(
-    store: Store, batches: list[Batch], is_ahead: bool
-) -> None:
-    embeddings = embeddings_of(store, batches, RowWiseAdagrad(RATE))
-    twin = Twin(embeddings)
-
-    def see(batch: Batch, gradients: Any) -> None:
-        given = {name: (ids, None, None) for name, ids in batch.ids.items()}
-        twin.step([Forward(given, gradients)])
-
-    trained(embeddings, batches, lambda of: by_activations(of, see), is_ahead)
-    twin.assert_same()
+    names = batches[0].ids
+    embeddings = collection_of(Embeddings, Bag, store, names, RowWiseAdagrad(RATE, EPSILON))
+    rows = {name: rows_of(store, name) for name in names}
+    found = trained(embeddings, batches, FORMS[form], is_ahead)
+    assert_as_in_memory(store, found, *in_memory(rows, batches))

@@ -1,7 +1,6 @@
 """What an update sends: to the bit what NumPy sends that is given the same gradients."""
 
 import copy
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from typing import Any
@@ -222,27 +221,6 @@ def test_evaluation_admits_no_row(embedded: Store) -> None:
     for feature, activations in embeddings.lookup(given).activations.items():
         np.testing.assert_array_equal(activations, seen[feature])
     assert embedded.table("a").stats()["resident_rows"] > 0
-
-
-def test_a_pickled_one_connects_again(server: Server) -> None:
-    given, _ = batch_of(np.random.default_rng(11))
-    with patient(server.address, token="not to be carried") as store:
-        embeddings = embeddings_of(store)
-        wanted = embeddings.lookup(given).activations
-        data = pickle.dumps(embeddings)
-    assert b"not to be carried" not in data
-    arrived = pickle.loads(data)
-    assert arrived.tables == embeddings.tables
-    jax.tree.map(np.testing.assert_array_equal, arrived.lookup(given).activations, wanted)
-    arrived.store.close()
-
-
-def test_that_of_an_embedded_store_asks_for_another(embedded: Store) -> None:
-    arrived = pickle.loads(pickle.dumps(embeddings_of(embedded)))
-    with pytest.raises(InvalidArgumentError, match="attach"):
-        _ = arrived.store
-    arrived.attach(embedded)
-    assert arrived.store is embedded
 
 
 def test_a_step_may_be_updated_by_gradients_alone(embedded: Store) -> None:

@@ -214,25 +214,6 @@ def test_shapes_are_known_when_a_model_is_made(embedded: Store) -> None:
     assert [tuple(rows.shape) for rows in outputs] == [(2, DIM)] * 3
 
 
-def test_all_tables_are_one_call_of_lookup_and_one_of_update(
-    embedded: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer, calls = collection(embedded), []
-    execute = embedded.executor.execute
-
-    def counted(command: Any, **options: Any) -> Any:
-        calls.append(type(command).__name__)
-        return execute(command, **options)
-
-    monkeypatch.setattr(embedded.executor, "execute", counted)
-    with tf.GradientTape() as tape:
-        outputs = layer({"x": IDS, "y": IDS, "z": IDS})
-        loss = tf.add_n([tf.reduce_sum(rows) for rows in outputs.values()])
-    tape.gradient(loss, [])
-    layer.step()
-    assert calls == ["Lookup", "Update"]
-
-
 WRONG = {
     "floats": (tf.constant([[1.0]]),),
     "three dimensions": (tf.zeros([1, 1, 1], tf.int64),),
@@ -276,8 +257,6 @@ def test_weights_with_means_are_refused(embedded: Store) -> None:
         layer(IDS, tf.ones([2, 3]))
 
 
-def test_features_are_a_mapping_and_complete(embedded: Store) -> None:
-    with pytest.raises(InvalidArgumentError, match="missing are \\['z'\\]"):
-        collection(embedded)({"x": IDS, "y": IDS})
+def test_features_are_a_mapping(embedded: Store) -> None:
     with pytest.raises(InvalidArgumentError, match="mapping"):
         collection(embedded)(IDS)

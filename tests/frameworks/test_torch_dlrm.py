@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
@@ -10,28 +9,28 @@ torch = pytest.importorskip("torch", reason="needs torch, which embstore does no
 from embstore import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import Bag, EmbeddingBagCollection  # noqa: E402
-from embstore_tools.demo import criteo, synthetic  # noqa: E402
-from embstore_tools.demo.columns import keys_by_table  # noqa: E402
-from embstore_tools.demo.dlrm import dense_features  # noqa: E402
-from tests.frameworks.numpy_twin import Forward, Twin, kept  # noqa: E402
-
-SAMPLES, BATCH_SIZE, DIM, COLUMNS = 2000, 250, 8, 26
-ROWS = tuple([60] * COLUMNS)
-RATE = 0.05
+from tests.frameworks.dlrm import (  # noqa: E402
+    COLUMNS,
+    DIM,
+    EPSILON,
+    RATE,
+    assert_as_in_memory,
+    batches_in,
+    collection_of,
+    rows_of,
+)
 
 
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Return features (n, 13), ids by table (n, 1), and labels (n, 1) of each batch."""
-    path = tmp_path_factory.mktemp("criteo") / "train.txt"
-    synthetic.write(path, samples=SAMPLES, rows=ROWS, advance=lambda count: None)
     return [
         (
-            torch.tensor(dense_features(block.integers)),
-            {n: torch.tensor(k)[:, None] for n, k in keys_by_table(block.categories, ROWS).items()},
-            torch.tensor(block.labels)[:, None],
+            torch.tensor(x),
+            {name: torch.tensor(keys)[:, None] for name, keys in ids.items()},
+            torch.tensor(labels)[:, None],
         )
-        for block in criteo.read(path, limit=SAMPLES, block=BATCH_SIZE)
+        for x, ids, labels in batches_in(tmp_path_factory.mktemp("criteo"))
     ]
 
 
@@ -66,7 +65,7 @@ class RowWise(torch.optim.Optimizer):
             for table in group["params"]:
                 state = self.state[table].setdefault("s", torch.zeros(len(table), 1))
                 state += table.grad.square().mean(dim=1, keepdim=True)
-                table -= RATE / (state.sqrt() + 1e-8) * table.grad
+                table -= RATE / (state.sqrt() + EPSILON) * table.grad
 
 
 class LazyAdam(torch.optim.Optimizer):
@@ -89,7 +88,7 @@ class LazyAdam(torch.optim.Optimizer):
                 m += used * (1 - b1) * (g - m)
                 v += used * (1 - b2) * (g * g - v)
                 root = (v / (1 - b2**self._t)).sqrt()
-                table -= used * RATE / (1 - b1**self._t) * m / (root + 1e-8)
+                table -= used * RATE / (1 - b1**self._t) * m / (root + EPSILON)
 
 
 class Proximal(torch.optim.Optimizer):
@@ -113,8 +112,11 @@ class Proximal(torch.optim.Optimizer):
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": (Sgd(RATE), lambda tables: torch.optim.SGD(tables, lr=RATE)),
-    "adagrad": (Adagrad(RATE, 1e-8), lambda tables: torch.optim.Adagrad(tables, lr=RATE, eps=1e-8)),
-    "rowwise_adagrad": (RowWiseAdagrad(RATE, 1e-8), RowWise),
+    "adagrad": (
+        Adagrad(RATE, EPSILON),
+        lambda tables: torch.optim.Adagrad(tables, lr=RATE, eps=EPSILON),
+    ),
+    "rowwise_adagrad": (RowWiseAdagrad(RATE, EPSILON), RowWise),
     "adam": (Adam(RATE), LazyAdam),
     "ftrl": (Ftrl(RATE), Proximal),
 }
@@ -141,24 +143,16 @@ class InMemory(torch.nn.Module):
 
     def __init__(self, embedding: EmbeddingBagCollection) -> None:
         super().__init__()
-        self.bags = {}
-        for name, table in embedding.tables.items():
-            rows = embedding.store.table(name).lookup(np.arange(table.rows))
-            self.bags[name] = torch.nn.EmbeddingBag.from_pretrained(
-                torch.tensor(rows), freeze=False, mode="sum"
+        self.bags = {
+            name: torch.nn.EmbeddingBag.from_pretrained(
+                torch.tensor(rows_of(embedding.store, name)), freeze=False, mode="sum"
             )
+            for name in embedding.tables
+        }
         self.weights = [bag.weight for bag in self.bags.values()]
 
     def forward(self, ids: Any) -> dict[str, Any]:
         return {name: bag(ids[name]) for name, bag in self.bags.items()}
-
-
-def embedding_of(store: Store, batches: list[Any], optimizer: Any) -> EmbeddingBagCollection:
-    tables = [
-        Bag(name, dim=DIM, rows=ROWS[0], features=[name], optimizer=optimizer)
-        for name in batches[0][1]
-    ]
-    return EmbeddingBagCollection(store, tables)
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -167,7 +161,8 @@ def test_losses_are_those_of_tables_in_memory(
     embedded: Store, batches: list[Any], kind: str, is_ahead: bool
 ) -> None:
     optimizer, make = OPTIMIZERS[kind]
-    embedding = embedding_of(embedded, batches, optimizer)
+    names = batches[0][1]
+    embedding = collection_of(EmbeddingBagCollection, Bag, embedded, names, optimizer)
     plain = InMemory(embedding)
     own = make(plain.weights)
 
@@ -177,28 +172,6 @@ def test_losses_are_those_of_tables_in_memory(
 
     loop = embedding.ahead(batches, features=lambda batch: batch[1]) if is_ahead else batches
     found, wanted = trained(embedding, loop, embedding.step), trained(plain, batches, step)
-    np.testing.assert_allclose(found, wanted, rtol=2e-5)
-    assert np.mean(wanted[-3:]) < wanted[0]
-    for name, weight in zip(embedding.tables, plain.weights, strict=True):
-        rows = embedded.table(name).lookup(np.arange(ROWS[0]))
-        np.testing.assert_allclose(rows, weight.detach().numpy(), rtol=1e-3, atol=2e-4)
-
-
-def test_digests_are_those_of_numpy_with_the_same_gradients(
-    store: Store, batches: list[Any]
-) -> None:
-    embedding = embedding_of(store, batches, RowWiseAdagrad(RATE))
-    twin, seen = Twin(embedding), []
-
-    def module(ids: Any) -> Any:
-        outputs = kept(embedding(ids))
-        given = {n: (k[:, 0].numpy(), np.arange(len(k) + 1), None) for n, k in ids.items()}
-        seen.append(Forward(given, outputs))
-        return outputs
-
-    def step() -> None:
-        embedding.step()
-        twin.step([seen.pop()])
-
-    trained(module, embedding.ahead(batches, features=lambda batch: batch[1]), step)
-    twin.assert_same()
+    tables = zip(embedding.tables, plain.weights, strict=True)
+    in_memory = {name: weight.detach().numpy() for name, weight in tables}
+    assert_as_in_memory(embedded, found, wanted, in_memory)

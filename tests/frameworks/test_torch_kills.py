@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
 
-from embstore_client import connect  # noqa: E402
 from tests.faults.forks import Child, Forks  # noqa: E402
 from tests.frameworks.conftest import opening  # noqa: E402
-from tests.frameworks.torch_trainer import Trainer, batches_of, resume  # noqa: E402
+from tests.frameworks.torch_trainer import Trainer, resume  # noqa: E402
+from tests.frameworks.trainers import batches_of  # noqa: E402
 from tests.service.faults.processes import ForkedServer  # noqa: E402
 from tests.service.faults.served import PATIENCE_S  # noqa: E402
 
@@ -43,35 +43,11 @@ def reports(child: Child, count: int) -> Any:
     return None
 
 
-def undisturbed(path: Path, steps: int) -> Any:
-    """Return the state after a run that nobody disturbs, and its losses."""
-    with opening(path)() as store:
-        whole = Trainer(store)
-        whole.train(batches_of(steps))
-        return whole.state(), whole.losses
-
-
-def test_a_loop_goes_on_when_its_server_was_killed(forks: Forks, tmp_path: Path) -> None:
-    wanted, losses = undisturbed(tmp_path / "whole", 10)
-    socket = str(tmp_path / "s")
-    server = ForkedServer(forks, tmp_path / "store", durability="commands", socket=socket)
-    server.start()
-
-    def restart(place: int) -> None:
-        if place == 4:
-            server.kill()
-            server.start()
-
-    with connect(f"unix:{socket}", timeout_s=PATIENCE_S) as store:
-        trainer = Trainer(store)
-        trainer.train(batches_of(10), restart)
-        assert trainer.state() == wanted
-        assert trainer.losses == losses
-    server.stop()
-
-
 def test_what_is_killed_at_any_moment_is_resumed_to_the_bit(forks: Forks, tmp_path: Path) -> None:
-    wanted, _ = undisturbed(tmp_path / "whole", STEPS)
+    with opening(tmp_path / "whole")() as store:
+        whole = Trainer(store)
+        whole.train(batches_of(STEPS))
+        wanted = whole.state()
     rng = np.random.default_rng(SEED)
     server = ForkedServer(forks, tmp_path / "store", durability="commands")
     server.start()

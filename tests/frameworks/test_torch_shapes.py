@@ -186,23 +186,6 @@ def test_ids_of_several_tables_come_by_feature(store: Store) -> None:
     torch.testing.assert_close(jagged["z"].detach(), weights_of(store, "b")[IDS[4:]])
 
 
-def test_all_tables_are_one_call_of_lookup_and_one_of_update(
-    embedded: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, calls = collection(embedded), []
-    execute = embedded.executor.execute
-
-    def counted(command: Any, **options: Any) -> Any:
-        calls.append(type(command).__name__)
-        return execute(command, **options)
-
-    monkeypatch.setattr(embedded.executor, "execute", counted)
-    outputs = module({"x": X, "y": Y, "z": Z})
-    sum(rows.sum() for rows in outputs.values()).backward()
-    module.step()
-    assert calls == ["Lookup", "Update"]
-
-
 WRONG = {
     "a float": (torch.tensor([[1.0]]),),
     "a list": ([1, 2],),
@@ -228,11 +211,6 @@ def test_weights_with_means_are_refused(embedded: Store) -> None:
     module = EmbeddingBag(embedded, "t", **TABLE, mode="mean")
     with pytest.raises(InvalidArgumentError, match="sum"):
         module(Z, None, torch.ones(2, 2))
-
-
-def test_missing_features_are_refused(embedded: Store) -> None:
-    with pytest.raises(InvalidArgumentError, match="missing are \\['z'\\]"):
-        collection(embedded)({"x": X, "y": Y})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""What `step` sends: to the bit what a program in NumPy sends that is given the same gradients."""
+"""What Torch alone has of steps: its backward passes, its compiler, its loaders and its copies."""
 
 import copy
-import pickle
 from typing import Any
 
 import numpy as np
@@ -11,100 +10,18 @@ torch = pytest.importorskip("torch", reason="needs torch, which embstore does no
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from embstore import Adam, InvalidArgumentError, RowWiseAdagrad, Sgd, Uniform  # noqa: E402
+from embstore import Adam, Sgd, Uniform  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
-from embstore_client.torch import (  # noqa: E402
-    Bag,
-    Embedding,
-    EmbeddingBag,
-    EmbeddingBagCollection,
-)
-from tests.frameworks.numpy_twin import Forward, Twin, bags, kept  # noqa: E402
+from embstore_client.torch import Embedding, EmbeddingBag  # noqa: E402
+from tests.frameworks.numpy_twin import Forward, Twin, kept  # noqa: E402
+from tests.frameworks.on_torch import ROWS, batch_of, collection, loss_of  # noqa: E402
 from tests.frameworks.worker_dataset import Activations  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
-
-ROWS = 40
-
-
-def collection(store: Store) -> EmbeddingBagCollection:
-    initial = {"rows": ROWS, "initializer": Uniform(-1, 1)}
-    return EmbeddingBagCollection(
-        store,
-        [
-            Bag("a", dim=4, features=["x", "y"], optimizer=Adam(0.1), **initial),
-            Bag("b", dim=3, features=["z"], mode="mean", optimizer=RowWiseAdagrad(0.1), **initial),
-        ],
-    )
-
-
-def batch_of(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return features as Torch has them, "x" with weights, and as the twin has them."""
-    plain = {feature: bags(rng, ROWS) for feature in "xyz"}
-    weights = rng.standard_normal(len(plain["x"][0]), np.float32)
-    given = {
-        feature: (torch.tensor(ids), torch.tensor(offsets[:-1]))
-        for feature, (ids, offsets) in plain.items()
-    }
-    given["x"] = (*given["x"], torch.tensor(weights))
-    twins = {feature: (*of, None) for feature, of in plain.items()}
-    twins["x"] = (*plain["x"], weights)
-    return given, twins
-
-
-def loss_of(outputs: dict[str, Any], features: str = "xyz") -> Any:
-    return torch.cat([outputs[feature].square() for feature in features], dim=1).sum().sin()
 
 
 def forward(module: Any, rng: np.random.Generator) -> Forward:
     given, twins = batch_of(rng)
     return Forward(twins, kept(module(given)))
-
-
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_updates_are_those_of_numpy(store: Store, is_ahead: bool) -> None:
-    rng, module = np.random.default_rng(1), collection(store)
-    twin = Twin(module)
-    batches: Any = [batch_of(rng) for _ in range(8)]
-    if is_ahead:
-        batches = module.ahead(batches, features=lambda batch: batch[0], lookahead=3)
-    for given, twins in batches:
-        of_batch = Forward(twins, kept(module(given)))
-        loss_of(of_batch.outputs).backward()
-        twin.step([of_batch])
-        module.step()
-    twin.assert_same()
-    assert store.table("a").t == 8
-
-
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_micro_batches_are_one_update_in_their_order(store: Store, is_ahead: bool) -> None:
-    rng, module = np.random.default_rng(2), collection(store)
-    twin = Twin(module)
-    batches: Any = [[batch_of(rng) for _ in range(4)] for _ in range(3)]
-    if is_ahead:
-        batches = module.ahead(batches, features=lambda batch: [given for given, _ in batch])
-    for batch in batches:
-        of_batch = [Forward(twins, kept(module(given))) for given, twins in batch]
-        for one in reversed(of_batch):  # it is the order of the forwards that counts
-            loss_of(one.outputs).backward()
-        twin.step(of_batch)
-        module.step()
-    twin.assert_same()
-    assert store.table("a").t == 3
-
-
-def test_micro_batches_are_to_the_bit_the_whole_batch(embedded: Store) -> None:
-    rng = np.random.default_rng(3)
-    options = {"dim": 8, "rows": ROWS, "optimizer": Sgd(0.1), "initializer": Uniform(-1, 1)}
-    whole, parts = (Embedding(embedded, name, seed=5, **options) for name in ("w", "p"))
-    ids = torch.tensor(rng.zipf(1.2, 600) % ROWS)
-    whole(ids).square().sum().backward()
-    for part in ids.chunk(4):
-        parts(part).square().sum().backward()
-    whole.step()
-    parts.step()
-    found = [embedded.table(name).lookup(np.arange(ROWS)) for name in ("w", "p")]
-    np.testing.assert_array_equal(*found)
 
 
 def test_a_second_backward_adds_to_the_gradient(embedded: Store) -> None:
@@ -202,36 +119,6 @@ def test_activations_may_be_changed_in_place(store: Store) -> None:
     np.testing.assert_allclose(before - after, plain.weight.grad.numpy(), rtol=1e-6, atol=1e-7)
 
 
-def test_a_forward_without_a_backward_is_no_update(store: Store) -> None:
-    rng, module = np.random.default_rng(5), collection(store)
-    twin, command = Twin(module), store.command
-    forward(module, rng)
-    assert module.step() is None
-    assert store.command == command
-    unused, used = forward(module, rng), forward(module, rng)
-    loss_of(used.outputs, "z").backward()
-    twin.step([unused, used])
-    module.step()
-    twin.assert_same()
-    assert store.table_facts()["a"].t == 0
-    assert store.table_facts()["b"].t == 1
-
-
-def test_a_table_without_gradients_is_not_updated_by_a_step_of_a_session(store: Store) -> None:
-    rng, module = np.random.default_rng(6), collection(store)
-    twin = Twin(module)
-    batches = [batch_of(rng) for _ in range(6)]
-    for number, (given, twins) in enumerate(module.ahead(batches, features=lambda b: b[0])):
-        of_batch = Forward(twins, kept(module(given)))
-        if number % 3:
-            loss_of(of_batch.outputs, "z" if number % 3 == 1 else "xyz").backward()
-            twin.step([of_batch])
-        module.step()
-    twin.assert_same()
-    facts = store.table_facts()
-    assert (facts["a"].t, facts["b"].t) == (2, 4)
-
-
 def test_an_id_without_a_gradient_is_not_updated_by_a_step_of_a_session(store: Store) -> None:
     """As it is outside a session, while other ids of its table are."""
     rng, module = np.random.default_rng(14), collection(store)
@@ -245,17 +132,6 @@ def test_an_id_without_a_gradient_is_not_updated_by_a_step_of_a_session(store: S
             loss_of(second.outputs).backward()
         twin.step([first, second])
         module.step()
-    twin.assert_same()
-
-
-def test_a_learning_rate_is_of_one_step(embedded: Store) -> None:
-    rng, module = np.random.default_rng(7), collection(embedded)
-    twin = Twin(module)
-    for options in ({}, {"learning_rate": 0.5}, {}):
-        of_batch = forward(module, rng)
-        loss_of(of_batch.outputs).backward()
-        twin.step([of_batch], **options)
-        module.step(**options)
     twin.assert_same()
 
 
@@ -275,76 +151,17 @@ def test_what_a_trainer_does_to_its_tensors_afterwards_changes_nothing(embedded:
     twin.assert_same()
 
 
-def test_evaluation_keeps_nothing_and_admits_no_row(embedded: Store) -> None:
-    rng, module = np.random.default_rng(9), collection(embedded)
-    module.eval()
-    outputs = module(batch_of(rng)[0])
-    assert not outputs["y"].requires_grad
-    assert embedded.table("a").stats()["resident_rows"] == 0
+def test_weights_have_a_gradient_in_evaluation(embedded: Store) -> None:
+    module = collection(embedded).eval()
+    assert not module(batch_of(np.random.default_rng(9))[0])["y"].requires_grad
     weights = torch.ones(2, 2, requires_grad=True)
     ids = torch.tensor([[1, 2], [3, 4]])
     loss_of(module({"x": (ids, None, weights), "y": ids, "z": ids}), "x").backward()
     assert weights.grad is not None
     assert module.step() is None
-    module.train()
-    module(batch_of(rng)[0])
-    assert embedded.table("a").stats()["resident_rows"] > 0
-
-
-def test_evaluation_within_a_step_reads_what_is_there(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1))
-    ids = torch.tensor([[1, 2]])
-    for batch in module.ahead([ids, ids], features=lambda batch: batch):
-        before = module(batch)
-        before.sum().backward()
-        module.step()
-        module.eval()
-        assert not module(torch.tensor([[1, 2], [30, 31]]))[0].equal(before[0])
-        module.train()
-
-
-def test_zero_grad_forgets(embedded: Store) -> None:
-    rng, module = np.random.default_rng(10), collection(embedded)
-    loss_of(forward(module, rng).outputs).backward()
-    module.zero_grad()
-    assert module.step() is None
-
-
-def test_gradients_that_are_refused_are_kept(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1))
-    (module(torch.tensor([[1, 2]])) * float("inf")).sum().backward()
-    for _ in range(2):
-        with pytest.raises(InvalidArgumentError, match="finite"):
-            module.step()
-    module.zero_grad()
-    assert module.step() is None
-    assert embedded.table("t").t == 0
 
 
 # A loop over a session
-
-
-def test_gradients_that_were_not_sent_are_not_lost_in_silence(embedded: Store) -> None:
-    rng, module = np.random.default_rng(11), collection(embedded)
-    batches = [batch_of(rng)[0] for _ in range(2)]
-    with pytest.raises(InvalidArgumentError, match=r"step\(\)"):
-        for batch in module.ahead(batches, features=lambda batch: batch):
-            loss_of(module(batch)).backward()
-    assert module.step() is None
-
-
-def test_ids_that_were_not_announced_are_refused_by_name(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1))
-    announced = torch.tensor([[1, 2]])
-    for _ in module.ahead([None], features=lambda _: announced):
-        module(torch.tensor([[2], [2]]))
-        with pytest.raises(InvalidArgumentError, match="step 1, found 3"):
-            module(torch.tensor([[2, 3]]))
-        module.step()
-    for _ in module.ahead([None], features=lambda _: announced[:, :0]):
-        with pytest.raises(InvalidArgumentError, match="step 1, found 3"):
-            module(torch.tensor([[3]]))
-        module.step()
 
 
 def test_rows_that_were_used_and_no_step_are_warned_of(embedded: Store) -> None:
@@ -356,39 +173,6 @@ def test_rows_that_were_used_and_no_step_are_warned_of(embedded: Store) -> None:
         for _ in module.ahead([None], features=lambda _: ids):
             module(ids)
     assert module.last_step == 1
-
-
-def test_arguments_of_one_table_may_be_a_tuple(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1))
-    twin, batch = Twin(module), (torch.tensor([1, 2, 3]), torch.tensor([0, 1]))
-    for arguments in module.ahead([batch], features=lambda batch: batch):
-        output = module(*arguments)
-        output.retain_grad()
-        output.square().sum().backward()
-        flat = (batch[0].numpy(), np.array([0, 1, 3]), None)
-        twin.step([Forward({"t": flat}, {"t": output})])
-        module.step()
-    twin.assert_same()
-
-
-def test_a_loop_that_is_left_closes_its_session(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1))
-    batches = [torch.tensor([[n]]) for n in range(5)]
-    for batch in module.ahead(batches, features=lambda batch: batch):
-        module(batch).sum().backward()
-        module.step()
-        break
-    assert embedded.sessions.stats() == []
-    module(batches[0]).sum().backward()
-    assert module.step() is not None
-
-
-def test_a_batch_without_a_step_is_released(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1))
-    for _ in module.ahead([torch.tensor([[1]])] * 3, features=lambda batch: batch):
-        pass
-    assert module.last_step == 3
-    assert embedded.table("t").t == 0
 
 
 # A compiler
@@ -426,20 +210,6 @@ def test_a_copy_has_the_store_and_no_gradients(embedded: Store) -> None:
     assert module.step() is not None
 
 
-def test_a_pickled_module_connects_again(server: Server) -> None:
-    rng = np.random.default_rng(13)
-    given, _ = batch_of(rng)
-    with patient(server.address, token="not to be carried") as store:
-        module = collection(store)
-        wanted = module(given)
-        data = pickle.dumps(module)
-    assert b"not to be carried" not in data
-    arrived = pickle.loads(data)
-    torch.testing.assert_close(arrived(given), wanted)
-    assert arrived.tables == module.tables
-    arrived.store.close()
-
-
 def test_a_file_of_torch_has_no_rows(server: Server, tmp_path: Any) -> None:
     with patient(server.address) as store:
         module = EmbeddingBag(store, "t", dim=64, rows=10_000, optimizer=Sgd(0.1))
@@ -463,11 +233,3 @@ def test_a_spawned_worker_of_a_loader_may_have_a_module(server: Server) -> None:
         )
         (found,) = loader
     torch.testing.assert_close(found, wanted)
-
-
-def test_a_module_of_an_embedded_store_asks_for_another(embedded: Store) -> None:
-    arrived = pickle.loads(pickle.dumps(collection(embedded)))
-    with pytest.raises(InvalidArgumentError, match="attach"):
-        _ = arrived.store
-    arrived.attach(embedded)
-    assert arrived.store is embedded

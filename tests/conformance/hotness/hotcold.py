@@ -4,7 +4,6 @@ A trainer compares each step's rows with the dense reference, which it then give
 gradients. Samples are numbered, so that a lost or repeated one is seen.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold.run import HotColdRun
 from tests.conformance.cases import OPTIMIZERS, assert_same, config, ones
+from tests.conformance.meeting import Meeting
 from tests.conformance.traces import values, zipf_keys
 
 ROWS = 600
@@ -31,7 +31,6 @@ COLUMNS = {
 }
 """Two columns share a table, and one has three ids a sample."""
 BATCH = 20
-_PATIENCE_S = 300.0
 
 
 def hotcold_twin(open_twin: Any, **options: Any) -> Any:
@@ -164,26 +163,6 @@ def run_of(store: Any, **options: Any) -> HotColdRun:
     return HotColdRun(store, hot_keys(), COLUMNS, **({"batch_size": BATCH} | options))
 
 
-class Meeting:
-    """An all-gather of threads."""
-
-    def __init__(self, ranks: int) -> None:
-        self._given: list[Any] = [None] * ranks
-        self.barrier = threading.Barrier(ranks, timeout=_PATIENCE_S)
-
-    def of(self, rank: int) -> Callable[[Any], list[Any]]:
-        """Return the hook of a rank."""
-
-        def all_gather(share: Any) -> list[Any]:
-            self._given[rank] = share
-            self.barrier.wait()
-            answer = list(self._given)
-            self.barrier.wait()
-            return answer
-
-        return all_gather
-
-
 def train_ranks(
     store: Any,
     work: Callable[[int, HotColdRun], Any],
@@ -207,7 +186,7 @@ def train_ranks(
             ) as run:
                 return work(rank, run)
         except BaseException:
-            meeting.barrier.abort()
+            meeting.leave()
             raise
 
     with ThreadPoolExecutor(ranks) as pool:

@@ -7,7 +7,6 @@ import pytest
 
 from embstore.config import Limits
 from embstore.errors import InvalidArgumentError, SessionExpiredError, TableHeldError
-from embstore.handles.sessions import SomeGradients
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold.ragged import Ragged
 from embstore_training.hotcold.run import HotColdRun
@@ -27,7 +26,7 @@ from tests.conformance.hotness.hotcold import (
     run_of,
     share_of,
 )
-from tests.conformance.traces import smallest_cache, values
+from tests.conformance.traces import smallest_cache
 
 CACHES = {"tiny": 0, "small": 96 << 10, "whole": 1 << 20}
 
@@ -74,113 +73,6 @@ def test_all_hot_and_none_hot(twin):
         twin.check()
 
 
-def test_steps_may_be_released_and_skipped(twin):
-    trainer = Trainer(twin.reference)
-    with run_of(twin.store) as run:
-        for place, step in enumerate(run.steps(chunks_of(generator(903), 400))):
-            if place % 4 == 0:
-                step.lookup()
-            elif place % 4 == 1:
-                step.skip()
-                assert step.is_finished
-            elif place % 4 == 2:
-                step.release()
-            else:
-                trainer.train(step)
-    assert {*trainer.kinds} == {True, False}
-
-
-def test_released_and_skipped_steps_say_t_and_command(twin):
-    """Of a hot step the command number is 0, as of an updated one."""
-    seen = set()
-    with run_of(twin.store) as run:
-        for place, step in enumerate(run.steps(chunks_of(generator(927), 300))):
-            done = step.skip() if place % 2 else step.release()
-            assert (done.command > 0, done.skipped) == (not step.is_hot, bool(place % 2))
-            assert done.t == dict.fromkeys(TABLES, 0)
-            seen.add((step.is_hot, done.skipped))
-        assert run.last_step == run.stats()["mixed_batches"] > 0
-    assert len(seen) == 4
-
-
-def test_tables_that_are_left_out_have_no_gradient(twin):
-    seen = set()
-    with run_of(twin.store) as run:
-        for place, step in enumerate(run.steps(chunks_of(generator(928), 400))):
-            rows = step.lookup()
-            for table, wanted in twin.reference.lookup(step.keys).items():
-                assert_same(rows[table], wanted)
-            left = [*TABLES][place % 4 :: 2] if place % 5 else []
-            gradients = {t: g for t, g in ones_for(step).items() if t in left}
-            done = step.update(gradients)
-            twin.reference.update(share_of(step, gradients))
-            assert done.t == {t: twin.reference.table(t).t for t in TABLES}
-            seen.add((step.is_hot, tuple(left)))
-    assert len(seen) > 6
-
-
-def test_distinct_keys_and_bags_are_trained_as_by_plain_calls(twin):
-    rng, seen = generator(929), set()
-    with run_of(twin.store) as run:
-        for place, step in enumerate(run.steps(chunks_of(rng, 700))):
-            by = ("unique", "some", "bags")[place % 3]
-            {"unique": train_unique, "some": train_some, "bags": train_bags}[by](twin, step, rng)
-            seen.add((step.is_hot, by))
-    assert len(seen) == 6
-
-
-def train_unique(twin, step, rng):
-    """Train every distinct key of a step."""
-    share = {}
-    for table, (rows, inverse) in step.lookup_unique().items():
-        keys = step.keys[table]
-        assert len(rows) == len(np.unique(keys))
-        assert_same(rows[inverse], twin.reference.table(table).lookup(keys))
-        once = np.empty(len(rows), np.int64)
-        once[inverse] = keys
-        share[table] = once, normal(rng, *rows.shape)
-    done = step.update_unique({table: gradients for table, (_, gradients) in share.items()})
-    assert done.t == twin.reference.update(share)
-
-
-def train_some(twin, step, rng):
-    """Train every second distinct key of some tables."""
-    share, given = {}, {}
-    for table, (rows, inverse) in [*step.lookup_unique().items()][1:]:
-        once = np.empty(len(rows), np.int64)
-        once[inverse] = step.keys[table]
-        positions = np.arange(0, len(rows), 2)
-        share[table] = once[positions], normal(rng, len(positions), rows.shape[1])
-        given[table] = SomeGradients(positions, share[table][1])
-    step.update_unique(given)
-    twin.reference.update(share)
-
-
-def train_bags(twin, step, rng):
-    """Train tables each in its own way: bags of two modes, weighted ones, and plain rows."""
-    modes = dict(zip(TABLES, ("sum", "mean", "sum", None, "sum"), strict=True))
-    offsets, weights, gradients = {}, {}, {}
-    for table, mode in modes.items():
-        count = len(step.keys[table])
-        offsets[table] = (
-            None if mode is None else [0, *sorted(rng.integers(0, count + 1, 9)), count]
-        )
-    weights = {"rowwise_adagrad": values(rng, len(step.keys["rowwise_adagrad"]))}
-    means = {table: mode for table, mode in modes.items() if mode == "mean"}
-    found = step.lookup_pooled(offsets, means, weights)
-    ways = {}
-    for table, mode in modes.items():
-        keys = step.keys[table]
-        bags = np.arange(len(keys) + 1) if mode is None else np.array(offsets[table])
-        ways[table] = keys, bags, mode or "sum", weights.get(table)
-        wanted = twin.reference.table(table).lookup_pooled(*ways[table])
-        assert_same(found[table], wanted)
-        gradients[table] = normal(rng, *wanted.shape)
-    step.update_pooled(gradients)
-    for table, (keys, bags, mode, of_keys) in ways.items():
-        twin.reference.table(table).update_pooled(keys, bags, gradients[table], mode, of_keys)
-
-
 @pytest.mark.parametrize("rate", [1, 100])
 def test_samples_may_have_any_number_of_ids(open_twin, rate):
     """A ragged column, and one of a single id, of one table: bags of its samples."""
@@ -218,31 +110,6 @@ def ragged_chunk(rng, first, samples):
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     seen = Ragged(ids[: lengths.sum()].astype(np.int32), offsets)
     return {"number": first + np.arange(samples), "seen": seen, "id": ids[lengths.sum() :]}
-
-
-def test_what_rule_9_refuses_is_refused_or_skipped(twin):
-    trainer = Trainer(twin.reference)
-    seen = set()
-    with run_of(twin.store) as run:
-        for step in run.steps(chunks_of(generator(904), 300)):
-            gradients = ones_for(step)
-            gradients["adam"][0] = 3e19
-            before = step.lookup()
-            with pytest.raises(InvalidArgumentError, match=f"adam.*key {step.keys['adam'][0]}\\b"):
-                step.update(gradients)
-            with pytest.raises(InvalidArgumentError):
-                step.update({t: g * 3e18 for t, g in gradients.items()}, gradient_scale=3e38)
-            assert not step.is_finished
-            for table, rows in step.lookup().items():
-                assert_same(rows, before[table])
-            if len(trainer.kinds) % 2 or step.is_hot in seen:
-                trainer.train(step)
-            else:
-                done = step.update(gradients, on_nonfinite="skip")
-                assert done.skipped
-                assert done.t == {t: twin.reference.table(t).t for t in TABLES}
-                seen.add(step.is_hot)
-    assert seen == {True, False}
 
 
 def test_table_without_keys_counts_its_updates(open_twin):

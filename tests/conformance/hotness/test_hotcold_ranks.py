@@ -12,7 +12,6 @@ from embstore_training.hotcold.replica import Replica
 from embstore_training.hotcold.run import HotColdRun
 from tests.conformance.cases import generator, ones
 from tests.conformance.hotness.hotcold import (
-    Meeting,
     Trainer,
     chunks_of,
     hot_run,
@@ -24,6 +23,7 @@ from tests.conformance.hotness.hotcold import (
     share_of,
     train_ranks,
 )
+from tests.conformance.meeting import Meeting
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ nowhere else."""
 import numpy as np
 import pytest
 
-from tests.conformance.cases import assert_same, config, generator, ones
+from tests.conformance.cases import assert_same, config, each, generator, ones
 
 pytestmark = pytest.mark.needs("one_store")
 
@@ -20,12 +20,39 @@ def counters(twin, place=0):
     return tuple(pools(twin)[place][name] for name in COUNTERS)
 
 
+KEYS = np.array([1, 2])
+"""Looked up by several calls, one after the other."""
+MOST = 2**32 - 1
+CALLS = [
+    ([1, 2], [1, 3], {}, (4, 0, 2, 0)),
+    ([2, 3, 1], [10, 100, 1], {}, (111, 11, 3, 2)),
+    ([1, 9, 1], [5, 7, 11], {}, (23, 16, 2, 1)),  # a repeated key has a count at each place
+    (KEYS, [5, 7], {}, (12, 12, 2, 2)),
+    (KEYS, [1, 100], {}, (101, 101, 2, 2)),
+    (KEYS, None, {}, (2, 2, 2, 2)),
+    (np.arange(100, 600), np.full(500, MOST, np.uint32), {}, (500 * MOST, 0, 500, 0)),
+    (np.arange(100, 600), np.full(500, MOST, np.uint32), {}, (500 * MOST, 500 * MOST, 500, 500)),
+    ([11, 12, 11], [MOST, 1, MOST], {}, (2**33 - 1, 0, 2, 0)),  # of one key beyond 32 bits
+    ([], [], {}, (0, 0, 0, 0)),
+    ([1, 21], [2, 2], {"admit": False}, (0, 0, 0, 0)),
+    *(
+        ([1, 2], np.array([1, 9], dtype), {}, (10, 10, 2, 2))
+        for dtype in (np.uint32, np.int64, np.uint8, np.int32, np.uint64)
+    ),
+]
+"""Keys, their counts, options, and what is counted of the call."""
+
+
 def test_accesses_are_those_of_the_caller(open_table):
     twin, table = open_table()
-    table.lookup([1, 2], counts=[1, 3])
-    assert counters(twin) == (4, 0, 2, 0)
-    table.lookup([2, 3, 1], counts=[10, 100, 1])
-    assert counters(twin) == (115, 11, 5, 2)
+    for keys, counts, options, wanted in each(CALLS):
+        before = counters(twin)
+        found = table.lookup(keys, counts=counts, **options)
+        assert_same(found, twin.reference.table("a").lookup(keys))
+        assert tuple(np.subtract(counters(twin), before)) == wanted
+    before = counters(twin)
+    twin.store.lookup({"a": []}, counts={"a": []})
+    assert counters(twin) == before
 
 
 @pytest.mark.parametrize("cache_bytes", [1 << 20, 64 << 10], ids=["whole", "in parts"])
@@ -51,24 +78,12 @@ def test_unique_keys_with_counts_are_counted_as_the_keys_they_stand_for(
     assert (parts > 0) == (cache_bytes < 1 << 20)
 
 
-def test_a_key_that_is_repeated_has_a_count_at_each_place(open_table):
+def test_counts_are_of_their_call_also_behind_an_update_of_its_keys(open_table):
     twin, table = open_table()
-    table.lookup([1])
-    table.lookup([1, 2, 1], counts=[5, 7, 11])
-    assert counters(twin) == (24, 16, 3, 1)
-
-
-def test_counts_are_of_their_call_though_keys_are_those_of_the_call_before(open_table):
-    twin, table = open_table()
-    keys = np.array([1, 2])
-    table.lookup(keys, counts=[5, 7])
-    table.lookup(keys, counts=[1, 100])
-    assert counters(twin)[:2] == (113, 101)
-    table.lookup(keys)
-    assert counters(twin)[:2] == (115, 103)
-    twin.on("a", "update", keys, ones(2))
-    table.lookup(keys, counts=[3, 3])
-    assert counters(twin)[:2] == (121, 109)
+    table.lookup(KEYS, counts=[5, 7])
+    twin.on("a", "update", KEYS, ones(2))
+    table.lookup(KEYS, counts=[3, 3])
+    assert counters(twin)[:2] == (18, 6)
 
 
 def test_nothing_else_depends_on_counts(open_twin):
@@ -86,40 +101,6 @@ def test_nothing_else_depends_on_counts(open_twin):
         by_access = {*COUNTERS[:2], "access_hit_rate"}
         kept.append({n: v for n, v in pool.items() if n not in by_access})
     assert kept[0] == kept[1]
-
-
-@pytest.mark.parametrize("dtype", [np.uint32, np.int64, np.uint8, np.int32, np.uint64])
-def test_counts_of_every_integer_dtype(open_table, dtype):
-    twin, table = open_table()
-    table.lookup([1, 2], counts=np.array([1, 9], dtype))
-    assert counters(twin)[0] == 10
-
-
-def test_counts_of_32_bits_add_up(open_table):
-    twin, table = open_table()
-    for _ in range(2):
-        table.lookup(np.arange(500), counts=np.full(500, 2**32 - 1, np.uint32))
-    assert counters(twin)[:2] == (1000 * (2**32 - 1), 500 * (2**32 - 1))
-
-
-def test_counts_of_one_key_add_up_beyond_32_bits(open_table):
-    twin, table = open_table()
-    found = table.lookup([1, 2, 1], counts=[2**32 - 1, 1, 2**32 - 1])
-    assert_same(found, twin.reference.table("a").lookup([1, 2, 1]))
-    assert counters(twin) == (2**33 - 1, 0, 2, 0)
-
-
-def test_an_empty_lookup_takes_empty_counts(open_table):
-    twin, table = open_table()
-    table.lookup([], counts=[])
-    twin.store.lookup({"a": []}, counts={"a": []})
-    assert counters(twin) == (0, 0, 0, 0)
-
-
-def test_a_lookup_around_the_cache_counts_nothing(open_table):
-    twin, table = open_table()
-    table.lookup([1, 2], admit=False, counts=[2, 2])
-    assert counters(twin) == (0, 0, 0, 0)
 
 
 # Several tables

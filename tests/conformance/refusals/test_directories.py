@@ -46,12 +46,6 @@ def assert_refused(backend, error, *parts, read_only=(False, True)):
     assert snapshot(backend.path()) == before
 
 
-def test_in_use_by_this_process(path, backend):
-    with backend.open_store():
-        assert_refused(backend, StoreInUseError, str(path), "in use")
-    backend.open_store().close()
-
-
 HOLD = """
 import sys, embstore
 with embstore.open(sys.argv[1], read_only=sys.argv[2] == "reader") as store:

@@ -1,29 +1,34 @@
 """Rule 9: scaled sums must be finite, and their squares; otherwise the call is refused whole."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from embstore.errors import InvalidArgumentError
-from tests.conformance.cases import OPTIMIZERS, config, float32, generator, normal, ones, refused
+from tests.conformance.cases import (
+    OPTIMIZERS,
+    config,
+    each,
+    float32,
+    generator,
+    normal,
+    ones,
+    raising,
+    unchanged,
+)
 
 INF, NAN, MAX = np.inf, np.nan, float(np.finfo(np.float32).max)
-SUMS = {
-    "nan": [NAN],
-    "inf": [INF],
-    "-inf": [-INF],
-    "inf that another takes back": [INF, -INF],
-    "a sum that overflows": [MAX, MAX],
-    "a sum that overflows on the way": [MAX, MAX, -MAX, -MAX],
-    "between chunks": [MAX * 0.75, *[0.0] * 63, MAX * 0.75],
-    "the last of many": [*[1.0] * 300, NAN],
-}
 
 
-@pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS)
-def twin(request, open_twin):
+@pytest.fixture
+def twin(open_twin):
+    """A table of each optimizer, one more of the same layout and one of another."""
     twin = open_twin()
-    for name, dim in (("a", 5), ("b", 5), ("c", 7)):
-        twin.create_table(name, **config(dim=dim, optimizer=request.param))
+    tables = {kind: (5, optimizer) for kind, optimizer in OPTIMIZERS.items()}
+    tables |= {"b": (5, OPTIMIZERS["sgd"]), "c": (7, OPTIMIZERS["adam"])}
+    for name, (dim, optimizer) in tables.items():
+        twin.create_table(name, **config(dim=dim, optimizer=optimizer))
         twin.on(name, "update", np.arange(10), normal(generator(151), 10, dim))
     return twin
 
@@ -35,117 +40,114 @@ def grads(values, dim=5, element=3):
     return rows
 
 
-@pytest.mark.parametrize("values", SUMS.values(), ids=SUMS)
-def test_refused_or_skipped(twin, values):
-    keys = [700, *[7] * len(values), 800]
-    rows = np.concatenate([ones(1, 5), grads(values), ones(1, 5)])
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "finite", "key 7", "skip"):
-        twin.store.table("a").update(keys, rows)
-    done = twin.on("a", "update", keys, rows, on_nonfinite="skip")
-    assert (done.skipped, done.t) == (True, 1)
-    assert not {700, 800} & twin.reference.table("a").written
+def with_one(rows):
+    """Return gradients with a row of ones before them."""
+    return np.concatenate([ones(1, 5), rows])
 
 
-def test_sums_at_the_edge_are_taken_where_the_scale_lessens_them(twin):
-    values = [MAX, -MAX, MAX, -1e30]
-    twin.on("a", "update", [7] * 4, grads(values), gradient_scale=1e-20)
-    chunks = [MAX * 0.5, *[0.0] * 63, MAX * 0.25]
-    twin.on("a", "update", [7] * 65, grads(chunks), gradient_scale=1e-20)
-
-
-def test_zero_scale_does_not_heal(twin):
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "key 7"):
-        twin.store.table("a").update([7], grads([INF]), gradient_scale=0.0)
-
-
-def test_scale_that_overflows(twin):
-    keys, rows = [3, 7], np.concatenate([ones(1, 5), grads([1e30])])
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "key 7"):
-        twin.store.table("a").update(keys, rows, gradient_scale=1e10)
-    assert twin.on("a", "update", keys, rows, gradient_scale=1e10, on_nonfinite="skip").skipped
-    twin.on("a", "update", keys, rows, gradient_scale=1e-30)
-
-
-def test_scale_that_would_mend_an_overflowing_sum_comes_too_late(twin):
-    with refused(twin.store, InvalidArgumentError, "key 7"):
-        twin.store.table("a").update([7, 7], grads([MAX, MAX]), gradient_scale=0.25)
-
-
+SUMS = {
+    "nan": [NAN],
+    "inf": [INF],
+    "-inf": [-INF],
+    "inf that another takes back": [INF, -INF],
+    "a sum that overflows": [MAX, MAX],
+    "a sum that overflows on the way": [MAX, MAX, -MAX, -MAX],
+    "between chunks": [MAX * 0.75, *[0.0] * 63, MAX * 0.75],
+    "the last of many": [*[1.0] * 300, NAN],
+}
 SQUARES = {
     "a square": grads([-3e19]),
-    "a sum over occurrences": grads([1e19, 1e19]),
-    "a sum over dim": np.full((1, 5), 1e19, np.float32),
+    "a sum of squares over occurrences": grads([1e19, 1e19]),
+    "a sum of squares over dim": np.full((1, 5), 1e19, np.float32),
+}
+NANS = 0x7F800001, 0xFFC00000, 0xFFFFFFFF
+"""Signalling and negative ones."""
+BAD = {
+    **{
+        name: ([700, *[7] * len(v), 800], with_one(np.concatenate([grads(v), ones(1, 5)])), 1.0, "")
+        for name, v in SUMS.items()
+    },
+    **{
+        name: ([3, *[7] * len(rows)], with_one(rows), 1.0, "e+19 for ")
+        for name, rows in SQUARES.items()
+    },
+    **{f"element {i}": ([3, 7], with_one(grads([NAN], 5, i)), 1.0, "") for i in range(5)},
+    **{f"bits {n:x}": ([7], grads(float32(n), 5, 2), 1.0, "") for n in NANS},
+    "float16": ([7], np.full((1, 5), INF, np.float16), 1.0, ""),
+    "a scale of zero, which does not heal": ([7], grads([INF]), 0.0, ""),
+    "a scale that overflows": ([3, 7], with_one(grads([1e30])), 1e10, ""),
+    "a scale that comes too late for a sum": ([7, 7], grads([MAX, MAX]), 0.25, ""),
+    "the key that first stood, though its bad entry comes later": (
+        [7, 4, 7],
+        grads([1.0, NAN, NAN]),
+        1.0,
+        "",
+    ),
+}
+"""Keys and gradients of which key 7 is refused, a scale, and what the message says of it."""
+
+
+def test_refused_or_skipped(twin):
+    with unchanged(twin.store):
+        for kind, (keys, rows, scale, part) in each(product(OPTIMIZERS, BAD.values())):
+            parts = f"table '{kind}'", "finite", f"{part}key 7", "skip"
+            with raising(InvalidArgumentError, *parts):
+                twin.store.table(kind).update(keys, rows, gradient_scale=scale)
+    for kind, (keys, rows, scale, _) in each(product(OPTIMIZERS, BAD.values())):
+        done = twin.on(kind, "update", keys, rows, gradient_scale=scale, on_nonfinite="skip")
+        assert (done.skipped, done.t) == (True, 1)
+    for kind in OPTIMIZERS:
+        assert not {700, 800} & twin.reference.table(kind).written
+        assert twin.store.table(kind).stats()["skipped_updates"] == len(BAD)
+
+
+LARGEST = np.concatenate([np.full((1, 5), 8e18, np.float32), grads([-1.8446742e19, 2.0**57])])
+"""Squares of one element, and of all."""
+TAKEN = {
+    "sums at the edge, which the scale lessens": ([7] * 4, grads([MAX, -MAX, MAX, -1e30]), 1e-20),
+    "in chunks": ([7] * 65, grads([MAX * 0.5, *[0.0] * 63, MAX * 0.25]), 1e-20),
+    "a scale that lessens": ([3, 7], with_one(grads([1e30])), 1e-30),
+    "float16 that would overflow": ([7, 7], np.full((2, 5), 65504.0, np.float16), 1.0),
+    "the largest squares": ([3, 6, 8], LARGEST, 1.0),
 }
 
 
-@pytest.mark.parametrize("rows", SQUARES.values(), ids=SQUARES)
-def test_squares_that_overflow_are_refused_or_skipped(twin, rows):
-    keys = [3, *[7] * len(rows)]
-    rows = np.concatenate([ones(1, 5), rows])
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "finite", "e+19 for key 7", "skip"):
-        twin.store.table("a").update(keys, rows)
-    assert twin.on("a", "update", keys, rows, on_nonfinite="skip").skipped
-    assert twin.store.table("a").stats()["skipped_updates"] == 1
-
-
-def test_the_largest_squares_are_taken_and_leave_the_state_finite(twin):
-    """Those of one element, and of all."""
-    keys = [3, 7, 8]
-    rows = np.concatenate([np.full((1, 5), 8e18, np.float32), grads([-1.8446742e19, 2.0**57])])
-    assert not twin.on("a", "update", keys, rows).skipped
-    assert np.isfinite(twin.store.table("a").read_rows(keys)[1]).all()
-    with refused(twin.store, InvalidArgumentError, "e+19 for key 9"):  # not the first large one
-        twin.store.table("a").update([*keys, 9], np.concatenate([rows, grads([2e19])]))
-
-
-@pytest.mark.parametrize("element", range(5))
-def test_whichever_element_it_is(twin, element):
-    with refused(twin.store, InvalidArgumentError, "key 7"):
-        twin.store.table("a").update([3, 7], np.concatenate([ones(1, 5), grads([NAN], 5, element)]))
+def test_what_is_finite_is_taken_and_leaves_the_state_finite(twin):
+    for kind, (keys, rows, scale) in each(product(OPTIMIZERS, TAKEN.values())):
+        assert not twin.on(kind, "update", keys, rows, gradient_scale=scale).skipped
+        assert np.isfinite(twin.store.table(kind).read_rows(keys)[1]).all()
+    rows = np.concatenate([LARGEST, grads([2e19])])
+    with unchanged(twin.store):
+        for kind in each(OPTIMIZERS):
+            with raising(InvalidArgumentError, "e+19 for key 9"):  # not the first large one
+                twin.store.table(kind).update([3, 6, 8, 9], rows)
 
 
 def test_first_table_in_call_order_and_its_first_key_are_named(twin):
-    bad = {
-        "c": ([1, 2], ones(2, 7)),
-        "b": ([9, 4, 2], np.concatenate([ones(1, 5), grads([NAN, NAN])])),
-        "a": ([5], grads([NAN])),
-    }
-    with refused(twin.store, InvalidArgumentError, "table 'b'", "key 4"):
-        twin.store.update(bad)
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "key 5"):
-        twin.store.update(dict(reversed(bad.items())))
-    bad["c"] = ([8, 1], grads([1.0, INF], 7))
-    with refused(twin.store, InvalidArgumentError, "table 'c'", "key 1"):
-        twin.store.update(bad)
-
-
-def test_first_by_occurrence_is_where_its_key_first_stood(twin):
-    """Key 9 stands before key 4, though its bad entry comes after it."""
-    rows = grads([1.0, NAN, NAN])
-    with refused(twin.store, InvalidArgumentError, "key 9"):
-        twin.store.table("a").update([9, 4, 9], rows)
-
-
-def test_signalling_and_negative_nans(twin):
-    for word in (0x7F800001, 0xFFC00000, 0xFFFFFFFF):
-        rows = ones(1, 5)
-        rows[0, 2:3] = float32(word)
-        with refused(twin.store, InvalidArgumentError, "key 7"):
-            twin.store.table("a").update([7], rows)
-
-
-def test_float16_that_is_not_finite(twin):
-    rows = np.full((1, 5), 65504.0, np.float16)
-    twin.on("a", "update", [7, 7], np.concatenate([rows, rows]))  # no overflow in fp32
-    with refused(twin.store, InvalidArgumentError, "key 7"):
-        twin.store.table("a").update([7], np.full((1, 5), np.inf, np.float16))
+    with unchanged(twin.store):
+        for kind in each(OPTIMIZERS):
+            bad = {
+                "c": ([1, 2], ones(2, 7)),
+                "b": ([9, 4, 2], with_one(grads([NAN, NAN]))),
+                kind: ([5], grads([NAN])),
+            }
+            with raising(InvalidArgumentError, "table 'b'", "key 4"):
+                twin.store.update(bad)
+            with raising(InvalidArgumentError, f"table '{kind}'", "key 5"):
+                twin.store.update(dict(reversed(bad.items())))
+            bad["c"] = ([8, 1], grads([1.0, INF], 7))
+            with raising(InvalidArgumentError, "table 'c'", "key 1"):
+                twin.store.update(bad)
 
 
 def test_mean_and_sum_of_bags(twin):
-    table = twin.store.table("a")
-    for mode in ("sum", "mean"):
-        with refused(twin.store, InvalidArgumentError, "table 'a'", "key 5"):
-            table.update_pooled([5, 6], [0, 1, 2], grads([MAX, NAN])[[1, 0]], mode)
-    with refused(twin.store, InvalidArgumentError, "table 'a'", "key 5"):
-        table.update_pooled([5, 5], [0, 2], grads([MAX]), "sum")
-    twin.on("a", "update_pooled", [5, 5], [0, 2], grads([MAX]), "mean", gradient_scale=1e-20)
+    with unchanged(twin.store):
+        for kind in each(OPTIMIZERS):
+            table, parts = twin.store.table(kind), (f"table '{kind}'", "key 5")
+            for mode in ("sum", "mean"):
+                with raising(InvalidArgumentError, *parts):
+                    table.update_pooled([5, 6], [0, 1, 2], grads([NAN, MAX]), mode)
+            with raising(InvalidArgumentError, *parts):
+                table.update_pooled([5, 5], [0, 2], grads([MAX]), "sum")
+    for kind in each(OPTIMIZERS):
+        twin.on(kind, "update_pooled", [5, 5], [0, 2], grads([MAX]), "mean", gradient_scale=1e-20)

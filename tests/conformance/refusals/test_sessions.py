@@ -3,6 +3,8 @@
 What is announced is planned before a refusal is expected: the planner alone goes on by itself.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.handles.sessions import SomeGradients
-from tests.conformance.cases import assert_same, config, each, generator, ones
+from tests.conformance.cases import assert_same, config, each, generator, ones, raising
 from tests.conformance.sessions.training import (
     PATIENCE_S,
     Plan,
@@ -24,6 +26,7 @@ from tests.conformance.sessions.training import (
     facts_of,
     finish,
     refused_step,
+    standing_still,
     step_of,
 )
 
@@ -92,29 +95,28 @@ OF_STEPS = {verb: CALLS[verb] for verb in ("look up", "update", "release", "skip
 
 def test_step_never_announced(trainer):
     trainer.announce(1, 2)
-    for number in (3, 1000):
-        for call in OF_STEPS.values():
-            with refused_step(trainer.store, StepNotFoundError, str(number)):
+    with standing_still(trainer.store):
+        for number, call in product((3, 1000), OF_STEPS.values()):
+            with raising(StepNotFoundError, str(number)):
                 call(trainer.sessions, trainer.member, number)
     assert trainer.update(1).t == {"a": 1, "b": 1}
 
 
 def test_number_of_a_step_is_an_integer(trainer):
     trainer.announce(1)
-    for number in each([1.0, True, "1", None, np.float64(1)]):
-        for call in ({"announce": CALLS["announce"]} | OF_STEPS).values():
-            with refused_step(trainer.store, InvalidArgumentError, "number of a step"):
+    calls = [CALLS["announce"], *OF_STEPS.values()]
+    with standing_still(trainer.store):
+        for number, call in each(product([1.0, True, "1", None, np.float64(1)], calls)):
+            with raising(InvalidArgumentError, "number of a step"):
                 call(trainer.sessions, trainer.member, number)
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
-def test_numpy_integers_are_step_numbers(trainer, dtype):
-    trainer.announce(1)
-    CALLS["announce"](trainer.sessions, trainer.member, dtype(2))
-    rows = CALLS["look up"](trainer.sessions, trainer.member, dtype(1))
-    assert_same(rows["a"], trainer.twin.reference.table("a").lookup(KEYS["a"]))
-    for number in (1, 2):
-        CALLS["release"](trainer.sessions, trainer.member, dtype(number))
+def test_numpy_integers_are_step_numbers(trainer):
+    for number in each([np.int64(1), np.uint8(2)]):
+        CALLS["announce"](trainer.sessions, trainer.member, number)
+        rows = CALLS["look up"](trainer.sessions, trainer.member, number)
+        assert_same(rows["a"], trainer.twin.reference.table("a").lookup(KEYS["a"]))
+        CALLS["release"](trainer.sessions, trainer.member, number)
         trainer.counted()
 
 
@@ -128,24 +130,26 @@ def test_out_that_is_no_mapping(trainer):
 VERBS = {"update": "updated", "release": "released", "skip": "skipped"}
 
 
-@pytest.mark.parametrize("first", VERBS)
-@pytest.mark.parametrize("second", VERBS)
-def test_finished_step_is_answered_as_before_and_takes_no_other_verb(trainer, first, second):
+def test_finished_step_is_answered_as_before_and_takes_no_other_verb(trainer):
     store, member = trainer.store, trainer.member
-    trainer.announce(1, 2)
-    done, other = (step_of(trainer.rng, 1, [KEYS], TABLES, verb=v) for v in (first, second))
-    answer = finish(store, member, done)
-    apply_step(trainer.twin.reference, done)
-    assert (facts_of(store)["last_step"], store.command) == (1, answer.command)
-    if first != second:
-        with refused_step(store, InvalidArgumentError, "step 1", VERBS[first]):
-            finish(store, member, other)
-    with refused_step(store, InvalidArgumentError, "step 1"):
-        CALLS["look up"](trainer.sessions, member, 1)
-    for _ in range(3):
+    for number, first in zip((1, 3, 5), VERBS, strict=True):
+        trainer.announce(number, number + 1)
+        done, *others = (
+            step_of(trainer.rng, number, [KEYS], TABLES, verb=verb)
+            for verb in (first, *(VERBS.keys() - {first}))
+        )
+        answer = finish(store, member, done)
+        apply_step(trainer.twin.reference, done)
+        assert (facts_of(store)["last_step"], store.command) == (number, answer.command)
+        for other in others:
+            with refused_step(store, InvalidArgumentError, f"step {number}", VERBS[first]):
+                finish(store, member, other)
+        with refused_step(store, InvalidArgumentError, f"step {number}"):
+            CALLS["look up"](trainer.sessions, member, number)
+        for _ in range(3):
+            assert finish(store, member, done) == answer
+        trainer.update(number + 1)
         assert finish(store, member, done) == answer
-    trainer.update(2)
-    assert finish(store, member, done) == answer
 
 
 def test_forgotten_step(trainer):
@@ -199,11 +203,12 @@ BAD_UPDATES = {
 
 def test_update_that_is_refused_leaves_the_step_open(trainer):
     trainer.announce(1)
-    for given, options, parts in each(BAD_UPDATES.values()):
-        with refused_step(trainer.store, InvalidArgumentError, *parts):
-            trainer.sessions.update_step(
-                trainer.member, 1, gradients(**given), **options, timeout_s=PATIENCE_S
-            )
+    with standing_still(trainer.store):
+        for given, options, parts in each(BAD_UPDATES.values()):
+            with raising(InvalidArgumentError, *parts):
+                trainer.sessions.update_step(
+                    trainer.member, 1, gradients(**given), **options, timeout_s=PATIENCE_S
+                )
     trainer.update(1)
 
 
@@ -223,19 +228,20 @@ BAD_KEYS = {
 
 def test_keys_that_cannot_be_announced(trainer):
     trainer.announce(1)
-    for keys, parts in each(BAD_KEYS.values()):
-        with refused_step(trainer.store, InvalidArgumentError, *parts):
-            trainer.sessions.announce(trainer.member, {2: keys})
-        with refused_step(trainer.store, InvalidArgumentError, *parts):
-            trainer.sessions.announce(trainer.member, {2: KEYS, 3: keys})
+    with standing_still(trainer.store):
+        for keys, parts in each(BAD_KEYS.values()):
+            for told in ({2: keys}, {2: KEYS, 3: keys}):
+                with raising(InvalidArgumentError, *parts):
+                    trainer.sessions.announce(trainer.member, told)
     trainer.announce(2)
 
 
 def test_announcing_out_of_order(trainer):
     trainer.announce(1)
-    for numbers in each([[3], [3, 2], [2, 4], [0], [-1], [4], [1, 3]]):
-        with refused_step(trainer.store, InvalidArgumentError, "step"):
-            trainer.sessions.announce(trainer.member, dict.fromkeys(numbers, KEYS))
+    with standing_still(trainer.store):
+        for numbers in each([[3], [3, 2], [2, 4], [0], [-1], [4], [1, 3]]):
+            with raising(InvalidArgumentError, "step"):
+                trainer.sessions.announce(trainer.member, dict.fromkeys(numbers, KEYS))
     trainer.announce(2)
 
 
@@ -276,9 +282,9 @@ def test_array_that_changes_after_it_was_announced(trainer):
 
 def test_unknown_member(trainer):
     trainer.announce(1)
-    for member in ("", "run", "0" * 32):
-        for call in CALLS.values():
-            with refused_step(trainer.store, SessionExpiredError):
+    with standing_still(trainer.store):
+        for member, call in product(("", "run", "0" * 32), CALLS.values()):
+            with raising(SessionExpiredError):
                 call(trainer.sessions, member, 1)
 
 
@@ -348,18 +354,15 @@ BAD_PLANS = {
 
 def test_options_of_a_session_out_of_range(trainer):
     """Review: the planner counted through a group's steps, or its digits were no integer."""
-    for bad in each(BAD_PLANS.values()):
-        plan = Plan(**({"tables": ("free",), "name": "other"} | bad))
-        with refused_step(trainer.store, InvalidArgumentError):
-            plan.open(trainer.store)
-    for options in (
-        {"lease_ms": 0},
-        {"lease_ms": 600_001},
-        {"rank_timeout_ms": 0},
-        {"lease_ms": "soon"},
-    ):
-        with refused_step(trainer.store, InvalidArgumentError, *options):
-            Plan(("free",), name="other").open(trainer.store, **options)
+    leases = {"lease_ms": 0}, {"lease_ms": 600_001}, {"rank_timeout_ms": 0}, {"lease_ms": "soon"}
+    with standing_still(trainer.store):
+        for bad in each(BAD_PLANS.values()):
+            plan = Plan(**({"tables": ("free",), "name": "other"} | bad))
+            with raising(InvalidArgumentError):
+                plan.open(trainer.store)
+        for options in each(leases):
+            with raising(InvalidArgumentError, *options):
+                Plan(("free",), name="other").open(trainer.store, **options)
 
 
 # What others may do meanwhile
@@ -377,17 +380,19 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_write_to_a_held_table(trainer, write):
+def test_write_to_a_held_table(trainer):
     trainer.announce(1, 2)
-    with refused_step(trainer.store, TableHeldError, "'a'", "'run'"):
-        write(trainer.store)
-    trainer.update(1)
-    with refused_step(trainer.store, TableHeldError, "'a'", "'run'"):
-        write(trainer.store)
+    for _ in range(2):  # before a step is finished, and between two
+        with standing_still(trainer.store):
+            for write in each(WRITES.values()):
+                with raising(TableHeldError, "'a'", "'run'"):
+                    write(trainer.store)
+        if trainer.store.sessions.stats()[0]["last_step"] == 0:
+            trainer.update(1)
     trainer.sessions.close(trainer.member)
-    write(trainer.store)
-    write_reference(trainer.twin.reference, write)
+    for write in each(WRITES.values()):
+        write(trainer.store)
+        write_reference(trainer.twin.reference, write)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -10,19 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from embstore.arithmetic import sum_by_key
 from embstore.config import Adam
 from embstore.errors import DeadlineError, InvalidArgumentError, TableHeldError
 from embstore.handles.sessions import SomeGradients
-from tests.conformance.cases import assert_same, config, generator, normal, ones
+from tests.conformance.cases import assert_same, config, generator, ones
 from tests.conformance.sessions.training import assert_nothing_pinned, pause
-from tests.conformance.traces import cut_into_bags, values, zipf_keys
+from tests.conformance.traces import values, zipf_keys
 
 TABLES = {"a": config(dim=12, rows=3000), "b": config(dim=5, rows=3000, optimizer=Adam(0.01))}
-
-
-HOW = ({"a": "sum", "b": None}, {"a": "mean", "b": "sum"}, {"b": "mean"}, {"a": None, "b": "mean"})
-"""How tables are looked up pooled; None: plain."""
 
 
 class Batch(NamedTuple):
@@ -85,79 +80,6 @@ def test_loop_trains_as_plain_calls(twin, planner, lookahead):
     twin.check()
 
 
-def test_loop_over_bags(twin):
-    rng = generator(802)
-    loader = batches(rng, 12)
-    with twin.store.session(tables=["a", "b"]) as run:
-        for place, step in enumerate(run.steps(loader, keys=keys_of)):
-            offsets = {name: cut_into_bags(rng, 150) for name in TABLES}
-            mode = ("sum", "mean")[place % 2]
-            pooled = step.lookup_pooled(offsets, mode=mode)
-            grads = {}
-            for name, given in TABLES.items():
-                table = twin.reference.table(name)
-                wanted = table.lookup_pooled(step.batch.keys[name], offsets[name], mode)
-                assert_same(pooled[name], wanted)
-                grads[name] = normal(rng, len(wanted), given["dim"])
-            step.update_pooled(grads)
-            spread_on_reference(twin, step.batch, offsets, grads, mode)
-    twin.check()
-
-
-def spread_on_reference(twin, batch, offsets, grads, mode):
-    """Do on the reference one step of pooled gradients of every table: one command."""
-    first = twin.reference.command_number
-    for name in TABLES:
-        table = twin.reference.table(name)
-        table.update_pooled(batch.keys[name], offsets[name], grads[name], mode)
-    twin.reference.command_number = first + 1
-
-
-@pytest.mark.parametrize("are_short", [True, False], ids=["short bags", "long bags"])
-def test_each_table_of_a_step_is_pooled_in_its_own_way_or_plain(twin, are_short):
-    """Also one that was not looked up is plain. Rows of short bags come early."""
-    rng = generator(816)
-    with twin.store.session(["a", "b"], lookahead=4) as run:
-        for step in run.steps(batches(rng, 12), keys=keys_of):
-            offsets = np.arange(0, 151, 2) if are_short else cut_into_bags(rng, 150)
-            how = HOW[step.number % len(HOW)]
-            given = {name: None if mode is None else offsets for name, mode in how.items()}
-            modes = {name: mode for name, mode in how.items() if mode == "mean"}
-            found = step.lookup_pooled(given, modes)
-            assert found.keys() == how.keys()
-            gradients = {}
-            for name, mode in (dict.fromkeys(TABLES) | how).items():
-                table, keys = twin.reference.table(name), step.batch.keys[name]
-                bags = np.arange(151) if mode is None else offsets
-                wanted = table.lookup_pooled(keys, bags, mode or "sum")
-                if name in how:
-                    assert_same(found[name], wanted)
-                gradients[name] = normal(rng, *wanted.shape)
-            step.update_pooled(gradients)
-            first = twin.reference.command_number
-            for name, mode in (dict.fromkeys(TABLES) | how).items():
-                bags = np.arange(151) if mode is None else offsets
-                table, keys = twin.reference.table(name), step.batch.keys[name]
-                table.update_pooled(keys, bags, gradients[name], mode or "sum")
-            twin.reference.command_number = first + 1
-    twin.check()
-
-
-def test_weighted_bags(twin):
-    rng = generator(803)
-    loader = batches(rng, 5)
-    with twin.store.session(tables=["a"], name="weighted") as run:
-        for step in run.steps(loader, keys=lambda batch: {"a": batch.keys["a"]}):
-            keys, offsets, weights = step.batch.keys["a"], cut_into_bags(rng, 150), values(rng, 150)
-            table = twin.reference.table("a")
-            pooled = step.lookup_pooled({"a": offsets}, mode="sum", weights={"a": weights})
-            wanted = table.lookup_pooled(keys, offsets, "sum", weights)
-            assert_same(pooled["a"], wanted)
-            grads = normal(rng, len(wanted), 12)
-            step.update_pooled({"a": grads}, gradient_scale=0.25)
-            table.update_pooled(keys, offsets, grads, "sum", weights, gradient_scale=0.25)
-
-
 def test_steps_that_are_not_finished_by_the_loop_are_released(twin):
     loader = batches(generator(804), 8)
     with twin.store.session(tables=["a", "b"], name="run") as run:
@@ -172,17 +94,6 @@ def test_steps_that_are_not_finished_by_the_loop_are_released(twin):
             twin.reference.command_number += 1
     with twin.store.session(tables=["a", "b"], name="run") as run:
         assert run.last_step == 8
-
-
-def test_gradients_may_be_sums_by_key(twin):
-    with twin.store.session(tables=["a", "b"]) as run:
-        for step in run.steps(batches(generator(813), 5), keys=keys_of):
-            sums = {}
-            for name, (rows, inverse) in step.lookup_unique().items():
-                sums[name] = sum_by_key(inverse, len(rows), step.batch.gradients[name])
-            step.update_unique(sums, gradient_scale=0.5)
-            twin.reference.update(share(step.batch), gradient_scale=0.5)
-    twin.check()
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -11,11 +11,10 @@ import pytest
 from embstore import commands as c
 from embstore.config import Adagrad, Adam, Ftrl, Limits, RowWiseAdagrad, Sgd
 from embstore.errors import InvalidArgumentError, ReplicaMismatchError, TableHeldError
-from embstore.handles.sessions import SomeGradients
 from embstore.handles.store import Store
 from tests.conformance.cases import assert_same, config, generator, normal, refused
 from tests.conformance.meeting import Meeting
-from tests.conformance.traces import cut_into_bags, values, zipf_keys
+from tests.conformance.traces import values, zipf_keys
 
 ROWS, DRAWS = 900, 120
 OPTIMIZERS = [Sgd(0.1), Adagrad(0.1), RowWiseAdagrad(0.05), Adam(0.01), Ftrl(0.05, l1=0.01)]
@@ -99,92 +98,6 @@ def test_steps_in_parts_give_the_bits_of_plain_calls(open_twin):
             (facts,) = twin.store.sessions.stats()
             in_parts = max(in_parts, facts["steps_in_parts"])
     assert in_parts
-    twin.check()
-
-
-def test_everything_that_a_step_can_do(twin):
-    rng = generator(844)
-    loader = batches(rng, 60)
-    with twin.store.session(["a", "b"], waits="none") as run:
-        for step in run.steps(loader, itself):
-            match step.number % 6:
-                case 0:
-                    step.skip()
-                    twin.reference.command_number += 1
-                case 1:
-                    step.lookup()
-                    step.release()
-                    twin.reference.command_number += 1
-                case 2:  # one table has no gradient, and keeps its t
-                    gradients = gradients_of(rng, {"b": step.batch["b"]})
-                    step.update(gradients, learning_rate=0.02 * step.number, gradient_scale=0.5)
-                    twin.reference.update(
-                        share(step.batch, gradients),
-                        learning_rate=0.02 * step.number,
-                        gradient_scale=0.5,
-                    )
-                case 3:
-                    bags_on_both(twin, step, rng)
-                case 4:
-                    some_keys_on_both(twin, step, rng)
-                case _:  # some overflow
-                    gradients = gradients_of(rng, step.batch)
-                    if step.number % 4 == 1:
-                        gradients["a"][3, 2] = np.inf
-                    before = twin.reference.command_number
-                    done = step.update(gradients, on_nonfinite="skip")
-                    assert done.skipped == (step.number % 4 == 1)
-                    if done.skipped:
-                        twin.reference.command_number = before + 1
-                    else:
-                        twin.reference.update(share(step.batch, gradients))
-    twin.check()
-
-
-def bags_on_both(twin, step, rng):
-    offsets = {name: cut_into_bags(rng, DRAWS) for name in TABLES}
-    mode = ("sum", "mean")[step.number % 2]
-    pooled, grads = step.lookup_pooled(offsets, mode), {}
-    first = twin.reference.command_number
-    for name, given in TABLES.items():
-        table = twin.reference.table(name)
-        keys = step.batch[name]
-        assert_same(pooled[name], table.lookup_pooled(keys, offsets[name], mode))
-        grads[name] = normal(rng, len(pooled[name]), given["dim"])
-        table.update_pooled(keys, offsets[name], grads[name], mode)
-    twin.reference.command_number = first + 1
-    step.update_pooled(grads)
-
-
-def some_keys_on_both(twin, step, rng):
-    rows, inverse = step.lookup_unique()["a"]
-    assert_same(rows[inverse], twin.reference.lookup(step.batch)["a"])
-    positions = np.flatnonzero(rng.random(len(rows)) < 0.5)
-    keys = np.empty(len(rows), np.int64)
-    keys[inverse] = step.batch["a"]
-    grads = normal(rng, len(positions), TABLES["a"]["dim"])
-    step.update_unique({"a": SomeGradients(positions, grads)})
-    grads_sent = grads.copy()
-    grads[:] = np.nan  # the caller's again
-    twin.reference.update({"a": (keys[positions], grads_sent)})
-
-
-def test_what_is_refused_changes_nothing_and_the_step_goes_on(twin):
-    rng = generator(845)
-    with twin.store.session(["a", "b"], waits="none") as run:
-        for step in run.steps(batches(rng, 8), itself):
-            gradients = gradients_of(rng, step.batch)
-            wrong = dict(gradients, a=np.full_like(gradients["a"], np.nan))
-            with pytest.raises(InvalidArgumentError, match="expected finite gradients"):
-                step.update(wrong)
-            with pytest.raises(InvalidArgumentError, match=r"expected.*\(\d+, 5\)"):
-                step.update(dict(gradients, b=gradients["a"]))
-            with pytest.raises(InvalidArgumentError):
-                step.update_unique({"a": SomeGradients(np.array([900]), normal(rng, 1, 12))})
-            with pytest.raises(InvalidArgumentError):
-                step.update(gradients, learning_rate=float("nan"))
-            step.update(gradients)
-            twin.reference.update(share(step.batch, gradients))
     twin.check()
 
 

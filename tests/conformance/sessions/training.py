@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from embstore import commands
 from embstore.handles.sessions import StepBags
 from tests.conformance.backends import Embedded, UnsyncedFiles
-from tests.conformance.cases import assert_same, engine_of, hits, normal, pool_stats, refused
+from tests.conformance.cases import (
+    assert_same,
+    engine_of,
+    hits,
+    normal,
+    pool_stats,
+    raising,
+    unchanged,
+)
 from tests.conformance.emulated import Emulated
 from tests.conformance.traces import Config, cut_into_bags, values, zipf_keys
 from tests.conformance.twin import Twin
@@ -352,17 +360,24 @@ def still_facts(store: Any) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def refused_step(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
-    """Expect exactly `error` from a call that changes neither the store nor a session.
+def standing_still(store: Any) -> Iterator[None]:
+    """Expect calls, which are all refused, to change neither the store nor a session.
 
     What is announced must be planned already: the planner goes on by itself. Rows on their way
     are waited for, as they hold pins of their own.
     """
     until(lambda: not any(f["collecting"] or f["inserting"] for f in store.sessions.stats()))
     before = still_facts(store)
-    with refused(store, error, *parts):
+    with unchanged(store):
         yield
     assert still_facts(store) == before
+
+
+@contextmanager
+def refused_step(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
+    """Expect exactly `error` from a call that changes neither the store nor a session."""
+    with standing_still(store), raising(error, *parts):
+        yield
 
 
 class Rank:
