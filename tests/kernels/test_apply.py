@@ -97,14 +97,3 @@ def test_a_rate_of_zero_still_writes():
         device.rows.apply("sgd", memory, d_zero, d_zero, up(device, g), parameters(1))
         rows, _, _, dirty = contents_of(device, memory, 1)
         assert (rows, dirty) == ([[0] * 4], [True])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_to_apply(kind):
-    for device in devices():
-        memory = slots_with(device, np.ones((1, 12), np.float32))
-        none = up(device, np.empty(0, np.int64))
-        g = device.memory.allocate(0, np.float32, width=4)
-        device.rows.apply(kind, memory, none, none, g, parameters(1))
-        rows, _, _, dirty = contents_of(device, memory, 1)
-        assert (rows, dirty) == (bits(np.ones((1, 12), np.float32)), [False])

@@ -188,18 +188,3 @@ def test_an_output_of_the_device_is_waited_for():
     device.rows.gather(here.memory.rows, here.synchronize(batch), batch, 64, [d_out])
     assert runtime.waits == 2
     assert bits(down(device, d_out)) == bits(here.rows[here.keys])
-
-
-def test_missing_rows_are_staged_without_a_wait_while_there_are_buffers():
-    device = GpuDevice(WaitingRuntime(), threads=1)
-    here, runtime = Resident(device), device.runtime
-    runtime.waits = 0
-    for turn in range(staging.BUFFERS):
-        staged = device.memory.staging(40, wide(64))
-        staged[:] = turn
-        device.rows.scatter_rows(staged, here.memory.rows, np.arange(40) + 40 * turn)
-    assert runtime.waits == 0
-    device.memory.staging(40, wide(64))[:] = 9
-    assert runtime.waits == 1
-    found = device.rows.read_rows(here.memory.rows, up(device, np.arange(40 * staging.BUFFERS)))
-    assert np.array_equal(found[:, 0], np.repeat(np.arange(staging.BUFFERS), 40))

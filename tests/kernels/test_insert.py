@@ -158,11 +158,3 @@ def test_an_index_without_room_for_all_slots_is_refused(device):
     index = device.memory.allocate_index(100)
     assert device.keys.insert_slots(index, memory, len(keys) - 1)
     check_integrity(device, index, {key: slot for slot, key in enumerate(keys[:-1])})
-
-
-@each_device
-def test_nothing_to_insert_and_nothing_to_erase(device):
-    index = device.memory.allocate_index(1)
-    assert insert(device, index, [], [])
-    device.keys.erase(index, np.empty(0, np.int64))
-    check_integrity(device, index, {})

@@ -151,9 +151,3 @@ def test_the_first_victims_are_read_with_them(count, first):
         assert here.dirty.tolist() == dirty[lowest].tolist()
         if isinstance(device, GpuDevice):
             assert here.rows.tobytes() == rows[lowest].tobytes()
-
-
-def test_what_this_clock_has_touched_is_no_victim():
-    scores = np.array([4, 9, 2 << 40 | 9, 8])
-    for device in devices():
-        assert select(device, scores, np.arange(4), 9, 4) == [0, 3]

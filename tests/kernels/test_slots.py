@@ -5,7 +5,7 @@ import pytest
 
 from embstore.arrays import EMPTY_KEY
 from embstore.device import gpu_slots
-from embstore.score import COUNT_NONE, COUNT_UP
+from embstore.score import COUNT_NONE, PENDING
 from tests.kernels.samples import (
     SLAB_SLOTS,
     awkward,
@@ -47,13 +47,14 @@ class Contents:
         assert dirty == self.dirty.tolist()
 
 
-def test_place_keys_gives_slots_to_rows():
+@pytest.mark.parametrize("score", [0, PENDING])
+def test_place_keys_gives_slots_to_rows(score):
     for device in devices():
         here = Contents(device)
         slots = np.array([49, 0, 17, 16])
         keys = np.array([1 << 61, 5, 0, 7])
-        device.slots.place_keys(here.memory, slots, keys, 0)
-        here.keys[slots], here.scores[slots], here.dirty[slots] = keys, 0, False
+        device.slots.place_keys(here.memory, slots, keys, score)
+        here.keys[slots], here.scores[slots], here.dirty[slots] = keys, score, False
         here.check()
 
 
@@ -99,21 +100,6 @@ def test_read_range_tells_all_of_them(monkeypatch, low, high, at_once):
         assert found.scores.tolist() == here.scores[low:high].tolist()
         assert found.dirty.tolist() == here.dirty[low:high].tolist()
         assert (found.keys.dtype, found.dirty.dtype) == (np.int64, np.bool_)
-
-
-def test_nothing_to_do_to_slots():
-    none = np.empty(0, np.int64)
-    for device in devices():
-        here = Contents(device)
-        device.slots.place_keys(here.memory, none, none, 0)
-        device.slots.clear_slots(here.memory, none)
-        device.slots.mark(here.memory, none, dirty=True)
-        device.slots.mark(here.memory, up(device, none), dirty=False)
-        device.slots.touch(here.memory, none, 5, COUNT_UP)
-        assert len(device.slots.read_slots(here.memory, none)().keys) == 0
-        device.memory.add_slots(here.memory, 64, 64)
-        device.memory.drop_slots(here.memory, 64, 64)
-        here.check()
 
 
 # Slots that come and go

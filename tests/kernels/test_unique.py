@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from embstore.device import gpu_work, staging
 from embstore.device.base import Gradients
 from tests.kernels.samples import (
-    batch_of,
     bits,
     cpu_devices,
     devices,
@@ -72,13 +71,6 @@ def test_unique_stays_right_while_its_scratch_grows_and_is_used_again():
             assert found(device, [(3, 1 << 40, keys)]) == expected([(3, keys)])
 
 
-def test_the_ids_of_each_table_are_consecutive():
-    """id_bounds cut them, where the CPU needs it."""
-    keys = [np.array(k, np.int64) for k in ([4, 4, 1], [], [4, 2, 4, 9], [1])]
-    for device in cpu_devices():
-        assert batch_of(device, *keys).id_bounds.tolist() == [0, 2, 2, 5, 6]
-
-
 def test_unique_takes_the_extreme_keys_of_the_last_table():
     keys = np.array([(1 << 40) - 1, 0, (1 << 40) - 1])
     for device in devices():
@@ -131,13 +123,6 @@ def test_verbs_take_a_batch_of_distinct_keys():
         assert device.keys.count_accesses(batch, d_slots, 0, 40, None)() == (40, 40)
 
 
-def test_unique_takes_a_read_only_array():
-    keys = np.array([4, 4, 2])
-    keys.flags.writeable = False
-    for device in devices():
-        assert found(device, [(0, 5, keys)])[1] == [0, 0, 1]
-
-
 def test_unique_takes_keys_of_the_device_beside_those_of_the_host():
     device = gpu_device()
     segments = [(i, np.array(keys)) for i, keys in enumerate([[4, 4, 2], [7, 1], [0, 0]])]
@@ -169,9 +154,3 @@ def test_unique_reports_the_first_key_outside_its_table(wrong, position):
 def test_a_table_of_no_rows_has_no_key():
     for device in devices():
         assert synchronized(device, [(0, 0, np.zeros(1, np.int64))]).found.outside == 0
-
-
-def test_no_keys():
-    none = np.empty(0, np.int64)
-    for device in devices():
-        assert found(device, [(0, 5, none), (3, 0, none)]) == ([], [], [0, 0, 0])
