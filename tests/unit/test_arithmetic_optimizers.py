@@ -93,6 +93,7 @@ def test_update_rounds_every_operation(update, optimizer, dim):
     for t in (1, 2, 3):
         g, rate = random_rows(rng, n, dim), float(rng.random() + 0.001)
         g.reshape(-1)[:: max(3, dim // 2)] = rng.choice(fp32(0.0, -0.0, 1e-45, -1e-30))
+        g.flags.writeable = False
         scalars = plain.scalars(optimizer, t, rate, dim)
         expected = [
             plain.UPDATES[optimizer.kind](w, s, y, *scalars)
@@ -137,14 +138,6 @@ def test_update_of_no_rows(optimizer):
     weights, state = np.empty((0, 7), np.float32), initial_state(optimizer, 7, 0)
     apply_update(optimizer.kind, weights, state, weights, update_scalars(optimizer, 1, 0.1, 7))
     assert state.shape == (0, optimizer.state_dim(7))
-
-
-@each_optimizer
-def test_update_leaves_gradients_and_scalars_alone(optimizer):
-    g, scalars = np.ones((2, 3), np.float32), update_scalars(optimizer, 1, 0.1, 3)
-    g.flags.writeable = scalars.flags.writeable = False
-    apply_update(optimizer.kind, np.ones((2, 3), "f4"), initial_state(optimizer, 3, 2), g, scalars)
-    assert g.tolist() == [[1] * 3] * 2
 
 
 @each_optimizer
@@ -224,14 +217,3 @@ def test_scale_overflows_without_a_warning_and_returns_a_new_array():
     sums = fp32((3e38, np.nan))
     sums.flags.writeable = False
     assert np.isinf(scale_sums(sums, 10.0)[0, 0])
-
-
-@each_optimizer
-def test_initial_state_starts_at_the_accumulator_or_zero(optimizer):
-    state = initial_state(optimizer, 7, 3)
-    assert state.dtype == np.float32
-    assert state.shape == (
-        3,
-        {"sgd": 0, "adagrad": 7, "rowwise_adagrad": 1, "adam": 14, "ftrl": 14}[optimizer.kind],
-    )
-    assert (state == np.float32(getattr(optimizer, "initial_accumulator", 0.0))).all()
