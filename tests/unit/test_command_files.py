@@ -13,7 +13,7 @@ from embstore.storage.command_records import Place, RecordReader, record_bytes, 
 from embstore.storage.files import Files
 from embstore.storage.format import PAGE_BYTES
 from tests.faults.disk import Disk, dropped, emptied, kept, torn
-from tests.faults.recording import Call, RecordingFiles
+from tests.faults.recording import RecordingFiles
 
 STORE_ID = bytes(range(16))
 SIZES = (0, 1, 63, 64, 65, 5_000, 200_000)
@@ -87,19 +87,6 @@ def test_records_that_wait_share_a_sync(tmp_path):
     files.may_sync.set()
     log.log.wait(last)
     assert log.log.syncs == 2
-    log.log.close()
-
-
-def test_segments_follow_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
-    log = filled(tmp_path, 30)
-    segments = list(tmp_path.glob("commands/*"))
-    assert len(segments) > 5
-    assert read(tmp_path) == [(n, body(n)) for n in range(30)]
-    log.log.begin_segment()
-    log.append(30, b"kept")
-    begin = log.forget()
-    assert read(tmp_path, begin) == [(30, b"kept")]
     log.log.close()
 
 
@@ -198,16 +185,6 @@ def test_a_segment_behind_a_torn_one_is_removed(tmp_path, monkeypatch):
     assert read(tmp_path) == [(0, body(0)), (1, b"anew")]
     again.log.close()
     log.log.close()
-
-
-def test_a_missing_segment_is_noticed_by_its_successor(tmp_path, monkeypatch):
-    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
-    log = filled(tmp_path, 30)
-    log.log.close()
-    numbers = [int(p.stem) for p in sorted(tmp_path.glob("commands/*"))]
-    (tmp_path / segment_path(numbers[2])).unlink()
-    with pytest.raises(CorruptTableError, match=f"{numbers[2]:012d}.commands: missing"):
-        read(tmp_path)
 
 
 def test_interval_syncs_when_it_is_due_or_asked_to(tmp_path):
@@ -350,45 +327,9 @@ def test_two_new_segments_that_no_sync_has_seen(tmp_path, monkeypatch, choose, l
         log.log.close()
 
 
-def test_a_failed_sync_is_not_taken_for_success_by_the_next_opening(tmp_path):
-    """The page cache has what the disk has not."""
-
-    class FailingSync(RecordingFiles):
-        left = 3
-
-        def _sync(self, file):
-            self.left -= 1
-            if not self.left:
-                self.calls.append(Call("failed_sync", file.path))
-                raise OSError(5, "broken")
-            super()._sync(file)
-
-    files = FailingSync(tmp_path / "log")
-    log = Log(files.root, files)
-    log.append(0, body(4))
-    log.append(1, body(5))
-    with pytest.raises(StorageError):
-        log.append(2, body(6))
-    log.log.close()
-    again = Log(files.root, files)
-    assert again.found == [(0, body(4)), (1, body(5)), (2, body(6))]
-    again.append(3, body(3))
-    disk = Disk()
-    for call in files.calls:
-        disk.apply(call)
-    for name, choose in (("dropped", dropped), ("kept", kept), ("emptied", emptied)):
-        disk.write_to(tmp_path / name, choose)
-        assert [number for number, _ in read(tmp_path / name)] == [0, 1, 2, 3]
-    again.log.close()
-
-
 def test_a_record_is_read_whole_though_a_call_of_the_system_reads_less(tmp_path, monkeypatch):
     log = filled(tmp_path, 7)
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 50_000), at))
     assert read(tmp_path) == [(n, body(n)) for n in range(7)]
     log.log.close()
-
-
-def test_places_are_in_the_logs_order():
-    assert Place(1, 5_000) < Place(2, 4_096) < Place(2, 4_097)

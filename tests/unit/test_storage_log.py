@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from embstore.errors import CapacityError
-from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.log import Log
 from tests.unit.small_stores import UnsyncedFiles
 from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
@@ -30,14 +28,6 @@ def seal(log):
     return segment
 
 
-def reopened(path, log):
-    again = new_log(path)
-    for s in log.segments:
-        again.load(SegmentEntry(s.number, s.commit, s.bytes, s.checksum))
-    again.check_integrity()
-    return again
-
-
 def located(log, keys):
     keys = np.asarray(keys, np.int64)
     positions, addresses = np.empty(len(keys), np.int64), np.empty(len(keys), np.uint64)
@@ -56,10 +46,6 @@ def check(log, versions):
     found = unpacked(addresses, keys)
     assert same_rows(found[have], np.array(expected)[have])
     log.check_integrity()
-
-
-def live(log):
-    return [int(log.live[segment.place]) for segment in log.segments]
 
 
 def newest(*segments):
@@ -88,82 +74,6 @@ def merged(log, old, keep=None):
     return result
 
 
-def test_a_full_segment_is_sealed_and_the_next_begun(tmp_path):
-    log = new_log(tmp_path, segment_bytes=16_384)
-    for start in range(0, 2_000, 100):
-        append(log, range(start, start + 100), version=start)
-    assert len(log.segments) > 4
-    assert all(segment.bytes <= 16_384 for segment in log.segments)
-    check(log, {key: key // 100 * 100 for key in range(0, 2_000, 7)})
-
-
-def test_live_counts_what_the_index_points_to(tmp_path):
-    log = new_log(tmp_path)
-    append(log, range(10))
-    seal(log)
-    append(log, range(4, 10), version=1)
-    seal(log)
-    append(log, [9], version=2)
-    seal(log)
-    assert live(log) == [4, 5, 1]
-    log.check_integrity()
-
-
-def test_frozen_counts_stay(tmp_path):
-    """A kept checkpoint needs the records that memory has superseded."""
-    log = new_log(tmp_path)
-    append(log, range(10))
-    first = seal(log)
-    log.freeze()
-    append(log, range(6), version=1)
-    seal(log)
-    assert live(log) == [10, 6]
-    assert log.is_frozen(first) and not log.is_frozen(log.segments[1])
-    log.check_integrity()
-
-
-def test_replace_puts_the_merged_segment_where_the_newest_was(tmp_path):
-    """Opening again reads segments in order, so their order decides which record of a key wins."""
-    log = new_log(tmp_path)
-    segments = []
-    for version, keys in enumerate([range(20), range(10), range(5), [0, 20]]):
-        append(log, keys, version)
-        segments.append(seal(log))
-    first, *middle, last = segments
-    result = merged(log, middle)
-    assert log.segments == [first, result, last]
-    expected = {0: 3, 1: 2, 4: 2, 5: 1, 9: 1, 10: 0, 19: 0, 20: 3}
-    check(log, expected)
-    assert live(log) == [10, 9, 2]
-    log.close()
-    check(reopened(tmp_path, log), expected)
-
-
-def test_a_frozen_segment_stays_frozen_when_merged(tmp_path):
-    log = new_log(tmp_path)
-    append(log, range(10))
-    first = seal(log)
-    append(log, range(5), version=1)
-    second = seal(log)
-    log.freeze()
-    append(log, range(10), version=2)
-    result = merged_frozen(log, first, second)
-    assert log.is_frozen(result)
-    assert live(log) == [10]
-    log.check_integrity()
-
-
-def merged_frozen(log, *old):
-    """Merge segments of which memory needs nothing any more, and a kept checkpoint all."""
-    keys, positions = newest(*old)
-    writer = log.new_writer(1 << 16)
-    writer.reserve(len(keys), 32)
-    writer.append(keys, records_for(keys))
-    result = writer.seal()
-    list(log.replace(list(old), result, keys, positions))
-    return result
-
-
 def test_places_are_used_again_and_never_twice_at_a_time(tmp_path):
     """More segments than there were places at first, merged and written again."""
     log = new_log(tmp_path)
@@ -176,25 +86,6 @@ def test_places_are_used_again_and_never_twice_at_a_time(tmp_path):
         assert len(set(places)) == len(places)
     check(log, {key: min(key, 199) for key in range(202)})
     assert len(log.live) == 128
-
-
-def test_forgotten_tables_leave_the_index_and_the_counts(tmp_path):
-    log = new_log(tmp_path)
-    append(log, [1, 2, 1 << 40, 1 << 40 | 5, 2 << 40])
-    seal(log)
-    log.forget_table(1 << 40, 2 << 40)
-    check(log, {1: 0, 1 << 40: None, 1 << 40 | 5: None, 2 << 40: 0})
-    assert live(log) == [3]
-
-
-def test_the_index_limit_is_named_and_nothing_has_changed(tmp_path):
-    log = new_log(tmp_path, rows_max=20)
-    append(log, range(15))
-    with pytest.raises(CapacityError, match=r"limits\.log_rows_max"):
-        log.reserve(6, 32)
-    check(log, dict.fromkeys(range(15), 0))
-    append(log, range(15, 20))
-    assert log.index.size == 20
 
 
 def test_an_abandoned_writer_leaves_nothing(tmp_path):

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from embstore.storage.segment import newest_in
 from tests.unit.small_stores import UnsyncedFiles, generator
 from tests.unit.storage_samples import (
     append,
@@ -34,34 +33,6 @@ def seal(storage):
 def reopen(storage, path, **limits):
     storage.close()
     return open_storage(path, **limits)
-
-
-# What merges choose
-
-
-def test_newest_is_the_last_record_of_each_key(tmp_path):
-    rng = generator(SEED)
-    storage, _ = opened(tmp_path, **NEVER)
-    for version in range(12):
-        append(storage, rng.choice(300, 50, replace=False), version)
-        seal(storage) if version % 3 == 2 else None
-    segments = storage.log.segments[1:]
-    expected = {}
-    for segment in segments:
-        keys, positions = segment.keys_and_positions()
-        expected |= dict(zip(keys.tolist(), positions.tolist(), strict=True))
-    keys, positions = newest_in(segments)
-    assert keys.tolist() == sorted(expected)
-    assert positions.tolist() == [expected[key] for key in sorted(expected)]
-    storage.close()
-
-
-def test_newest_of_segments_without_records_is_nothing(tmp_path):
-    storage, _ = opened(tmp_path, **NEVER)
-    storage.appender.reserve(5, 32)
-    seal(storage)
-    assert [len(part) for part in newest_in(storage.log.segments)] == [0, 0]
-    storage.close()
 
 
 # Fold
@@ -117,35 +88,6 @@ def test_runs_are_merged_once_no_checkpoint_is_kept_between_them(tmp_path):
     storage.close()
 
 
-def test_rows_of_different_sizes_are_folded_together(tmp_path):
-    storage = open_storage(tmp_path, fold_bytes=1)
-    entries = [table_entry(i, dim=dim) for i, dim in enumerate((4, 12, 1024, 3000))]
-    for entry in entries:
-        storage.create_table(entry)
-    for table_id, dim in enumerate((4, 12, 1024, 3000)):
-        append(storage, range(20), version=dim, table_id=table_id, dim=dim)
-    storage.commit(entries, 1)
-    settle(storage)
-    for table_id, dim in enumerate((4, 12, 1024, 3000)):
-        assert versions(storage, range(21), table_id, dim) == [dim] * 20 + [-1]
-        assert set(origins(storage, range(20), table_id, dim)) == {"base"}
-    storage.close()
-
-
-def test_folds_one_after_the_other_leave_no_file_behind(tmp_path):
-    storage, entries = opened(tmp_path, fold_bytes=1)
-    for version in range(6):
-        append(storage, range(version * 50, version * 50 + 200), version)
-        storage.commit(entries, version)
-        settle(storage)
-    expected = [min(key // 50, 5) for key in range(450)]
-    assert versions(storage, range(450)) == expected
-    named = {p.entry.path for run in storage.base.runs for p in run}
-    assert {f"base/{p.name}" for p in (tmp_path / "base").iterdir()} == named
-    assert list((tmp_path / "log").glob("*.log")) == []
-    storage.close()
-
-
 # Compaction
 
 
@@ -195,23 +137,6 @@ def test_a_drop_that_no_commit_has_made_durable_loses_nothing(tmp_path):
     storage.close()
 
 
-def test_many_small_segments_become_one(tmp_path):
-    storage, entries = opened(tmp_path, segment_bytes=1 << 20, fold_segments=8, fold_bytes=1 << 40)
-    append(storage, range(1_000, 1_010), version=99)
-    storage.commit(entries, 0, label="kept")
-    for version in range(1, 30):
-        append(storage, range(version, version + 20), version)
-        storage.commit(entries, version)
-        settle(storage)
-    assert storage.merges.compactions >= 3
-    assert len(storage.log.segments) < 10
-    assert versions(storage, range(1, 49)) == [min(key, 29) for key in range(1, 49)]
-    storage.restore("kept", 50)
-    assert versions(storage, range(1, 49)) == [-1] * 48
-    assert versions(storage, range(1_000, 1_010)) == [99] * 10
-    storage.close()
-
-
 def test_merged_segments_leave_the_disk_and_only_named_files_stay(tmp_path):
     rng = generator(SEED)
     storage, entries = opened(tmp_path)
@@ -246,24 +171,6 @@ class PausedFiles(UnsyncedFiles):
 
 
 FOLD_POINTS = ["fold:rows", "fold:synced"]
-
-
-@pytest.mark.parametrize("point", FOLD_POINTS)
-def test_rows_written_while_a_fold_runs_stay_newer(tmp_path, point):
-    files = PausedFiles(tmp_path, point)
-    storage, entries = opened(tmp_path, files=files, fold_bytes=1)
-    append(storage, range(100), version=1)
-    storage.commit(entries, 1)  # starts the fold
-    files.wait()
-    append(storage, range(50), version=2)
-    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
-    storage.commit(entries, 2)
-    files.go_on.set()
-    settle(storage)
-    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
-    storage.close()
 
 
 @pytest.mark.parametrize("point", ["compaction:records", "compaction:synced"])
@@ -320,30 +227,6 @@ def test_a_restore_while_a_fold_runs_sees_the_checkpoint(tmp_path, point):
     assert versions(storage, range(100)) == [1] * 100
     settle(storage)
     assert versions(storage, range(100)) == [1] * 100
-    storage.close()
-
-
-@pytest.mark.parametrize("point", FOLD_POINTS)
-def test_a_table_may_go_for_good_while_a_fold_writes_its_rows(tmp_path, point):
-    """The last checkpoint that names it is superseded by a commit, which removes its base."""
-    storage, entries = opened(tmp_path, tables=2, keep=1, **NEVER)
-    append(storage, range(100), version=1, table_id=0)
-    append(storage, range(100), version=1, table_id=1)
-    storage.commit(entries, 1, label="with both")
-    storage.drop_table(1)
-    storage.close()
-    files = PausedFiles(tmp_path, point)
-    storage = open_storage(tmp_path, files=files, keep=1, fold_bytes=1)
-    storage.drop_table(1)
-    storage.merges.poll()
-    files.wait()
-    go_on_once_it_waits(files, storage, lambda: storage.commit(entries[:1], 2, label="with one"))
-    settle(storage)
-    assert storage.failure is None
-    assert not (tmp_path / "base" / "1").exists()
-    assert versions(storage, range(101)) == [1] * 100 + [-1]
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(101)) == [1] * 100 + [-1]
     storage.close()
 
 
