@@ -18,7 +18,6 @@ from embstore.errors import (
     EmbstoreError,
     InvalidArgumentError,
     OutcomeUnknownError,
-    StoreClosedError,
 )
 from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
@@ -203,13 +202,6 @@ def test_a_label_that_not_all_shards_have_is_none(store: Store) -> None:
     assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]
 
 
-def test_updates_without_keys_are_counted_everywhere(store: Store) -> None:
-    table = store.table("a")
-    table.update([3], np.ones((1, DIM), np.float32))
-    table.update([], np.empty((0, DIM), np.float32))
-    assert [shard.table("a").t for shard in shards_of(store)] == [2, 2, 2]
-
-
 def test_gradients_of_a_key_are_added_in_the_order_of_the_call(store: Store) -> None:
     table = store.table("a")
     before = table.lookup([5])
@@ -258,9 +250,3 @@ def test_a_share_that_rule_9_refuses_at_one_shard_skips_the_step_at_all(
         assert [done.skipped for done in pool.map(send, range(world_size))] == [True] * world_size
     assert store.table("a").digest() == before
     assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]
-
-
-def test_a_closed_cluster_says_so(store: Store) -> None:
-    store.close()
-    with pytest.raises(StoreClosedError):
-        store.table("a")

@@ -10,20 +10,16 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore.config import Adagrad, Uniform
+from embstore.config import Adagrad
 from embstore.errors import ReplicaMismatchError, SessionExpiredError
 from embstore.handles.store import Store
+from tests.clusters import table
 from tests.conformance.backends import Embedded
 from tests.conformance.meeting import Meeting
 from tests.conformance.sharded import Sharded
 
 DIM, ROWS, STEPS, WRONG_STEP = 4, 40_000, 9, 6
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Adagrad(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Adagrad(0.5), ROWS)
 WAIT_S = 60
 
 
