@@ -82,32 +82,6 @@ def test_slabs_that_cannot_be_split_for_want_of_memory_stay_as_they_were():
     assert contents_of(device, memory, 64) == before
 
 
-@pytest.mark.parametrize("least", range(0, 18_000, 4_500))
-def test_a_call_without_memory_is_refused_and_the_next_is_as_usual(least):
-    """Whichever of its allocations it is that fails."""
-    device, outcomes = made(), []
-    runtime = device.runtime
-    everything(device)
-    del device
-    gc.collect()
-    for spare in range(least, 360_000, 18_000):
-        device = GpuDevice(runtime, threads=1)
-        runtime._memory_bytes = runtime.live_bytes + spare
-        try:
-            assert everything(device) == expected()
-            outcomes.append("done")
-        except CapacityError:
-            outcomes.append("refused")
-        runtime._memory_bytes = None
-        assert not device.is_lost
-        assert everything(device) == expected()
-        device.close()
-        del device
-        gc.collect()
-        assert runtime.live_bytes == 0, f"{spare} bytes to spare"
-    assert set(outcomes) == {"refused", "done"}
-
-
 def test_memory_kept_for_calls_gives_way_to_what_is_needed():
     device = made(memory_bytes=1 << 20)
     up(device, np.zeros(60_000, np.int64))  # kept as scratch from here on

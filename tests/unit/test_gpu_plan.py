@@ -122,19 +122,6 @@ def test_figures_that_are_not_whole_fail_their_part_alone(plan, tmp_path):
     assert found(made, "fails")["figures"] is None
 
 
-def test_what_a_part_started_ends_with_it(plan, tmp_path):
-    fifo = tmp_path / "alive"
-    subprocess.run(["mkfifo", str(fifo)], check=True)
-    child = f"import os; os.open({str(fifo)!r}, os.O_WRONLY); {HANGS}"
-    program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])"
-    opened = f"; open({str(fifo)!r}, 'rb').close()"  # the child is there
-    assert plan(part("starts", program + opened)).run() == 0
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
-    assert os.read(reader, 1) == b""  # nobody has it open any more
-    os.close(reader)
-
-
 def test_a_part_is_not_begun_where_too_little_is_left(plan):
     made = plan(part("first", ""), part("long", FAILS, usual_s=LONG_S), budget_s=LONG_S)
     assert made.run() == LEFT_STATUS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold import Classifier, LossRate, Packed, Packer, Ragged
-from embstore_training.hotcold.classifier import HashedKeys, KeyBitmap, hot_keys
+from embstore_training.hotcold.classifier import HashedKeys, KeyBitmap
 from embstore_training.hotcold.scheduler import FixedRate, batch_kinds
 
 
@@ -128,11 +128,6 @@ def test_many_keys_by_their_hash_take_forty_bytes_each_at_most() -> None:
     assert hashed.memory_bytes <= 40 * len(hot) + 1000
 
 
-def test_the_bitmap_takes_one_bit_a_row_up_to_the_largest_hot_key() -> None:
-    assert hot_keys(np.arange(80_000)).memory_bytes == 10_001
-    assert hot_keys(np.empty(0, np.int64)).memory_bytes == 1
-
-
 @pytest.mark.parametrize("wrong", [-1, 100, 2**40])
 def test_an_id_that_no_row_has_is_refused_even_in_a_cold_sample(wrong: int) -> None:
     classifier = Classifier(EVEN, {"cold": "ads", "ad": "ads"}, rows={"ads": 100})
@@ -142,11 +137,6 @@ def test_an_id_that_no_row_has_is_refused_even_in_a_cold_sample(wrong: int) -> N
         match=rf"column 'ad' of table 'ads': expected ids >= 0 and < 100.*, found {wrong}$",
     ):
         classifier.hot(chunk)
-
-
-def test_a_negative_id_is_refused_where_rows_are_not_known() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"column 'ad' of table 'ads'.*found -3"):
-        Classifier(EVEN, {"ad": "ads"}).hot({"ad": np.array([[2, -3]])})
 
 
 @pytest.mark.parametrize(
@@ -307,11 +297,6 @@ def test_a_stream_left_early_holds_nothing_in_the_next_one() -> None:
     stream.close()
     assert [len(p.batch["ad"]) for p in packer.pack([numbered([4, 4, 4])])] == [2, 1]
     assert packer.kept_samples == 0
-
-
-def test_an_empty_stream_gives_nothing() -> None:
-    assert not list(even_packer().pack([]))
-    assert not list(even_packer().pack([numbered([]), numbered([])]))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Profiles from files: readers, curves, sizes and plots."""
 
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from embstore_tools.profiling import plots
 from embstore_tools.profiling.readers import Chunk, open_files
 
 Ids = NDArray[np.int64]
-Lists = Sequence[Sequence[int]]
 
 
 LINE = "1\t" + "\t".join(["0"] * 13) + "\t" + "\t".join(f"{n:x}" for n in range(101, 127)) + "\n"
@@ -224,12 +222,6 @@ def test_cache_bytes_give_the_slots_that_were_asked_for(tmp_path: Path, dim: int
     assert slots * 0.97 <= pool["slots"] <= slots * 1.05
 
 
-def test_row_bytes_are_padded_as_rows_are() -> None:
-    assert Layout(16, 1, "rowwise_adagrad").row_bytes == 80
-    assert sizes.layout_of_bytes(68).row_bytes == 80
-    assert sizes.layout_of_bytes(1).row_bytes == 16
-
-
 def curves_plot(count: int = 2, *, x_is_share: bool = True) -> plots.Plot:
     x = np.geomspace(1e-4, 1, 50)
     return plots.Plot(
@@ -254,26 +246,9 @@ def test_text_plot_fits_a_small_terminal_and_names_its_curves(
         assert word in text
 
 
-def test_text_plot_begins_anew_each_time() -> None:
-    assert plots.text(curves_plot()) == plots.text(curves_plot())
-
-
-def test_text_plot_of_sizes() -> None:
-    curve = plots.Curve("c", np.array([0.0, 10.0, 1e6]), np.array([0.0, 0.5, 1.0]))
-    text = plots.text(plots.Plot("t", "slots", "hits", [curve], x_is_share=False))
-    assert "1e+06" in text or "1000000" in text
-
-
 def test_text_plot_without_plotext_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotext", None)
     assert plots.text(curves_plot()) == f"(a plot here needs more: {pip_install('data')})"
-
-
-def test_picture_is_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "picture"
-    plots.check_picture(path)
-    plots.write_picture(path, [curves_plot(), curves_plot(30)])
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_pictures_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,14 +73,6 @@ def test_lru_with_room_for_everything_misses_first_uses_alone(calls):
     assert rates.by_unique == pytest.approx(unique_hits / sum(len(set(keys)) for keys in calls))
 
 
-@settings(max_examples=200, deadline=None)
-@given(CALLS, st.sampled_from([0.0, 0.5, 1.0]))
-def test_a_larger_lru_cache_never_hits_less(calls, warm_up):
-    rates = hit_rates(of_one(calls), np.arange(1, 30), "lru", warm_up)
-    assert (np.diff(rates.by_access) >= -1e-12).all()
-    assert (np.diff(rates.by_unique) >= -1e-12).all()
-
-
 def test_a_call_that_ends_among_equals_is_a_fair_draw():
     """Of the four keys of the first call two have room beside the two of the second."""
     counted = of_one([[1, 2, 3, 4], [5, 6], [1, 2, 3, 4]])
@@ -134,21 +126,6 @@ def test_a_warm_up_brings_the_most_accessed_last():
 
 
 # Samples of the keys
-
-
-def test_of_a_part_of_the_keys_the_rest_is_known_by_its_counts():
-    """Tables of other habits, each with its part of the sample: what hits is weighed by both."""
-    rng = np.random.default_rng(67)
-    calls = [
-        {"hot": zipf(rng, 8_000, 1.1, 400), "loop": np.arange(n * 150, (n + 1) * 150) % 3_000}
-        for n in range(120)
-    ]
-    slots = [1_000, 2_000, 5_000]
-    for policy in POLICIES:
-        whole, part = (hit_rates(profile(calls, rate), slots, policy) for rate in (1.0, 0.2))
-        assert part.method == "recorded"
-        assert np.abs(part.by_access - whole.by_access).max() < 0.02
-        assert np.abs(part.by_unique - whole.by_unique).max() < 0.02
 
 
 def test_without_counts_what_the_sample_lacks_counts_as_hits():
