@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
@@ -118,7 +118,6 @@ operations = st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 60))), max
 
 
 @each_device
-@settings(deadline=None)  # the first call may compile
 @given(operations)
 def test_random_operations_are_those_of_a_dictionary(device, steps):
     index = device.memory.allocate_index(16)  # three buckets for 61 keys: the stash is used

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore import score as layout
@@ -93,7 +93,6 @@ def taken(data, scores, allowed=lambda score: True):
     return data.draw(st.lists(st.sampled_from(slots), unique=True) if slots else st.just([]))
 
 
-@settings(deadline=None)  # the first call may compile
 @given(some_slots, st.booleans(), st.data())
 def test_pin_and_unpin_count_what_changes_sides(scores, on_device, data):
     rising = taken(data, scores, lambda score: score.pins < PINS_MAX)
@@ -110,7 +109,6 @@ def test_pin_and_unpin_count_what_changes_sides(scores, on_device, data):
             check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.data())
 def test_pending_slots_are_counted_and_arrive(scores, data):
     coming = taken(data, scores)
@@ -125,7 +123,6 @@ def test_pending_slots_are_counted_and_arrive(scores, data):
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.booleans(), st.data())
 def test_foresee_ranks_by_the_next_use_or_ends_that_and_leaves_pins_and_counts_alone(
     scores, on_device, data
@@ -144,7 +141,6 @@ def test_foresee_ranks_by_the_next_use_or_ends_that_and_leaves_pins_and_counts_a
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, countings, st.booleans(), st.data())
 def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, on_device, data):
     slots, after = taken(data, scores), list(scores)
@@ -158,7 +154,6 @@ def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, on
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.booleans(), st.data())
 def test_set_counts_leaves_all_else_alone(scores, on_device, data):
     slots, after, counts = taken(data, scores), list(scores), []
@@ -172,7 +167,6 @@ def test_set_counts_leaves_all_else_alone(scores, on_device, data):
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.integers(0, 40))
 def test_ageing_leaves_all_but_counts_alone(scores, slot_count):
     slot_count = min(slot_count, len(scores))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.arrays import EMPTY_KEY
@@ -59,7 +59,6 @@ slots = st.lists(
 )
 
 
-@settings(deadline=None)  # the first call may compile
 @given(slots, st.integers(0, 6), st.integers(0, 70))
 def test_victims_are_the_lowest_scores_in_order_of_slot(drawn, clock, count):
     scores = np.array([high | count << 40 | clock for high, count, clock, _ in drawn], np.int64)

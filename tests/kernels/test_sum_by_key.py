@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.arithmetic import LARGE, bag_gradients, scale_sums, sums
@@ -88,7 +88,6 @@ def test_every_form_of_bag_in_one_call(dim):
         assert bits(out) == bits(expected)
 
 
-@settings(deadline=None)  # the first call may compile
 @given(st.data())
 def test_the_lowest_id_that_is_large_is_returned(data):
     keys = np.array(data.draw(st.lists(st.integers(0, 50), min_size=1, max_size=300)))

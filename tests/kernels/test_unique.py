@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.device import gpu_work, staging
@@ -53,7 +53,6 @@ def found(device, segments):
 tables = st.lists(st.lists(st.integers(0, 30), max_size=80), max_size=5)
 
 
-@settings(deadline=None)  # the first call may compile
 @given(tables, st.integers(0, 1 << 21))
 def test_unique_is_in_order_of_first_occurrence(keys_of_tables, first_table):
     segments = [

@@ -101,7 +101,6 @@ def sum_one_key(summing, values):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None)
 @given(keys=st.lists(st.integers(-3, 9) | st.integers(-(2**63), 2**63 - 1)))
 def test_unique_agrees_with_a_dict(name, keys):
     given = np.array(keys, np.int64)
@@ -165,7 +164,7 @@ def batches(draw):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "reference"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(batch=batches())
 def test_sum_agrees_with_a_plain_loop(name, batch):
     found, wanted = load(name).sum_by_key(*batch), plain_sum_by_key(*batch)

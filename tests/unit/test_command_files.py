@@ -265,43 +265,6 @@ def test_a_failed_write_is_told_to_all_who_wait_and_who_come(tmp_path):
     assert read(tmp_path) == [(0, b"well")]
 
 
-def test_arrays_are_waited_for_whatever_interrupts(tmp_path):
-    """Who was interrupted goes on, and changes them."""
-
-    class Slow(Files):
-        may_write = threading.Event()
-
-        def _write(self, file, offset, data):
-            if offset > PAGE_BYTES + 128:
-                assert self.may_write.wait(300)
-            super()._write(file, offset, data)
-
-    files = Slow(tmp_path)
-    log = Log(tmp_path, files)
-    log.append(0, b"first")
-    array = bytearray(1 << 20)
-    mark = log.append(7, memoryview(array), wait=False)
-    waiting, interrupted = log.log._changed.wait, []
-
-    def wait(timeout=None):
-        if threading.current_thread() is threading.main_thread() and len(interrupted) < 3:
-            interrupted.append(log.log.written)
-            if len(interrupted) == 3:
-                files.may_write.set()
-            raise KeyboardInterrupt
-        return waiting(timeout)
-
-    log.log._changed.wait = wait
-    with pytest.raises(KeyboardInterrupt):
-        log.log.let_read()
-    assert interrupted == [1, 1, 1]
-    assert log.log.written == mark
-    array[:] = b"x" * len(array)
-    log.log.wait(mark)
-    assert read(tmp_path) == [(0, b"first"), (7, bytes(1 << 20))]
-    log.log.close()
-
-
 @pytest.mark.parametrize("choose", [dropped, emptied, kept, "torn"])
 @pytest.mark.parametrize("level", [0.0, LONG_S])
 def test_two_new_segments_that_no_sync_has_seen(tmp_path, monkeypatch, choose, level):

@@ -57,7 +57,6 @@ def even_packer(batch_size=2, **options):
 keys_of_a_table = st.sets(st.integers(0, 300), max_size=300)
 
 
-@settings(deadline=None)
 @given(
     hot=st.tuples(keys_of_a_table, keys_of_a_table),
     count=st.integers(0, 60),
@@ -203,7 +202,7 @@ settings_of_a_packer = {
 COLUMNS = {"ad": "ads", "seen": "ads"}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(stream=streams(), **settings_of_a_packer)
 def test_no_sample_is_lost_or_repeated_and_each_kind_keeps_its_order(
     stream, batch_size, window_batches, rate
@@ -254,7 +253,6 @@ def test_no_sample_is_lost_or_repeated_and_each_kind_keeps_its_order(
     assert stats.switches == sum(one.switch for one in packed)
 
 
-@settings(deadline=None)
 @given(stream=streams(), lengths=st.lists(st.integers(0, 60), max_size=8), **settings_of_a_packer)
 def test_what_comes_out_does_not_depend_on_the_chunks(
     stream, lengths, batch_size, window_batches, rate
@@ -452,7 +450,6 @@ def lists(column):
 some_lists = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=40)
 
 
-@settings(deadline=None)
 @given(
     samples=some_lists,
     lengths=st.lists(st.integers(0, 9), max_size=5),
@@ -475,7 +472,6 @@ def test_ragged_columns_are_packed_as_lists_are(samples, lengths, size, window) 
     assert lists(packer.empty_batch["ad"]) == []
 
 
-@settings(deadline=None)
 @given(some_lists, st.data())
 def test_samples_of_a_ragged_column(samples, data) -> None:
     column, count = ragged(samples), len(samples)

@@ -50,7 +50,6 @@ weighted = st.lists(st.tuples(any_key, st.integers(1, 2**40) | st.integers(1, 5)
 batches_of_both = st.lists(plain | weighted, max_size=8)
 
 
-@settings(deadline=None)
 @given(batches_of_both)
 def test_counts_are_those_of_a_dictionary(batches):
     counter = KeyCounter()
@@ -60,7 +59,6 @@ def test_counts_are_those_of_a_dictionary(batches):
     assert (counter.distinct, counter.accesses) == (len(true), true.total())
 
 
-@settings(deadline=None)
 @given(batches_of_both, st.integers(2, 12))
 def test_a_sketch_keeps_its_bounds(batches, keys_max):
     counter = KeyCounter(keys_max)
@@ -71,7 +69,7 @@ def test_a_sketch_keeps_its_bounds(batches, keys_max):
     assert counter.error <= 2 * counter.accesses / keys_max
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32), st.floats(1.05, 3), st.integers(50, 5000))
 def test_a_sketch_of_skewed_keys_keeps_its_bounds(seed, skew, keys_max):
     random = np.random.default_rng(seed)

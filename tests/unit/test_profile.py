@@ -201,7 +201,7 @@ counted = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(counted, max_size=4),
     rate=st.floats(0, 1, exclude_min=True),

@@ -59,7 +59,7 @@ def test_counts_of_tables_with_several_columns() -> None:
     assert (counter.samples, counter.counted, profile.rate) == (500, 500, 1.0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_profile_does_not_depend_on_how_the_stream_is_cut(data: st.DataObject) -> None:
     samples = data.draw(st.integers(1, 300))
@@ -270,7 +270,6 @@ def test_one_long_list_leaves_the_other_samples(
     lists=st.lists(st.lists(st.just(1), max_size=30), max_size=60),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_kept_lists_are_those_of_the_smallest_hashes(lists: Lists, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(lists)), max_size=6))
     with pytest.MonkeyPatch.context() as patch:

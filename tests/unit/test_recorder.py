@@ -73,7 +73,6 @@ part = st.one_of(
 some_calls = st.lists(st.lists(part, max_size=5), max_size=8)
 
 
-@settings(deadline=None)
 @given(some_calls, st.sampled_from([1.0, 0.5, 0.3, 0.01]))
 def test_events_are_those_of_dictionaries(calls, rate):
     recorder = Recorder(rate=rate)
@@ -81,7 +80,7 @@ def test_events_are_those_of_dictionaries(calls, rate):
     assert recorder.rate == rate
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_calls, st.integers(1, 30))
 def test_the_rate_is_halved_until_the_events_fit(calls, events_max):
     recorder = Recorder(events_max)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from embstore import Adam, Normal, RowWiseAdagrad, Uniform
 from embstore import commands as c
 from embstore.config import Limits
 from embstore.engine import rows
-from embstore.errors import CorruptTableError, OutcomeUnknownError, StoreClosedError
+from embstore.errors import OutcomeUnknownError, StoreClosedError
 from embstore.results import Place
 from embstore.tables import command_log, tables
 from embstore_proto.envelope import Origin
@@ -270,24 +269,6 @@ def test_a_header_as_long_as_a_file_is_read_again(tmp_path):
     header = store.executor.log._codec.parts(c.UpdateRanks(few), None, None)[0]
     assert len(header) > 100_000
     check_kill(store, tmp_path / "store")
-    store.close()
-
-
-def test_missing_commands_are_damage(tmp_path):
-    rng = np.random.default_rng(8)
-    store = made(tmp_path / "store")
-    store.checkpoint("one")
-    train(store, rng)
-    copy = tmp_path / "copy"
-    copy_of_open(tmp_path / "store", copy)
-    store.executor.commits.commit()
-    train(store, rng)
-    for path in (tmp_path / "store" / "commands").iterdir():
-        shutil.copy(path, copy / "commands" / path.name)
-        older = sorted((copy / "commands").iterdir())[0]
-        older.unlink()
-    with pytest.raises(CorruptTableError, match="missing; it may have had acknowledged"):
-        opened(copy)
     store.close()
 
 

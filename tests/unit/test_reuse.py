@@ -81,12 +81,6 @@ def test_keys_that_come_once_do_not_use_up_the_sample():
     assert weights[-1] == weights[50] <= 4
 
 
-def test_the_same_calls_give_the_same_curve():
-    keys = TRACES["zipf"](generator(7))
-    first, second = measured(keys, keys_max=1 << 10), measured(keys, keys_max=1 << 10)
-    assert np.array_equal(first.curve().misses, second.curve().misses)
-
-
 def test_what_was_measured_fades():
     rng = generator(8)
     reuse = measured(TRACES["loop"](rng))
@@ -99,7 +93,3 @@ def test_what_was_measured_fades():
     after = reuse.curve()
     assert before.at(2_000.0) / before.lookups > 0.9
     assert after.at(2_000.0) / after.lookups < 0.1
-
-
-def test_no_keys_have_no_misses():
-    assert Reuse(100).curve().at(10.0) == 0

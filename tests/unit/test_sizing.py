@@ -44,7 +44,7 @@ def zipf(rng, rows, skew, count):
 # LRU
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 15), min_size=1, max_size=60))
 def test_lru_by_single_accesses_is_exact(keys):
     sizes = np.arange(1, 18)
@@ -60,7 +60,7 @@ def test_lru_by_single_accesses_is_exact(keys):
         assert by_access == by_unique == pytest.approx(hits / len(keys))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CALLS)
 def test_lru_with_room_for_everything_misses_first_uses_alone(calls):
     rates = hit_rates(of_one(calls), [16, 99], "lru")
@@ -198,7 +198,7 @@ def test_calls_of_one_access_make_both_definitions_one(policy):
 # Look-ahead
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CALLS)
 def test_working_sets_are_averages_over_all_windows(calls):
     traffic = lookahead_traffic(of_one(calls), [4], "lru")

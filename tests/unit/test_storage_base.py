@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from embstore.storage.base import Base
 from embstore.storage.run import RunWriter
@@ -50,15 +49,6 @@ def check_has(base, keys, version=0, stride=4):
     assert same_rows(rows, rows_for(np.asarray(keys, np.int64) | TABLE, version, stride))
 
 
-def test_rows_of_a_run_are_found_and_no_others(tmp_path):
-    keys = np.sort(generator(SEED).choice(200_000, 3_000, replace=False))
-    base = base_of(tmp_path, written(tmp_path, 1, keys, pieces=3))
-    check_has(base, keys)
-    assert not any(read(base, np.setdiff1d(np.arange(200_000), keys))[0])
-    assert base.blocks(4, 8).tolist() == np.unique((TABLE | keys) >> 8).tolist()
-    assert base.blocks(3, 8).tolist() == [] == base.blocks(5, 8).tolist()
-
-
 def test_a_run_has_as_many_parts_as_its_bytes_need(tmp_path):
     keys = np.arange(0, 90_000, 3)
     entries = written(tmp_path, 7, keys, part_bytes=1 << 18, pieces=5)
@@ -68,31 +58,6 @@ def test_a_run_has_as_many_parts_as_its_bytes_need(tmp_path):
     base = base_of(tmp_path, entries)
     check_has(base, keys)
     assert not any(read(base, keys + 1)[0])
-
-
-@pytest.mark.parametrize("stride", [4, 16, 1016, 1020, 1024, 3072, 12288])
-def test_rows_of_every_size_are_kept(tmp_path, stride):
-    keys = [0, 1, 2, 3, 7, 100, 32_767, 32_768, 1 << 39, (1 << 40) - 1]
-    base = base_of(tmp_path, written(tmp_path, 1, keys, version=3, stride=stride))
-    check_has(base, keys, version=3, stride=stride)
-
-
-def test_a_run_may_have_tables_of_other_row_sizes(tmp_path):
-    writer = RunWriter(UnsyncedFiles(tmp_path), STORE_ID, 1, 1, 1 << 14)
-    tables = {1: 4, 2: 40, 6: 4}
-    for table_id, stride in tables.items():
-        keys = np.arange(0, 900, 2) | table_id << 40
-        writer.append(keys, records_for(keys, table_id, stride))
-    writer.close()
-    base = base_of(tmp_path, tuple(writer.entries))
-    assert base.table_ids().tolist() == [1, 2, 6]
-    for table_id, stride in tables.items():
-        keys = np.arange(900) | table_id << 40
-        addresses = np.zeros(len(keys), np.uint64)
-        assert base.locate(keys, np.arange(len(keys)), addresses) == 450
-        rows = unpacked(addresses, keys, stride)
-        assert same_rows(rows[::2], rows_for(keys[::2], table_id, stride))
-        assert not addresses[1::2].any()
 
 
 def test_a_part_may_be_cut_and_have_a_hole(tmp_path):

@@ -8,7 +8,6 @@ from tests.unit.small_stores import UnsyncedFiles, generator
 from tests.unit.storage_samples import (
     append,
     open_storage,
-    origins,
     settle,
     table_entry,
     versions,
@@ -36,24 +35,6 @@ def reopen(storage, path, **limits):
 
 
 # Fold
-
-
-def test_a_fold_moves_committed_rows_to_the_base(tmp_path):
-    storage, entries = opened(tmp_path, fold_bytes=1, segment_bytes=1 << 20)
-    append(storage, range(0, 500), version=1)
-    append(storage, range(100, 200), version=2)
-    settle(storage)
-    assert storage.merges.folds == 0, "what is not committed stays in the log"
-    storage.commit(entries, 1)
-    settle(storage)
-    assert storage.merges.folds == 1
-    assert set(origins(storage, range(500))) == {"base"}
-    assert storage.log.index.size == 0 and storage.log.segments == []
-    expected = [2 if 100 <= key < 200 else 1 for key in range(500)] + [-1]
-    assert versions(storage, range(501)) == expected
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(501)) == expected
-    storage.close()
 
 
 def test_what_is_older_and_newer_than_a_kept_checkpoint_is_never_in_one_run(tmp_path):
@@ -116,24 +97,6 @@ def test_a_segment_in_which_nothing_was_written_opens_again(tmp_path):
     storage = reopen(storage, tmp_path)
     append(storage, range(10), version=1)
     assert versions(storage, range(11)) == [1] * 10 + [-1]
-    storage.close()
-
-
-def test_a_drop_that_no_commit_has_made_durable_loses_nothing(tmp_path):
-    """Directly after a commit committed segments are compacted; the dropped rows are in one."""
-    storage, entries = opened(tmp_path, tables=2, **NEVER)
-    append(storage, range(100), version=1)
-    seal(storage)
-    append(storage, range(80), version=2)
-    append(storage, range(200), version=2, table_id=1)
-    storage.commit(entries, 1)  # begins to compact the first segment
-    storage.merges._thread.join()
-    storage.drop_table(1)  # installs that, after which the second segment seems dead
-    settle(storage)
-    assert storage.merges.compactions == 1
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(101)) == [2] * 80 + [1] * 20 + [-1]
-    assert versions(storage, range(201), table_id=1) == [2] * 200 + [-1]
     storage.close()
 
 
@@ -227,24 +190,6 @@ def test_a_restore_while_a_fold_runs_sees_the_checkpoint(tmp_path, point):
     assert versions(storage, range(100)) == [1] * 100
     settle(storage)
     assert versions(storage, range(100)) == [1] * 100
-    storage.close()
-
-
-def test_a_stopped_merge_leaves_nothing_and_is_done_later(tmp_path):
-    files = PausedFiles(tmp_path, "compaction:records")
-    storage, entries = opened(tmp_path, files=files, **NEVER)
-    append(storage, range(100), version=1)
-    seal(storage)
-    append(storage, range(80), version=2)
-    storage.merges.poll()
-    files.wait()
-    go_on_once_it_waits(files, storage, storage.merges.stop)
-    storage.check_integrity()
-    assert storage.merges.compactions == 0 and storage.merges.failures == 0
-    storage.commit(entries, 1)
-    settle(storage)
-    assert storage.merges.compactions == 1
-    assert versions(storage, range(100)) == [2] * 80 + [1] * 20
     storage.close()
 
 
