@@ -165,30 +165,6 @@ def test_slabs_that_become_smaller_keep_what_is_in_them(device, slab_slots):
     here.check()
 
 
-@each_device
-def test_slabs_stay_as_small_as_the_smallest_so_far(device):
-    """Larger ones are wanted again, of which they are a part; slots come by those."""
-    here = Contents(device, count=64)
-    for wanted in (4, 16, 4, 32):
-        device.memory.reserve_slots(here.memory, 64, 400, wanted)
-        here.check()
-    device.memory.add_slots(here.memory, 64, 96)
-    check_free(device, here.memory, 64, 96)
-    device.memory.drop_slots(here.memory, 64, 96)
-    here.check()
-
-
-@each_device
-def test_all_slots_go_and_slabs_of_another_size_come(device):
-    here = Contents(device, count=64)
-    device.memory.drop_slots(here.memory, 0, 64)
-    device.memory.reserve_slots(here.memory, 0, 256, 64)
-    device.memory.add_slots(here.memory, 0, 128)
-    check_free(device, here.memory, 0, 128)
-    device.rows.scatter_rows(here.rows, here.memory.rows, np.arange(64))
-    assert rows_in(device, here.memory, 128).shape == (128, 8)
-
-
 def test_a_slab_of_a_gpu_has_a_power_of_two_of_slots():
     device = gpu_device()
     found = [device.memory.slab_slots(n) for n in (1, 2, 3, 4, 63, 64, 65)]

@@ -6,16 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.device import gpu_work, staging
-from embstore.device.base import Gradients
 from tests.kernels.samples import (
-    bits,
     cpu_devices,
     devices,
     down,
     gpu_device,
-    records,
     row_keys,
-    slots_with,
     up,
 )
 
@@ -103,23 +99,6 @@ def test_distinct_keys_hold_whatever_comes_after():
         assert batch.unique_keys.tolist() == [5, 1, 2 << 40 | 9]
         assert batch.inverse.tolist() == [0, 1, 2] and not batch.inverse.flags.writeable
         assert batch.id_bounds.tolist() == [0, 2, 3]
-
-
-def test_verbs_take_a_batch_of_distinct_keys():
-    rng = np.random.default_rng(SEED)
-    keys, rows = rng.permutation(300)[:40], records(rng, 64, 4)
-    slots, gradients = rng.permutation(64)[:40], records(rng, 40, 3)
-    for device in devices():
-        memory, distinct = slots_with(device, rows), device.keys.distinct([(0, 300, keys)])
-        batch = device.keys.again(distinct)
-        out, sums = np.empty((40, 3), np.float32), device.memory.allocate(40, np.float32, width=3)
-        device.rows.sum_by_key(batch, [Gradients(gradients)], np.float32(1), sums)
-        device.keys.synchronize(batch)
-        d_slots = up(device, slots)
-        device.rows.gather(memory.rows, d_slots, batch, 3, [out])
-        assert bits(out) == bits(rows[slots, :3])
-        assert bits(down(device, sums)) == bits(gradients)
-        assert device.keys.count_accesses(batch, d_slots, 0, 40, None)() == (40, 40)
 
 
 def test_unique_takes_keys_of_the_device_beside_those_of_the_host():

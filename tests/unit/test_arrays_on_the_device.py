@@ -154,14 +154,6 @@ def test_a_step_with_gradients_that_do_not_fit_is_open(store):
     assert store.table("device").t == 1
 
 
-def test_one_call_may_mix_both(store):
-    device, keys = store.executor.device, np.arange(100)
-    out = Exported(device, np.zeros((100, DIM), np.float32))
-    found = store.lookup({"host": keys, "device": Exported(device, keys)}, out={"device": out})
-    assert found["device"] is out
-    assert np.array_equal(found["host"], device.memory.download(out.d_array))
-
-
 def test_what_a_side_stream_writes_is_waited_for(store):
     rng, device = np.random.default_rng(SEED), store.executor.device
     keys = rng.integers(0, ROWS, KEYS)

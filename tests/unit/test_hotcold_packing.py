@@ -354,12 +354,6 @@ def test_phases_alternate_at_the_rate() -> None:
     assert order(3, 0, 1) == "hhh"
 
 
-def test_at_the_lowest_rate_the_rarer_kind_stands_evenly_among_the_others() -> None:
-    runs = [len(run) for run in order(4, 60, 1).split("h")]
-    assert max(runs) <= 16
-    assert sum(runs) == 60
-
-
 @given(
     hot=st.integers(0, 300),
     mixed=st.integers(0, 300),

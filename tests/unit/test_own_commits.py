@@ -107,25 +107,6 @@ def test_rows_are_flushed_in_pieces_between_which_calls_get_on(tmp_path, monkeyp
     store.close()
 
 
-def test_passes_end_where_each_finds_as_much_as_the_one_before(tmp_path, monkeypatch):
-    store = opened(tmp_path / "store")
-    train(store, 0, 100)
-    commits, passes = commits_of(store), []
-    flush = commits._flush
-
-    def noted(slices):
-        found = flush(slices)
-        passes.append(found)
-        train(store, 0, 90)
-        return found
-
-    monkeypatch.setattr(commits, "_flush", noted)
-    assert commits.commit()
-    assert passes == [100, 90]
-    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
-    store.close()
-
-
 def test_the_log_is_synced_without_the_engine(tmp_path):
     files = Held(tmp_path / "store")
     store = opened(tmp_path / "store", files=files)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore.config import Adagrad, Sgd
+from embstore.config import Adagrad
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
     WritesPausedError,
 )
 from embstore.handles.store import Store
-from embstore_client.boundary import pause_all, resume_all
+from embstore_client.boundary import pause_all
 from tests.clusters import Cluster, table
 
 DIM, ROWS = 4, 20_000
@@ -167,46 +167,6 @@ def test_clients_wait_until_writes_are_taken(cluster: Cluster) -> None:
         alone(cluster, 1).resume_writes("mover")
         assert update.result().t == 1
     assert t_of(cluster) == [1, 1]
-
-
-def test_all_shards_are_paused_at_one_boundary(cluster: Cluster) -> None:
-    """While two clients write, steps and updates; none is lost, none is done twice."""
-    cluster.store().create_table("b", **{**TABLE, "optimizer": Sgd(0.5)})
-    ended = threading.Event()
-
-    def until_ended() -> Iterator[int]:
-        while not ended.is_set():
-            yield 0
-
-    def train() -> int:
-        store, count = cluster.store(), 0
-        with store.session(["a"], name="run") as run:
-            for step in run.steps(until_ended(), keys=lambda _: {"a": KEYS}):
-                step.update({"a": np.ones_like(step.lookup()["a"])})
-                count += 1
-        return count
-
-    def write() -> int:
-        table, count = cluster.store().table("b"), 0
-        while not ended.is_set():
-            table.update(KEYS, ONES)
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(2) as pool:
-        counts = [pool.submit(train), pool.submit(write)]
-        for _ in range(5):
-            found = pause_all(cluster.shards(), "mover")
-            now = [engine.execute(c.PauseWrites("mover")) for engine in cluster.shards()]
-            assert all(one.is_of(found) for one in now)
-            resume_all(cluster.shards(), "mover")
-            before = {one.config.name: one.t for one in found.tables}
-            while any(cluster.engines[0].execute(c.GetTable(n)).t <= before[n] for n in before):
-                pass
-        ended.set()
-        done = [one.result() for one in counts]
-    assert t_of(cluster) == [done[0]] * 2
-    assert [e.execute(c.GetTable("b")).t for e in cluster.shards()] == [done[1]] * 2
 
 
 def test_shards_that_stay_apart_are_let_go_on(cluster: Cluster) -> None:
