@@ -117,13 +117,6 @@ def test_many_rows_are_updated_as_one_is(optimizer):
 
 
 @each_optimizer
-def test_update_of_no_rows(optimizer):
-    weights, state = np.empty((0, 7), np.float32), initial_state(optimizer, 7, 0)
-    apply_update(optimizer.kind, weights, state, weights, update_scalars(optimizer, 1, 0.1, 7))
-    assert state.shape == (0, optimizer.state_dim(7))
-
-
-@each_optimizer
 def test_a_zero_gradient_takes_no_shortcut(update, optimizer):
     weights, state = np.full((2, 1), -0.0, np.float32), initial_state(optimizer, 1, 2)
     weights, _ = update(optimizer, 0.1, 1, weights, state, fp32((0.0,), (-0.0,)))

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from embstore.errors import CapacityError, CorruptTableError, StorageError
+from embstore.errors import CapacityError, CorruptTableError
 from embstore.storage import command_files
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import Place, RecordReader, record_bytes, segment_path
@@ -202,28 +202,6 @@ def test_interval_syncs_when_it_is_due_or_asked_to(tmp_path):
     often.log.close()
 
 
-def test_what_cannot_be_allocated_is_refused_and_the_log_goes_on(tmp_path):
-    class Full(Files):
-        is_full = False
-
-        def _allocate(self, file, offset, length):
-            if self.is_full:
-                raise CapacityError("no room")
-            super()._allocate(file, offset, length)
-
-    files = Full(tmp_path)
-    log = Log(tmp_path, files)
-    log.append(0, b"small")
-    files.is_full = True
-    for _ in range(2):
-        with pytest.raises(CapacityError):
-            log.log.reserve(1 << 20)
-    files.is_full = False
-    log.append(1, bytes(1 << 20))
-    assert read(tmp_path) == [(0, b"small"), (1, bytes(1 << 20))]
-    log.log.close()
-
-
 def test_a_segment_takes_no_more_than_it_needs_where_there_is_little_room(tmp_path):
     class Small(Files):
         def _allocate(self, file, offset, length):
@@ -237,32 +215,6 @@ def test_a_segment_takes_no_more_than_it_needs_where_there_is_little_room(tmp_pa
     assert {path.stat().st_size for path in tmp_path.glob("commands/*")} == {3 * PAGE_BYTES}
     assert read(tmp_path) == [(n, bytes(5_000)) for n in range(4)]
     log.log.close()
-
-
-def test_a_failed_write_is_told_to_all_who_wait_and_who_come(tmp_path):
-    class Broken(Files):
-        is_broken = False
-
-        def _write(self, file, offset, data):
-            if self.is_broken:
-                raise OSError(5, "broken")
-            super()._write(file, offset, data)
-
-    files = Broken(tmp_path)
-    log = Log(tmp_path, files)
-    log.append(0, b"well")
-    told = threading.Event()
-    log.log.progressed = told.set
-    files.is_broken = True
-    mark = log.append(1, b"not", wait=False)
-    with pytest.raises(StorageError, match="broken"):
-        log.log.wait(mark)
-    assert told.wait(300)
-    assert len(log.failures) == 1
-    with pytest.raises(StorageError, match="broken"):
-        log.log.reserve(1)
-    log.log.close()
-    assert read(tmp_path) == [(0, b"well")]
 
 
 @pytest.mark.parametrize("choose", [dropped, emptied, kept, "torn"])

@@ -94,21 +94,6 @@ def test_a_part_that_had_all_of_a_calls_time_has_failed_and_holds_up_no_other(pl
     assert found(made, "next")["result"] == PASSED
 
 
-def test_what_ended_otherwise_is_run_again(plan):
-    assert plan(part("a", FAILS), part("b", "")).run() == 1
-    made = plan(part("a", FAILS), part("b", ""), sources="mended")
-    assert made.run() == 1
-    assert (found(made, "a")["sources"], found(made, "b")["sources"] == "mended") == (
-        "mended",
-        False,
-    )
-    made = plan(part("a", FAILS, lacks="no torch"), part("b", "print('another')"))
-    assert made.run(["a"]) == 0
-    assert plan(part("a", ""), part("b", "print('another')")).run() == 0
-    assert [found(made, name)["result"] for name in "ab"] == [PASSED, PASSED]
-    assert found(made, "b")["last_lines"] == ["another"]
-
-
 def test_figures_that_are_not_whole_fail_their_part_alone(plan, tmp_path):
     figures = tmp_path / "figures"
     half = f"import pathlib; pathlib.Path({str(figures)!r}).write_text('{{')"

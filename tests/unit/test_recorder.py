@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from embstore.hotness import recorder as recorder_module
 from embstore.hotness.recorder import Recorder
-from embstore.profiles.profile import Profile, spatial_hash, spatial_limit
+from embstore.profiles.profile import spatial_hash, spatial_limit
 
 SEED = 71
 
@@ -171,13 +171,3 @@ def test_a_recording_ends_at_a_call_too_many(monkeypatch):
     for _ in range(3):
         recorder.record([("v", int64s([1]), None)])
     assert (recorder.is_full, recorder.calls) == (True, 2)
-
-
-def test_a_trace_goes_into_a_profile_and_comes_back():
-    recorder = Recorder(500)
-    for call in random_calls(10, 300, 5_000):
-        recorder.record(call)
-    trace = recorder.trace()
-    read = Profile.from_bytes(Profile({}, trace=trace).to_bytes()).trace
-    assert events_of(read) == events_of(trace)
-    assert (read.rate, read.tables, read.calls) == (trace.rate, trace.tables, trace.calls)

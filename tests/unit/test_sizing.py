@@ -12,7 +12,6 @@ from embstore.errors import InvalidArgumentError
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import Profile, TableProfile, Trace
-from embstore_server.sizing import simulate
 from embstore_server.sizing.prediction import hit_rates, lookahead_traffic
 from tests.unit.small_stores import make_table, opened, resident_keys
 
@@ -137,17 +136,6 @@ def test_without_counts_what_the_sample_lacks_counts_as_hits():
         whole = hit_rates(of_one(calls), [3_000], "lru").by_access
         part = hit_rates(Profile({}, trace=counted.trace), [3_000], "lru").by_access
         assert np.abs(part - whole).max() < 0.03
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
-def test_weights_stand_for_all_keys(rate):
-    rng = np.random.default_rng(69)
-    counted = of_one([zipf(rng, 5_000, 1.0, 500) for _ in range(50)], rate)
-    table = counted.tables["a"]
-    sampled = simulate._sampled(0, table, rate)
-    assert sampled.key_weights.sum() == pytest.approx(len(table.keys))
-    assert sampled.access_weights @ sampled.counts == pytest.approx(table.counts.sum())
-    assert (sampled.key_weights >= 1).all()
 
 
 def test_a_part_of_the_tables_is_as_though_it_were_alone():

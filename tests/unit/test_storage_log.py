@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.log import Log
 from tests.unit.small_stores import UnsyncedFiles
 from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
@@ -28,6 +29,14 @@ def seal(log):
     return segment
 
 
+def reopened(path, log):
+    again = new_log(path)
+    for s in log.segments:
+        again.load(SegmentEntry(s.number, s.commit, s.bytes, s.checksum))
+    again.check_integrity()
+    return again
+
+
 def located(log, keys):
     keys = np.asarray(keys, np.int64)
     positions, addresses = np.empty(len(keys), np.int64), np.empty(len(keys), np.uint64)
@@ -46,6 +55,10 @@ def check(log, versions):
     found = unpacked(addresses, keys)
     assert same_rows(found[have], np.array(expected)[have])
     log.check_integrity()
+
+
+def live(log):
+    return [int(log.live[segment.place]) for segment in log.segments]
 
 
 def newest(*segments):
@@ -72,6 +85,23 @@ def merged(log, old, keep=None):
     result.commit = old[-1].commit
     list(log.replace(old, result, keys, positions))
     return result
+
+
+def test_replace_puts_the_merged_segment_where_the_newest_was(tmp_path):
+    """Opening again reads segments in order, so their order decides which record of a key wins."""
+    log = new_log(tmp_path)
+    segments = []
+    for version, keys in enumerate([range(20), range(10), range(5), [0, 20]]):
+        append(log, keys, version)
+        segments.append(seal(log))
+    first, *middle, last = segments
+    result = merged(log, middle)
+    assert log.segments == [first, result, last]
+    expected = {0: 3, 1: 2, 4: 2, 5: 1, 9: 1, 10: 0, 19: 0, 20: 3}
+    check(log, expected)
+    assert live(log) == [10, 9, 2]
+    log.close()
+    check(reopened(tmp_path, log), expected)
 
 
 def test_places_are_used_again_and_never_twice_at_a_time(tmp_path):
