@@ -104,6 +104,31 @@ def test_replace_puts_the_merged_segment_where_the_newest_was(tmp_path):
     check(reopened(tmp_path, log), expected)
 
 
+def test_a_frozen_segment_stays_frozen_when_merged(tmp_path):
+    log = new_log(tmp_path)
+    append(log, range(10))
+    first = seal(log)
+    append(log, range(5), version=1)
+    second = seal(log)
+    log.freeze()
+    append(log, range(10), version=2)
+    result = merged_frozen(log, first, second)
+    assert log.is_frozen(result)
+    assert live(log) == [10]
+    log.check_integrity()
+
+
+def merged_frozen(log, *old):
+    """Merge segments of which memory needs nothing any more, and a kept checkpoint all."""
+    keys, positions = newest(*old)
+    writer = log.new_writer(1 << 16)
+    writer.reserve(len(keys), 32)
+    writer.append(keys, records_for(keys))
+    result = writer.seal()
+    list(log.replace(list(old), result, keys, positions))
+    return result
+
+
 def test_places_are_used_again_and_never_twice_at_a_time(tmp_path):
     """More segments than there were places at first, merged and written again."""
     log = new_log(tmp_path)
@@ -116,6 +141,15 @@ def test_places_are_used_again_and_never_twice_at_a_time(tmp_path):
         assert len(set(places)) == len(places)
     check(log, {key: min(key, 199) for key in range(202)})
     assert len(log.live) == 128
+
+
+def test_forgotten_tables_leave_the_index_and_the_counts(tmp_path):
+    log = new_log(tmp_path)
+    append(log, [1, 2, 1 << 40, 1 << 40 | 5, 2 << 40])
+    seal(log)
+    log.forget_table(1 << 40, 2 << 40)
+    check(log, {1: 0, 1 << 40: None, 1 << 40 | 5: None, 2 << 40: 0})
+    assert live(log) == [3]
 
 
 def test_an_abandoned_writer_leaves_nothing(tmp_path):
