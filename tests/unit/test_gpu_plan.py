@@ -94,26 +94,6 @@ def test_a_part_that_had_all_of_a_calls_time_has_failed_and_holds_up_no_other(pl
     assert found(made, "next")["result"] == PASSED
 
 
-def test_figures_that_are_not_whole_fail_their_part_alone(plan, tmp_path):
-    figures = tmp_path / "figures"
-    half = f"import pathlib; pathlib.Path({str(figures)!r}).write_text('{{')"
-    made = plan(part("half", half, figures=figures), part("next", ""))
-    assert made.run() == 1
-    assert "not whole" in found(made, "half")["why"]
-    assert found(made, "next")["result"] == PASSED
-    figures.write_text('{"ms": 1}')  # of a run that was ended
-    made = plan(part("fails", FAILS, figures=figures))
-    assert made.run() == 1
-    assert found(made, "fails")["figures"] is None
-
-
-def test_a_part_is_not_begun_where_too_little_is_left(plan):
-    made = plan(part("first", ""), part("long", FAILS, usual_s=LONG_S), budget_s=LONG_S)
-    assert made.run() == LEFT_STATUS
-    assert found(made, "first")["result"] == PASSED
-    assert not (made.folder / "long.log").exists()
-
-
 def test_a_part_that_hangs_has_failed_and_the_next_one_runs(plan, told, monkeypatch):
     monkeypatch.setattr("tests.gpu.plan.runner.LIMIT_LEAST_S", 2.0)
     made = plan(part("hangs", HANGS, usual_s=0.5), part("next", ""), told_every_s=0.1)

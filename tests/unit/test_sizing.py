@@ -152,17 +152,6 @@ def test_a_part_of_the_tables_is_as_though_it_were_alone():
 # Counts alone
 
 
-def test_counts_predict_independent_accesses():
-    rng = np.random.default_rng(71)
-    calls = zipf(rng, 4_000, 1.0, 60_000).reshape(200, 300)
-    counted, slots = of_one(calls), [400, 1_000, 2_500, 4_000]
-    simulated = hit_rates(counted, slots, "lru")
-    found = hit_rates(Profile(counted.tables), slots, "lru", accesses_per_call=300)
-    assert found.method == "counted"
-    assert np.abs(found.by_access - simulated.by_access).max() < 0.02
-    assert np.abs(found.by_unique - simulated.by_unique).max() < 0.02
-
-
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
 def test_counts_say_what_the_most_accessed_take(policy):
     counted = Profile({"a": TableProfile("a", 0, np.arange(4), np.array([1, 6, 3, 2]), 12)})
