@@ -74,16 +74,6 @@ def with_gaps(slots):
     return [-1, *(place for slot in slots for place in (slot, -1))]
 
 
-def test_the_layout_is_what_the_fields_say():
-    assert int(Score(pending=1)) == layout.PENDING == np.iinfo(np.int64).min
-    assert int(Score(pins=1)) == layout.PIN_ONE == 1 << layout.PIN_SHIFT
-    assert int(Score(foreseen=1)) == layout.FORESEEN
-    assert layout.PINS_MAX == PINS_MAX
-    assert layout.RANK_SHIFT == 11
-    for foreseen, most in ((0, layout.FORESEEN - 1), (1, layout.PIN_ONE - 1)):
-        assert int(Score(0, 0, foreseen, COUNT_MAX, CLOCK_MAX)) == most
-
-
 # Each verb by itself, on scores of every kind
 
 

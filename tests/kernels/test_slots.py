@@ -132,21 +132,6 @@ def test_slots_come_free_and_go_without_a_trace(device):
 
 
 @each_device
-def test_slots_outlive_many_that_come(device):
-    """The table of slabs grows, and kernels under way still have the one they were given."""
-    here = Contents(device, count=48)
-    device.memory.reserve_slots(here.memory, 48, 16 * 40, SLAB_SLOTS)
-    for low in range(48, 16 * 40, SLAB_SLOTS):
-        device.slots.mark(here.memory, np.arange(low - SLAB_SLOTS, low), dirty=False)
-        device.memory.add_slots(here.memory, low, low + SLAB_SLOTS)
-        device.slots.mark(here.memory, np.arange(low, low + SLAB_SLOTS), dirty=True)
-    here.dirty[32:] = False
-    here.check()
-    found = device.slots.read_range(here.memory, 48, 16 * 40)
-    assert np.flatnonzero(found.dirty).tolist() == list(range(16 * 36, 16 * 37))
-
-
-@each_device
 @pytest.mark.parametrize("slab_slots", [8, 4, 1])
 def test_slabs_that_become_smaller_keep_what_is_in_them(device, slab_slots):
     here = Contents(device, count=64, stride=12)

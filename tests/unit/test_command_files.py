@@ -63,13 +63,6 @@ def filled(root, count):
     return log
 
 
-def test_what_was_appended_is_read_in_order(tmp_path):
-    log = filled(tmp_path, 20)
-    assert log.log.syncs == 20
-    assert read(tmp_path) == [(n, body(n)) for n in range(20)]
-    log.log.close()
-
-
 def test_records_that_wait_share_a_sync(tmp_path):
     class Waiting(Files):
         may_sync = threading.Event()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold import Classifier, LossRate, Packed, Packer, Ragged
-from embstore_training.hotcold.classifier import HashedKeys, KeyBitmap
+from embstore_training.hotcold.classifier import HashedKeys
 from embstore_training.hotcold.scheduler import FixedRate, batch_kinds
 
 
@@ -90,17 +90,6 @@ def test_many_samples_are_told_as_few_are(count: int, share: float) -> None:
     found = Classifier(hot_set(ads=keys), dict.fromkeys(columns, "ads")).hot(columns)
     expected = np.all([np.isin(ids, keys) for ids in columns.values()], axis=0)
     np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("form", [KeyBitmap, HashedKeys])
-@pytest.mark.parametrize("around", [2**24, 2**31])
-def test_large_ids_are_exact(form, around: int) -> None:
-    """FAE keeps hot slots as float32, in which 2**24 + 1 is 2**24."""
-    keys = np.array([around - 1, around + 1, around + 6], np.int64)
-    ids = np.arange(around - 8, around + 40)
-    np.testing.assert_array_equal(form(keys).contain(ids), np.isin(ids, keys))
-    found = Classifier(hot_set(ads=keys), {"ad": "ads"}).hot({"ad": ids})
-    np.testing.assert_array_equal(found, np.isin(ids, keys))
 
 
 def test_few_keys_far_apart_make_no_bitmap() -> None:

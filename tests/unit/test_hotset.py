@@ -15,16 +15,15 @@ from embstore.profiles.hotset import (
     contained,
     hot_coverage,
 )
-from embstore.profiles.profile import Profile, Samples, TableProfile
+from embstore.profiles.profile import Profile, Samples
+from tests.unit.profile_samples import table_of
 
 COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 12), max_size=40)
 
 
 def table(name, counts, rows=0, uncounted=0):
     """Return a table's profile of {key: count}; `uncounted` accesses a sketch let go."""
-    keys = np.array(sorted(counts), np.int64)
-    numbers = np.array([counts[int(key)] for key in keys], np.int64)
-    return TableProfile(name, rows, keys, numbers, int(numbers.sum()) + uncounted)
+    return table_of(counts, name, rows, accesses=sum(counts.values()) + uncounted)
 
 
 def profile(**counts):

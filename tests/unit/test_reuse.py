@@ -1,6 +1,5 @@
 """Misses by size, as a sample measures them: of a loop that has ended, ever fewer."""
 
-
 import numpy as np
 
 from embstore.cache.reuse import Reuse

@@ -210,20 +210,6 @@ def test_gradients_of_a_key_are_added_in_the_order_of_the_call(store: Store) -> 
     assert np.array_equal(table.lookup([5]), before - np.float32(0.5 * 3.0))
 
 
-@pytest.mark.parametrize("value", [3e19, np.inf])
-def test_what_rule_9_refuses_is_skipped_by_all_shards(store: Store, value: float) -> None:
-    table, keys = store.table("a"), np.arange(ROWS)
-    gradients = np.ones((ROWS, DIM), np.float32)
-    gradients[77, 2] = value
-    before = table.digest()
-    with pytest.raises(InvalidArgumentError, match="for key 77;"):
-        table.update(keys, gradients)
-    assert table.update(keys, gradients, on_nonfinite="skip").skipped
-    assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]
-    assert table.digest() == before
-    assert len({shard.command for shard in shards_of(store)}) == 1
-
-
 @pytest.mark.parametrize("value", [3e19, np.nan])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_share_that_rule_9_refuses_at_one_shard_skips_the_step_at_all(

@@ -37,23 +37,6 @@ def reopen(storage, path, **limits):
 # Fold
 
 
-def test_what_is_older_and_newer_than_a_kept_checkpoint_is_never_in_one_run(tmp_path):
-    storage, entries = opened(tmp_path, fold_bytes=1)
-    for version in range(1, 9):
-        append(storage, range(100), version)
-        storage.commit(entries, version, label={3: "a", 6: "b"}.get(version))
-        settle(storage)
-    assert storage.log.segments == []
-    commits = [{part.entry.commit for part in run} for run in storage.base.runs]
-    assert [max(c) <= 3 for c in commits] == [min(c) <= 3 for c in commits]
-    assert [max(c) <= 6 for c in commits] == [min(c) <= 6 for c in commits]
-    assert versions(storage, range(101)) == [8] * 100 + [-1]
-    for label, version in (("b", 6), ("a", 3)):
-        storage.restore(label, 10)
-        assert versions(storage, range(101)) == [version] * 100 + [-1]
-    storage.close()
-
-
 def test_runs_are_merged_once_no_checkpoint_is_kept_between_them(tmp_path):
     storage, entries = opened(tmp_path, fold_bytes=1)
     for version in range(1, 4):
