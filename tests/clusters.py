@@ -1,5 +1,6 @@
 """A cluster of engines of this process: each a shard, with a directory of its own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,21 @@ def table(optimizer: Optimizer, rows: int = 20_000) -> dict[str, Any]:
     """Return the configuration of a table of four elements a row, which all shards have."""
     initializer = Uniform(-0.1, 0.1)
     return {"dim": 4, "rows": rows, "optimizer": optimizer, "initializer": initializer}
+
+
+class Watched:
+    """A shard, and what is done before each of its commands: it may wait, or raise."""
+
+    def __init__(self, shard: Any, before: Callable[[Any], object]) -> None:
+        self._shard, self._before = shard, before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def execute(self, command: Any, **how: Any) -> Any:
+        """Execute a command, as an engine does."""
+        self._before(command)
+        return self._shard.execute(command, **how)
 
 
 class Cluster:

@@ -34,11 +34,6 @@ def problems_of(path: Path) -> list[str]:
     return verify(Files(path), lambda problem: None, lambda done, of: None).problems
 
 
-def tables_of(promise: Promise) -> dict[str, tuple[str, int, int, float]]:
-    """Return the tables of a promise."""
-    return promise.tables
-
-
 def check_restored(path: Path, promise: Promise, **options: Any) -> None:
     """Check that a directory is a sound store of these tables, and goes on as one."""
     assert not problems_of(path)

@@ -22,7 +22,6 @@ import numpy as np
 from tests.faults.recording import Call
 
 SECTOR_BYTES = 512
-_ZEROS = bytes(SECTOR_BYTES)
 
 Choose = Callable[[str, Sequence[Any]], Any]
 """Picks one of a part's versions, oldest first; the kind of part is "name", "size" or "sector"."""

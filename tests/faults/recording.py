@@ -27,56 +27,33 @@ class RecordingFiles(Files):
         self.calls: list[Call] = []
         self._turn = threading.Lock()
 
-    def _write(self, file: File, offset: int, data: memoryview) -> None:
-        with self._turn:
-            super()._write(file, offset, data)
-            self.calls.append(Call("write", file.path, offset=offset, data=bytes(data)))
 
-    def _allocate(self, file: File, offset: int, length: int) -> None:
-        with self._turn:
-            super()._allocate(file, offset, length)
-            self.calls.append(Call("allocate", file.path, offset=offset, length=length))
+def _recorded(verb: str, *names: str) -> Any:
+    """Return a call of `Files` that is recorded, with what was given to it by its names."""
+    call = getattr(Files, f"_{verb}")
 
-    def _truncate(self, file: File, length: int) -> None:
-        with self._turn:
-            super()._truncate(file, length)
-            self.calls.append(Call("truncate", file.path, length=length))
+    def recorded(files: RecordingFiles, place: File | str, *given: Any) -> Any:
+        path = place if isinstance(place, str) else place.path
+        with files._turn:
+            found = call(files, place, *given)
+            noted = dict(zip(names, given, strict=True))
+            if "data" in noted:
+                noted["data"] = bytes(noted["data"])
+            files.calls.append(Call(verb, path, **noted))
+        return found
 
-    def _sync(self, file: File) -> None:
-        with self._turn:
-            super()._sync(file)
-            self.calls.append(Call("sync", file.path))
+    return recorded
 
-    def _create(self, path: str) -> int:
-        with self._turn:
-            descriptor = super()._create(path)
-            self.calls.append(Call("create", path))
-        return descriptor
 
-    def _make_directory(self, path: str) -> None:
-        with self._turn:
-            super()._make_directory(path)
-            self.calls.append(Call("make_directory", path))
-
-    def _rename(self, source: str, target: str) -> None:
-        with self._turn:
-            super()._rename(source, target)
-            self.calls.append(Call("rename", source, target=target))
-
-    def _remove(self, path: str) -> None:
-        with self._turn:
-            super()._remove(path)
-            self.calls.append(Call("remove", path))
-
-    def _remove_directory(self, path: str) -> None:
-        with self._turn:
-            super()._remove_directory(path)
-            self.calls.append(Call("remove_directory", path))
-
-    def _sync_directory(self, path: str) -> None:
-        with self._turn:
-            super()._sync_directory(path)
-            self.calls.append(Call("sync_directory", path))
+for _verb, _names in {
+    "write": ("offset", "data"),
+    "allocate": ("offset", "length"),
+    "truncate": ("length",),
+    "rename": ("target",),
+    **dict.fromkeys(("sync", "create", "make_directory", "remove"), ()),
+    **dict.fromkeys(("remove_directory", "sync_directory"), ()),
+}.items():
+    setattr(RecordingFiles, f"_{_verb}", _recorded(_verb, *_names))
 
 
 class UnsyncedFiles(Files):

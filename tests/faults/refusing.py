@@ -56,49 +56,22 @@ class RefusingFiles(Files):
         if refused:
             raise OSError(self._code, os.strerror(self._code))
 
-    def _write(self, file: File, offset: int, data: memoryview) -> None:
-        self._ask("write")
-        super()._write(file, offset, data)
 
-    def _allocate(self, file: File, offset: int, length: int) -> None:
-        self._ask("allocate")
-        super()._allocate(file, offset, length)
+def _asking(verb: str) -> Any:
+    """Return a call of `Files` that is made unless it is refused."""
+    call = getattr(Files, f"_{verb}")
 
-    def _truncate(self, file: File, length: int) -> None:
-        self._ask("truncate")
-        super()._truncate(file, length)
+    def asking(files: RefusingFiles, *given: Any) -> Any:
+        files._ask(verb)
+        return call(files, *given)
 
-    def _sync(self, file: File) -> None:
-        self._ask("sync")
-        super()._sync(file)
+    return asking
 
-    def _create(self, path: str) -> int:
-        self._ask("create")
-        return super()._create(path)
 
-    def _make_directory(self, path: str) -> None:
-        self._ask("make_directory")
-        super()._make_directory(path)
-
-    def _rename(self, source: str, target: str) -> None:
-        self._ask("rename")
-        super()._rename(source, target)
-
-    def _link(self, source: Files, name: str, target: str) -> None:
-        self._ask("link")
-        super()._link(source, name, target)
-
-    def _remove(self, path: str) -> None:
-        self._ask("remove")
-        super()._remove(path)
-
-    def _remove_directory(self, path: str) -> None:
-        self._ask("remove_directory")
-        super()._remove_directory(path)
-
-    def _sync_directory(self, path: str) -> None:
-        self._ask("sync_directory")
-        super()._sync_directory(path)
+CHANGES = ("create", "make_directory", "rename", "link", "remove", "remove_directory")
+"""Of the names in a directory."""
+for _verb in (*CHANGES, "write", "allocate", "truncate", "sync", "sync_directory"):
+    setattr(RefusingFiles, f"_{_verb}", _asking(_verb))
 
 
 class FullDisk(RefusingFiles):

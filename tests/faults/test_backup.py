@@ -397,13 +397,6 @@ def test_a_read_only_store_is_backed_up_too(store: embstore.Store, tmp_path: Pat
     check_restored(tmp_path / "again", promise)
 
 
-def test_a_copy_of_a_closed_directory_is_a_store(store: embstore.Store, tmp_path: Path) -> None:
-    promise = content_of(store)
-    store.close()
-    copy_of_open(tmp_path / "store", tmp_path / "copy")
-    check_restored(tmp_path / "copy", promise)
-
-
 def test_a_client_chooses_a_name_below_what_is_allowed(
     store: embstore.Store, tmp_path: Path
 ) -> None:

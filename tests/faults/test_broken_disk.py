@@ -41,6 +41,21 @@ def test_an_error_is_refused_whole_or_fails_the_store(
     endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1, **options)
 
 
+@pytest.mark.parametrize(
+    ("verb", "step"),
+    [("write", 29), ("sync", 4), ("sync_directory", 4), ("truncate", 6), ("remove", 5)],
+)
+@pytest.mark.parametrize("turn", range(7))
+def test_lack_of_room_where_it_was_promised_is_no_silent_success(
+    quick_path: Path, verb: str, step: int, turn: int
+) -> None:
+    """Delayed allocation, quotas and file systems that copy on write may refuse as late as at a
+    sync, at a removal, in room that was set aside. It is too late to refuse a command whole, so the
+    store fails, and does not say that all is as it was."""
+    files = RefusingFiles(quick_path / "store").refuse((verb,), 1 + turn * step, errno.ENOSPC)
+    endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1)
+
+
 class HeldCompaction(RefusingFiles):
     """Holds a compaction until it is released."""
 

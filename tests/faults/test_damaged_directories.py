@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-import pytest
-
-from embstore.errors import InvalidArgumentError
 from tests.faults.damage import (
     PAGE_BYTES,
     SEED,
@@ -116,15 +113,3 @@ def test_older_file_under_a_newer_name_is_an_error(quick_path: Path) -> None:
         assert outcome(path, content_of(dense)) == "CorruptTableError"
         file.write_bytes(right)
     assert outcome(path, content_of(dense)) == "right"
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "CATALOGUE", "log/000000000001.log"])
-def test_directory_of_something_else_is_left_alone(quick_path: Path, name: str) -> None:
-    file = quick_path / "somewhere" / name
-    file.parent.mkdir(parents=True)
-    file.write_text("not a store")
-    before = sorted(str(p) for p in quick_path.rglob("*"))
-    with pytest.raises(InvalidArgumentError):
-        open_store(quick_path / "somewhere")
-    assert sorted(str(p) for p in quick_path.rglob("*")) == before
-    assert file.read_text() == "not a store"

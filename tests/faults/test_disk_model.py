@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.faults.disk import Choose, Disk, dropped, emptied, kept, torn
+from tests.faults.disk import Choose, Disk, dropped, kept, torn
 from tests.faults.recording import Call
 
 
@@ -22,36 +22,6 @@ def created(path: str, data: bytes) -> list[Call]:
 
 def durable(path: str, data: bytes, folder: str = "") -> list[Call]:
     return [*created(path, data), Call("sync", path), Call("sync_directory", folder)]
-
-
-def test_file_needs_its_own_sync_and_its_directorys(tmp_path: Path) -> None:
-    calls = created("a", b"data")
-    assert after(tmp_path, calls, kept) == {"a": b"data"}
-    assert after(tmp_path, calls, dropped) == {}
-    assert after(tmp_path, calls, emptied) == {"a": b"\0\0\0\0"}
-    assert after(tmp_path, [*calls, Call("sync", "a")], dropped) == {}
-    assert after(tmp_path, [*calls, Call("sync_directory", "")], dropped) == {"a": b""}
-    assert after(tmp_path, durable("a", b"data"), dropped) == {"a": b"data"}
-
-
-def test_directory_needs_the_sync_of_its_parent(tmp_path: Path) -> None:
-    calls = [Call("make_directory", "base/0"), *durable("base/0/a", b"data", "base/0")]
-    assert after(tmp_path, calls, dropped) == {}
-    calls += [Call("sync_directory", "base"), Call("sync_directory", "")]
-    assert after(tmp_path, calls, dropped) == {"base/0/a": b"data"}
-
-
-def test_rename_is_old_or_new_until_its_directory_is_synced(tmp_path: Path) -> None:
-    calls = [*durable("a", b"old"), *durable("a.new", b"new"), Call("rename", "a.new", target="a")]
-    assert after(tmp_path, calls, dropped) == {"a": b"old", "a.new": b"new"}
-    assert after(tmp_path, calls, kept) == {"a": b"new"}
-    assert after(tmp_path, [*calls, Call("sync_directory", "")], dropped) == {"a": b"new"}
-
-
-def test_removed_file_may_come_back(tmp_path: Path) -> None:
-    calls = [*durable("a", b"data"), Call("remove", "a")]
-    assert after(tmp_path, calls, dropped) == {"a": b"data"}
-    assert after(tmp_path, calls, kept) == {}
 
 
 def test_writes_tear_at_sectors_and_only_there(tmp_path: Path) -> None:

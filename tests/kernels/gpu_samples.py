@@ -21,7 +21,6 @@ from tests.kernels.samples import (
     host_rows,
     parameters,
     records,
-    slots_with,
     up,
 )
 
@@ -48,30 +47,6 @@ def sums_of(device, keys, gradients, dim):
     device.keys.synchronize(batch)
     found = bits(host_rows(device, sums[: len(batch.unique_keys)], dim))
     return found, batch.found.large
-
-
-class Resident:
-    """A pool's slots that hold rows 0 to 999, and a call that finds them all."""
-
-    def __init__(self, device):
-        rng = np.random.default_rng(SEED)
-        self.device, self.rows = device, records(rng, 1_000, 64)
-        self.memory = slots_with(device, self.rows, keys=np.arange(1_000), slab_slots=256)
-        self.index = device.memory.allocate_index(1_000)
-        assert device.keys.insert(self.index, np.arange(1_000), np.arange(1_000))()
-        self.keys, self.gradients = rng.integers(0, 1_000, 3_000), awkward(rng, 3_000, 64)
-        self.slots = device.memory.allocate(3_000, np.int64)
-        self.sums = device.memory.allocate(3_000, np.float32, width=64)
-
-    def look(self):
-        batch = self.device.keys.unique([(0, 1_000, self.keys)])
-        self.device.keys.probe(self.index, batch, self.slots)
-        return batch
-
-    def synchronize(self, batch):
-        self.device.keys.synchronize(batch)
-        assert (batch.found.outside, batch.found.missing) == (-1, 0)
-        return self.slots[: len(batch.unique_keys)]
 
 
 class EveryVerb:

@@ -86,25 +86,3 @@ def test_rows_of_a_trainer_are_updated_alike(optimizer, dim, finite):
         found = weights.copy(), state.copy()
         implementation(name).update_rows(optimizer.kind, *found, slots, g, scalars)
         assert [bits(part) for part in found] == [bits(part) for part in wanted]
-
-
-def test_a_rate_of_zero_still_writes():
-    """-0.0 - 0.0 * -1.0 is 0.0 in fp32: there is no shortcut."""
-    g, zero = np.full((1, 4), -1, np.float32), np.zeros(1, np.int64)
-    for device in devices():
-        memory = slots_with(device, np.full((1, 4), -0.0, np.float32))
-        d_zero = up(device, zero)
-        device.rows.apply("sgd", memory, d_zero, d_zero, up(device, g), parameters(1))
-        rows, _, _, dirty = contents_of(device, memory, 1)
-        assert (rows, dirty) == ([[0] * 4], [True])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_to_apply(kind):
-    for device in devices():
-        memory = slots_with(device, np.ones((1, 12), np.float32))
-        none = up(device, np.empty(0, np.int64))
-        g = device.memory.allocate(0, np.float32, width=4)
-        device.rows.apply(kind, memory, none, none, g, parameters(1))
-        rows, _, _, dirty = contents_of(device, memory, 1)
-        assert (rows, dirty) == (bits(np.ones((1, 12), np.float32)), [False])

@@ -1,7 +1,7 @@
 """count_accesses: positions of ids, and those with a slot, against counting one by one."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.samples import batch_of, devices, down, up
@@ -9,7 +9,6 @@ from tests.kernels.samples import batch_of, devices, down, up
 SEED = 13
 
 
-@settings(deadline=None)  # the first call may compile
 @given(st.data())
 def test_count_accesses_counts_positions_of_ids_and_those_with_a_slot(data):
     keys = data.draw(st.lists(st.integers(0, 6), max_size=50))

@@ -1,8 +1,6 @@
 """What of the CPU device is no kernel: its memory, its threads, and its check of them."""
 
 import mmap
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,8 +15,6 @@ from embstore.host.memory import HUGE_PAGE_BYTES, release
 from embstore.host.workers import Workers
 from tests.kernels.samples import batch_of, bits, cpu_devices, parameters, wide
 from tests.unit.flushing import DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, in_new_thread, needs_glibc
-
-ROOT = Path(__file__).parents[2]
 
 
 def resident_bytes():
@@ -48,15 +44,6 @@ def test_release_of_less_than_a_page_changes_nothing():
     rows[:] = 1
     release(rows[10:20])
     assert (rows == 1).all()
-
-
-def test_no_rows():
-    assert cpu_devices()[0].memory.allocate_rows(0, wide(4)).shape == (0, 4)
-
-
-def test_import_of_the_package_does_not_import_numba():
-    program = "import sys, embstore.device.base; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 def test_workers_return_results_in_order_and_share_the_ranges():

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray, Runtime
-from embstore.errors import CapacityError, DeviceError
+from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
+from embstore.errors import DeviceError
 from tests.gpu import test_cuda_runtime as on_gpu
 from tests.kernels.emulation import build as builder
 from tests.kernels.emulation.build import KernelError
@@ -88,36 +88,6 @@ def test_memory_that_was_given_back_is_refused(runtime):
 # Memory
 
 
-def test_memory_is_aligned_garbage_and_counted():
-    runtime = made(memory_bytes=4096)
-    arrays = [runtime.allocate(n, np.uint8) for n in (1, 1000, 2000)]
-    assert [array.address % 256 for array in arrays] == [0, 0, 0]
-    assert all((take(runtime, array) == GARBAGE).all() for array in arrays)
-    assert runtime.live_bytes == 3001
-    assert runtime.facts()["memory_free_bytes"] == 1095
-    with pytest.raises(CapacityError, match="asked for 1096 bytes, 3001 of 4096 are in use"):
-        runtime.allocate(137, np.int64)
-    piece = arrays.pop()[10:20].view(np.int16)
-    assert runtime.live_bytes == 3001  # a slice keeps it
-    del piece
-    assert runtime.live_bytes == 1001
-    assert runtime.allocate(137, np.int64).nbytes == 1096
-
-
-def test_memory_given_back_serves_the_work_given_before(runtime):
-    values, out = put(runtime, np.arange(1000, dtype=np.int32)), runtime.allocate(1000, np.int32)
-    runtime.copy(values, out)
-    del values
-    runtime.allocate(1000, np.int32)
-    assert take(runtime, out).tolist() == list(range(1000))
-
-
-def test_a_large_allocation_takes_what_is_touched(runtime):
-    array = runtime.allocate((1 << 31) + 300, np.int32)
-    runtime.launch("store_at", 1, array, np.int64((1 << 31) + 299))
-    assert take(runtime, array[(1 << 31) + 298 :]).tolist() == [0, 1]
-
-
 # Order
 
 
@@ -140,15 +110,6 @@ def test_pinned_memory_is_read_late_and_other_memory_at_once(runtime):
     assert [take(runtime, array).tolist() for array in arrays] == [[2] * 12, [1] * 12]
 
 
-def test_a_download_into_pinned_memory_waits_for_the_upload_from_it(runtime):
-    pinned = runtime.allocate_host(8)
-    pinned[:] = 7
-    array = put(runtime, pinned)
-    runtime.download(array, pinned)
-    runtime.wait(runtime.mark(COMPUTE))
-    assert pinned.tolist() == [7] * 8
-
-
 def test_a_missing_follow_is_found(runtime):
     def copied(*, follows):
         d_values = put(runtime, np.zeros(4, np.int32))
@@ -163,33 +124,6 @@ def test_a_missing_follow_is_found(runtime):
 
     assert copied(follows=True) == [0, 1, 2, 3]
     assert copied(follows=False) == [0, 0, 0, 0]
-
-
-def test_streams_follow_each_other_to_and_fro(runtime):
-    array = put(runtime, np.zeros(1, np.int32))
-    for value in range(1, 500):
-        source, target = [(COMPUTE, UP), (UP, COMPUTE)][value % 2]
-        runtime.follow(target, runtime.mark(source))
-        runtime.upload(np.array([value], np.int32), array, stream=target)
-    runtime.follow(COMPUTE, runtime.mark(UP))
-    assert take(runtime, array).tolist() == [499]
-
-
-def test_no_more_is_done_than_a_wait_needs(runtime):
-    array = put(runtime, np.zeros(1, np.int32))
-    early = runtime.mark(COMPUTE)
-    out = np.empty(1, np.int32)
-    runtime.download(array, out)
-    runtime.wait(early)
-    assert (out.view(np.uint8) == GARBAGE).all()
-    runtime.wait(runtime.mark(COMPUTE))
-    assert out.tolist() == [0]
-
-
-def test_fill(runtime):
-    values = put(runtime, np.array([5, 3, 5, 0, 3], np.int32))
-    runtime.fill(values, 0x7F)
-    assert take(runtime, values).tolist() == [0x7F7F7F7F] * 5
 
 
 # Failures
@@ -218,10 +152,3 @@ def test_a_launch_fails_where_told_and_every_call_after_it():
     assert runtime.is_lost
     assert (host.view(np.uint8) == GARBAGE).all()
     runtime.close()
-
-
-def test_the_runtime_has_all_that_the_protocol_names():
-    wanted = {name for name in vars(Runtime) if not name.startswith("_")}
-    runtime = made()
-    lacking = (wanted | set(Runtime.__annotations__)) - set(dir(runtime))
-    assert not lacking

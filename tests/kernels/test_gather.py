@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 
-from embstore.arrays import KEY_MASK
 from embstore.device import gpu_rows, staging
 from embstore.score import (
-    CLOCK_BITS,
-    COUNT_KEEP,
-    COUNT_NONE,
     COUNT_UP,
-    FORESEEN,
     PENDING,
-    PIN_ONE,
 )
 from tests.kernels.samples import (
     DIMS,
@@ -23,7 +17,6 @@ from tests.kernels.samples import (
     devices,
     down,
     gpu_device,
-    host_rows,
     records,
     row_keys,
     rows_in,
@@ -190,19 +183,6 @@ def test_row_pieces_that_are_left_early_do_no_harm(monkeypatch):
             assert bits(all_rows) == bits(rows[::-1])
 
 
-def test_nothing_to_gather():
-    for device in devices():
-        memory, none = slots_with(device, np.ones((1, 4), np.float32)), np.empty(0, np.int64)
-        d_none, out = up(device, none), np.empty((0, 3), np.float32)
-        device.rows.gather(memory.rows, d_none, batch_of(device, none), 3, [out])
-        rows = device.memory.allocate_rows(0, wide(4))
-        device.rows.gather_rows(memory.rows, d_none, rows, 0)
-        assert device.rows.read_rows(memory.rows, d_none).shape == (0, 4)
-        pieces = device.rows.row_pieces(memory.rows, none)
-        assert sum(len(host[places]) for _, host, places in pieces) == 0
-        assert host_rows(device, device.memory.allocate(0, np.float32, width=5), 5).shape == (0, 5)
-
-
 def small_lookup(rng, scores=None):
     """Return slots and an index with 400 rows, and the row key of each slot."""
     device = cpu_devices()[0]
@@ -221,36 +201,6 @@ def look_up(device, memory, index, segments, dim=7, clock=9, counting=COUNT_UP):
     return touched, outs
 
 
-@pytest.mark.parametrize("counting", [COUNT_NONE, COUNT_UP, COUNT_KEEP])
-def test_look_up_is_what_a_batch_does(counting):
-    rng = np.random.default_rng(SEED)
-    scores = rng.integers(0, 1 << 20, 400) | rng.integers(0, 4, 400) << CLOCK_BITS
-    scores[rng.integers(0, 400, 40)] |= FORESEEN | 3 * PIN_ONE
-    device, memory, index, keys = small_lookup(rng, scores)
-    first, other = keys[:300], keys[300:] & KEY_MASK
-    asked = [rng.choice(first, n) for n in (1, 700, 0, 30)]  # of one table, in several segments
-    segments = [(0, 1000, k) for k in asked] + [(5, 1000, rng.choice(other, 50))]
-    slot_of = {int(key): slot for slot, key in enumerate(keys)}
-    slots = [np.array([slot_of[int(k) | t << 40] for k in ks], np.int64) for t, _, ks in segments]
-    unique = np.unique(np.concatenate(slots))
-    twin = slots_with(device, memory.rows[:400], scores=scores)
-    device.slots.touch(twin, unique, 1 << 30, counting)
-    touched, outs = look_up(device, memory, index, segments, clock=1 << 30, counting=counting)
-    assert touched == len(unique)
-    assert memory.scores[:400].tolist() == twin.scores[:400].tolist()
-    for out, own in zip(outs, slots, strict=True):
-        assert bits(out) == bits(memory.rows[own, :7])
-
-
-def test_look_up_with_a_clock_of_0_leaves_no_trace():
-    rng = np.random.default_rng(SEED)
-    device, memory, index, keys = small_lookup(rng)
-    touched, outs = look_up(device, memory, index, [(0, 1000, keys[:300])], clock=0)
-    assert touched == 0
-    assert not memory.scores.any()
-    assert bits(outs[0]) == bits(memory.rows[:300, :7])
-
-
 @pytest.mark.parametrize("wrong", ["missing", "outside", "below 0", "pending"])
 def test_look_up_does_nothing_where_one_key_cannot_be_looked_up(wrong):
     rng = np.random.default_rng(SEED)
@@ -266,8 +216,3 @@ def test_look_up_does_nothing_where_one_key_cannot_be_looked_up(wrong):
     assert touched == -1
     assert memory.scores[:400].tolist() == before
     assert all((out == -1).all() for out in outs)
-
-
-def test_a_gpu_makes_a_batch_of_small_lookups_too():
-    keys = np.zeros(1, np.int64)
-    assert gpu_device().rows.look_up(None, None, [(0, 9, keys)], [], 4, 1, COUNT_NONE) == -1

@@ -63,17 +63,3 @@ def test_an_output_of_the_device_begins_anywhere(dim, skipped):
     pooled(device, rows, ids, offsets, "mean", dim=dim, out=d_out)
     expected = pool_rows(rows[ids, :dim], offsets, "mean", None)
     assert bits(host_rows(device, d_out, dim)) == bits(expected)
-
-
-def test_a_bag_of_one_negative_zero_keeps_it_and_an_empty_bag_is_zero():
-    rows = np.array([[-0.0]], np.float32)
-    for device in devices():
-        assert bits(pooled(device, rows, [0], np.array([0, 1, 1]), dim=1)) == [[0x80000000], [0]]
-
-
-def test_no_bags():
-    rows, weights = np.zeros((1, 4), np.float32), np.empty(0, np.float32)
-    for device in devices():
-        assert pooled(device, rows, [], np.array([0]), dim=4).shape == (0, 4)
-        empty = pooled(device, rows, [], np.array([0, 0, 0]), weights=weights, dim=4)
-        assert bits(empty) == [[0] * 4] * 2

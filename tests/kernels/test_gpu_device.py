@@ -11,10 +11,9 @@ import pytest
 from embstore.arrays import EMPTY_KEY
 from embstore.device.base import Gradients
 from embstore.errors import DeviceError
-from embstore.score import COUNT_UP, PENDING, PIN_ONE
+from embstore.score import PENDING, PIN_ONE
 from tests.kernels.gpu_samples import (
     CPU,
-    Resident,
     everything,
     expected,
     made,
@@ -25,11 +24,9 @@ from tests.kernels.samples import (
     awkward,
     contents_of,
     down,
-    parameters,
     row_keys,
     slots_with,
     up,
-    wide,
 )
 from tests.kernels.test_insert import check_integrity
 
@@ -169,66 +166,3 @@ def test_whichever_launch_fails_the_device_is_lost():
             everything(device)
         assert device.is_lost, f"launch {launch}"
         device.close()
-
-
-def test_a_lost_device_answers_nothing_and_can_be_closed():
-    device = made()
-    here = Resident(device)
-    batch, memory, slots, keys = here.look(), here.memory, np.arange(4), np.arange(4)
-    device.keys.synchronize(batch)
-    unknown = here.look()
-    d_slots, out = here.slots[:4], np.empty((3_000, 64), np.float32)
-    device.runtime.fail_at(1)
-    assert not device.is_lost
-    calls = [
-        lambda: device.rows.gather(memory.rows, here.slots, batch, 64, [out]),
-        lambda: device.rows.begin_gather(memory.rows, here.slots, batch, 64, [out]),
-        lambda: device.facts(),
-        lambda: device.memory.check_budget(1, 0),
-        lambda: device.memory.add_slots(memory, 1024, 1280),
-        lambda: device.memory.reserve_slots(memory, 1024, 2048, 4),
-        lambda: device.memory.allocate_index(10),
-        lambda: up(device, keys),
-        lambda: down(device, d_slots),
-        lambda: here.look(),
-        lambda: device.keys.synchronize(unknown),
-        lambda: device.keys.again(batch),
-        lambda: device.keys.find(here.index, d_slots, d_slots),
-        lambda: device.keys.absent(d_slots, d_slots, 2)(),
-        lambda: device.keys.set_slots(d_slots, slots, slots),
-        lambda: device.keys.count_accesses(batch, here.slots, 0, 4, None)(),
-        lambda: device.rows.sum_by_key(
-            batch, [Gradients(here.gradients)], np.float32(1), here.sums
-        ),
-        lambda: device.rows.apply("sgd", memory, d_slots, d_slots, here.sums, parameters(1)),
-        lambda: device.rows.scatter_rows(here.rows[:4], memory.rows, slots),
-        lambda: device.rows.initialize(memory.rows, slots, keys, parameters(1), wide(4)),
-        lambda: device.rows.read_rows(memory.rows, d_slots),
-        lambda: next(device.rows.row_pieces(memory.rows, slots)),
-        lambda: device.keys.insert(here.index, keys, slots)(),
-        lambda: device.keys.insert_slots(here.index, memory, 4),
-        lambda: device.keys.erase(here.index, keys),
-        lambda: device.slots.place_keys(memory, slots, keys, 0),
-        lambda: device.slots.place_keys(memory, slots, keys, PENDING),
-        lambda: device.slots.arrive(memory, slots),
-        lambda: device.slots.count_pending(memory, d_slots),
-        lambda: device.slots.pin(memory, slots)(),
-        lambda: device.slots.unpin(memory, d_slots)(),
-        lambda: device.slots.foresee(memory, slots, slots, 4),
-        lambda: device.keys.distinct([(0, 4, keys)]),
-        lambda: device.slots.clear_slots(memory, slots),
-        lambda: device.slots.mark(memory, slots, dirty=True),
-        lambda: device.slots.read_slots(memory, slots)(),
-        lambda: device.slots.read_range(memory, 0, 4),
-        lambda: device.slots.touch(memory, d_slots, 1, COUNT_UP),
-        lambda: device.slots.set_counts(memory, slots, slots),
-        lambda: device.slots.age_scores(memory, 4),
-        lambda: device.slots.select_victims(memory, 4, 1, 2)(),
-        lambda: device.warm_up(),
-    ]
-    for number, call in enumerate(calls):
-        with pytest.raises(DeviceError):
-            call()
-        assert device.is_lost, f"call {number}"
-    device.memory.drop_slots(memory, 0, 1024)
-    device.close()

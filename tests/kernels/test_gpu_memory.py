@@ -10,17 +10,14 @@ from embstore.device import staging
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_memory import RESERVE_BYTES
 from embstore.errors import CapacityError, InvalidArgumentError
-from embstore.score import COUNT_NONE
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.gpu_samples import (
     SEED,
-    Resident,
     everything,
     expected,
     made,
 )
 from tests.kernels.samples import (
-    bits,
     contents_of,
     down,
     records,
@@ -82,32 +79,6 @@ def test_slabs_that_cannot_be_split_for_want_of_memory_stay_as_they_were():
     assert contents_of(device, memory, 64) == before
 
 
-@pytest.mark.parametrize("least", range(0, 18_000, 4_500))
-def test_a_call_without_memory_is_refused_and_the_next_is_as_usual(least):
-    """Whichever of its allocations it is that fails."""
-    device, outcomes = made(), []
-    runtime = device.runtime
-    everything(device)
-    del device
-    gc.collect()
-    for spare in range(least, 360_000, 18_000):
-        device = GpuDevice(runtime, threads=1)
-        runtime._memory_bytes = runtime.live_bytes + spare
-        try:
-            assert everything(device) == expected()
-            outcomes.append("done")
-        except CapacityError:
-            outcomes.append("refused")
-        runtime._memory_bytes = None
-        assert not device.is_lost
-        assert everything(device) == expected()
-        device.close()
-        del device
-        gc.collect()
-        assert runtime.live_bytes == 0, f"{spare} bytes to spare"
-    assert set(outcomes) == {"refused", "done"}
-
-
 def test_memory_kept_for_calls_gives_way_to_what_is_needed():
     device = made(memory_bytes=1 << 20)
     up(device, np.zeros(60_000, np.int64))  # kept as scratch from here on
@@ -146,60 +117,3 @@ def test_a_cache_may_be_a_share_of_what_is_free_beside_calls(tmp_path):
 def test_what_is_no_share_is_refused(tmp_path, wrong):
     with pytest.raises(InvalidArgumentError, match=f"80%.*{wrong}"):
         embstore.open(tmp_path, cache_bytes=wrong)
-
-
-# Waits
-
-
-class WaitingRuntime(EmulatedRuntime):
-    """Counts the times that the host has to wait."""
-
-    waits = 0
-
-    def wait(self, mark):
-        self.waits += self._streams[mark.stream].done < mark.position
-        super().wait(mark)
-
-
-@pytest.mark.parametrize("piece_bytes", [1 << 16, 100_000, 1 << 20])
-def test_a_lookup_waits_once_and_for_each_piece_of_its_output(monkeypatch, piece_bytes):
-    monkeypatch.setattr(staging, "PIECE_BYTES", piece_bytes)
-    device = GpuDevice(WaitingRuntime(), threads=1)
-    here, runtime = Resident(device), device.runtime
-    for _ in range(5):
-        out = np.empty((3_000, 64), np.float32)
-        runtime.waits = 0
-        batch = here.look()
-        slots = here.synchronize(batch)
-        device.slots.touch(here.memory, slots, 1, COUNT_NONE)
-        assert runtime.waits == 1
-        device.rows.gather(here.memory.rows, slots, batch, 64, [out])
-        assert runtime.waits == 1 + -(-out.nbytes // piece_bytes)
-        assert bits(out) == bits(here.rows[here.keys])
-
-
-def test_an_output_of_the_device_is_waited_for():
-    """Since the stream in which its owner goes on is not ordered behind the device's."""
-    device = GpuDevice(WaitingRuntime(), threads=1)
-    here, runtime = Resident(device), device.runtime
-    d_out = device.memory.allocate(3_000, np.float32, width=64)
-    runtime.waits = 0
-    batch = here.look()
-    device.rows.gather(here.memory.rows, here.synchronize(batch), batch, 64, [d_out])
-    assert runtime.waits == 2
-    assert bits(down(device, d_out)) == bits(here.rows[here.keys])
-
-
-def test_missing_rows_are_staged_without_a_wait_while_there_are_buffers():
-    device = GpuDevice(WaitingRuntime(), threads=1)
-    here, runtime = Resident(device), device.runtime
-    runtime.waits = 0
-    for turn in range(staging.BUFFERS):
-        staged = device.memory.staging(40, wide(64))
-        staged[:] = turn
-        device.rows.scatter_rows(staged, here.memory.rows, np.arange(40) + 40 * turn)
-    assert runtime.waits == 0
-    device.memory.staging(40, wide(64))[:] = 9
-    assert runtime.waits == 1
-    found = device.rows.read_rows(here.memory.rows, up(device, np.arange(40 * staging.BUFFERS)))
-    assert np.array_equal(found[:, 0], np.repeat(np.arange(staging.BUFFERS), 40))

@@ -50,11 +50,3 @@ def test_records_are_those_of_the_numpy_twin(dim, state_dim):
         memory, layout = slots_with(device, before), Layout(dim, state_dim, "adam")
         device.rows.initialize(memory.rows, slots, row_keys(tables, keys), of_tables, layout)
         assert bits(rows_in(device, memory, 40)) == bits(expected)
-
-
-def test_nothing_to_initialize():
-    none = np.empty(0, np.int64)
-    for device in devices():
-        memory = slots_with(device, np.ones((1, 4), np.float32))
-        device.rows.initialize(memory.rows, none, none, parameters(1), Layout(3, 1, "adam"))
-        assert rows_in(device, memory, 1).tolist() == [[1] * 4]

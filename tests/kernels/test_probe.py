@@ -93,28 +93,6 @@ def test_set_slots_changes_the_named_places_alone():
         assert down(device, slots).tolist() == [-1, 1, 2, 7, 1 << 40, 5]
 
 
-def test_nothing_to_find():
-    none = np.empty(0, np.int64)
-    for device in devices():
-        index = device.memory.allocate_index(0)
-        assert find(device, index, none) == []
-        keys, slots = up(device, none), up(device, none)
-        places, absent = device.keys.absent(keys, slots, 0)()
-        assert (len(places), len(absent)) == (0, 0)
-        device.keys.set_slots(slots, none, none)
-        batch = device.keys.unique([(0, 5, none)])
-        device.keys.probe(index, batch, slots)
-        device.keys.synchronize(batch)
-        assert (batch.found.outside, batch.found.missing) == (-1, 0)
-
-
-def test_none_absent():
-    for device in devices():
-        keys, slots = up(device, np.array([5, 6])), up(device, np.array([0, 1]))
-        places, absent = device.keys.absent(keys, slots, 0)()
-        assert (len(places), len(absent)) == (0, 0)
-
-
 def test_probe_returns_the_largest_slot():
     for device in devices():
         index = indexed(device, np.array([9]), np.array([(1 << 32) - 1]))

@@ -81,12 +81,3 @@ def test_every_kind_of_nan_becomes_the_canonical_one():
         memory = slots_with(device, np.zeros((1, 12), np.float32))
         device.rows.scatter_rows(source, memory.rows, np.zeros(1, np.int64))
         assert bits(rows_in(device, memory, 1)) == [[0x7FC00000] * 6 + others]
-
-
-def test_nothing_to_scatter():
-    none = np.empty(0, np.int64)
-    for device in devices():
-        memory = slots_with(device, np.ones((1, 4), np.float32))
-        device.rows.scatter_rows(np.empty((0, 4), np.float32), memory.rows, none)
-        device.rows.scatter_rows(device.memory.staging(0, wide(4)), memory.rows, none)
-        assert rows_in(device, memory, 1).tolist() == [[1] * 4]

@@ -4,17 +4,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore import score as layout
-from embstore.arrays import EMPTY_KEY
 from embstore.score import COUNT_KEEP, COUNT_NONE, COUNT_UP
-from tests.kernels.samples import contents_of, devices, each_device, slots_with, up
+from tests.kernels.samples import contents_of, devices, slots_with, up
 
 SEED = 17
 PINS_MAX, COUNT_MAX, CLOCK_MAX = 2047, 2047, (1 << 40) - 1
-NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -31,17 +29,11 @@ class Score:
         use = self.clock << 11 | self.count if self.foreseen else self.count << 40 | self.clock
         return (self.pins << 52 | self.foreseen << 51 | use) - (self.pending << 63)
 
-    @property
-    def order(self):
-        """What decides which slot leaves first."""
-        use = (self.clock, self.count) if self.foreseen else (self.count, self.clock)
-        return self.foreseen, *use
-
 
 scores_of_slots = st.builds(
     Score,
     pending=st.integers(0, 1),
-    pins=st.sampled_from([0, 0, 1, 2, PINS_MAX]),
+    pins=st.sampled_from([0, 0, 1, 2, PINS_MAX - 1, PINS_MAX]),
     foreseen=st.integers(0, 1),
     count=st.sampled_from([0, 1, 5, COUNT_MAX - 1, COUNT_MAX]),
     clock=st.sampled_from([0, 1, 7, CLOCK_MAX]),
@@ -82,16 +74,6 @@ def with_gaps(slots):
     return [-1, *(place for slot in slots for place in (slot, -1))]
 
 
-def test_the_layout_is_what_the_fields_say():
-    assert int(Score(pending=1)) == layout.PENDING == np.iinfo(np.int64).min
-    assert int(Score(pins=1)) == layout.PIN_ONE == 1 << layout.PIN_SHIFT
-    assert int(Score(foreseen=1)) == layout.FORESEEN
-    assert layout.PINS_MAX == PINS_MAX
-    assert layout.RANK_SHIFT == 11
-    for foreseen, most in ((0, layout.FORESEEN - 1), (1, layout.PIN_ONE - 1)):
-        assert int(Score(0, 0, foreseen, COUNT_MAX, CLOCK_MAX)) == most
-
-
 # Each verb by itself, on scores of every kind
 
 
@@ -101,7 +83,6 @@ def taken(data, scores, allowed=lambda score: True):
     return data.draw(st.lists(st.sampled_from(slots), unique=True) if slots else st.just([]))
 
 
-@settings(deadline=None)  # the first call may compile
 @given(some_slots, st.booleans(), st.data())
 def test_pin_and_unpin_count_what_changes_sides(scores, on_device, data):
     rising = taken(data, scores, lambda score: score.pins < PINS_MAX)
@@ -118,7 +99,6 @@ def test_pin_and_unpin_count_what_changes_sides(scores, on_device, data):
             check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.data())
 def test_pending_slots_are_counted_and_arrive(scores, data):
     coming = taken(data, scores)
@@ -133,7 +113,6 @@ def test_pending_slots_are_counted_and_arrive(scores, data):
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.booleans(), st.data())
 def test_foresee_ranks_by_the_next_use_or_ends_that_and_leaves_pins_and_counts_alone(
     scores, on_device, data
@@ -152,7 +131,6 @@ def test_foresee_ranks_by_the_next_use_or_ends_that_and_leaves_pins_and_counts_a
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, countings, st.booleans(), st.data())
 def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, on_device, data):
     slots, after = taken(data, scores), list(scores)
@@ -166,7 +144,6 @@ def test_touch_leaves_pins_alone_and_ends_what_was_foreseen(scores, counting, on
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.booleans(), st.data())
 def test_set_counts_leaves_all_else_alone(scores, on_device, data):
     slots, after, counts = taken(data, scores), list(scores), []
@@ -180,7 +157,6 @@ def test_set_counts_leaves_all_else_alone(scores, on_device, data):
         check(device, memory, after)
 
 
-@settings(deadline=None)
 @given(some_slots, st.integers(0, 40))
 def test_ageing_leaves_all_but_counts_alone(scores, slot_count):
     slot_count = min(slot_count, len(scores))
@@ -190,91 +166,6 @@ def test_ageing_leaves_all_but_counts_alone(scores, slot_count):
         memory = scored(device, scores)
         device.slots.age_scores(memory, slot_count)
         check(device, memory, after)
-
-
-@settings(deadline=None)
-@given(some_slots, st.integers(0, 45))
-def test_victims_are_neither_pinned_nor_on_their_way(scores, count):
-    """And those that are foreseen are the last: their fields are compared before the others."""
-    free = [
-        (score.order, slot)
-        for slot, score in enumerate(scores)
-        if not score.pending and not score.pins and (score.foreseen or score.clock != 7)
-    ]
-    expected = sorted(slot for _, slot in sorted(free)[:count])
-    for device in devices():
-        memory = scored(device, scores)
-        selected = device.slots.select_victims(memory, len(scores), 7, count)()
-        victims, found = selected.slots, selected.scores
-        assert victims.tolist() == expected
-        assert found.tolist() == [int(scores[slot]) for slot in expected]
-
-
-# One after the other
-
-
-@each_device
-def test_a_row_that_comes_is_pinned_until_the_last_one_lets_go(device):
-    memory = slots_with(device, np.zeros((32, 4), np.float32), dirty=np.ones(32))
-    slots, keys = np.array([20, 3, 31]), np.array([1 << 41, 5, 7])
-    device.slots.place_keys(memory, slots, keys, layout.PENDING)
-    here = device.slots.read_slots(memory, slots)()
-    assert here.keys.tolist() == keys.tolist() and not here.dirty.any()
-    assert (here.scores == layout.PENDING).all()
-    assert device.slots.read_slots(memory, np.array([19]))().dirty.all()
-    device.slots.touch(memory, slots, 4, COUNT_NONE)
-    assert device.slots.pin(memory, slots)() == 3
-    assert device.slots.pin(memory, slots[:2])() == 0
-    assert device.slots.unpin(memory, slots)() == 1
-    assert device.slots.count_pending(memory, up(device, slots)) == 3
-    assert device.slots.select_victims(memory, 32, 5, 9)().slots.tolist() == []  # on their way
-    device.slots.arrive(memory, slots)
-    assert device.slots.count_pending(memory, up(device, slots)) == 0
-    assert device.slots.select_victims(memory, 32, 5, 9)().slots.tolist() == [31]
-    assert device.slots.unpin(memory, slots[:2])() == 2
-    assert device.slots.read_slots(memory, slots)().scores.tolist() == [4, 4, 4]
-    assert device.slots.select_victims(memory, 32, 5, 9)().slots.tolist() == [3, 20, 31]
-
-
-@each_device
-def test_the_next_use_decides_among_what_is_foreseen(device):
-    memory = scored(device, [Score(clock=slot) for slot in range(8)])
-    slots = np.arange(6)
-    ranks = np.array([9, 1, 5, 7, 3, 2])
-    device.slots.foresee(memory, slots, ranks, 8)
-    order = [6, 7, 1, 5, 4, 2, 3, 0]
-    for count in range(9):
-        victims = device.slots.select_victims(memory, 8, 99, count)().slots
-        assert victims.tolist() == sorted(order[:count])
-    device.slots.foresee(memory, np.arange(8), np.full(8, -1), 8)
-    assert device.slots.read_range(memory, 0, 8).scores.tolist() == [8] * 6 + [6, 7]
-
-
-@pytest.mark.parametrize("counting", [COUNT_NONE, COUNT_UP, COUNT_KEEP])
-@each_device
-def test_no_row_of_the_running_call_is_its_victim(device, counting):
-    """Not even one that is foreseen, whose turn it would be before that of the others."""
-    memory = scored(device, [Score(foreseen=1, clock=slot) for slot in range(6)])
-    device.slots.touch(memory, np.array([0, -1, 2]), 9, counting)
-    count = 1 if counting == COUNT_UP else 0
-    assert (
-        device.slots.read_slots(memory, np.array([0, 2]))().scores.tolist() == [count << 40 | 9] * 2
-    )
-    assert device.slots.select_victims(memory, 6, 9, 6)().slots.tolist() == [1, 3, 4, 5]
-    assert device.slots.select_victims(memory, 6, 10, 3)().slots.tolist() == [0, 1, 2]
-
-
-@each_device
-def test_a_pin_more_and_a_pin_less_up_to_the_most(device):
-    memory, slot = scored(device, [Score(1, 0, 1, COUNT_MAX, CLOCK_MAX)] * 3), np.array([1])
-    before = device.slots.read_range(memory, 0, 3).scores.tolist()
-    for pins in range(PINS_MAX):
-        assert device.slots.pin(memory, slot)() == (pins == 0)
-    most = device.slots.read_range(memory, 0, 3).scores.tolist()
-    assert most == [before[0], -1, before[2]]
-    for pins in reversed(range(PINS_MAX)):
-        assert device.slots.unpin(memory, slot)() == (pins == 0)
-    assert device.slots.read_range(memory, 0, 3).scores.tolist() == before
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -307,29 +198,3 @@ def test_counts_of_many_slots(on_device):
         expected = pending.copy()
         expected[slots] = 0
         assert ((device.slots.read_range(memory, 0, count).scores < 0) == expected).all()
-
-
-@each_device
-def test_nothing_to_pin(device):
-    scores = [Score(1, 1), Score(0, 0, 1, 3, 3)]
-    memory, none = scored(device, scores), up(device, NONE)
-    absent = np.full(40, -1)
-    for slots in (NONE, none, absent, up(device, absent)):
-        assert device.slots.pin(memory, slots)() == device.slots.unpin(memory, slots)() == 0
-        device.slots.foresee(memory, slots, np.full(len(slots), 5), 9)
-        device.slots.set_counts(memory, slots, np.full(len(slots), 5))
-    assert device.slots.count_pending(memory, none) == 0
-    device.slots.arrive(memory, NONE)
-    device.slots.place_keys(memory, NONE, NONE, layout.PENDING)
-    check(device, memory, scores)
-
-
-@each_device
-def test_a_slot_that_goes_and_comes_again_has_no_pins_of_the_row_before(device):
-    memory, slots = scored(device, [Score(1, 3, 1, 4, 4)] * 2), np.arange(2)
-    device.slots.clear_slots(memory, slots)
-    assert (device.slots.read_slots(memory, slots)().keys == EMPTY_KEY).all()
-    device.slots.place_keys(memory, slots[:1], slots[:1], 0)
-    device.slots.place_keys(memory, slots[1:], slots[1:], layout.PENDING)
-    assert device.slots.read_slots(memory, slots)().scores.tolist() == [0, layout.PENDING]
-    assert device.slots.pin(memory, slots)() == 2

@@ -18,7 +18,7 @@ def events(calls):
     return bounds, np.array([key for call in calls for key in call], np.int64)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(CALLS, WEIGHTS)
 def test_depths_are_those_of_sets(calls, weights):
     bounds, ids = events(calls)
@@ -108,7 +108,7 @@ class Model:
             low = high
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     CALLS,
     WEIGHTS,

@@ -5,7 +5,7 @@ import pytest
 
 from embstore.arrays import EMPTY_KEY
 from embstore.device import gpu_slots
-from embstore.score import COUNT_NONE, COUNT_UP
+from embstore.score import COUNT_NONE, PENDING
 from tests.kernels.samples import (
     SLAB_SLOTS,
     awkward,
@@ -47,13 +47,14 @@ class Contents:
         assert dirty == self.dirty.tolist()
 
 
-def test_place_keys_gives_slots_to_rows():
+@pytest.mark.parametrize("score", [0, PENDING])
+def test_place_keys_gives_slots_to_rows(score):
     for device in devices():
         here = Contents(device)
         slots = np.array([49, 0, 17, 16])
         keys = np.array([1 << 61, 5, 0, 7])
-        device.slots.place_keys(here.memory, slots, keys, 0)
-        here.keys[slots], here.scores[slots], here.dirty[slots] = keys, 0, False
+        device.slots.place_keys(here.memory, slots, keys, score)
+        here.keys[slots], here.scores[slots], here.dirty[slots] = keys, score, False
         here.check()
 
 
@@ -101,21 +102,6 @@ def test_read_range_tells_all_of_them(monkeypatch, low, high, at_once):
         assert (found.keys.dtype, found.dirty.dtype) == (np.int64, np.bool_)
 
 
-def test_nothing_to_do_to_slots():
-    none = np.empty(0, np.int64)
-    for device in devices():
-        here = Contents(device)
-        device.slots.place_keys(here.memory, none, none, 0)
-        device.slots.clear_slots(here.memory, none)
-        device.slots.mark(here.memory, none, dirty=True)
-        device.slots.mark(here.memory, up(device, none), dirty=False)
-        device.slots.touch(here.memory, none, 5, COUNT_UP)
-        assert len(device.slots.read_slots(here.memory, none)().keys) == 0
-        device.memory.add_slots(here.memory, 64, 64)
-        device.memory.drop_slots(here.memory, 64, 64)
-        here.check()
-
-
 # Slots that come and go
 
 
@@ -146,21 +132,6 @@ def test_slots_come_free_and_go_without_a_trace(device):
 
 
 @each_device
-def test_slots_outlive_many_that_come(device):
-    """The table of slabs grows, and kernels under way still have the one they were given."""
-    here = Contents(device, count=48)
-    device.memory.reserve_slots(here.memory, 48, 16 * 40, SLAB_SLOTS)
-    for low in range(48, 16 * 40, SLAB_SLOTS):
-        device.slots.mark(here.memory, np.arange(low - SLAB_SLOTS, low), dirty=False)
-        device.memory.add_slots(here.memory, low, low + SLAB_SLOTS)
-        device.slots.mark(here.memory, np.arange(low, low + SLAB_SLOTS), dirty=True)
-    here.dirty[32:] = False
-    here.check()
-    found = device.slots.read_range(here.memory, 48, 16 * 40)
-    assert np.flatnonzero(found.dirty).tolist() == list(range(16 * 36, 16 * 37))
-
-
-@each_device
 @pytest.mark.parametrize("slab_slots", [8, 4, 1])
 def test_slabs_that_become_smaller_keep_what_is_in_them(device, slab_slots):
     here = Contents(device, count=64, stride=12)
@@ -177,30 +148,6 @@ def test_slabs_that_become_smaller_keep_what_is_in_them(device, slab_slots):
     device.rows.scatter_rows(rows, here.memory.rows, np.arange(40))
     here.rows = rows
     here.check()
-
-
-@each_device
-def test_slabs_stay_as_small_as_the_smallest_so_far(device):
-    """Larger ones are wanted again, of which they are a part; slots come by those."""
-    here = Contents(device, count=64)
-    for wanted in (4, 16, 4, 32):
-        device.memory.reserve_slots(here.memory, 64, 400, wanted)
-        here.check()
-    device.memory.add_slots(here.memory, 64, 96)
-    check_free(device, here.memory, 64, 96)
-    device.memory.drop_slots(here.memory, 64, 96)
-    here.check()
-
-
-@each_device
-def test_all_slots_go_and_slabs_of_another_size_come(device):
-    here = Contents(device, count=64)
-    device.memory.drop_slots(here.memory, 0, 64)
-    device.memory.reserve_slots(here.memory, 0, 256, 64)
-    device.memory.add_slots(here.memory, 0, 128)
-    check_free(device, here.memory, 0, 128)
-    device.rows.scatter_rows(here.rows, here.memory.rows, np.arange(64))
-    assert rows_in(device, here.memory, 128).shape == (128, 8)
 
 
 def test_a_slab_of_a_gpu_has_a_power_of_two_of_slots():

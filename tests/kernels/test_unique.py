@@ -2,21 +2,16 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.device import gpu_work, staging
-from embstore.device.base import Gradients
 from tests.kernels.samples import (
-    batch_of,
-    bits,
     cpu_devices,
     devices,
     down,
     gpu_device,
-    records,
     row_keys,
-    slots_with,
     up,
 )
 
@@ -54,7 +49,6 @@ def found(device, segments):
 tables = st.lists(st.lists(st.integers(0, 30), max_size=80), max_size=5)
 
 
-@settings(deadline=None)  # the first call may compile
 @given(tables, st.integers(0, 1 << 21))
 def test_unique_is_in_order_of_first_occurrence(keys_of_tables, first_table):
     segments = [
@@ -70,13 +64,6 @@ def test_unique_stays_right_while_its_scratch_grows_and_is_used_again():
         keys = rng.integers(0, max(count, 1), count)
         for device in devices():
             assert found(device, [(3, 1 << 40, keys)]) == expected([(3, keys)])
-
-
-def test_the_ids_of_each_table_are_consecutive():
-    """id_bounds cut them, where the CPU needs it."""
-    keys = [np.array(k, np.int64) for k in ([4, 4, 1], [], [4, 2, 4, 9], [1])]
-    for device in cpu_devices():
-        assert batch_of(device, *keys).id_bounds.tolist() == [0, 2, 2, 5, 6]
 
 
 def test_unique_takes_the_extreme_keys_of_the_last_table():
@@ -114,30 +101,6 @@ def test_distinct_keys_hold_whatever_comes_after():
         assert batch.id_bounds.tolist() == [0, 2, 3]
 
 
-def test_verbs_take_a_batch_of_distinct_keys():
-    rng = np.random.default_rng(SEED)
-    keys, rows = rng.permutation(300)[:40], records(rng, 64, 4)
-    slots, gradients = rng.permutation(64)[:40], records(rng, 40, 3)
-    for device in devices():
-        memory, distinct = slots_with(device, rows), device.keys.distinct([(0, 300, keys)])
-        batch = device.keys.again(distinct)
-        out, sums = np.empty((40, 3), np.float32), device.memory.allocate(40, np.float32, width=3)
-        device.rows.sum_by_key(batch, [Gradients(gradients)], np.float32(1), sums)
-        device.keys.synchronize(batch)
-        d_slots = up(device, slots)
-        device.rows.gather(memory.rows, d_slots, batch, 3, [out])
-        assert bits(out) == bits(rows[slots, :3])
-        assert bits(down(device, sums)) == bits(gradients)
-        assert device.keys.count_accesses(batch, d_slots, 0, 40, None)() == (40, 40)
-
-
-def test_unique_takes_a_read_only_array():
-    keys = np.array([4, 4, 2])
-    keys.flags.writeable = False
-    for device in devices():
-        assert found(device, [(0, 5, keys)])[1] == [0, 0, 1]
-
-
 def test_unique_takes_keys_of_the_device_beside_those_of_the_host():
     device = gpu_device()
     segments = [(i, np.array(keys)) for i, keys in enumerate([[4, 4, 2], [7, 1], [0, 0]])]
@@ -169,9 +132,3 @@ def test_unique_reports_the_first_key_outside_its_table(wrong, position):
 def test_a_table_of_no_rows_has_no_key():
     for device in devices():
         assert synchronized(device, [(0, 0, np.zeros(1, np.int64))]).found.outside == 0
-
-
-def test_no_keys():
-    none = np.empty(0, np.int64)
-    for device in devices():
-        assert found(device, [(0, 5, none), (3, 0, none)]) == ([], [], [0, 0, 0])

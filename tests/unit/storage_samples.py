@@ -89,15 +89,6 @@ def versions(storage, keys, table_id=0, dim=4):
     return np.where(found != 0, words[:, 1].astype(np.int64), -1).tolist()
 
 
-def origins(storage, keys, table_id=0, dim=4):
-    """Return where each key is stored: "log", "base" or "none"."""
-    row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
-    rows = np.zeros((len(row_keys), layout_of(dim).stride), np.float32)
-    found = np.empty(len(row_keys), np.uint8)
-    storage.rows.read(row_keys, rows, found)
-    return [("none", "log", "base")[place] for place in found]
-
-
 def settle(storage):
     """Do every merge that is due; none may fail."""
     storage.merges.finish()

@@ -5,7 +5,7 @@ import pytest
 
 from embstore.cache.levels import RowLevels, levels_of
 from embstore.errors import StorageError
-from embstore.hotness.accesses import Accesses, TableAccess, at_rate, within
+from embstore.hotness.accesses import Accesses, TableAccess, at_rate
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import TableProfile
@@ -44,26 +44,6 @@ def test_a_table_that_was_not_asked_for_takes_no_memory():
 # Tables that go
 
 
-def test_a_recorder_forgets_a_table_and_what_it_had_of_the_totals():
-    """A new table had the trace of the one before it, of the same name."""
-    recorder, rng = Recorder(events_max=400), generator(81)
-    calls = [
-        [(n, rng.integers(0, 1000, 60), rng.integers(1, 9, 60)) for n in "vw"] for _ in range(20)
-    ]
-    for call in calls:
-        recorder.record(call)
-    assert recorder.rate < 1
-    recorder.forget("v")
-    left = [(keys, counts) for call in calls for name, keys, counts in call if name == "w"]
-    trace = recorder.trace()
-    assert (trace.tables, trace.calls) == (("w",), 20)
-    assert trace.unique_total == sum(len(np.unique(keys)) for keys, _ in left)
-    assert trace.access_total == sum(int(counts.sum()) for _, counts in left)
-    recorder.record([("x", int64s(1), None), ("v", int64s(2), None)])
-    assert recorder.trace().tables == ("w", "x", "v")
-    assert recorder.trace().access_total == trace.access_total + 2
-
-
 def test_tables_made_and_dropped_without_end_do_not_end_a_recording(monkeypatch):
     monkeypatch.setattr("embstore.hotness.recorder._TABLES_MAX", 2)
     recorder = Recorder()
@@ -86,25 +66,9 @@ def test_counts_of_rows_that_are_gone_are_cut():
 # Rates and rows
 
 
-@pytest.mark.parametrize(
-    ("counted", "rate", "counts", "error"),
-    [(0.1, 1.0, [10, 30], 20), (1.0, 0.5, [1, 2], 1), (0.5, 0.5, [1, 3], 2)],
-)
-def test_counts_of_another_rate_are_scaled(counted, rate, counts, error):
-    found = at_rate(profile([4, 5], [1, 3], error=2), counted, rate)
-    assert (found.counts.tolist(), found.error) == (counts, error)
-
-
 def test_scaled_counts_fit_their_integers():
     found = at_rate(profile([4], [1 << 61]), 0.001, 1.0)
     assert found.counts[0] > 1 << 61 and found.accesses >= found.counts[0]
-
-
-def test_a_profile_within_fewer_rows_loses_what_is_beyond():
-    found = within(profile([1, 99, 100], [5, 6, 7], rows=200), 100)
-    assert (found.keys.tolist(), found.accesses, found.rows) == ([1, 99], 11, 100)
-    same = profile([1, 99], [5, 6])
-    assert within(same, 100) is same
 
 
 # Levels

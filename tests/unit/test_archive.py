@@ -130,7 +130,7 @@ def test_a_flipped_bit_is_refused_or_makes_no_difference(made):
 
 
 @each_kind
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_bytes_changed_at_random_are_refused_or_make_no_difference(made, data):
     content = bytearray(made.to_bytes())

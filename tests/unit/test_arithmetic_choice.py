@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import embstore.arithmetic
 from embstore.arithmetic import choice, force, implementation, sum_by_key, sums, unique
 
 ROOT = Path(__file__).parents[2]
@@ -26,14 +25,6 @@ def absent(name):
 
 def run_in_new_process(program):
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
-
-
-def test_import_decides_nothing_and_does_not_import_numba():
-    run_in_new_process(
-        "import sys, embstore.arithmetic as a\n"
-        "assert 'numba' not in sys.modules and 'embstore.arithmetic.compiled' not in sys.modules\n"
-        "assert a.choice._chosen is None"
-    )
 
 
 def test_numpy_is_used_where_numba_is_absent():
@@ -62,28 +53,17 @@ def test_the_choice_is_made_once(monkeypatch):
     assert choice._chosen == implementation("numpy")
 
 
-def test_force_numpy():
-    with force("numpy"):
+@pytest.mark.parametrize("name", ["numpy", "compiled"])
+def test_force_holds_until_the_block_ends_also_by_an_error(name):
+    pytest.importorskip("numba")
+    with pytest.raises(ZeroDivisionError), force(name):
         unique_keys, inverse = unique(KEYS)
-        assert choice._chosen == implementation("numpy")
-        assert choice._chosen.unique is sums.unique
+        assert choice._chosen == implementation(name)
+        assert (choice._chosen.unique is sums.unique) == (name == "numpy")
         assert sum_by_key(inverse, 2, VALUES).tolist() == [[5], [2]]
+        raise ZeroDivisionError
     assert choice._chosen is None
     assert unique_keys.tolist() == [5, 3]
-
-
-def test_force_compiled():
-    pytest.importorskip("numba")
-    compiled = pytest.importorskip("embstore.arithmetic.compiled")
-    with force("compiled"):
-        assert choice._in_use() == implementation("compiled")
-        assert choice._in_use().unique is compiled.unique
-
-
-def test_force_restores_the_choice_after_an_error():
-    with force("numpy"), pytest.raises(RuntimeError), force("numpy"):
-        raise RuntimeError
-    assert choice._chosen is None
 
 
 def test_force_of_an_absent_implementation_changes_nothing(monkeypatch):
@@ -91,8 +71,3 @@ def test_force_of_an_absent_implementation_changes_nothing(monkeypatch):
     with pytest.raises(ImportError), force("compiled"):
         pass
     assert choice._chosen is None
-
-
-def test_public_names_exist():
-    for name in embstore.arithmetic.__all__:
-        assert hasattr(embstore.arithmetic, name)

@@ -11,21 +11,11 @@ from embstore import arithmetic as both
 from embstore.arithmetic import implementation
 from embstore.arrays import DIM_MAX
 from tests import reference
-from tests.unit import plain
-from tests.unit.plain import add_from_first, fp32
+from tests.unit.plain import fp32, random_rows
 
 DIMS = (1, 7, 13, 33, 4096)
 DENORMAL = np.uint32(1).view(np.float32)
 NAMES = ("numpy", "compiled")
-
-
-def sums_by_key(inverse, count, values, of_key):
-    sums = np.zeros((count, values.shape[1]), np.float32)
-    for key in range(count):
-        own = values[inverse == key]
-        if len(own):
-            sums[key] = of_key(list(own))
-    return sums
 
 
 class Reference:
@@ -34,7 +24,10 @@ class Reference:
     @staticmethod
     @np.errstate(all="ignore")
     def sum_by_key(inverse, count, values):
-        return sums_by_key(inverse, count, values, reference.sum_occurrences)
+        sums = np.zeros((count, values.shape[1]), np.float32)
+        for key in np.unique(inverse):
+            sums[key] = reference.sum_occurrences(list(values[inverse == key]))
+        return sums
 
     @staticmethod
     @np.errstate(all="ignore")
@@ -86,11 +79,7 @@ def column(values):
 
 
 def random_values(rng, n, dim):
-    return plain.random_rows(rng, n, dim, (-6, 7))
-
-
-def plain_sum_by_key(inverse, count, values):
-    return sums_by_key(inverse, count, values, plain.sum_occurrences)
+    return random_rows(rng, n, dim, (-6, 7))
 
 
 def sum_one_key(summing, values):
@@ -100,70 +89,38 @@ def sum_one_key(summing, values):
 # unique
 
 
-def test_unique_keeps_the_order_of_first_occurrence(arithmetic):
-    keys = np.array([9, 2, 9, 7, 2, 2**40 - 1, 0], np.int64)
-    unique_keys, inverse = arithmetic.unique(keys)
-    assert unique_keys.tolist() == [9, 2, 7, 2**40 - 1, 0]
-    assert inverse.tolist() == [0, 1, 0, 2, 1, 3, 4]
-    assert unique_keys.dtype == np.int64
-    assert inverse.dtype == np.int32
-
-
-def test_unique_of_no_keys(arithmetic):
-    unique_keys, inverse = arithmetic.unique(np.empty(0, np.int64))
-    assert (unique_keys.shape, unique_keys.dtype) == ((0,), np.int64)
-    assert (inverse.shape, inverse.dtype) == ((0,), np.int32)
-
-
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None)
 @given(keys=st.lists(st.integers(-3, 9) | st.integers(-(2**63), 2**63 - 1)))
 def test_unique_agrees_with_a_dict(name, keys):
-    unique_keys, inverse = load(name).unique(np.array(keys, np.int64))
+    given = np.array(keys, np.int64)
+    given.flags.writeable = False
+    unique_keys, inverse = load(name).unique(given)
+    assert (unique_keys.dtype, inverse.dtype) == (np.int64, np.int32)
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     assert unique_keys.tolist() == list(places)
     assert inverse.tolist() == [places[key] for key in keys]
-
-
-def test_unique_leaves_its_argument_alone(arithmetic):
-    keys = np.array([3, 1, 3, 0], np.int64)
-    keys.flags.writeable = False
-    arithmetic.unique(keys)
-    assert keys.tolist() == [3, 1, 3, 0]
 
 
 # sum_by_key: rule 2
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 64 * 64 + 1])
-def test_sum_breaks_at_chunk_boundaries(summing, n):
+def test_sum_breaks_at_chunk_boundaries(arithmetic, n):
     values = random_values(np.random.default_rng(n), n, 3)
-    assert bits(sum_one_key(summing, values)) == bits(fp32(*plain.sum_occurrences(values))[None])
-
-
-@pytest.mark.parametrize("n", [66, 129, 130])
-def test_sum_beyond_64_is_not_the_plain_sequential_sum(summing, n):
-    # After 1, each 2**-24 alone is a tie that rounds back to 1; together in a chunk they count.
-    values = column([1.0] + [0.0] * 63 + [2.0**-24] * (n - 64))
-    assert bits(sum_one_key(summing, values)) != bits(fp32(*add_from_first(values))[None])
+    assert bits(sum_one_key(arithmetic, values)) == bits(sum_one_key(Reference, values))
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_sum_takes_every_dim(summing, dim):
+def test_sum_takes_every_dim(arithmetic, dim):
     rng = np.random.default_rng(dim)
     values = random_values(rng, 150, dim)
     inverse = np.concatenate([np.arange(3), rng.integers(0, 3, 147) // 2]).astype(np.int32)
-    found = summing.sum_by_key(inverse, 3, values)
+    found = arithmetic.sum_by_key(inverse, 3, values)
     assert found.shape == (3, dim)
     assert found.dtype == np.float32
     columns = [0, dim // 2, dim - 1]
-    expected = plain_sum_by_key(inverse, 3, values[:, columns])
+    expected = Reference.sum_by_key(inverse, 3, values[:, columns])
     assert bits(found[:, columns]) == bits(expected)
-
-
-def test_a_single_occurrence_is_copied_with_its_sign(summing):
-    values = fp32(-0.0, 0.0, -1.5)[None]
-    assert bits(sum_one_key(summing, values)) == [[0x80000000, 0, 0xBFC00000]]
 
 
 @pytest.mark.parametrize("n", [2, 64, 65, 128, 129])
@@ -179,76 +136,41 @@ def test_one_positive_zero_makes_the_sum_positive(summing, n):
         assert bits(sum_one_key(summing, values)) == [[0]]
 
 
-@pytest.mark.parametrize("n", [1, 2, 65, 130])
-def test_denormals_are_kept(summing, n):
-    assert bits(sum_one_key(summing, column([DENORMAL] * n))) == [[n]]
-
-
-def test_non_finite_values_run_through_without_a_warning(summing):
-    big = np.finfo(np.float32).max
-    values = fp32(*[(np.inf, -np.inf, np.nan, big, np.inf), (1, 1, 1, big, -np.inf)])
-    found = sum_one_key(summing, values)[0]
-    assert bits(found) == bits(fp32(np.inf, -np.inf, np.nan, np.inf, np.nan))
-
-
-def test_a_non_finite_value_makes_a_long_sum_non_finite(summing):
-    for place in (0, 63, 64, 128):
-        values = np.ones((129, 1), np.float32)
-        values[place] = np.nan
-        assert np.isnan(sum_one_key(summing, values)).all()
-
-
-def test_an_id_that_does_not_occur_gets_zeros(summing):
-    found = summing.sum_by_key(np.array([1, 1], np.int32), 3, np.ones((2, 2), np.float32))
-    assert bits(found) == bits(fp32((0, 0), (2, 2), (0, 0)))
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_sum_of_no_values(summing, count):
-    found = summing.sum_by_key(np.empty(0, np.int32), count, np.empty((0, 13), np.float32))
-    assert found.shape == (count, 13)
-    assert found.dtype == np.float32
-    assert not found.any()
-
-
-def test_sum_returns_a_new_array_and_leaves_its_arguments_alone(summing):
-    values = fp32((1, 2), (3, 4))
-    inverse = np.array([0, 1], np.int32)
-    values.flags.writeable = inverse.flags.writeable = False
-    found = summing.sum_by_key(inverse, 2, values)
-    found += 1
-    assert values.tolist() == [[1, 2], [3, 4]]
-
-
 @st.composite
 def batches(draw):
     count = draw(st.integers(1, 6))
     n = draw(st.sampled_from([0, 1, 5, 63, 64, 65, 128, 129, 200]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     special = fp32(0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, 1.0, -1.0, 16777216.0)
+    special = np.append(special, fp32(np.inf, -np.inf, np.nan)[: draw(st.sampled_from([0, 3]))])
     values = random_values(rng, n, draw(st.sampled_from([1, 3])))
     swap = rng.random(values.shape) < draw(st.sampled_from([0.0, 0.3, 1.0]))
     values[swap] = rng.choice(special, int(swap.sum()))
     # Powers make one id hot, so that chunks fill.
     ids = (rng.random(n) ** draw(st.sampled_from([1, 4])) * count).astype(np.int32)
+    ids.flags.writeable = values.flags.writeable = False
     return ids, count, values
 
 
-@pytest.mark.parametrize("name", [*NAMES, "reference"])
-@settings(deadline=None, max_examples=60)
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60)
 @given(batch=batches())
-def test_sum_agrees_with_a_plain_loop(name, batch):
-    found = load(name).sum_by_key(*batch)
-    assert bits(found) == bits(plain_sum_by_key(*batch))
+def test_sum_agrees_with_the_reference(name, batch):
+    found, wanted = load(name).sum_by_key(*batch), Reference.sum_by_key(*batch)
+    assert (found.shape, found.dtype) == (wanted.shape, np.float32)
+    assert bits(found) == bits(wanted)
+    found += 1  # an array of its own
 
 
 # sum_over_dim: rule 3
 
 
 @pytest.mark.parametrize("dim", [*DIMS, 16, 17, 31, 32, 63, 64, 65])
-def test_sum_over_dim_takes_every_dim(over_dim, dim):
+def test_sum_over_dim_takes_every_dim(dim):
     values = random_values(np.random.default_rng(dim), 5, dim)
-    assert bits(over_dim(values)) == bits(fp32(*map(plain.sum_over_dim, values)))
+    values.flags.writeable = False
+    assert bits(both.sum_over_dim(values)) == bits(Reference.sum_over_dim(values))
+    assert both.sum_over_dim(values[:0]).shape == (0,)
 
 
 def test_sum_over_dim_keeps_the_sign_of_zeros_only_where_every_lane_has_one(over_dim):
@@ -260,16 +182,6 @@ def test_sum_over_dim_keeps_the_sign_of_zeros_only_where_every_lane_has_one(over
 def test_sum_over_dim_keeps_denormals_and_takes_non_finite_values(over_dim):
     assert bits(over_dim(np.full((1, 33), DENORMAL))) == [33]
     assert math.isnan(over_dim(fp32(np.inf, -np.inf)[None])[0])
-
-
-def test_sum_over_dim_of_no_rows(over_dim):
-    assert over_dim(np.empty((0, 40), np.float32)).shape == (0,)
-
-
-def test_sum_over_dim_leaves_its_argument_alone(over_dim):
-    values = np.ones((1, 70), np.float32)
-    values.flags.writeable = False
-    assert over_dim(values).tolist() == [70.0]
 
 
 # Which sums are accepted: rule 9
@@ -301,6 +213,8 @@ def ids_of(*ids):
 def test_ranks_are_added_in_rank_order(add_ranks):
     a, b, c = fp32(1e8), fp32(3.0), fp32(-1e8)
     shares = [(ids_of(0), values[None]) for values in (a, b, c)]
+    for values in (a, b, c):
+        values.flags.writeable = False
     assert bits(add_ranks(1, shares)[0]) == bits((a + b) + c)
     assert bits(add_ranks(1, shares[::-1])[0]) == bits((c + b) + a)
     assert bits(add_ranks(1, [shares[0], shares[2], shares[1]])[0]) == bits((a + c) + b)
@@ -315,14 +229,6 @@ def test_a_rank_without_the_key_is_skipped(add_ranks):
     ]
     expected = fp32((-0.0, 2), (8, 10), (-0.0, 8))
     assert bits(add_ranks(3, shares)) == bits(expected)
-
-
-def test_ranks_leave_their_shares_alone(add_ranks):
-    share = np.ones((1, 1), np.float32)
-    share.flags.writeable = False
-    sums = add_ranks(1, [(ids_of(0), share)])
-    sums += 1
-    assert share[0, 0] == 1
 
 
 def test_ranks_take_no_keys_and_non_finite_sums(add_ranks):

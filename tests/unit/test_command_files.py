@@ -6,14 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from embstore.errors import CapacityError, CorruptTableError, StorageError
+from embstore.errors import CapacityError, CorruptTableError
 from embstore.storage import command_files
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import Place, RecordReader, record_bytes, segment_path
 from embstore.storage.files import Files
 from embstore.storage.format import PAGE_BYTES
 from tests.faults.disk import Disk, dropped, emptied, kept, torn
-from tests.faults.recording import Call, RecordingFiles
+from tests.faults.recording import RecordingFiles
 
 STORE_ID = bytes(range(16))
 SIZES = (0, 1, 63, 64, 65, 5_000, 200_000)
@@ -63,13 +63,6 @@ def filled(root, count):
     return log
 
 
-def test_what_was_appended_is_read_in_order(tmp_path):
-    log = filled(tmp_path, 20)
-    assert log.log.syncs == 20
-    assert read(tmp_path) == [(n, body(n)) for n in range(20)]
-    log.log.close()
-
-
 def test_records_that_wait_share_a_sync(tmp_path):
     class Waiting(Files):
         may_sync = threading.Event()
@@ -87,19 +80,6 @@ def test_records_that_wait_share_a_sync(tmp_path):
     files.may_sync.set()
     log.log.wait(last)
     assert log.log.syncs == 2
-    log.log.close()
-
-
-def test_segments_follow_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
-    log = filled(tmp_path, 30)
-    segments = list(tmp_path.glob("commands/*"))
-    assert len(segments) > 5
-    assert read(tmp_path) == [(n, body(n)) for n in range(30)]
-    log.log.begin_segment()
-    log.append(30, b"kept")
-    begin = log.forget()
-    assert read(tmp_path, begin) == [(30, b"kept")]
     log.log.close()
 
 
@@ -200,16 +180,6 @@ def test_a_segment_behind_a_torn_one_is_removed(tmp_path, monkeypatch):
     log.log.close()
 
 
-def test_a_missing_segment_is_noticed_by_its_successor(tmp_path, monkeypatch):
-    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
-    log = filled(tmp_path, 30)
-    log.log.close()
-    numbers = [int(p.stem) for p in sorted(tmp_path.glob("commands/*"))]
-    (tmp_path / segment_path(numbers[2])).unlink()
-    with pytest.raises(CorruptTableError, match=f"{numbers[2]:012d}.commands: missing"):
-        read(tmp_path)
-
-
 def test_interval_syncs_when_it_is_due_or_asked_to(tmp_path):
     log = Log(tmp_path, sync_every_s=LONG_S)
     mark = log.append(0, b"written", wait=False)
@@ -225,28 +195,6 @@ def test_interval_syncs_when_it_is_due_or_asked_to(tmp_path):
     often.log.close()
 
 
-def test_what_cannot_be_allocated_is_refused_and_the_log_goes_on(tmp_path):
-    class Full(Files):
-        is_full = False
-
-        def _allocate(self, file, offset, length):
-            if self.is_full:
-                raise CapacityError("no room")
-            super()._allocate(file, offset, length)
-
-    files = Full(tmp_path)
-    log = Log(tmp_path, files)
-    log.append(0, b"small")
-    files.is_full = True
-    for _ in range(2):
-        with pytest.raises(CapacityError):
-            log.log.reserve(1 << 20)
-    files.is_full = False
-    log.append(1, bytes(1 << 20))
-    assert read(tmp_path) == [(0, b"small"), (1, bytes(1 << 20))]
-    log.log.close()
-
-
 def test_a_segment_takes_no_more_than_it_needs_where_there_is_little_room(tmp_path):
     class Small(Files):
         def _allocate(self, file, offset, length):
@@ -259,69 +207,6 @@ def test_a_segment_takes_no_more_than_it_needs_where_there_is_little_room(tmp_pa
         log.append(n, bytes(5_000))
     assert {path.stat().st_size for path in tmp_path.glob("commands/*")} == {3 * PAGE_BYTES}
     assert read(tmp_path) == [(n, bytes(5_000)) for n in range(4)]
-    log.log.close()
-
-
-def test_a_failed_write_is_told_to_all_who_wait_and_who_come(tmp_path):
-    class Broken(Files):
-        is_broken = False
-
-        def _write(self, file, offset, data):
-            if self.is_broken:
-                raise OSError(5, "broken")
-            super()._write(file, offset, data)
-
-    files = Broken(tmp_path)
-    log = Log(tmp_path, files)
-    log.append(0, b"well")
-    told = threading.Event()
-    log.log.progressed = told.set
-    files.is_broken = True
-    mark = log.append(1, b"not", wait=False)
-    with pytest.raises(StorageError, match="broken"):
-        log.log.wait(mark)
-    assert told.wait(300)
-    assert len(log.failures) == 1
-    with pytest.raises(StorageError, match="broken"):
-        log.log.reserve(1)
-    log.log.close()
-    assert read(tmp_path) == [(0, b"well")]
-
-
-def test_arrays_are_waited_for_whatever_interrupts(tmp_path):
-    """Who was interrupted goes on, and changes them."""
-
-    class Slow(Files):
-        may_write = threading.Event()
-
-        def _write(self, file, offset, data):
-            if offset > PAGE_BYTES + 128:
-                assert self.may_write.wait(300)
-            super()._write(file, offset, data)
-
-    files = Slow(tmp_path)
-    log = Log(tmp_path, files)
-    log.append(0, b"first")
-    array = bytearray(1 << 20)
-    mark = log.append(7, memoryview(array), wait=False)
-    waiting, interrupted = log.log._changed.wait, []
-
-    def wait(timeout=None):
-        if threading.current_thread() is threading.main_thread() and len(interrupted) < 3:
-            interrupted.append(log.log.written)
-            if len(interrupted) == 3:
-                files.may_write.set()
-            raise KeyboardInterrupt
-        return waiting(timeout)
-
-    log.log._changed.wait = wait
-    with pytest.raises(KeyboardInterrupt):
-        log.log.let_read()
-    assert interrupted == [1, 1, 1]
-    assert log.log.written == mark
-    array[:] = b"x" * len(array)
-    log.log.wait(mark)
-    assert read(tmp_path) == [(0, b"first"), (7, bytes(1 << 20))]
     log.log.close()
 
 
@@ -350,45 +235,9 @@ def test_two_new_segments_that_no_sync_has_seen(tmp_path, monkeypatch, choose, l
         log.log.close()
 
 
-def test_a_failed_sync_is_not_taken_for_success_by_the_next_opening(tmp_path):
-    """The page cache has what the disk has not."""
-
-    class FailingSync(RecordingFiles):
-        left = 3
-
-        def _sync(self, file):
-            self.left -= 1
-            if not self.left:
-                self.calls.append(Call("failed_sync", file.path))
-                raise OSError(5, "broken")
-            super()._sync(file)
-
-    files = FailingSync(tmp_path / "log")
-    log = Log(files.root, files)
-    log.append(0, body(4))
-    log.append(1, body(5))
-    with pytest.raises(StorageError):
-        log.append(2, body(6))
-    log.log.close()
-    again = Log(files.root, files)
-    assert again.found == [(0, body(4)), (1, body(5)), (2, body(6))]
-    again.append(3, body(3))
-    disk = Disk()
-    for call in files.calls:
-        disk.apply(call)
-    for name, choose in (("dropped", dropped), ("kept", kept), ("emptied", emptied)):
-        disk.write_to(tmp_path / name, choose)
-        assert [number for number, _ in read(tmp_path / name)] == [0, 1, 2, 3]
-    again.log.close()
-
-
 def test_a_record_is_read_whole_though_a_call_of_the_system_reads_less(tmp_path, monkeypatch):
     log = filled(tmp_path, 7)
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 50_000), at))
     assert read(tmp_path) == [(n, body(n)) for n in range(7)]
     log.log.close()
-
-
-def test_places_are_in_the_logs_order():
-    assert Place(1, 5_000) < Place(2, 4_096) < Place(2, 4_097)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from embstore import Constant
 from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.tables.digest import KeySet, TableDigest
@@ -15,7 +14,6 @@ from tests.unit.small_stores import (
     rows_of,
     settle,
     small_limits,
-    storage_of,
 )
 
 SEED = 83
@@ -66,53 +64,6 @@ def blocks_of(keys):
 # The same as whole
 
 
-def test_rows_count_in_all_three_places(tmp_path):
-    """In the cache and dirty, in the log alone, in the base alone, and in the cache but clean."""
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store, rows=ROWS)
-        table.assign(np.arange(0, 3_000), rows_of(np.arange(0, 3_000)))
-        store.checkpoint("folded")
-        settle(store)
-        table.assign(np.arange(2_000, 6_000), rows_of(np.arange(2_000, 6_000), version=1))
-        table.flush()
-        table.assign(np.arange(5_900, 6_100), rows_of(np.arange(5_900, 6_100), version=2))
-        table.lookup(np.arange(0, 100))
-        keys, pool = np.arange(6_100), pool_of(table)
-        slots = np.empty(len(keys), np.int64)
-        pool.device.keys.find(pool.slots.index.synchronize(), keys, slots)
-        cached = slots >= 0
-        dirty = cached & (pool.slots.memory.dirty[slots] != 0)
-        found = np.empty(len(keys), np.uint8)
-        storage_of(store).rows.read(keys, np.empty((len(keys), 4), np.float32), found)
-        places = {
-            "dirty": dirty,
-            "clean": cached & ~dirty,
-            "log": ~cached & (found == 1),
-            "base": ~cached & (found == 2),
-        }
-        assert all(where.sum() > 50 for where in places.values()), "the test must reach all"
-        in_parts = table.digest()
-        assert in_parts == whole(table)
-    with opened(tmp_path / "one place", cache_bytes=8 << 20) as store:
-        table = make_table(store, rows=ROWS)
-        for low, high, version in ((0, 3_000, 0), (2_000, 6_000, 1), (5_900, 6_100, 2)):
-            table.assign(np.arange(low, high), rows_of(np.arange(low, high), version=version))
-        assert table.digest() == in_parts
-
-
-def test_the_bits_of_a_row_count_and_not_their_value(tmp_path):
-    """0.0 and -0.0 are equal numbers and different rows; an untouched row is no row."""
-    with opened(tmp_path, **OPTIONS) as store:
-        table = make_table(store, initializer=Constant(0.0))
-        never = table.digest()
-        table.assign([5], np.zeros((1, 4), np.float32))
-        written = table.digest()
-        table.assign([5], np.full((1, 4), -0.0, np.float32))
-        assert len({never, written, table.digest()}) == 3
-        table.assign([5], np.zeros((1, 4), np.float32))
-        assert table.digest() == written == whole(table)
-
-
 # The cost
 
 
@@ -143,20 +94,6 @@ def test_reading_costs_no_digest_anything(tmp_path):
         store.checkpoint("a")
         settle(store)
         assert computed(table, kept)[1] == []
-
-
-def test_tables_of_one_pool_keep_apart(tmp_path):
-    """A call over both tables changes blocks of both, each its own."""
-    with opened(tmp_path, **OPTIONS) as store:
-        first, second = make_table(store, "a"), make_table(store, "b")
-        for table in (first, second):
-            table.digest()
-        ones = np.ones((2, 4), np.float32)
-        store.update({"a": ([3, 900], ones), "b": ([5_000, 3], ones)})
-        for table, keys in ((first, [3, 900]), (second, [5_000, 3])):
-            found, hashed = computed(table, state_of(table).digest)
-            assert hashed == blocks_of(keys)
-            assert found == whole(table)
 
 
 def test_before_the_first_digest_nothing_is_kept():

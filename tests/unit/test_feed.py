@@ -1,7 +1,6 @@
 """The trainer's side of a session, over a port in memory that counts its calls."""
 
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -71,19 +70,6 @@ def test_wrong_bags_are_refused_and_the_step_goes_on():
                 step.update_pooled({"a": np.ones((1, DIM), np.float32)})
             step.update({"b": np.ones((3, DIM), np.float32)})
     assert [*port.updates[0]] == ["b"]
-
-
-def test_a_step_that_is_left_open_is_released_and_each_is_finished_once():
-    port = MemoryPort()
-    with Run(port, ["a"]) as run:
-        for step in run.steps(batches_of(3), of_a):
-            if step.number == 2:
-                step.skip()
-                for verb in (step.lookup, step.release, step.skip, partial(step.update, {})):
-                    with pytest.raises(InvalidArgumentError, match="step 2 was skipped"):
-                        verb()
-    verbs = [call for call in port.calls if call[0] in ("release", "skip")]
-    assert verbs == [("release", 1), ("skip", 2), ("release", 3)]
 
 
 def test_a_refused_update_leaves_the_step_open():
@@ -324,19 +310,6 @@ def trained(port, batches, **options):
                 numbers.append(step.number)
                 step.update({"a": gradients_of(step.batch)})
     return numbers, run.stats()
-
-
-@pytest.mark.parametrize("done", [0, 1, 3, 4, 6, 9], ids=lambda n: f"{n} done")
-def test_a_run_that_resumes_leaves_out_the_batches_of_finished_steps(done):
-    batches, port, undisturbed = batches_of(9), MemoryPort(), MemoryPort()
-    with Run(undisturbed, ["a"]) as run:
-        for step in run.steps(batches[done:], of_a):
-            step.update({"a": gradients_of(step.batch)})
-    port.last_step = done
-    numbers, stats = trained(port, batches, resume=True)
-    assert numbers == [*range(done + 1, 10)]
-    assert (stats.steps, stats.skipped) == (9 - done, done)
-    np.testing.assert_array_equal(port.tables["a"], undisturbed.tables["a"])
 
 
 def test_a_stream_that_ends_before_the_place_is_left_out_whole():

@@ -6,14 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.bench.gpu.law import Footprint, Zipf
-from tests.bench.gpu.scale import Scale, emulated, full
+from tests.bench.gpu.law import Zipf
+from tests.bench.gpu.scale import full
 from tests.unit.bench_runs import quick_results, reached
-
-
-@pytest.fixture
-def scale() -> Scale:
-    return emulated()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulated device needs g++")
@@ -39,15 +34,3 @@ def test_a_yardstick_call_has_about_350000_unique_keys() -> None:
     assert 340_000 < len(np.unique(keys)) < 360_000
     assert 0 <= keys.min() and keys.max() < full().ranks
     assert 0.07 < np.unique(keys, return_counts=True)[1].max() / len(keys) < 0.08
-
-
-def test_a_footprint_has_the_runs_rows_and_repeats_them_as_often(scale: Scale) -> None:
-    run = Zipf(scale).batches(3, 1000)
-    footprint = Footprint(run, scale.seed)
-    assert footprint.rows == len(np.unique(np.concatenate(run)))
-    for given, numbered in zip(run, footprint.batches, strict=True):
-        _, counts = np.unique(given, return_counts=True)
-        assert sorted(counts) == sorted(np.unique(numbered, return_counts=True)[1])
-    assert len(np.unique(footprint.some(50))) == 50
-    drawn = footprint.batch(1000)
-    assert drawn.min() >= 0 and drawn.max() < footprint.rows

@@ -94,54 +94,6 @@ def test_a_part_that_had_all_of_a_calls_time_has_failed_and_holds_up_no_other(pl
     assert found(made, "next")["result"] == PASSED
 
 
-def test_what_ended_otherwise_is_run_again(plan):
-    assert plan(part("a", FAILS), part("b", "")).run() == 1
-    made = plan(part("a", FAILS), part("b", ""), sources="mended")
-    assert made.run() == 1
-    assert (found(made, "a")["sources"], found(made, "b")["sources"] == "mended") == (
-        "mended",
-        False,
-    )
-    made = plan(part("a", FAILS, lacks="no torch"), part("b", "print('another')"))
-    assert made.run(["a"]) == 0
-    assert plan(part("a", ""), part("b", "print('another')")).run() == 0
-    assert [found(made, name)["result"] for name in "ab"] == [PASSED, PASSED]
-    assert found(made, "b")["last_lines"] == ["another"]
-
-
-def test_figures_that_are_not_whole_fail_their_part_alone(plan, tmp_path):
-    figures = tmp_path / "figures"
-    half = f"import pathlib; pathlib.Path({str(figures)!r}).write_text('{{')"
-    made = plan(part("half", half, figures=figures), part("next", ""))
-    assert made.run() == 1
-    assert "not whole" in found(made, "half")["why"]
-    assert found(made, "next")["result"] == PASSED
-    figures.write_text('{"ms": 1}')  # of a run that was ended
-    made = plan(part("fails", FAILS, figures=figures))
-    assert made.run() == 1
-    assert found(made, "fails")["figures"] is None
-
-
-def test_what_a_part_started_ends_with_it(plan, tmp_path):
-    fifo = tmp_path / "alive"
-    subprocess.run(["mkfifo", str(fifo)], check=True)
-    child = f"import os; os.open({str(fifo)!r}, os.O_WRONLY); {HANGS}"
-    program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])"
-    opened = f"; open({str(fifo)!r}, 'rb').close()"  # the child is there
-    assert plan(part("starts", program + opened)).run() == 0
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
-    assert os.read(reader, 1) == b""  # nobody has it open any more
-    os.close(reader)
-
-
-def test_a_part_is_not_begun_where_too_little_is_left(plan):
-    made = plan(part("first", ""), part("long", FAILS, usual_s=LONG_S), budget_s=LONG_S)
-    assert made.run() == LEFT_STATUS
-    assert found(made, "first")["result"] == PASSED
-    assert not (made.folder / "long.log").exists()
-
-
 def test_a_part_that_hangs_has_failed_and_the_next_one_runs(plan, told, monkeypatch):
     monkeypatch.setattr("tests.gpu.plan.runner.LIMIT_LEAST_S", 2.0)
     made = plan(part("hangs", HANGS, usual_s=0.5), part("next", ""), told_every_s=0.1)

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,8 @@ from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.moving import resolve
 from embstore_client.shards.router import Router
-from tests.clusters import Cluster, table
+from tests.clusters import Cluster, Watched, table
 from tests.service.faults.served import PATIENCE_S
-from tests.service.faults.test_resumed_runs import (
-    RANKS,
-    Progress,
-    applied_counts,
-    digests,
-    make_tables,
-    train,
-    undisturbed,
-)
 
 DIM, ROWS, SEED = 4, 40_000, 20_261_126
 TABLE = table(Adam(0.5), ROWS)
@@ -51,29 +41,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made.close()
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[Store]:
-    with embstore.open(tmp_path / "one", device="cpu") as store:
-        yield store
-
-
 def batch(number: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(SEED + number)
     return rng.integers(0, ROWS, 500), rng.normal(size=(500, DIM)).astype(np.float32)
-
-
-def both(one: Store, many: Store, work: Any) -> None:
-    """Do the same to both, and see that they answer the same."""
-    found = [work(store) for store in (one, many)]
-    assert repr(found[0]) == repr(found[1])
-
-
-def written(store: Store) -> list[Any]:
-    """Return the written rows of a table, with state, in order."""
-    with store.table("a").scan(with_state=True, batch_rows=77) as scan:
-        pages = list(scan)
-        assert scan.rows == sum(len(page[0]) for page in pages)
-    return [np.concatenate(column).tobytes() for column in zip(*pages, strict=True)]
 
 
 @pytest.mark.parametrize("counts", [(2, 3), (3, 2), (1, 7), (7, 1), (5, 5)])
@@ -95,98 +65,33 @@ def test_as_few_partitions_move_as_can_be(counts: tuple[int, int]) -> None:
             before.left_by(first - then)
 
 
-def test_a_cluster_that_grows_and_shrinks_has_the_bits_of_one_store(
-    cluster: Cluster, one: Store
-) -> None:
-    many, beside = cluster.store(), cluster.store()
-    for store in (one, many):
-        store.create_table("a", **TABLE)
-        store.create_table("gone", **TABLE)
-        store.drop_table("gone")
-    number = 0
-
-    def write(keys: Any, gradients: Any) -> None:
-        both(one, many, lambda s: s.table("a").update(keys, gradients).t)
-        both(one, beside, lambda s: s.table("a").lookup(keys).tobytes())
-        both(one, beside, lambda s: s.table("a").assign(keys[:9], gradients[:9]).t)
-
-    def go_on() -> None:
-        nonlocal number
-        for _ in range(5):
-            number += 1
-            write(*batch(number))
-        both(one, many, lambda s: s.table("a").digest())
-        both(one, beside, written)
-
-    go_on()
-    for change in (
-        lambda: cluster.add(1),
-        lambda: cluster.even(3),
-        lambda: cluster.even(2),
-        lambda: cluster.remove(1),
-        lambda: cluster.add(2),
-        lambda: cluster.even(4),
-        lambda: cluster.even(1),
-        lambda: cluster.remove(3),
-    ):
-        change()
-        go_on()
-    assert many.executor.shard_map == cluster.map  # type: ignore[attr-defined]
-    both(one, many, lambda s: s.create_table("b", **TABLE).table_id)
-    assert many.check_integrity() is None
-
-
-def test_trainers_and_readers_go_on_while_partitions_move(
-    cluster: Cluster, one: Store, tmp_path: Path
-) -> None:
-    """Two ranks of a session train, and a reader sees rows that nobody writes."""
-    make_tables(cluster.store())
+def test_readers_go_on_while_partitions_move(cluster: Cluster) -> None:
     still = cluster.store().create_table("still", **{**TABLE, "optimizer": Sgd(1.0)})
     keys, rows = np.arange(0, ROWS, 7), np.random.default_rng(SEED).normal(size=(5715, DIM))
     still.assign(keys, rows.astype(np.float32))
-    progress, ended = Progress(), threading.Event()
+    counts, ended = [0], threading.Event()
 
-    def read() -> int:
-        table, count = cluster.store().table("still"), 0
+    def read() -> None:
+        table = cluster.store().table("still")
         while not ended.is_set():
             assert (table.lookup(keys) == rows.astype(np.float32)).all()
-            count += 1
-        return count
+            counts[0] += 1
 
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(RANKS + 1))
-        stack.callback(ended.set)
-        stack.callback(progress.end)
-        stores = [cluster.store() for _ in range(RANKS)]
-        ranks = [pool.submit(train, store, n, progress) for n, store in enumerate(stores)]
+    with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(read)
-
-        def some_steps() -> None:
-            wanted = progress.finished + 5
-            while progress.finished < wanted and not any(r.done() for r in ranks):
-                pass
-
-        some_steps()
         for _ in range(2):
-            cluster.add(1)
-            some_steps()
-            assert cluster.even(3, few_rows=0) > 0
-            some_steps()
-            cluster.even(2)
-            some_steps()
-            cluster.remove(1)
-            some_steps()
-        progress.end()
-        for rank in ranks:
-            rank.result()
+            for change in (
+                lambda: cluster.add(1),
+                lambda: cluster.even(3, few_rows=0),
+                lambda: cluster.even(2),
+                lambda: cluster.remove(1),
+            ):
+                before = counts[0]
+                change()
+                while counts[0] < before + 2 and not reader.done():
+                    pass
         ended.set()
-        assert reader.result() > 0
-    steps = progress.given
-    skipped = [number % 7 == 3 for number in range(1, steps + 1)]
-    store = cluster.store()
-    assert applied_counts(store, steps) == [int(not skip) for skip in skipped]
-    store.drop_table("still")
-    assert digests(store) == undisturbed(tmp_path / "other", steps)
+        reader.result()
     for engine in cluster.shards():
         assert engine.execute(c.CheckIntegrity()) == ""
 
@@ -437,29 +342,19 @@ def test_sessions_end_with_their_map(cluster: Cluster) -> None:
     assert store.epoch == epoch
 
 
-class Left:
-    """A shard that has left, and answers nobody any more until the test ends."""
-
-    def __init__(self, shard: Any) -> None:
-        self._shard = shard
-        self.has_left, self.ends = False, threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shard, name)
-
-    def execute(self, command: Any, **how: Any) -> Any:
-        if self.has_left:
-            assert self.ends.wait(PATIENCE_S), "it was waited for"
-            raise DeadlineError("it does not answer")
-        return self._shard.execute(command, **how)
-
-
 def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 3)
     store = cluster.store()
     fill(store)
     following: Any = store.executor
-    left = Left(cluster.engines[2])
+    has_left, ends = threading.Event(), threading.Event()
+
+    def answers(_: Any) -> None:
+        if has_left.is_set():
+            assert ends.wait(PATIENCE_S), "it was waited for"
+            raise DeadlineError("it does not answer")
+
+    left = Watched(cluster.engines[2], answers)
     following.router.shards = (*following.router.shards[:2], left)
     with store.session(["a"], lookahead=1) as run:
         for step in run.steps([1, 2, 3], keys=lambda number: {"a": np.arange(9) + number}):
@@ -467,38 +362,11 @@ def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path: Path
             if step.number == 2:
                 cluster.even(2)
                 cluster.remove(1)
-                left.has_left = True
+                has_left.set()
             step.update({"a": np.ones((9, DIM), np.float32)})
     assert store.table("a").t == 7
-    left.ends.set()
+    ends.set()
     cluster.close()
-
-
-def test_one_shard_becomes_several_under_its_client(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, 1)
-    store = cluster.store()
-    fill(store)
-    cluster.add(2)
-    goes_on(store)
-    cluster.even(3)
-    goes_on(store)
-    one_digest(cluster, [0, 1, 2, 3, 99, 99])
-    cluster.close()
-
-
-class Late:
-    """A shard whose updates wait until they are let go."""
-
-    def __init__(self, shard: Any, goes: threading.Event) -> None:
-        self._shard, self._goes = shard, goes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shard, name)
-
-    def execute(self, command: Any, **how: Any) -> Any:
-        if isinstance(command, c.Update):
-            self._goes.wait()
-        return self._shard.execute(command, **how)
 
 
 def test_an_update_that_is_half_applied_is_not_applied_twice(cluster: Cluster) -> None:
@@ -507,10 +375,18 @@ def test_an_update_that_is_half_applied_is_not_applied_twice(cluster: Cluster) -
     fill(cluster.store())
     cluster.add(1)
     goes, shards = threading.Event(), cluster.shards()
-    late = [{1}, {0, 2}]
+
+    def waits(command: Any) -> None:
+        if isinstance(command, c.Update):
+            goes.wait()
+
     clients = [
-        Store(Router([Late(s, goes) if n in own else s for n, s in enumerate(shards)], cluster.map))
-        for own in late
+        Store(
+            Router(
+                [Watched(s, waits) if n in late else s for n, s in enumerate(shards)], cluster.map
+            )
+        )
+        for late in ({1}, {0, 2})
     ]
     tables = [client.table("a") for client in clients]
     with ThreadPoolExecutor(2) as pool:

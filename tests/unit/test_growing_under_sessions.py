@@ -14,21 +14,16 @@ import pytest
 
 import embstore
 from embstore import commands as c
-from embstore.config import Adagrad, Uniform
+from embstore.config import Adagrad
 from embstore.handles.store import Store
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold import HotColdRun
-from tests.clusters import Cluster
+from tests.clusters import Cluster, table
 from tests.conformance.meeting import Meeting
 from tests.service.faults.served import PATIENCE_S
 
-DIM, ROWS, KEYS, STEPS, SEED = 4, 2000, 60, 12, 20_261_127
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Adagrad(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+ROWS, KEYS, STEPS, SEED = 2000, 60, 12, 20_261_127
+TABLE = table(Adagrad(0.5), ROWS)
 
 
 class Grows:

@@ -41,7 +41,6 @@ def taken(phases: Phases) -> list[tuple[bool, list[list[int]]]]:
 
 
 @given(kinds=kinds_of_a_rank)
-@settings(deadline=None)
 def test_phases_of_one_rank_are_its_stretches_of_one_kind(kinds: list[bool]) -> None:
     numbers = iter(range(len(kinds)))
     wanted = [(kind, [[next(numbers)] for _ in group]) for kind, group in groupby(kinds)]
@@ -65,7 +64,7 @@ def test_hot_batches_that_no_push_takes_are_of_mixed_phases() -> None:
 
 
 @given(ranks=st.lists(kinds_of_a_rank, min_size=2, max_size=3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_ranks_agree_and_lose_no_batch(ranks: list[list[bool]]) -> None:
     meeting = Meeting(len(ranks))
     with ThreadPoolExecutor(len(ranks)) as pool:

@@ -15,16 +15,15 @@ from embstore.profiles.hotset import (
     contained,
     hot_coverage,
 )
-from embstore.profiles.profile import Profile, Samples, TableProfile
+from embstore.profiles.profile import Profile, Samples
+from tests.unit.profile_samples import table_of
 
 COUNTS = st.dictionaries(st.integers(0, 60), st.integers(1, 12), max_size=40)
 
 
 def table(name, counts, rows=0, uncounted=0):
     """Return a table's profile of {key: count}; `uncounted` accesses a sketch let go."""
-    keys = np.array(sorted(counts), np.int64)
-    numbers = np.array([counts[int(key)] for key in keys], np.int64)
-    return TableProfile(name, rows, keys, numbers, int(numbers.sum()) + uncounted)
+    return table_of(counts, name, rows, accesses=sum(counts.values()) + uncounted)
 
 
 def profile(**counts):
@@ -48,7 +47,7 @@ def bytes_above(made, costs, threshold, names):
     return sum(costs[name] * int((made.tables[name].counts >= threshold).sum()) for name in names)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(profiles(), st.integers(10, 3_000))
 def test_the_threshold_is_the_lowest_that_fits(made, budget):
     counted, costs = made
@@ -66,7 +65,7 @@ def test_the_threshold_is_the_lowest_that_fits(made, budget):
     assert hot.row_count == sum(len(keys) for keys in hot.tables.values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 30), max_size=12), COUNTS, st.integers(2_000, 8_000))
 def test_small_tables_are_whole_up_to_half_of_the_budget(sizes, counts, budget):
     small = {f"s{i}": table(f"s{i}", {}, rows) for i, rows in enumerate(sizes)}
@@ -102,7 +101,7 @@ def test_keys_beyond_float32_stay_apart():
 # Coverage
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(profiles(), st.integers(10, 800), st.integers(0, 2**32 - 1))
 def test_coverage_is_that_of_brute_force(made, budget, seed):
     counted, costs = made

@@ -50,7 +50,6 @@ weighted = st.lists(st.tuples(any_key, st.integers(1, 2**40) | st.integers(1, 5)
 batches_of_both = st.lists(plain | weighted, max_size=8)
 
 
-@settings(deadline=None)
 @given(batches_of_both)
 def test_counts_are_those_of_a_dictionary(batches):
     counter = KeyCounter()
@@ -60,7 +59,6 @@ def test_counts_are_those_of_a_dictionary(batches):
     assert (counter.distinct, counter.accesses) == (len(true), true.total())
 
 
-@settings(deadline=None)
 @given(batches_of_both, st.integers(2, 12))
 def test_a_sketch_keeps_its_bounds(batches, keys_max):
     counter = KeyCounter(keys_max)
@@ -71,7 +69,7 @@ def test_a_sketch_keeps_its_bounds(batches, keys_max):
     assert counter.error <= 2 * counter.accesses / keys_max
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32), st.floats(1.05, 3), st.integers(50, 5000))
 def test_a_sketch_of_skewed_keys_keeps_its_bounds(seed, skew, keys_max):
     random = np.random.default_rng(seed)
@@ -88,18 +86,6 @@ def test_counts_are_exact_up_to_the_last_key_that_fits():
     counter.add(np.array([5000]))
     assert (counter.is_exact, counter.error, counter.distinct) == (False, 2, 1)
     assert counter.accesses == 10_001
-
-
-def test_what_is_frequent_outlives_a_flood_of_rare_keys():
-    counter = KeyCounter(10_000)
-    random = np.random.default_rng(SEED)
-    frequent = np.arange(100)
-    for low in range(0, 400_000, 20_000):
-        rare = np.arange(low, low + 20_000) + 1_000
-        counter.add(random.permutation(np.concatenate([rare, np.repeat(frequent, 50)])))
-    found = held(counter)
-    assert all(1000 - counter.error <= found[key] <= 1000 for key in range(100))
-    assert counter.error < 100
 
 
 def test_the_median_of_a_large_table_is_that_of_a_sample():
@@ -159,32 +145,3 @@ def test_a_column_of_a_matrix_is_counted_as_it_lies():
     columns.flags.writeable = False
     counter.add(columns[:, 0], columns[:, 1])
     assert held(counter) == {1: 17, 2: 7}
-
-
-@pytest.mark.parametrize("counts", [[0, 1], [-1, 1], [1]])
-def test_counts_that_are_none_are_the_callers_mistake(counts):
-    with pytest.raises(AssertionError):
-        KeyCounter().add(np.array([1, 2]), np.array(counts))
-
-
-def test_a_profile_has_what_was_counted():
-    counter = KeyCounter()
-    counter.add(np.array([7, 5, 7]))
-    profile = counter.profile("v", 9)
-    assert (profile.name, profile.rows, profile.accesses, profile.error) == ("v", 9, 3, 0)
-    assert (profile.keys.tolist(), profile.counts.tolist()) == ([5, 7], [1, 2])
-
-
-def test_a_profile_of_a_sketch_tells_its_error():
-    counter = KeyCounter(4)
-    counter.add(np.array([1, 1, 1, 2, 3, 4, 5, 6]))
-    profile = counter.profile("v", 0)
-    assert profile.error == counter.error > 0
-    assert profile.accesses == 8 > profile.counts.sum()
-
-
-def test_a_key_of_a_sketch_comes_back():
-    """A key that went begins again, and its error is that of all decrements so far."""
-    counter = KeyCounter(2)
-    true = add_all(counter, [[1, 2, 3, 1, 2, 3, 3, 3]])
-    check_bounds(counter, true)

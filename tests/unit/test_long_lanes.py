@@ -1,6 +1,7 @@
 """One lane has at most half of the threads of a verb that takes long, whatever it sends."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -61,160 +62,151 @@ async def called() -> AsyncIterator[Calls]:
         calls.works.close()
 
 
-def on_loop(test: Callable[[Calls], Any]) -> None:
-    async def body() -> None:
+def on_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    """Have a test run on a loop, with calls; what else it takes is pytest's."""
+
+    async def body(**given: Any) -> None:
         async with called() as calls:
-            await test(calls)
+            await test(calls, **given)
 
-    asyncio.run(body())
+    def run(**given: Any) -> None:
+        asyncio.run(body(**given))
 
-
-def test_a_lane_has_half_of_the_threads_and_others_find_the_rest() -> None:
-    async def test(calls: Calls) -> None:
-        greedy = [calls.send("greedy", n) for n in range(SHARE + MORE)]
-        await calls.have_begun(SHARE)
-        assert len(calls.begun) == SHARE and calls.works.waiting_calls("greedy") == MORE
-        quiet = [calls.send("quiet", n) for n in range(THREADS - SHARE)]
-        await calls.have_begun(THREADS)
-        assert calls.begun[SHARE:] == [("quiet", n) for n in range(THREADS - SHARE)]
-        calls.end(1000)
-        assert await asyncio.gather(*greedy) == list(range(SHARE + MORE))
-        await asyncio.gather(*quiet)
-        assert calls.begun[THREADS:] == [("greedy", SHARE + n) for n in range(MORE)]
-        assert calls.works.waiting_calls("greedy") == 0
-
-    on_loop(test)
+    taken = list(inspect.signature(test).parameters.values())[1:]
+    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    return run
 
 
-def test_whoever_has_no_name_has_all_threads() -> None:
-    async def test(calls: Calls) -> None:
-        sent = [calls.send("", n) for n in range(THREADS + MORE)]
-        await calls.have_begun(THREADS)
-        calls.end(1000)
-        await asyncio.gather(*sent)
-
-    on_loop(test)
-
-
-def test_a_work_that_nobody_waits_for_counts_until_it_ends() -> None:
-    async def test(calls: Calls) -> None:
-        sent = [calls.send("greedy", n) for n in range(SHARE)]
-        await calls.have_begun(SHARE)
-        for call in sent:
-            call.cancel()
-        await asyncio.wait(sent)
-        again = [calls.send("greedy", SHARE + n) for n in range(SHARE)]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert len(calls.begun) == SHARE and calls.works.waiting_calls("greedy") == SHARE
-        calls.end(1000)
-        assert await asyncio.gather(*again) == [SHARE + n for n in range(SHARE)]
-
-    on_loop(test)
+@on_loop
+async def test_a_lane_has_half_of_the_threads_and_others_find_the_rest(calls: Calls) -> None:
+    greedy = [calls.send("greedy", n) for n in range(SHARE + MORE)]
+    await calls.have_begun(SHARE)
+    assert len(calls.begun) == SHARE and calls.works.waiting_calls("greedy") == MORE
+    quiet = [calls.send("quiet", n) for n in range(THREADS - SHARE)]
+    await calls.have_begun(THREADS)
+    assert calls.begun[SHARE:] == [("quiet", n) for n in range(THREADS - SHARE)]
+    calls.end(1000)
+    assert await asyncio.gather(*greedy) == list(range(SHARE + MORE))
+    await asyncio.gather(*quiet)
+    assert calls.begun[THREADS:] == [("greedy", SHARE + n) for n in range(MORE)]
+    assert calls.works.waiting_calls("greedy") == 0
 
 
-def test_who_waits_in_a_lane_may_leave_it() -> None:
-    """By a cancelled call, or because the client has gone; the next ones get on."""
-
-    async def test(calls: Calls) -> None:
-        gone = asyncio.Event()
-
-        async def has_gone() -> None:
-            await gone.wait()
-
-        first = [calls.send("greedy", n) for n in range(SHARE)]
-        cancelled = calls.send("greedy", 100)
-        left = calls.send("greedy", 101, gone=has_gone)
-        last = calls.send("greedy", 102)
-        await calls.have_begun(SHARE)
-        assert calls.works.waiting_calls("greedy") == 3
-        cancelled.cancel()
-        gone.set()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        with pytest.raises(DeadlineError, match="has gone"):
-            await left
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert calls.works.waiting_calls("greedy") == 1
-        calls.end(1000)
-        await asyncio.gather(*first, last)
-        assert calls.begun[SHARE:] == [("greedy", 102)]
-
-    on_loop(test)
+@on_loop
+async def test_whoever_has_no_name_has_all_threads(calls: Calls) -> None:
+    sent = [calls.send("", n) for n in range(THREADS + MORE)]
+    await calls.have_begun(THREADS)
+    calls.end(1000)
+    await asyncio.gather(*sent)
 
 
-def test_a_turn_that_comes_as_its_call_is_cancelled_is_not_lost() -> None:
-    async def test(calls: Calls) -> None:
-        first = [calls.send("greedy", n) for n in range(SHARE)]
-        await calls.have_begun(SHARE)
-        (lane,) = calls.works._lanes.values()
-        waits = [asyncio.ensure_future(lane.enter()) for _ in range(2)]
+@on_loop
+async def test_a_work_that_nobody_waits_for_counts_until_it_ends(calls: Calls) -> None:
+    sent = [calls.send("greedy", n) for n in range(SHARE)]
+    await calls.have_begun(SHARE)
+    for call in sent:
+        call.cancel()
+    await asyncio.wait(sent)
+    again = [calls.send("greedy", SHARE + n) for n in range(SHARE)]
+    for _ in range(10):
         await asyncio.sleep(0)
-        lane.leave()
-        waits[0].cancel()
-        await asyncio.wait(waits)
-        assert waits[0].cancelled() and waits[1].exception() is None
-        lane.leave()
-        lane.inside += 1  # of the first's, which is still at work
-        calls.end(1000)
-        await asyncio.gather(*first)
-        await asyncio.to_thread(calls.works.close)
+    assert len(calls.begun) == SHARE and calls.works.waiting_calls("greedy") == SHARE
+    calls.end(1000)
+    assert await asyncio.gather(*again) == [SHARE + n for n in range(SHARE)]
 
-    on_loop(test)
+
+@on_loop
+async def test_who_waits_in_a_lane_may_leave_it(calls: Calls) -> None:
+    """By a cancelled call, or because the client has gone; the next ones get on."""
+    gone = asyncio.Event()
+
+    async def has_gone() -> None:
+        await gone.wait()
+
+    first = [calls.send("greedy", n) for n in range(SHARE)]
+    cancelled = calls.send("greedy", 100)
+    left = calls.send("greedy", 101, gone=has_gone)
+    last = calls.send("greedy", 102)
+    await calls.have_begun(SHARE)
+    assert calls.works.waiting_calls("greedy") == 3
+    cancelled.cancel()
+    gone.set()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    with pytest.raises(DeadlineError, match="has gone"):
+        await left
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert calls.works.waiting_calls("greedy") == 1
+    calls.end(1000)
+    await asyncio.gather(*first, last)
+    assert calls.begun[SHARE:] == [("greedy", 102)]
+
+
+@on_loop
+async def test_a_turn_that_comes_as_its_call_is_cancelled_is_not_lost(calls: Calls) -> None:
+    first = [calls.send("greedy", n) for n in range(SHARE)]
+    await calls.have_begun(SHARE)
+    (lane,) = calls.works._lanes.values()
+    waits = [asyncio.ensure_future(lane.enter()) for _ in range(2)]
+    await asyncio.sleep(0)
+    lane.leave()
+    waits[0].cancel()
+    await asyncio.wait(waits)
+    assert waits[0].cancelled() and waits[1].exception() is None
+    lane.leave()
+    lane.inside += 1  # of the first's, which is still at work
+    calls.end(1000)
+    await asyncio.gather(*first)
+    await asyncio.to_thread(calls.works.close)
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-def test_a_call_that_was_cancelled_just_now_gets_no_turn(is_cut_off: bool) -> None:
+@on_loop
+async def test_a_call_that_was_cancelled_just_now_gets_no_turn(
+    calls: Calls, is_cut_off: bool
+) -> None:
     """Its future is done, though nobody has told the queue; it is passed over."""
-
-    async def test(calls: Calls) -> None:
-        first = [calls.send("greedy", n) for n in range(SHARE)]
-        await calls.have_begun(SHARE)
-        (lane,) = calls.works._lanes.values()
-        waits = [asyncio.ensure_future(lane.enter()) for _ in range(2)]
-        await asyncio.sleep(0)
-        waits[0].cancel()
-        if is_cut_off:
-            lane.cut_off(StoreClosedError("over"))
-        else:
-            lane.leave()
-        await asyncio.wait(waits)
-        assert waits[0].cancelled() and isinstance(waits[1].exception(), StoreClosedError | None)
-        assert (lane.inside, lane.waiting) == (SHARE, 0)
-        calls.end(1000)
-        await asyncio.gather(*first)
-        await asyncio.to_thread(calls.works.close)
-
-    on_loop(test)
+    first = [calls.send("greedy", n) for n in range(SHARE)]
+    await calls.have_begun(SHARE)
+    (lane,) = calls.works._lanes.values()
+    waits = [asyncio.ensure_future(lane.enter()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+    if is_cut_off:
+        lane.cut_off(StoreClosedError("over"))
+    else:
+        lane.leave()
+    await asyncio.wait(waits)
+    assert waits[0].cancelled() and isinstance(waits[1].exception(), StoreClosedError | None)
+    assert (lane.inside, lane.waiting) == (SHARE, 0)
+    calls.end(1000)
+    await asyncio.gather(*first)
+    await asyncio.to_thread(calls.works.close)
 
 
-def test_who_waits_in_a_lane_is_cut_off() -> None:
-    async def test(calls: Calls) -> None:
-        sent = [calls.send("greedy", n) for n in range(SHARE + MORE)]
-        await calls.have_begun(SHARE)
-        calls.works.cut_off()
-        for call in sent[SHARE:]:  # at once: no thread has to come free
-            with pytest.raises(StoreClosedError, match="cut off"):
-                await call
-        calls.end(1000)
-        for call in sent[:SHARE]:
-            with pytest.raises(StoreClosedError, match="cut off"):
-                await call
-        assert len(calls.begun) == SHARE
-
-    on_loop(test)
+@on_loop
+async def test_who_waits_in_a_lane_is_cut_off(calls: Calls) -> None:
+    sent = [calls.send("greedy", n) for n in range(SHARE + MORE)]
+    await calls.have_begun(SHARE)
+    calls.works.cut_off()
+    for call in sent[SHARE:]:  # at once: no thread has to come free
+        with pytest.raises(StoreClosedError, match="cut off"):
+            await call
+    calls.end(1000)
+    for call in sent[:SHARE]:
+        with pytest.raises(StoreClosedError, match="cut off"):
+            await call
+    assert len(calls.begun) == SHARE
 
 
-def test_so_many_of_a_lane_may_wait() -> None:
-    async def test(calls: Calls) -> None:
-        sent = [calls.send("greedy", n, lane_calls_max=MORE) for n in range(SHARE + MORE)]
-        await calls.have_begun(SHARE)
-        with pytest.raises(OverloadedError, match=r"'greedy' .* queue_calls"):
-            await calls.send("greedy", 100, lane_calls_max=MORE)
-        quiet = calls.send("quiet", 0, lane_calls_max=MORE)
-        await calls.have_begun(SHARE + 1)
-        calls.end(1000)
-        await asyncio.gather(*sent, quiet)
-
-    on_loop(test)
+@on_loop
+async def test_so_many_of_a_lane_may_wait(calls: Calls) -> None:
+    sent = [calls.send("greedy", n, lane_calls_max=MORE) for n in range(SHARE + MORE)]
+    await calls.have_begun(SHARE)
+    with pytest.raises(OverloadedError, match=r"'greedy' .* queue_calls"):
+        await calls.send("greedy", 100, lane_calls_max=MORE)
+    quiet = calls.send("quiet", 0, lane_calls_max=MORE)
+    await calls.have_begun(SHARE + 1)
+    calls.end(1000)
+    await asyncio.gather(*sent, quiet)

@@ -16,6 +16,7 @@ from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import Profile
 from embstore_server.sizing.prediction import hit_rates
+from tests.unit.small_stores import show
 
 CALLS = 160
 CALL_KEYS = 1_200
@@ -130,22 +131,9 @@ def predicted(trace, slots, policy, warm_up=0.0):
     return np.stack([rates.by_access, rates.by_unique])
 
 
-@pytest.fixture
-def show(pytestconfig, capsys):
-    """Write a line to the terminal, where there is one: xdist's workers have none."""
-    terminal = pytestconfig.pluginmanager.get_plugin("terminalreporter")
-
-    def write(line):
-        if terminal is not None:
-            with capsys.disabled():
-                terminal.write_line(line)
-
-    return write
-
-
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("trace", [steady, drifting, mixed])
-def test_hit_rates_are_predicted_within_two_points(tmp_path, show, trace, policy):
+def test_hit_rates_are_predicted_within_two_points(tmp_path, trace, policy):
     slots, found = stores(tmp_path, trace, policy)
     assert len(set(slots.tolist())) == len(CACHES)
     points = 100 * np.abs(predicted(trace, slots, policy) - found).max(axis=1)
@@ -168,7 +156,7 @@ def test_where_a_loop_begins_to_fit_is_predicted_within_three_percent_of_the_slo
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "rank"])
-def test_a_warm_up_is_predicted(tmp_path, show, policy):
+def test_a_warm_up_is_predicted(tmp_path, policy):
     """By the profile of the calls that follow."""
     counted = profile_of(steady)
     options = {"caches": CACHES[1::4], "profile": counted, "warm_up": 0.7}
@@ -183,7 +171,7 @@ def test_rank_from_a_cold_start_is_predicted(tmp_path):
     assert np.abs(predicted(drifting, slots, "rank") - found).max() < POINTS / 100
 
 
-def test_counts_alone_predict_lru_where_nothing_drifts(tmp_path, show):
+def test_counts_alone_predict_lru_where_nothing_drifts(tmp_path):
     """What is said of LFU and of drift from counts alone is a bound, and no prediction."""
     slots, found = stores(tmp_path, steady, "lru", CACHES[::3])
     rates = hit_rates(

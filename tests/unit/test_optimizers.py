@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embstore.arithmetic import SCALARS
 from embstore.config import Constant, TableConfig
 from embstore.optimizers import (
     OPTIMIZERS,
@@ -34,19 +33,6 @@ def test_formulas_take_the_state_and_scalars_that_are_declared(kind):
         of_row = list(inspect.signature(optimizer.row_formula).parameters)
         assert of_row == ["squares", *optimizer.row_state, *optimizer.scalars]
         assert taken[:-1] == ["g", "w", *optimizer.element_state]
-
-
-@each_kind
-def test_scalars_fit_the_columns_of_kernels(kind):
-    optimizer = OPTIMIZERS[kind](0.1)
-    assert len(optimizer.scalar_values(1, 0.1, 4)) == len(optimizer.scalars) <= SCALARS
-
-
-@each_kind
-def test_state_dim_counts_elements_and_rows(kind):
-    optimizer = OPTIMIZERS[kind]
-    assert optimizer.state_dim(0) == len(optimizer.row_state)
-    assert optimizer.state_dim(7) - optimizer.state_dim(0) == 7 * len(optimizer.element_state)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,11 @@ import pytest
 import embstore
 from embstore import RowWiseAdagrad, Uniform
 from embstore.cache import writing
-from embstore.device.gpu import GpuDevice
 from embstore.engine import commits as own_commits
 from embstore.errors import CapacityError, StorageError, StoreClosedError
 from embstore.storage.files import Files
 from tests.conformance.backends import TINY
 from tests.copies import copy_of_open
-from tests.kernels.emulation.runtime import EmulatedRuntime
 
 ROWS, DIM = 4_000, 8
 NEVER_S = 1e6
@@ -77,24 +75,6 @@ def commits_of(store):
     return store.executor.commits
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
-def test_what_was_committed_survives_a_kill(tmp_path, device):
-    of_device = {"device": GpuDevice(EmulatedRuntime(), 1)} if device == "emulated" else {}
-    store = opened(tmp_path / "store", **of_device)
-    train(store, 0, 1000)
-    assert commits_of(store).commit()
-    expected = store.table("a").digest()
-    assert not commits_of(store).commit(), "nothing has changed since"
-    train(store, 500, 1500)
-    assert digest_after_a_kill(tmp_path / "store") == expected
-    assert commits_of(store).commit()
-    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
-    assert store.checkpoints() == []
-    assert store.stats()["commits"]["own_commits"] == 2
-    store.check_integrity()
-    store.close()
-
-
 def test_rows_are_flushed_in_pieces_between_which_calls_get_on(tmp_path, monkeypatch):
     """Rows that those calls change are in the commit too, or in none of it."""
     store = opened(tmp_path / "store")
@@ -124,25 +104,6 @@ def test_rows_are_flushed_in_pieces_between_which_calls_get_on(tmp_path, monkeyp
     assert sum(pieces) >= ROWS
     assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
     store.check_integrity()
-    store.close()
-
-
-def test_passes_end_where_each_finds_as_much_as_the_one_before(tmp_path, monkeypatch):
-    store = opened(tmp_path / "store")
-    train(store, 0, 100)
-    commits, passes = commits_of(store), []
-    flush = commits._flush
-
-    def noted(slices):
-        found = flush(slices)
-        passes.append(found)
-        train(store, 0, 90)
-        return found
-
-    monkeypatch.setattr(commits, "_flush", noted)
-    assert commits.commit()
-    assert passes == [100, 90]
-    assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
     store.close()
 
 
@@ -242,23 +203,6 @@ def test_a_full_disk_is_told_and_tried_again(tmp_path):
         told.clear()
     assert digest_after_a_kill(tmp_path / "store") == store.table("a").digest()
     store.close()
-
-
-def test_a_sync_that_fails_fails_the_store(tmp_path):
-    files = Held(tmp_path / "store")
-    store = opened(tmp_path / "store", files=files)
-    store.checkpoint("a")
-    committed = store.table("a").digest()
-    train(store, 0, 1000)
-    files.error = OSError(5, "Input/output error")
-    with pytest.raises(StorageError):
-        commits_of(store).commit()
-    files.error = None
-    with pytest.raises(StoreClosedError):
-        store.table("a").lookup(np.arange(3))
-    store.close()
-    with opened(tmp_path / "store") as store:
-        assert store.table("a").digest() == committed
 
 
 def test_no_commit_is_made_after_a_sync_of_another_thread_has_failed(tmp_path):

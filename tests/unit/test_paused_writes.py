@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embstore
 from embstore import commands as c
-from embstore.config import Adagrad, Sgd
+from embstore.config import Adagrad
 from embstore.errors import (
     DeadlineError,
     InvalidArgumentError,
-    StoreClosedError,
     WritesPausedError,
 )
 from embstore.handles.store import Store
-from embstore_client.boundary import pause_all, resume_all
+from embstore_client.boundary import pause_all
 from tests.clusters import Cluster, table
 
 DIM, ROWS = 4, 20_000
@@ -102,26 +99,6 @@ def test_nothing_is_applied_after_the_answer(cluster: Cluster) -> None:
         assert sum(one.result() for one in writers) == shard.table("a").t
 
 
-def test_a_pause_is_ended_by_who_began_it(cluster: Cluster) -> None:
-    shard = alone(cluster)
-    shard.pause_writes("mover")
-    with pytest.raises(WritesPausedError, match="mover has paused them"):
-        shard.pause_writes("another")
-    shard.resume_writes("another")
-    with pytest.raises(WritesPausedError):
-        shard.table("a").update(KEYS, ONES)
-    shard.resume_writes()
-    shard.resume_writes()  # nobody does: no error
-    shard.table("a").update(KEYS, ONES)
-
-
-def test_a_store_that_is_no_shard_pauses_nothing(tmp_path: Path) -> None:
-    with embstore.open(tmp_path / "own", device="cpu") as store:
-        for call in (lambda: store.pause_writes("mover"), store.resume_writes):
-            with pytest.raises(InvalidArgumentError, match="is no shard"):
-                call()
-
-
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_pause_outlives_the_process(cluster: Cluster, is_killed: bool) -> None:
     alone(cluster).table("a").update(KEYS, ONES)
@@ -192,55 +169,6 @@ def test_clients_wait_until_writes_are_taken(cluster: Cluster) -> None:
     assert t_of(cluster) == [1, 1]
 
 
-def test_clients_wait_no_longer_than_their_timeout(cluster: Cluster) -> None:
-    store = cluster.store(timeout_s=0.05)
-    for engine in cluster.shards():
-        engine.execute(c.PauseWrites("mover"))
-    with pytest.raises(WritesPausedError, match="mover"):
-        store.table("a").update(KEYS, ONES)
-    assert t_of(cluster) == [0, 0]
-
-
-def test_all_shards_are_paused_at_one_boundary(cluster: Cluster) -> None:
-    """While two clients write, steps and updates; none is lost, none is done twice."""
-    cluster.store().create_table("b", **{**TABLE, "optimizer": Sgd(0.5)})
-    ended = threading.Event()
-
-    def until_ended() -> Iterator[int]:
-        while not ended.is_set():
-            yield 0
-
-    def train() -> int:
-        store, count = cluster.store(), 0
-        with store.session(["a"], name="run") as run:
-            for step in run.steps(until_ended(), keys=lambda _: {"a": KEYS}):
-                step.update({"a": np.ones_like(step.lookup()["a"])})
-                count += 1
-        return count
-
-    def write() -> int:
-        table, count = cluster.store().table("b"), 0
-        while not ended.is_set():
-            table.update(KEYS, ONES)
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(2) as pool:
-        counts = [pool.submit(train), pool.submit(write)]
-        for _ in range(5):
-            found = pause_all(cluster.shards(), "mover")
-            now = [engine.execute(c.PauseWrites("mover")) for engine in cluster.shards()]
-            assert all(one.is_of(found) for one in now)
-            resume_all(cluster.shards(), "mover")
-            before = {one.config.name: one.t for one in found.tables}
-            while any(cluster.engines[0].execute(c.GetTable(n)).t <= before[n] for n in before):
-                pass
-        ended.set()
-        done = [one.result() for one in counts]
-    assert t_of(cluster) == [done[0]] * 2
-    assert [e.execute(c.GetTable("b")).t for e in cluster.shards()] == [done[1]] * 2
-
-
 def test_shards_that_stay_apart_are_let_go_on(cluster: Cluster) -> None:
     alone(cluster).table("a").update(KEYS, ONES)
     pauses: list[float] = []
@@ -248,16 +176,6 @@ def test_shards_that_stay_apart_are_let_go_on(cluster: Cluster) -> None:
         pause_all(cluster.shards(), "mover", tries=3, wait=pauses.append)
     assert len(pauses) > 3  # some of them for the one that is behind
     assert [engine.shard.paused_by for engine in cluster.shards() if engine.shard] == ["", ""]
-
-
-def test_a_shard_that_is_missing_leaves_the_others_free(cluster: Cluster) -> None:
-    gone = cluster.engines[1]
-    cluster.kill(1)
-    with ExitStack() as stack:
-        stack.callback(cluster.open, 1)
-        with pytest.raises(StoreClosedError):
-            pause_all([cluster.engines[0], gone], "mover")
-    alone(cluster).table("a").update(KEYS, ONES)
 
 
 def test_a_store_of_all_shards_pauses_all(cluster: Cluster) -> None:

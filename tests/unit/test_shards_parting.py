@@ -23,7 +23,7 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore_client.shards.router import Router
-from tests.clusters import table
+from tests.clusters import Watched, table
 from tests.conformance.sharded import Sharded
 
 DIM, ROWS = 4, 40_000
@@ -106,32 +106,21 @@ def test_a_table_that_one_shard_lacks_is_written_at_most_once(store: Store) -> N
     assert shards_of(store)[0].execute(c.GetTable("b")).t <= 1
 
 
-class Held:
-    """A shard whose updates wait until they are let go."""
-
-    def __init__(self, shard: Any, kinds: tuple[type, ...] = (c.Update,)) -> None:
-        self._shard, self._kinds = shard, kinds
-        self.has_come, self.goes = threading.Event(), threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shard, name)
-
-    def execute(self, command: Any, **how: Any) -> Any:
-        if isinstance(command, self._kinds):
-            self.has_come.set()
-            self.goes.wait()
-        return self._shard.execute(command, **how)
-
-
 def test_an_interrupt_lets_nothing_overtake_what_is_out(store: Store) -> None:
     router: Any = store.executor
-    held = Held(router.shards[1])
-    router.shards = (router.shards[0], held, router.shards[2])
+    has_come, goes = threading.Event(), threading.Event()
+
+    def wait(command: Any) -> None:
+        if isinstance(command, c.Update):
+            has_come.set()
+            goes.wait()
+
+    router.shards = (router.shards[0], Watched(router.shards[1], wait), router.shards[2])
 
     def interrupt() -> None:
-        held.has_come.wait()
+        has_come.wait()
         signal.raise_signal(signal.SIGINT)
-        held.goes.set()
+        goes.set()
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -196,28 +185,20 @@ def test_the_rest_is_sent_also_where_coming_back_takes_several_tries(
     assert counts(store) == [2, 2, 2]
 
 
-class Unreached:
-    """A shard that answers no updates, and is then started again before a step is skipped."""
-
-    def __init__(self, shard: Any) -> None:
-        self._shard, self._is_back = shard, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shard, name)
-
-    def execute(self, command: Any, **how: Any) -> Any:
-        if isinstance(command, c.UpdateStep):
-            raise DeadlineError("it does not answer")
-        if isinstance(command, c.SkipStep) and not self._is_back:
-            self._is_back = True
-            self._shard.execute(c.EndSession("s"))
-        return self._shard.execute(command, **how)
-
-
 def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store: Store) -> None:
+    """It answers no updates, and is then started again before a step is skipped."""
     sessions = store.sessions
     router: Any = store.executor
-    router.shards = (Unreached(router.shards[0]), *router.shards[1:])
+    first, restarts = router.shards[0], [None]
+
+    def unreached(command: Any) -> None:
+        if isinstance(command, c.UpdateStep):
+            raise DeadlineError("it does not answer")
+        if isinstance(command, c.SkipStep) and restarts:
+            restarts.pop()
+            first.execute(c.EndSession("s"))
+
+    router.shards = (Watched(first, unreached), *router.shards[1:])
     sessions.open("s", ["a"])
     member = sessions.join("s", 0).member
     sessions.announce(member, {1: {"a": KEYS}})
@@ -229,18 +210,6 @@ def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store: S
     with pytest.raises(SessionExpiredError, match="restore a checkpoint of the cluster"):
         sessions.skip_step(member, 1)
     assert counts(store) == [0, 1, 1]
-
-
-def test_what_a_session_has_sent_is_forgotten_with_it(store: Store) -> None:
-    sessions = store.sessions
-    router: Any = store.executor
-    sessions.open("s", ["a"])
-    member = sessions.join("s", 0).member
-    sessions.announce(member, {1: {"a": KEYS}})
-    sessions.skip_step(member, 1)
-    assert router.places._sent
-    sessions.end("s")
-    assert not router.places._sent
 
 
 def test_a_lookup_by_a_name_that_was_given_up_is_told_so(store: Store) -> None:

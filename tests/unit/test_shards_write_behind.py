@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore.config import Adagrad, Uniform
+from embstore.config import Adagrad
 from embstore.errors import ReplicaMismatchError, SessionExpiredError
 from embstore.handles.store import Store
+from tests.clusters import table
 from tests.conformance.backends import Embedded
 from tests.conformance.meeting import Meeting
 from tests.conformance.sharded import Sharded
+from tests.unit.test_shards_parting import counts, shards_of
 
 DIM, ROWS, STEPS, WRONG_STEP = 4, 40_000, 9, 6
-TABLE: dict[str, Any] = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": Adagrad(0.5),
-    "initializer": Uniform(-0.1, 0.1),
-}
+TABLE = table(Adagrad(0.5), ROWS)
 WAIT_S = 60
 
 
@@ -44,15 +41,6 @@ def single(tmp_path: Path) -> Iterator[Store]:
     store.create_table("a", **TABLE)
     yield store
     backend.close()
-
-
-def shards_of(store: Store) -> list[Any]:
-    router: Any = store.executor
-    return list(router.shards)
-
-
-def counts(store: Store) -> list[int]:
-    return [shard.execute(c.GetTable("a")).t for shard in shards_of(store)]
 
 
 def keys_of(step: int, rank: int = 0) -> Any:

@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from embstore.storage.base import Base
 from embstore.storage.run import RunWriter
@@ -50,32 +49,6 @@ def check_has(base, keys, version=0, stride=4):
     assert same_rows(rows, rows_for(np.asarray(keys, np.int64) | TABLE, version, stride))
 
 
-def test_a_base_without_runs_has_no_rows(tmp_path):
-    base = new_base(tmp_path)
-    assert read(base, [0, 1, 1 << 39])[0] == [False] * 3
-    assert base.blocks(4, 8).tolist() == []
-    assert base.keys_in(np.array([0, TABLE >> 8]), 8).tolist() == []
-    assert base.maps == () and base.bytes == 0
-
-
-def test_rows_of_a_run_are_found_and_no_others(tmp_path):
-    keys = np.sort(generator(SEED).choice(200_000, 3_000, replace=False))
-    base = base_of(tmp_path, written(tmp_path, 1, keys, pieces=3))
-    check_has(base, keys)
-    assert not any(read(base, np.setdiff1d(np.arange(200_000), keys))[0])
-    assert base.blocks(4, 8).tolist() == np.unique((TABLE | keys) >> 8).tolist()
-    assert base.blocks(3, 8).tolist() == [] == base.blocks(5, 8).tolist()
-
-
-def test_a_newer_run_wins(tmp_path):
-    first = written(tmp_path, 1, range(0, 1_000, 2), version=1)
-    second = written(tmp_path, 2, range(0, 1_000, 3), version=2)
-    base = base_of(tmp_path, first, second)
-    check_has(base, range(0, 1_000, 3), version=2)
-    check_has(base, [key for key in range(0, 1_000, 2) if key % 3], version=1)
-    assert not any(read(base, [1, 5, 7, 997])[0])
-
-
 def test_a_run_has_as_many_parts_as_its_bytes_need(tmp_path):
     keys = np.arange(0, 90_000, 3)
     entries = written(tmp_path, 7, keys, part_bytes=1 << 18, pieces=5)
@@ -85,31 +58,6 @@ def test_a_run_has_as_many_parts_as_its_bytes_need(tmp_path):
     base = base_of(tmp_path, entries)
     check_has(base, keys)
     assert not any(read(base, keys + 1)[0])
-
-
-@pytest.mark.parametrize("stride", [4, 16, 1016, 1020, 1024, 3072, 12288])
-def test_rows_of_every_size_are_kept(tmp_path, stride):
-    keys = [0, 1, 2, 3, 7, 100, 32_767, 32_768, 1 << 39, (1 << 40) - 1]
-    base = base_of(tmp_path, written(tmp_path, 1, keys, version=3, stride=stride))
-    check_has(base, keys, version=3, stride=stride)
-
-
-def test_a_run_may_have_tables_of_other_row_sizes(tmp_path):
-    writer = RunWriter(UnsyncedFiles(tmp_path), STORE_ID, 1, 1, 1 << 14)
-    tables = {1: 4, 2: 40, 6: 4}
-    for table_id, stride in tables.items():
-        keys = np.arange(0, 900, 2) | table_id << 40
-        writer.append(keys, records_for(keys, table_id, stride))
-    writer.close()
-    base = base_of(tmp_path, tuple(writer.entries))
-    assert base.table_ids().tolist() == [1, 2, 6]
-    for table_id, stride in tables.items():
-        keys = np.arange(900) | table_id << 40
-        addresses = np.zeros(len(keys), np.uint64)
-        assert base.locate(keys, np.arange(len(keys)), addresses) == 450
-        rows = unpacked(addresses, keys, stride)
-        assert same_rows(rows[::2], rows_for(keys[::2], table_id, stride))
-        assert not addresses[1::2].any()
 
 
 def test_a_part_may_be_cut_and_have_a_hole(tmp_path):
@@ -125,28 +73,6 @@ def test_a_part_may_be_cut_and_have_a_hole(tmp_path):
     check_has(base, [0, 499, 1_500, 1_999])
     assert not any(read(base, [500, 1_000, 1_499])[0])
     assert (base.blocks(4, 8) - (TABLE >> 8)).tolist() == [0, 1, 5, 6, 7]
-
-
-def test_files_are_in_proportion_to_rows_wherever_their_keys_are(tmp_path):
-    keys = np.unique(generator(SEED).integers(0, 1 << 40, 60_000))
-    base = base_of(tmp_path, written(tmp_path, 1, keys, part_bytes=1 << 30))
-    check_has(base, keys)
-    assert len(base.maps) == 1
-    assert base.bytes < len(keys) * (32 + 48) + 3 * 4096
-
-
-def test_the_index_of_a_complete_table_takes_next_to_nothing(tmp_path):
-    keys = np.arange(1 << 17)
-    base = base_of(tmp_path, written(tmp_path, 1, keys, part_bytes=1 << 30))
-    assert base.bytes <= len(keys) * 32 + 4096 + 4 * 40 + 64
-    check_has(base, keys)
-
-
-def test_only_wanted_keys_are_located(tmp_path):
-    base = base_of(tmp_path, written(tmp_path, 1, [0, 1, 2]))
-    addresses = np.full(3, 7, np.uint64)
-    assert base.locate(np.array([0, 1, 2]) | TABLE, np.array([2, 0]), addresses) == 2
-    assert addresses[1] == 7 and 7 not in (addresses[0], addresses[2])
 
 
 def test_what_was_located_stays_when_its_file_is_gone(tmp_path):

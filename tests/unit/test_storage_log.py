@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from embstore.errors import CapacityError
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.log import Log
 from tests.unit.small_stores import UnsyncedFiles
@@ -88,40 +87,6 @@ def merged(log, old, keep=None):
     return result
 
 
-def test_a_full_segment_is_sealed_and_the_next_begun(tmp_path):
-    log = new_log(tmp_path, segment_bytes=16_384)
-    for start in range(0, 2_000, 100):
-        append(log, range(start, start + 100), version=start)
-    assert len(log.segments) > 4
-    assert all(segment.bytes <= 16_384 for segment in log.segments)
-    check(log, {key: key // 100 * 100 for key in range(0, 2_000, 7)})
-
-
-def test_live_counts_what_the_index_points_to(tmp_path):
-    log = new_log(tmp_path)
-    append(log, range(10))
-    seal(log)
-    append(log, range(4, 10), version=1)
-    seal(log)
-    append(log, [9], version=2)
-    seal(log)
-    assert live(log) == [4, 5, 1]
-    log.check_integrity()
-
-
-def test_frozen_counts_stay(tmp_path):
-    """A kept checkpoint needs the records that memory has superseded."""
-    log = new_log(tmp_path)
-    append(log, range(10))
-    first = seal(log)
-    log.freeze()
-    append(log, range(6), version=1)
-    seal(log)
-    assert live(log) == [10, 6]
-    assert log.is_frozen(first) and not log.is_frozen(log.segments[1])
-    log.check_integrity()
-
-
 def test_replace_puts_the_merged_segment_where_the_newest_was(tmp_path):
     """Opening again reads segments in order, so their order decides which record of a key wins."""
     log = new_log(tmp_path)
@@ -185,16 +150,6 @@ def test_forgotten_tables_leave_the_index_and_the_counts(tmp_path):
     log.forget_table(1 << 40, 2 << 40)
     check(log, {1: 0, 1 << 40: None, 1 << 40 | 5: None, 2 << 40: 0})
     assert live(log) == [3]
-
-
-def test_the_index_limit_is_named_and_nothing_has_changed(tmp_path):
-    log = new_log(tmp_path, rows_max=20)
-    append(log, range(15))
-    with pytest.raises(CapacityError, match=r"limits\.log_rows_max"):
-        log.reserve(6, 32)
-    check(log, dict.fromkeys(range(15), 0))
-    append(log, range(15, 20))
-    assert log.index.size == 20
 
 
 def test_an_abandoned_writer_leaves_nothing(tmp_path):

@@ -4,12 +4,10 @@ import threading
 
 import pytest
 
-from embstore.storage.segment import newest_in
 from tests.unit.small_stores import UnsyncedFiles, generator
 from tests.unit.storage_samples import (
     append,
     open_storage,
-    origins,
     settle,
     table_entry,
     versions,
@@ -36,70 +34,7 @@ def reopen(storage, path, **limits):
     return open_storage(path, **limits)
 
 
-# What merges choose
-
-
-def test_newest_is_the_last_record_of_each_key(tmp_path):
-    rng = generator(SEED)
-    storage, _ = opened(tmp_path, **NEVER)
-    for version in range(12):
-        append(storage, rng.choice(300, 50, replace=False), version)
-        seal(storage) if version % 3 == 2 else None
-    segments = storage.log.segments[1:]
-    expected = {}
-    for segment in segments:
-        keys, positions = segment.keys_and_positions()
-        expected |= dict(zip(keys.tolist(), positions.tolist(), strict=True))
-    keys, positions = newest_in(segments)
-    assert keys.tolist() == sorted(expected)
-    assert positions.tolist() == [expected[key] for key in sorted(expected)]
-    storage.close()
-
-
-def test_newest_of_segments_without_records_is_nothing(tmp_path):
-    storage, _ = opened(tmp_path, **NEVER)
-    storage.appender.reserve(5, 32)
-    seal(storage)
-    assert [len(part) for part in newest_in(storage.log.segments)] == [0, 0]
-    storage.close()
-
-
 # Fold
-
-
-def test_a_fold_moves_committed_rows_to_the_base(tmp_path):
-    storage, entries = opened(tmp_path, fold_bytes=1, segment_bytes=1 << 20)
-    append(storage, range(0, 500), version=1)
-    append(storage, range(100, 200), version=2)
-    settle(storage)
-    assert storage.merges.folds == 0, "what is not committed stays in the log"
-    storage.commit(entries, 1)
-    settle(storage)
-    assert storage.merges.folds == 1
-    assert set(origins(storage, range(500))) == {"base"}
-    assert storage.log.index.size == 0 and storage.log.segments == []
-    expected = [2 if 100 <= key < 200 else 1 for key in range(500)] + [-1]
-    assert versions(storage, range(501)) == expected
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(501)) == expected
-    storage.close()
-
-
-def test_what_is_older_and_newer_than_a_kept_checkpoint_is_never_in_one_run(tmp_path):
-    storage, entries = opened(tmp_path, fold_bytes=1)
-    for version in range(1, 9):
-        append(storage, range(100), version)
-        storage.commit(entries, version, label={3: "a", 6: "b"}.get(version))
-        settle(storage)
-    assert storage.log.segments == []
-    commits = [{part.entry.commit for part in run} for run in storage.base.runs]
-    assert [max(c) <= 3 for c in commits] == [min(c) <= 3 for c in commits]
-    assert [max(c) <= 6 for c in commits] == [min(c) <= 6 for c in commits]
-    assert versions(storage, range(101)) == [8] * 100 + [-1]
-    for label, version in (("b", 6), ("a", 3)):
-        storage.restore(label, 10)
-        assert versions(storage, range(101)) == [version] * 100 + [-1]
-    storage.close()
 
 
 def test_runs_are_merged_once_no_checkpoint_is_kept_between_them(tmp_path):
@@ -114,35 +49,6 @@ def test_runs_are_merged_once_no_checkpoint_is_kept_between_them(tmp_path):
         settle(storage)
     assert len(storage.base.runs) == 1
     assert versions(storage, range(101)) == [3] * 100 + [-1]
-    storage.close()
-
-
-def test_rows_of_different_sizes_are_folded_together(tmp_path):
-    storage = open_storage(tmp_path, fold_bytes=1)
-    entries = [table_entry(i, dim=dim) for i, dim in enumerate((4, 12, 1024, 3000))]
-    for entry in entries:
-        storage.create_table(entry)
-    for table_id, dim in enumerate((4, 12, 1024, 3000)):
-        append(storage, range(20), version=dim, table_id=table_id, dim=dim)
-    storage.commit(entries, 1)
-    settle(storage)
-    for table_id, dim in enumerate((4, 12, 1024, 3000)):
-        assert versions(storage, range(21), table_id, dim) == [dim] * 20 + [-1]
-        assert set(origins(storage, range(20), table_id, dim)) == {"base"}
-    storage.close()
-
-
-def test_folds_one_after_the_other_leave_no_file_behind(tmp_path):
-    storage, entries = opened(tmp_path, fold_bytes=1)
-    for version in range(6):
-        append(storage, range(version * 50, version * 50 + 200), version)
-        storage.commit(entries, version)
-        settle(storage)
-    expected = [min(key // 50, 5) for key in range(450)]
-    assert versions(storage, range(450)) == expected
-    named = {p.entry.path for run in storage.base.runs for p in run}
-    assert {f"base/{p.name}" for p in (tmp_path / "base").iterdir()} == named
-    assert list((tmp_path / "log").glob("*.log")) == []
     storage.close()
 
 
@@ -174,41 +80,6 @@ def test_a_segment_in_which_nothing_was_written_opens_again(tmp_path):
     storage = reopen(storage, tmp_path)
     append(storage, range(10), version=1)
     assert versions(storage, range(11)) == [1] * 10 + [-1]
-    storage.close()
-
-
-def test_a_drop_that_no_commit_has_made_durable_loses_nothing(tmp_path):
-    """Directly after a commit committed segments are compacted; the dropped rows are in one."""
-    storage, entries = opened(tmp_path, tables=2, **NEVER)
-    append(storage, range(100), version=1)
-    seal(storage)
-    append(storage, range(80), version=2)
-    append(storage, range(200), version=2, table_id=1)
-    storage.commit(entries, 1)  # begins to compact the first segment
-    storage.merges._thread.join()
-    storage.drop_table(1)  # installs that, after which the second segment seems dead
-    settle(storage)
-    assert storage.merges.compactions == 1
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(101)) == [2] * 80 + [1] * 20 + [-1]
-    assert versions(storage, range(201), table_id=1) == [2] * 200 + [-1]
-    storage.close()
-
-
-def test_many_small_segments_become_one(tmp_path):
-    storage, entries = opened(tmp_path, segment_bytes=1 << 20, fold_segments=8, fold_bytes=1 << 40)
-    append(storage, range(1_000, 1_010), version=99)
-    storage.commit(entries, 0, label="kept")
-    for version in range(1, 30):
-        append(storage, range(version, version + 20), version)
-        storage.commit(entries, version)
-        settle(storage)
-    assert storage.merges.compactions >= 3
-    assert len(storage.log.segments) < 10
-    assert versions(storage, range(1, 49)) == [min(key, 29) for key in range(1, 49)]
-    storage.restore("kept", 50)
-    assert versions(storage, range(1, 49)) == [-1] * 48
-    assert versions(storage, range(1_000, 1_010)) == [99] * 10
     storage.close()
 
 
@@ -246,24 +117,6 @@ class PausedFiles(UnsyncedFiles):
 
 
 FOLD_POINTS = ["fold:rows", "fold:synced"]
-
-
-@pytest.mark.parametrize("point", FOLD_POINTS)
-def test_rows_written_while_a_fold_runs_stay_newer(tmp_path, point):
-    files = PausedFiles(tmp_path, point)
-    storage, entries = opened(tmp_path, files=files, fold_bytes=1)
-    append(storage, range(100), version=1)
-    storage.commit(entries, 1)  # starts the fold
-    files.wait()
-    append(storage, range(50), version=2)
-    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
-    storage.commit(entries, 2)
-    files.go_on.set()
-    settle(storage)
-    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(100)) == [2] * 50 + [1] * 50
-    storage.close()
 
 
 @pytest.mark.parametrize("point", ["compaction:records", "compaction:synced"])
@@ -320,48 +173,6 @@ def test_a_restore_while_a_fold_runs_sees_the_checkpoint(tmp_path, point):
     assert versions(storage, range(100)) == [1] * 100
     settle(storage)
     assert versions(storage, range(100)) == [1] * 100
-    storage.close()
-
-
-@pytest.mark.parametrize("point", FOLD_POINTS)
-def test_a_table_may_go_for_good_while_a_fold_writes_its_rows(tmp_path, point):
-    """The last checkpoint that names it is superseded by a commit, which removes its base."""
-    storage, entries = opened(tmp_path, tables=2, keep=1, **NEVER)
-    append(storage, range(100), version=1, table_id=0)
-    append(storage, range(100), version=1, table_id=1)
-    storage.commit(entries, 1, label="with both")
-    storage.drop_table(1)
-    storage.close()
-    files = PausedFiles(tmp_path, point)
-    storage = open_storage(tmp_path, files=files, keep=1, fold_bytes=1)
-    storage.drop_table(1)
-    storage.merges.poll()
-    files.wait()
-    go_on_once_it_waits(files, storage, lambda: storage.commit(entries[:1], 2, label="with one"))
-    settle(storage)
-    assert storage.failure is None
-    assert not (tmp_path / "base" / "1").exists()
-    assert versions(storage, range(101)) == [1] * 100 + [-1]
-    storage = reopen(storage, tmp_path)
-    assert versions(storage, range(101)) == [1] * 100 + [-1]
-    storage.close()
-
-
-def test_a_stopped_merge_leaves_nothing_and_is_done_later(tmp_path):
-    files = PausedFiles(tmp_path, "compaction:records")
-    storage, entries = opened(tmp_path, files=files, **NEVER)
-    append(storage, range(100), version=1)
-    seal(storage)
-    append(storage, range(80), version=2)
-    storage.merges.poll()
-    files.wait()
-    go_on_once_it_waits(files, storage, storage.merges.stop)
-    storage.check_integrity()
-    assert storage.merges.compactions == 0 and storage.merges.failures == 0
-    storage.commit(entries, 1)
-    settle(storage)
-    assert storage.merges.compactions == 1
-    assert versions(storage, range(100)) == [2] * 80 + [1] * 20
     storage.close()
 
 

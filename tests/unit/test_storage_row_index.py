@@ -62,15 +62,6 @@ def test_a_large_index_grows_little_by_little_and_loses_nothing_meanwhile():
     assert np.array_equal(np.sort(index.keys_between(0, 1 << 40)), left)
 
 
-def test_growth_counts_nothing_twice():
-    index, live = RowIndex(), np.zeros(2, np.int64)
-    for start in range(0, 40_000, 1_000):
-        keys = np.arange(start, start + 1_000)
-        index.put(keys, keys | 1 << PLACE_BITS, live, np.zeros(2, np.uint8))
-    assert live.tolist() == [0, 40_000]
-    assert index.size == 40_000
-
-
 def test_keys_of_a_table_are_those_in_its_range():
     index = RowIndex()
     keys = np.array([0, 5, (1 << 40) - 1, 1 << 40, 1 << 40 | 7, 3 << 40])

@@ -9,7 +9,7 @@ import pytest
 from embstore.errors import CapacityError
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.row_index import PLACE_BITS
-from embstore.storage.segment import SegmentWriter, capacity_for, read_segment, record_sizes
+from embstore.storage.segment import SegmentWriter, read_segment
 from tests.unit.small_stores import UnsyncedFiles
 from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
 
@@ -59,42 +59,6 @@ def test_a_sealed_segment_is_read_back(tmp_path):
     for version, ((keys, stride), where) in enumerate(zip(PIECES, places, strict=True)):
         found = unpacked(addresses_in(segment, where), np.array(keys), stride)
         assert same_rows(found, rows_for(keys, version, stride))
-
-
-def test_the_sealed_segment_in_memory_tells_the_same(tmp_path):
-    sealed, _ = write_segment(tmp_path)
-    segment = read(tmp_path, sealed)
-    for ours, theirs in zip(sealed.keys_and_positions(), segment.keys_and_positions(), strict=True):
-        assert np.array_equal(ours, theirs)
-
-
-def test_record_sizes_follow_the_runs(tmp_path):
-    sealed, places = write_segment(tmp_path)
-    segment = read(tmp_path, sealed)
-    for (_, stride), where in zip(PIECES, places, strict=True):
-        assert (record_sizes(segment, where) == 16 + 4 * stride).all()
-
-
-def test_a_segment_without_records_is_read_back(tmp_path):
-    """Room was reserved, and then every victim was clean."""
-    sealed, _ = write_segment(tmp_path, pieces=[])
-    segment = read(tmp_path, sealed)
-    keys, positions = segment.keys_and_positions()
-    assert (segment.records, len(keys), len(positions)) == (0, 0, 0)
-
-
-def test_a_segment_that_a_command_needs_may_be_larger_than_usual(tmp_path):
-    """And what was reserved is enough, index and trailer included."""
-    keys = np.arange(1_000)
-    capacity = capacity_for(len(keys), 32, 4096)
-    assert capacity > 40_000
-    sealed, _ = write_segment(tmp_path, pieces=[(keys, 4)], capacity=capacity)
-    assert sealed.bytes <= capacity
-    assert read(tmp_path, sealed).records == 1_000
-
-
-def test_usual_segments_have_the_configured_size():
-    assert capacity_for(10, 32, 1 << 16) == 1 << 16
 
 
 def test_what_fits_after_reserving_fits_with_its_index(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from embstore.storage.catalogue import PartEntry
 from embstore.storage.key_index import KeyIndex
 from embstore.storage.run import Part, RunFile
-from embstore.storage.tiers import SPACE, Choice, arranged, choose
+from embstore.storage.tiers import SPACE, arranged, choose
 from tests.unit.small_stores import generator, show
 
 SEED = 83
@@ -142,17 +142,3 @@ def test_keys_all_over_the_range_make_no_more_files_than_their_bytes_need():
     files = {part.entry.path for run in base.runs for part in run}
     assert len(files) <= 2 * (40_000 * (RECORD + 42) / PART) + 12
     check(base, cost=9.0, runs=12)
-
-
-def test_nothing_is_due_for_one_run():
-    base = Played()
-    assert choose((), PART, NONE) is None
-    base.fold(np.arange(10))
-    assert choose(base.runs, PART, NONE) is None
-
-
-def test_rows_of_dropped_tables_are_merged_away():
-    base = Played()
-    base.fold(np.arange(10))
-    assert choose(base.runs, PART, np.array([5])) is None
-    assert choose(base.runs, PART, np.array([0])) == Choice(0, 0)

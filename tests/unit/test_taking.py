@@ -15,50 +15,27 @@ from embstore.handles.store import Store
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
 from embstore.storage.catalogue import paths
-from embstore.storage.files import File, Files
+from embstore.storage.files import Files
 from embstore.storage.lineage import Lineage
 from embstore.storage.taking import Incoming, finish
+from tests.faults.refusing import CHANGES, RefusingFiles
 
 
 class CutError(Exception):
     """The process has ended."""
 
 
-class CutFiles(Files):
+class CutFiles(RefusingFiles):
     """Ends at one of the operations that change something."""
 
     def __init__(self, root: Path, left: int) -> None:
         super().__init__(root)
         self.left = left
 
-    def _count(self) -> None:
-        self.left -= 1
+    def _ask(self, verb: str) -> None:
+        self.left -= verb in (*CHANGES, "write")
         if self.left < 0:
             raise CutError
-
-    def _write(self, file: File, offset: int, data: memoryview) -> None:
-        self._count()
-        super()._write(file, offset, data)
-
-    def _rename(self, source: str, target: str) -> None:
-        self._count()
-        super()._rename(source, target)
-
-    def _remove(self, path: str) -> None:
-        self._count()
-        super()._remove(path)
-
-    def _create(self, path: str) -> int:
-        self._count()
-        return super()._create(path)
-
-    def _make_directory(self, path: str) -> None:
-        self._count()
-        super()._make_directory(path)
-
-    def _remove_directory(self, path: str) -> None:
-        self._count()
-        super()._remove_directory(path)
 
 
 def opened(path: Path) -> Store:

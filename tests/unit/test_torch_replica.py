@@ -57,7 +57,7 @@ def any_bits(rng: np.random.Generator, *shape: int) -> Any:
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @given(seed=st.integers(0, 2**32), dim=st.sampled_from(DIMS), count=st.integers(0, 40))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_update_has_the_bits_of_numpy(kind: str, seed: int, dim: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     optimizer = OPTIMIZERS[kind]

@@ -12,24 +12,6 @@ def keys_of(*keys):
     return np.array(keys, np.int64)
 
 
-def test_previous_and_next_use_of_each_key():
-    uses = Uses()
-    assert uses.note(keys_of(10, 20), 1).tolist() == [0, 0]
-    assert uses.note(keys_of(20, 30), 2).tolist() == [1, 0]
-    assert uses.note(keys_of(10, 20), 4).tolist() == [1, 2]
-    assert uses.next_uses(1).tolist() == [4, 2]
-    assert uses.next_uses(2).tolist() == [4, 0]
-    assert uses.next_uses(4).tolist() == [0, 0]
-
-
-def test_next_uses_become_known_in_the_array_returned():
-    uses = Uses()
-    uses.note(keys_of(1, 2), 5)
-    known = uses.next_uses(5)
-    uses.note(keys_of(2), 6)
-    assert known.tolist() == [0, 6]
-
-
 def test_a_forgotten_step_is_no_previous_use():
     uses = Uses()
     uses.note(keys_of(1, 2), 1)
