@@ -177,6 +177,8 @@ def test_ids_that_are_no_keys(ids: list[int], extra: dict[str, Any], said: str) 
         ({"rate": 0.0}, "expected a rate above 0, at most 1, found 0.0"),
         ({"rate": 1.5}, "expected a rate"),
         ({"rate": float("nan")}, "expected a rate"),
+        ({"seed": 2**63}, "seed to be an integer from -9223372036854775"),
+        ({"seed": -(2**63)}, "seed to be an integer from -9223372036854775"),
         ({"batch": 0}, "expected a batch of at least 1"),
         ({"keys_max": 1}, "at least 2 keys"),
         ({"rows": {"b": 1}}, "one of the tables a, found 'b'"),
