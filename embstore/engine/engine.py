@@ -213,7 +213,7 @@ class Engine:
         try:
             if isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep):
                 self.sessions.wait_for_turn(checked(command), timeout_s)
-            result = self.begin(command, out=out, progress=progress, map_version=map_version)
+            result = self._begin(command, out=out, progress=progress, map_version=map_version)
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
@@ -237,8 +237,7 @@ class Engine:
                 admin.check_checkpoint(self, command)
             self.commits.prepare(progress)
 
-    @kept
-    def begin(
+    def _begin(
         self,
         command: Command[Any],
         *,
@@ -261,6 +260,8 @@ class Engine:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
         return self._begun(command, into, origin)
+
+    begin = kept(_begin)
 
     def _begun(self, command: Command[Any], into: Any, origin: Any) -> Any:
         if origin is None or self.log is None:

@@ -226,3 +226,7 @@ def test_the_command_says_it_and_ends_with_1(
     document = json.loads(capsys.readouterr().out)
     assert len(document["problems"]) == 1
     assert main(["verify", str(tmp_path / "none")]) == 1
+    assert "stores are" not in capsys.readouterr().err
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "found none in" in (said := capsys.readouterr().err)
+    assert "stores are in its folders store" in " ".join(said.split())

@@ -67,6 +67,10 @@ def test_a_first_token_needs_a_file_of_tokens_and_leaves_one_that_has_every_righ
     before = path.read_bytes()
     assert make_first(path) == "" and path.read_bytes() == before
     assert list(read(path)) == ["prometheus", "admin"]
+    for garbage in ("garbage", "[]", '{"version": 2}'):
+        path.write_text(garbage)
+        ended = shell("token", "list", "--tokens", path)
+        assert "which `embstore token add --tokens FILE` makes" in " ".join(ended.err.split())
 
 
 def test_compose_gives_prometheus_a_token_that_reads_everything_before_anything_starts(
