@@ -267,7 +267,7 @@ def test_damage_in_a_backup_is_no_store(store: embstore.Store, tmp_path: Path, w
     catalogue = next(name for name in files_of(tmp_path / "to") if name.startswith("labels/"))
     content = (tmp_path / "to" / catalogue).read_bytes()
     (tmp_path / "to" / catalogue).write_bytes(content[:-7])
-    with pytest.raises(CheckpointNotFoundError, match="none there: .*`embstore backup DEST`"):
+    with pytest.raises(CheckpointNotFoundError, match=r"none there: .*`embstore backup DEST`"):
         restored(tmp_path / "to", tmp_path / "again")
 
 
