@@ -82,6 +82,12 @@ def as_array(values: Any, table: str, what: str) -> NDArray[Any]:
         raise refusal(table, f"{what} to be an array", f"{type(values).__name__}: {exc}") from exc
 
 
+def _plain(array: NDArray[Any], dtype: type) -> NDArray[Any]:
+    """Return an array as kernels take it: C-contiguous and aligned; without a copy where it is."""
+    array = np.ascontiguousarray(array, dtype=dtype)
+    return array if array.flags.aligned else array.copy()
+
+
 def _is_tensor(values: Any) -> bool:
     """Tell whether values are a tensor of PyTorch, or one like it."""
     return hasattr(values, "detach") and hasattr(values, "dtype")
@@ -103,7 +109,7 @@ def as_keys(keys: Any, table: str) -> Keys:
         raise refusal(table, "keys of shape (n,)", array.shape)
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
         raise refusal(table, "keys of dtype int64", _of_dtype(keys, array.dtype, "int64"))
-    return np.ascontiguousarray(array, dtype=np.int64)
+    return _plain(array, np.int64)
 
 
 def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
@@ -116,7 +122,7 @@ def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
         raise refusal(table, f"{what} of dtype float32", found)
     if array.shape != shape:
         raise refusal(table, f"{what} of shape {shape}", array.shape)
-    return np.ascontiguousarray(array, dtype=np.float32)
+    return _plain(array, np.float32)
 
 
 def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
@@ -215,7 +221,7 @@ def as_offsets(offsets: Any, key_count: int, table: str) -> NDArray[np.int64]:
     if array.ndim != 1 or array.shape[0] < 1 or array.dtype.kind not in "iu":
         found = f"{array.dtype} {array.shape}"
         raise refusal(table, "offsets of shape (bags + 1,), int64", found)
-    array = np.ascontiguousarray(array, dtype=np.int64)
+    array = _plain(array, np.int64)
     if array[0] != 0 or array[-1] != key_count or (array[1:] < array[:-1]).any():
         expected = f"offsets to rise from 0 to the number of keys ({key_count})"
         raise refusal(table, expected, f"{array[0]} to {array[-1]}")

@@ -81,8 +81,11 @@ class CpuRows:
         out: Rows,
     ) -> None:
         weights = _NO_WEIGHTS if weights is None else weights
-        work = partial(gather_pooled, rows, slots, batch.inverse, offsets, mean, weights, out)
+        aligned = out if out.flags.aligned else np.empty_like(out)
+        work = partial(gather_pooled, rows, slots, batch.inverse, offsets, mean, weights, aligned)
         self._work.run(partial(keeping, work), self._work.ranges_of(offsets, out.strides[0]))
+        if aligned is not out:
+            out[:] = aligned
 
     def begin_gather_pooled(self, *_: object) -> None:
         return None

@@ -183,7 +183,7 @@ class Standbys:
             self._service.freed.after(error)
             await refuse(context, error)
         finally:
-            if code != "UNAUTHENTICATED":  # of whom nothing is known, as with other verbs
+            if name or code != "UNAUTHENTICATED":  # else nothing is known of who called
                 who = {"token": name, "peer": context.peer()}
                 alike = ("Follow", code, name) if code in REFUSED else ()
                 event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who, alike=alike)

@@ -102,3 +102,17 @@ def test_refused_lookup_leaves_out_as_it_was(twin):
     with pytest.raises(ValueError, match="1000"):
         twin.store.table("a").lookup([1, 1000], out=out)
     assert (out == 7.0).all()
+
+
+def test_arrays_may_begin_at_any_address(twin):
+    keys, offsets = unaligned(np.array(KEYS, np.int64)), unaligned(np.array([0, 2, 6], np.int64))
+    weights, rows = (unaligned(np.full(shape, 0.5, np.float32)) for shape in (6, (6, 7)))
+    table, bags = twin.store.table("c"), (keys, offsets, "sum", weights)
+    twin.on("c", "update", keys, rows)
+    twin.on("c", "update_pooled", keys, offsets, rows[:2], "sum", weights)
+    twin.on("c", "assign", keys[:2], rows[:2])
+    out = unaligned(np.zeros((2, 7), np.float32))
+    assert table.lookup_pooled(*bags, out=out) is out
+    assert_same(out, twin.reference.table("c").lookup_pooled(*bags))
+    counts = unaligned(np.full(6, 3, np.int64))
+    assert_same(table.lookup(keys, counts=counts), wanted(twin, "c", KEYS))
