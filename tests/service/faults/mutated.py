@@ -189,6 +189,10 @@ class Rounds(Judged):
         if kind in (c.Checkpoint, c.SetRetention, c.Restore, c.Backup, c.ListCheckpoints):
             for _ in range(3):  # as many as are kept
                 self._do(c.Checkpoint(uuid4().hex, {}))
+            for made in self._executed(c.ListCheckpoints()):
+                if made.protected:  # by a round before: no older one could be restored
+                    self._do(c.SetRetention(made.label, "routine"))
+            self._do(c.ListCheckpoints())
         if kind in (c.ReadScan, c.CloseScan):
             for config in TABLES:
                 self._do(c.OpenScan(f"a scan of table {config.name}", config.name))
