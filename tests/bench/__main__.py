@@ -29,7 +29,7 @@ CONTENDERS = {
 PARTS = {
     "wire": ("one_key", "bulk", "crowd"),
     "transports": ("one_key", "sizes", "readers"),
-    "storage": ("write_back", "checkpoint", "digest", "cold_rows"),
+    "storage": ("write_back", "checkpoint", "digest", "checking", "cold_rows"),
     "space": ("sizes",),
     "durability": ("served", "embedded", "replay"),
     "standby": ("following",),

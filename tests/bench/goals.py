@@ -112,6 +112,11 @@ GOALS = (
     ),
     Goal("write-back of 80,000 rows", "storage/write_back/flush_ms", "<= 40 ms"),
     Goal("checkpoint : plain write and fsync", "storage/checkpoint/ratio", ">= 0.6 times"),
+    Goal(
+        "a server's scrubber: share of a core",
+        "storage/checking/scrub_share_of_a_core",
+        "<= 0.03 times",
+    ),
     Goal("written per byte updated at random", _worst("updates/written_per_byte"), "<= 8 times"),
     Goal("space per byte of records", _worst("space"), "<= 1.3 times"),
     Goal("the longest update while a table is loaded", _worst("load/longest_call_s"), "<= 0.5 s"),

@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from embstore.engine.scrubbing import Scrubber
+from embstore.storage.files import Files
+from embstore.storage.verify import verify
+from embstore_server.settings import Settings
 from tests.bench import disk
 from tests.bench.scale import Scale, quick, row_bytes
 from tests.bench.stores import (
@@ -201,4 +205,35 @@ def digest(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         "touched_blocks": touched_blocks,
         "bytes_per_s": hashed_bytes / statistics.median(whole),
         "ratio": statistics.median(whole) / statistics.median(partial),
+    }
+
+
+@warmed
+def checking(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
+    """Time what checks files: verify() of a directory, and the scrubber of a server."""
+    rows, path = scale.checkpoint_rows, folder / "store"
+    with _table(folder, scale, rows, STORAGE_DIM) as (store, table):
+        update_all(table, np.arange(rows), small_grads(STORAGE_DIM))
+        store.checkpoint("filled")
+        scrubber = Scrubber(store.executor.storage, 1)
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        while not scrubber.found.passes:
+            scrubber.step()
+        scrub_s, scrub_cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
+        scrubber.join_threads()
+    files = [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    disk.drop_page_cache(path)
+    read_s = sum(seconds_of(file.read_bytes) for file in files)
+    disk.drop_page_cache(path)
+    begin = time.perf_counter()
+    report = verify(Files(path), print, lambda done, of: None)
+    verify_s = time.perf_counter() - begin
+    assert not report.problems
+    return {
+        "bytes": size,
+        "verify_bytes_per_s": size / verify_s,
+        "verify_share_of_disk": read_s / verify_s,
+        "scrub_bytes_per_s": scrubber.bytes / scrub_s,
+        "scrub_share_of_a_core": scrub_cpu_s / scrubber.bytes * Settings.scrub_bytes_per_s,
     }
