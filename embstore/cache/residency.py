@@ -100,8 +100,10 @@ class Residency:
         """
         count = len(keys)
         slots, missing = self.finder.find(keys)
-        if missing and self.part_keys(count) < count:
-            return None
+        if missing:
+            if self.part_keys(count) < count:
+                return None
+            slots, missing = self.finder.find(keys)  # again, if making room has moved rows
         self.stages.lap("probe")
         hits = self._hits(batch, slots, counts, missing, first) if batch is not None else None
         self.scores.tick()
