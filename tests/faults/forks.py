@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from embstore_server.freed import share_freed_memory
+
 ROOT = Path(__file__).resolve().parents[2]
 _MESSAGE_BYTES = 1 << 16
 
@@ -84,6 +86,7 @@ class Forks:
 
 
 def _serve(control: socket.socket) -> None:
+    share_freed_memory()  # as `embstore serve` does before it has threads
     _warm_up()
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)

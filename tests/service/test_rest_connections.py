@@ -4,8 +4,11 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from embstore_server.rest import connections
 from embstore_server.rest.connections import Listener
@@ -55,6 +58,35 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(listener: L
 
     with ExitStack() as clients:
         assert asyncio.run(accepted(taken(listener, 1, clients)[0]))
+
+
+def test_a_body_that_breaks_off_after_its_answer_ends_the_connection_quietly() -> None:
+    async def refusing(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def faults() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: found.append(context))
+        config = uvicorn.Config(refusing, log_config=None)
+        config.load()
+        made = connections.protocol(60.0)
+        server = await loop.create_server(
+            lambda: made(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        )
+        async with server:
+            host, port = server.sockets[0].getsockname()
+            reader, writer = await asyncio.open_connection(host, port)
+            head = b"POST / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+            writer.write(head)
+            assert b"404" in await reader.readline()
+            writer.write(b"not the length of a chunk\r\n")
+            await reader.read()
+            writer.close()
+        return found
+
+    assert asyncio.run(faults()) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])

@@ -16,7 +16,6 @@ from embstore.engine.engine import Engine
 from embstore.storage.files import Files
 from embstore_client.connecting import connect
 from embstore_server import app
-from embstore_server.freed import share_freed_memory
 from embstore_server.settings import Settings
 from tests.faults.forks import Child, Forks
 from tests.service.faults.ledger import gradients
@@ -49,7 +48,6 @@ def serve(reports: Connection, path: str, address: str, options: dict[str, Any])
     app._open = reporting
     fixed = {"admin": "off", "log_level": "error", "cache_bytes": 1 << 22, "threads": 1}
     settings = Settings(data=Path(path), listen=address, **(fixed | options))
-    share_freed_memory()
     os._exit(app.serve(settings))
 
 
