@@ -8,10 +8,12 @@ the index, its row still to come. Before a pending slot is used, the rows under 
 order, until it has arrived.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from embstore.arrays import Keys
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Batch, Device
 
@@ -31,6 +33,8 @@ class SlotFinder:
         self.arriving: list[Arriving] = []  # the oldest first
         self.moves = 0
         """Grows whenever a row comes to a slot or leaves it."""
+        self.lookups_miss = self.updates_miss = False
+        """Whether the last of them has found keys missing: so may the next, as a rule."""
         self._device = device
         self._slots = slots
         self._room: Array = device.memory.allocate(0, np.int64)  # what probing writes to
@@ -49,6 +53,20 @@ class SlotFinder:
         index = self._slots.index
         self._device.keys.probe(index.arrays, batch, slots)
         self._found_for, self._found, self._probed_at = batch, slots, index.rebuilds
+
+    def group(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch | None:
+        """Queue the batch of an update whose keys have their slots, as far as that is known; None
+        where it has to be made unique. If a key turns out to be missing, it is void."""
+        if self.lookups_miss or self.updates_miss or self.arriving:
+            return None
+        index, memory = self._slots.index, self._slots.memory
+        grouped = self._device.keys.group(
+            index.arrays, memory, self._slots.count, segments, self.moves
+        )
+        if grouped is None:
+            return None
+        self._found_for, self._found = grouped
+        return grouped[0]
 
     def looked_at(self, batch: Batch) -> Array | None:
         """Return where the slots of a batch are being looked for, or are, all of them; None where

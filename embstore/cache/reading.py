@@ -2,9 +2,9 @@
 
 A call whose rows fit gathers from the slots; a larger one copies whole rows, part by part, into a
 buffer of its own, and gathers from there. Where the device's work is queued, a call gathers before
-it is known whether all rows are there (`begin`): as a rule they are, and the host waits once. A
-**peek** reads around the cache: resident rows where they are, others from storage, and no row
-comes, leaves or changes its score.
+it is known whether all rows are there (`look_up`, `begin_pooled`): as a rule they are, and the host
+waits once. A **peek** reads around the cache: resident rows where they are, others from storage,
+and no row comes, leaves or changes its score.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,6 @@ from embstore.layout import Layout
 from embstore.storage.storage import Storage
 from embstore.storage.stored_rows import Located, StoredRows
 
-LOOK_UP_KEYS = 8192
-"""Of a lookup that is done without a batch. Above, to make keys unique pays, and so do threads."""
 Pooling = tuple[NDArray[np.int64], bool, NDArray[np.float32] | None]
 """Offsets, whether the mean, weights; see `DeviceRows.gather_pooled`."""
 
@@ -47,9 +45,14 @@ class PoolReader:
         *,
         admit: bool,
     ) -> bool:
-        """Do a lookup of at most LOOK_UP_KEYS keys, which stand for so many accesses, if all is
-        there; else do nothing, and return False. Segments are as of `DeviceRows.look_up`."""
+        """Do a lookup without a batch, of keys that stand for so many accesses, if all is there;
+        else do nothing, and return False. Segments are as of `DeviceRows.look_up`.
+
+        Where that is known by a wait only, it is not tried while lookups find rows missing.
+        """
         scores, slots = self.residency.scores, self.slots
+        if self.finder.lookups_miss and self.device.is_queued:
+            return False
         touched = self.device.rows.look_up(
             slots.memory,
             slots.index.arrays,
@@ -58,8 +61,10 @@ class PoolReader:
             self.layout.dim,
             scores.clock + 1 if admit else 0,
             scores.policy.counting,
+            self.finder.moves,
         )
         if touched < 0:
+            self.finder.lookups_miss = True
             return False
         if admit:
             scores.tick()
@@ -75,55 +80,30 @@ class PoolReader:
         rows, slots = self.resident_rows(batch, counts)
         self.device.rows.gather(rows, slots, batch, self.layout.dim, outs)
 
-    def begin(self, batch: Batch, outs: list[Rows], *, admit: bool) -> Callable[[], None] | None:
-        """Queue the gather of a batch that is not synchronized yet; None where that gains nothing.
-
-        If no row is missing then, `end` ends it with what is returned; else nothing was done.
-        """
-        dim, device_rows = self.layout.dim, self.device.rows
-        return self._begun(
-            batch,
-            lambda rows, slots: device_rows.begin_gather(rows, slots, batch, dim, outs),
-            admit=admit,
-        )
-
     def begin_pooled(
         self, batch: Batch, pooling: Pooling, out: Rows, *, admit: bool
     ) -> Callable[[], None] | None:
-        """Queue the pooled gather of a batch that has one segment, as `begin`."""
-        device_rows = self.device.rows
-        return self._begun(
-            batch,
-            lambda rows, slots: device_rows.begin_gather_pooled(rows, slots, batch, *pooling, out),
-            admit=admit,
-        )
+        """Queue the pooled gather of a batch of one segment, which is not synchronized yet; None
+        where that gains nothing.
 
-    def _begun(
-        self,
-        batch: Batch,
-        gather: Callable[[Array, Array], Callable[[], None] | None],
-        *,
-        admit: bool,
-    ) -> Callable[[], None] | None:
-        scores = self.residency.scores
-        if not self.device.is_queued:
-            return None
-        slots = self.finder.looked_at(batch)
+        If no row is missing then, `end` ends it with what is returned; else nothing was done.
+        """
+        slots = self.finder.looked_at(batch) if self.device.is_queued else None
         if slots is None:
             return None
-        end = gather(self.slots.memory.rows, slots)
+        rows = self.slots.memory.rows
+        end = self.device.rows.begin_gather_pooled(rows, slots, batch, *pooling, out)
         if end is not None and admit:
+            scores = self.residency.scores
             scores.tick()
             scores.begin_touch(slots, batch)
         return end
 
-    def end(
-        self, end: Callable[[], None], batch: Batch, counts: Counts | None, *, admit: bool
-    ) -> None:
-        """Fill the outputs of a gather that was begun, and count it if it admits rows."""
+    def end(self, end: Callable[[], None], batch: Batch, *, admit: bool) -> None:
+        """Fill the output of a gather that was begun, and count it if it admits rows."""
         end()
         if admit:
-            self.residency.count_all_hit(batch, counts)
+            self.residency.count_all_hit(batch, None)
             self.residency.scores.count_touches(len(batch.unique_keys))
 
     def gather_pooled(self, batch: Batch, pooling: Pooling, out: Rows) -> None:

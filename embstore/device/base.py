@@ -23,8 +23,8 @@ C-contiguous; those that are only read may be read-only.
 `probe` and `sum_by_key` return nothing that a kernel computes: `synchronize` waits, and then the
 batch has the number of unique keys, of absent keys, and what is wrong with the call. Until then a
 batch is as long as its positions, and a key outside its table does no harm in a kernel. What is
-queued before (`begin_gather`, `touch` of a batch) is done only if nothing is missing or wrong.
-Every other method that returns a number or a host array waits for it.
+queued before (`begin_gather_pooled`, `touch` of a batch) is done only if nothing is missing or
+wrong. Every other method that returns a number or a host array waits for it.
 
 Some methods return an **answer**, a function: called, once, it returns what a kernel found out, and
 waits if nobody has since. Whoever asks several questions before the first answer waits once.
@@ -76,6 +76,8 @@ class Batch:
     """Whether `found` has all that was found out so far."""
     is_distinct: bool = False
     """Whether position p has id p."""
+    is_grouped: bool = False
+    """Whether it is of `DeviceKeys.group`, and has no `inverse`."""
 
     @property
     def position_count(self) -> int:
@@ -291,6 +293,23 @@ class DeviceKeys(Protocol):
         `batch` is synchronized, and has no key outside its table.
         """
 
+    def group(
+        self,
+        index: IndexArrays,
+        memory: SlotMemory,
+        slot_count: int,
+        segments: Sequence[tuple[int, int, Keys]],
+        moves: int,
+    ) -> tuple[Batch, Array] | None:
+        """Queue the search for the slots of a call, and group its positions by them.
+
+        Returns a batch to sum gradients of, and the slot of each of its unique keys, which are in
+        the order of slots; both are void if a key turns out to be missing, which here it also is
+        outside its table or while its row is pending. None: nothing is gained by it here.
+
+        moves : as of `DeviceRows.look_up`
+        """
+
     def probe(self, index: IndexArrays, batch: Batch, slots: Array) -> None:
         """Write the slot of each unique key, or -1, into `slots`, which is as long as the call."""
 
@@ -331,21 +350,15 @@ class DeviceRows(Protocol):
     `rows` are those of a SlotMemory, or of `allocate_rows`.
     """
 
+    look_up_keys_max: int
+    """Of a lookup without a batch. With more, to make keys unique pays."""
+
     def gather(
         self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
     ) -> None:
         """outs[segment][i] = rows[slots[inverse[position]], :dim] for every position of a segment.
 
         All are present. (Where a slot is -1, an output in the device's memory is left as it is.)
-        """
-
-    def begin_gather(
-        self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
-    ) -> Callable[[], None] | None:
-        """Queue a gather before the batch is synchronized.
-
-        It is done if the batch then has no key outside its table and none without a slot: call what
-        is returned, which fills the outputs of the host. None: nothing is gained by it here.
         """
 
     def look_up(
@@ -357,12 +370,16 @@ class DeviceRows(Protocol):
         dim: int,
         clock: int,
         counting: int,
+        moves: int,
     ) -> int:
-        """Do a small lookup in one kernel, without a batch, and return how many slots it touched.
+        """Do a lookup of `look_up_keys_max` keys or fewer without a batch: each position looks for
+        its row. Return how many slots it touched.
 
-        -1, and nothing is done: a key is outside its table or has no slot, a row is pending, or
-        nothing is gained by it here. Segments are as of `DeviceKeys.unique`, but two may be of one
-        table; with a clock of 0 no score changes.
+        -1, and nothing is done: a key is outside its table or has no slot, or a row is pending.
+        Segments are as of `DeviceKeys.unique`, but two may be of one table; with a clock of 0 no
+        score changes.
+
+        moves : how often a row has come to a slot or left one
         """
 
     def gather_pooled(
@@ -391,7 +408,11 @@ class DeviceRows(Protocol):
         weights: NDArray[np.float32] | None,
         out: Rows,
     ) -> Callable[[], None] | None:
-        """Queue it before the batch is synchronized, as `begin_gather`."""
+        """Queue it before the batch is synchronized.
+
+        It is done if the batch then has no key outside its table and none without a slot: call what
+        is returned, which fills an output of the host. None: nothing is gained by it here.
+        """
 
     def sum_by_key(
         self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: Array

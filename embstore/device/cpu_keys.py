@@ -87,6 +87,9 @@ class CpuKeys:
             self._ids.flags.writeable = False
         return self._ids[:count]
 
+    def group(self, *_: object) -> None:
+        return None
+
     def probe(self, index: IndexArrays, batch: Batch, slots: Slots) -> None:
         if batch.found.outside < 0:
             keys = batch.unique_keys

@@ -36,6 +36,8 @@ _GENERATED = 4
 class CpuRows:
     """The `DeviceRows` of the CPU."""
 
+    look_up_keys_max = 8192  # above, threads pay, too
+
     def __init__(self, work: CpuWork) -> None:
         self._work = work
 
@@ -46,11 +48,6 @@ class CpuRows:
         item_bytes = _READ_AND_WRITTEN * VALUE_BYTES * dim
         self._work.share(work, len(batch.inverse), item_bytes)
 
-    def begin_gather(
-        self, rows: Rows, slots: Slots, batch: Batch, dim: int, outs: Sequence[Rows]
-    ) -> None:
-        return None
-
     def look_up(
         self,
         memory: CpuSlotMemory,
@@ -60,6 +57,7 @@ class CpuRows:
         dim: int,
         clock: int,
         counting: int,
+        _moves: int,
     ) -> int:
         table_ids, limits, keys = zip(*segments, strict=True)
         bounds = np.cumsum([0, *map(len, keys)])

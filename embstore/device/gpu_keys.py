@@ -1,21 +1,22 @@
 """Keys on a GPU: a call made unique and looked up in the index; the index itself.
 
-`unique` is four kernels and a running sum (`unique.cu`); the host learns how many unique keys there
-are when the batch is synchronized. Keys to insert or erase come from the host, which has read or
-evicted their rows.
+`unique` is four kernels and a running sum (`unique.cu`), `group` works with slots instead
+(`gpu_positions.py`); the host learns how many unique keys there are when the batch is synchronized.
+Keys to insert or erase come from the host, which has read or evicted their rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from struct import unpack_from
 
 import numpy as np
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import Keys
 from embstore.device.base import Answer, Batch, Counts, Findings, IndexArrays, Slots
+from embstore.device.gpu_positions import by_slot, locate, named
 from embstore.device.gpu_work import (
     ACCESSES,
+    FINDINGS_FORMAT,
     HITS,
     LARGE_SUM,
     MISSING,
@@ -27,14 +28,13 @@ from embstore.device.gpu_work import (
     UNIQUE_COUNT,
     GpuBatch,
     GpuWork,
+    bounds_of,
     findings_of,
     parameters_of,
 )
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import Buffer
-
-_FINDINGS = f"{len(NOTHING_FOUND)}q"
 
 
 class GpuKeys:
@@ -44,23 +44,23 @@ class GpuKeys:
         self._work = work
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
-        bounds = _bounds_of(segments)
+        bounds = bounds_of(segments)
         n = bounds[-1]
         scratch = self._work.scratch
         unique_keys, inverse = scratch.parts(n, np.int64, np.int32)
         batch = GpuBatch(unique_keys, inverse, np.array(bounds, np.int64))
         if n == 0:
             return batch
-        d_bounds, d_prefixes, d_row_counts, d_keys, batch.findings = self._named(segments, bounds)
-        batch.is_known = False
+        call = named(self._work, segments)
+        batch.is_known, batch.findings = False, call.findings
         place_count = n + n // 2 + 1
         table = scratch.take(place_count, np.int64, width=2)
         places, ranks = scratch.parts(n, np.uint32, np.int32)
         count = np.int64(n)
         self._work.runtime.fill(table, 0xFF)  # EMPTY_KEY, and above every position
         self._work.launch(
-            "unique_enter", n, d_keys, d_bounds, d_prefixes, d_row_counts,
-            np.int32(len(segments)), count, table, np.int64(place_count), places, batch.findings,
+            "unique_enter", n, call.keys, call.bounds, call.prefixes, call.row_counts,
+            np.int32(len(segments)), count, table, np.int64(place_count), places, call.findings,
         )  # fmt: skip
         self._work.launch("unique_first", n, table, places, count, ranks)
         self._work.accumulate(ranks)
@@ -70,21 +70,8 @@ class GpuKeys:
         self._work.launch("unique_inverse", n, table, places, count, inverse)
         return batch
 
-    def _named(
-        self, segments: Sequence[tuple[int, int, Keys]], bounds: Sequence[int]
-    ) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
-        """Return bounds, prefixes, row counts and keys of a call's tables, and fresh findings."""
-        d_bounds, d_prefixes, d_row_counts, findings = self._work.send_numbers(
-            bounds,
-            [table_id << KEY_BITS for table_id, _, _ in segments],
-            [rows for _, rows, _ in segments],
-            NOTHING_FOUND,
-        )
-        d_keys = self._work.join([keys for _, _, keys in segments], np.int64)
-        return d_bounds, d_prefixes, d_row_counts, d_keys, findings
-
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> GpuBatch:
-        bounds = _bounds_of(segments)
+        bounds = bounds_of(segments)
         n = bounds[-1]
         batch = GpuBatch(
             unique_keys=self._work.scratch.take(n, np.int64),
@@ -93,10 +80,10 @@ class GpuKeys:
             is_distinct=True,
         )
         if n:
-            d_bounds, d_prefixes, _, d_keys, _ = self._named(segments, bounds)
+            call = named(self._work, segments)
             self._work.launch(
-                "encode", n, d_keys, d_bounds, d_prefixes, np.int32(len(segments)), np.int64(n),
-                batch.unique_keys,
+                "encode", n, call.keys, call.bounds, call.prefixes, np.int32(len(segments)),
+                np.int64(n), batch.unique_keys,
             )  # fmt: skip
         return batch
 
@@ -106,6 +93,24 @@ class GpuKeys:
         if count:
             (findings,) = self._work.send_numbers([count, *NOTHING_FOUND[1:]])
         return replace(batch, found=Findings(), findings=findings)
+
+    def group(
+        self,
+        index: IndexArrays,
+        memory: Slabs,
+        slot_count: int,
+        segments: Sequence[tuple[int, int, Keys]],
+        moves: int,
+    ) -> tuple[GpuBatch, DeviceArray] | None:
+        bounds, work = bounds_of(segments), self._work
+        if not bounds[-1]:
+            return None
+        call = named(work, segments)
+        slots = locate(work, memory, index, call, moves)
+        groups, keys, found = by_slot(work, memory, slots, slot_count, call.findings)
+        batch = GpuBatch(keys, slots, np.array(bounds, np.int64), findings=call.findings)
+        batch.is_known, batch.is_grouped, batch.groups = False, True, groups
+        return batch, found
 
     def probe(self, index: IndexArrays, batch: Batch, slots: DeviceArray) -> None:
         findings = findings_of(batch)
@@ -127,7 +132,7 @@ class GpuKeys:
         if waiting:
             self._work.wait()
         for batch, answer in waiting:
-            values = unpack_from(_FINDINGS, answer.memory.data)
+            values = unpack_from(FINDINGS_FORMAT, answer.memory.data)
             if values[UNIQUE_COUNT] < len(batch.unique_keys):
                 batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
             batch.found.outside = _position(values[OUTSIDE])
@@ -233,10 +238,6 @@ class GpuKeys:
                 "erase", n, *parameters_of(index), d_keys, np.int64(n), rest, rest_count
             )
             self._work.launch("erase_rest", 1, *parameters_of(index), d_keys, rest, rest_count)
-
-
-def _bounds_of(segments: Sequence[tuple[int, int, Keys]]) -> list[int]:
-    return [*accumulate((len(keys) for _, _, keys in segments), initial=0)]
 
 
 def _position(found: int) -> int:

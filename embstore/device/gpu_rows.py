@@ -12,6 +12,7 @@ pieces, the next of which is copied while storage packs and writes one.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from struct import unpack_from
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,25 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
-from embstore.device.base import Batch, Gradients, Slots, TableParameters
-from embstore.device.gpu_work import LANES, NULL, GpuBatch, GpuWork, Outputs, findings_of
-from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Argument, DeviceArray
+from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
+from embstore.device.gpu_positions import by_id, locate, named, remember
+from embstore.device.gpu_work import (
+    FINDINGS_FORMAT,
+    LANES,
+    MISSING,
+    NULL,
+    UNIQUE_COUNT,
+    GpuBatch,
+    GpuWork,
+    Outputs,
+    findings_of,
+)
+from embstore.device.runtime import COMPUTE, DOWN, Argument, DeviceArray
 from embstore.device.slabs import SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
 from embstore.kernels.sum_by_key import form_of
 from embstore.layout import VALUE, Layout
 
-_DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
-"""Of a pass of the sort, and the items of a block of it; `group.cu` has the same."""
 _VICTIM_BYTES = 16 << 20
 """Of rows to be logged: storage packs and writes them in smaller pieces, at the same time."""
 
@@ -38,6 +48,8 @@ class GpuRows:
 
     One class, because all of it works on the same slabs, outputs and scratch, in one stream.
     """
+
+    look_up_keys_max = 1 << 31
 
     def __init__(self, work: GpuWork) -> None:
         self._work = work
@@ -54,53 +66,57 @@ class GpuRows:
     ) -> None:
         if batch.position_count:
             outputs = Outputs(self._work, outs, dim)
-            self._gather(rows, slots, batch, dim, outputs, NULL)
+            bounds = self._work.send_numbers(batch.bounds.tolist())[0]
+            self._gather(rows, slots, batch.inverse, bounds, dim, outputs, NULL)
             outputs.fill()
 
-    def look_up(self, *_: object) -> int:
-        return -1  # a batch is one wait as it is
-
-    def begin_gather(
+    def look_up(
         self,
-        rows: SlabRows,
-        slots: DeviceArray,
-        batch: Batch,
-        dim: int,
-        outs: Sequence[Rows | DeviceArray],
-    ) -> Callable[[], None] | None:
-        return self._begun(batch, outs, dim, partial(self._gather, rows, slots, batch, dim))
-
-    def _begun(
-        self,
-        batch: Batch,
+        memory: Slabs,
+        index: IndexArrays,
+        segments: Sequence[tuple[int, int, Keys]],
         outs: Sequence[Rows | DeviceArray],
         dim: int,
-        gather: Callable[[Outputs, Argument], None],
-    ) -> Callable[[], None] | None:
-        """Begin a gather whose rows may turn out not to be there."""
-        assert isinstance(batch, GpuBatch)
-        if batch.findings is None:
-            return None
-        outputs = Outputs(self._work, outs, dim)
-        gather(outputs, batch.findings)
-        batch.is_known, batch.answer = False, outputs.begin()
-        return partial(outputs.end, batch.answer)
+        clock: int,
+        counting: int,
+        moves: int,
+    ) -> int:
+        work, rows = self._work, memory.rows
+        outputs = Outputs(work, outs, dim)
+        call = named(work, segments)
+        slots = locate(work, memory, index, call, moves)
+        if clock:
+            work.launch(
+                "touch_once", len(slots), *rows.arguments, slots, np.int64(len(slots)),
+                np.int64(clock), np.int32(counting), call.findings,
+            )  # fmt: skip
+        self._gather(rows, NULL, slots, call.bounds, dim, outputs, call.findings)
+        remember(work, memory, call, slots, moves)
+        answer = outputs.begin()
+        work.wait()
+        found = unpack_from(FINDINGS_FORMAT, answer.memory.data)
+        if found[MISSING]:
+            memory.located = None
+            work.staging.end_small(answer, 0, [])  # nothing comes behind the findings
+            return -1
+        outputs.end(answer)
+        return int(found[UNIQUE_COUNT])
 
     def _gather(
         self,
         rows: SlabRows,
-        slots: DeviceArray,
-        batch: Batch,
+        slots: Argument,
+        ids: DeviceArray,
+        bounds: DeviceArray,
         dim: int,
         outputs: Outputs,
         findings: Argument,
     ) -> None:
-        n, d_outs = batch.position_count, outputs.placed
-        d_bounds, d_addresses = self._work.send_numbers(
-            batch.bounds.tolist(), [out.address for out in d_outs]
-        )
+        """Queue the gather of the rows of ids in these slots; NULL: ids are slots."""
+        n, d_outs = len(ids), outputs.placed
+        (d_addresses,) = self._work.send_numbers([out.address for out in d_outs])
         self._work.launch(
-            "gather", n * LANES, *rows.arguments, slots, batch.inverse, d_bounds, d_addresses,
+            "gather", n * LANES, *rows.arguments, slots, ids, bounds, d_addresses,
             np.int32(len(d_outs)), np.int64(n), np.int32(dim), findings, outputs.answer,
         )  # fmt: skip
 
@@ -129,8 +145,14 @@ class GpuRows:
         weights: NDArray[np.float32] | None,
         out: Rows | DeviceArray,
     ) -> Callable[[], None] | None:
-        gather = partial(self._gather_pooled, rows, slots, batch, offsets, mean, weights)
-        return self._begun(batch, [out], _dim_of(out), gather) if len(out) else None
+        assert isinstance(batch, GpuBatch)
+        if batch.findings is None or not len(out):
+            return None
+        outputs = Outputs(self._work, [out], _dim_of(out))
+        findings = batch.findings
+        self._gather_pooled(rows, slots, batch, offsets, mean, weights, outputs, findings)
+        batch.is_known, batch.answer = False, outputs.begin()
+        return partial(outputs.end, batch.answer)
 
     def _gather_pooled(
         self,
@@ -158,11 +180,12 @@ class GpuRows:
         findings, n, dim = findings_of(batch), batch.position_count, np.int32(sums.width)
         if findings is None:
             return
+        assert isinstance(batch, GpuBatch)
         ids = None
         if batch.is_distinct:
             starts, positions = self._work.numbers(n + 1, np.int64), batch.inverse
         else:
-            starts, positions, ids = self._group(batch, findings)
+            starts, positions, ids = batch.groups or by_id(self._work, batch, findings)
         kept = [
             self._all_resident([part.rows for part in gradients], VALUE, int(dim)),
             self._all_resident([part.source for part in gradients], np.int32),
@@ -189,33 +212,6 @@ class GpuRows:
         self._work.launch(
             "sum_last", windows * int(dim), starts, *occurrences, sums, more, scale, dim, findings
         )
-
-    def _group(
-        self, batch: Batch, findings: DeviceArray
-    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        """Return `starts`, `positions` and their ids: positions[starts[id]:starts[id + 1]] are
-        those of id."""
-        n, scratch = batch.position_count, self._work.scratch
-        tiles, count = -(-n // _TILE), np.int64(n)
-        unsorted: tuple[Argument, Argument] = (batch.inverse, NULL)
-        shifts = range(0, max((len(batch.unique_keys) - 1).bit_length(), 1), _DIGIT_BITS)
-        arrays = iter(scratch.parts(n, *[np.int32] * (2 * min(len(shifts), 2))))
-        sorted_by = list(zip(arrays, arrays, strict=True))  # two, by turns
-        for turn, shift in enumerate(shifts):
-            ids, positions = sorted_by[turn % 2]
-            digit = (count, np.int32(shift))
-            ends: Argument = NULL
-            if tiles > 1:
-                ends = scratch.take(tiles << _DIGIT_BITS, np.int32)
-                self._work.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
-                self._work.accumulate(ends)
-            self._work.launch(
-                "scatter_digits", tiles * BLOCK_THREADS, *unsorted, *digit, ends, ids, positions
-            )
-            unsorted = ids, positions
-        starts = scratch.take(n + 1, np.int64)
-        self._work.launch("group_starts", n, ids, count, findings, starts)
-        return starts, positions, ids
 
     def _all_resident(
         self, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1

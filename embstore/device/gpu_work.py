@@ -14,14 +14,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from struct import pack_into
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.arrays import Rows
+from embstore.arrays import Keys, Rows
 from embstore.device.base import Answer, Batch, IndexArrays
 from embstore.device.recorder import Recorder
 from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
@@ -37,6 +37,7 @@ NONE = (1 << 63) - 1
 """Of a finding that is the lowest of something."""
 UNIQUE_COUNT, OUTSIDE, MISSING, LARGE_SUM, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
+FINDINGS_FORMAT = f"{len(NOTHING_FOUND)}q"
 FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
 SCAN_STEP, SCAN_RANGES_MAX = 4 * BLOCK_THREADS, 1024
@@ -48,11 +49,21 @@ _SECURED_BYTES, _SECURED_BYTES_LEAST = 96, 8 << 20
 call whatever its slots."""
 
 
+class Groups(NamedTuple):
+    """The positions of each id, one id after the other: positions[starts[id]:starts[id + 1]]."""
+
+    starts: DeviceArray  # (n + 1,) int64, of which ids + 1 are written
+    positions: DeviceArray  # (n,) int32
+    ids: DeviceArray  # (n,) int32, of these positions
+
+
 @dataclass
 class GpuBatch(Batch):
     """A batch, and where its kernels write their findings; None where it has no key."""
 
     findings: DeviceArray | None = field(default=None)
+    groups: Groups | None = None
+    """Of its positions, where these were grouped by slot: `inverse` has their slots then."""
     answer: Buffer | None = None
     """Where findings come to the host, before outputs that are under way."""
 
@@ -293,6 +304,11 @@ def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
         index.bucket_keys, index.bucket_slots, buckets, index.stash_keys, index.stash_slots,
         index.stash_count,
     )  # fmt: skip
+
+
+def bounds_of(segments: Sequence[tuple[int, int, Keys]]) -> list[int]:
+    """Return where the positions of each segment begin, and where they end."""
+    return [*accumulate((len(keys) for _, _, keys in segments), initial=0)]
 
 
 def findings_of(batch: Batch) -> DeviceArray | None:

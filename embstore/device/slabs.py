@@ -16,7 +16,7 @@ are as large as a large cache allows.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,17 @@ def allocated_bytes(size: int) -> int:
     return size if size < _GRAIN_BYTES // 2 else -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
 
 
+class Located(NamedTuple):
+    """The slots of the keys of a lookup."""
+
+    moves: int
+    """How often a row had come to a slot or left one. Later they may be elsewhere."""
+    tables: list[tuple[int, int]]
+    """Table id and count of keys, as they were named."""
+    keys: DeviceArray  # (n,) int64
+    slots: DeviceArray  # (n,) int32
+
+
 @dataclass
 class Slabs:
     """`SlotMemory` of a GPU."""
@@ -59,6 +70,7 @@ class Slabs:
     scratch: Scratch
     rows: SlabRows
     slabs: list[DeviceArray] = field(default_factory=list)
+    located: Located | None = None
 
     def reserve(self, slab_slots: int) -> None:
         """Set the size of slabs, a power of two."""
@@ -80,6 +92,7 @@ class Slabs:
 
     def drop(self, count: int) -> None:
         """Free the last `count` slabs. The device has done all queued work."""
+        self.located = None
         self._use(self.slabs[: len(self.slabs) - count])
 
     def _use(self, slabs: list[DeviceArray]) -> None:

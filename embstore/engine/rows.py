@@ -180,11 +180,13 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
 
 
 def _by_table(pools: list[tuple[Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
-    """Return each table's part of the unique row keys of its pool and of their sums, by its id. The
-    keys of a table are one after the other."""
+    """Return each table's part of the unique row keys of its pool and of their sums, by its id."""
     found = {}
     for keys, sums in pools:
         ids = keys >> KEY_BITS
+        if (ids[1:] < ids[:-1]).any():
+            order = np.argsort(ids, kind="stable")
+            keys, sums, ids = keys[order], sums[order], ids[order]
         cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):
             if low < high:

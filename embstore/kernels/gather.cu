@@ -1,5 +1,5 @@
-// Copies of rows: gather, gather_rows and copy_slots of its twin: gather.py. (look_up is of the CPU
-// alone.)
+// Copies of rows: gather, gather_rows and copy_slots of its twin: gather.py. (look_up is locate of
+// probe.cu, touch_once of scores.cu, and gather.)
 //
 // Grid: a group takes ROWS_TOGETHER consecutive positions: so a warp covers 512 bytes of rows or
 // more. Each kind of index is loaded for all of them before the first is used, and all rows of a
@@ -40,8 +40,8 @@ __device__ __forceinline__ void copy_rows(
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64* __restrict__ slots,    // (u,), -1: absent
-    const int32* __restrict__ inverse,  // (n,)
+    const int64* __restrict__ slots,    // (u,), -1: absent; or null: ids are slots
+    const int32* __restrict__ inverse,  // (n,) ids
     const int64* __restrict__ bounds,   // (segments + 1,)
     const uint64* __restrict__ outs,    // (segments,) addresses, (positions of it, dim) each
     const int32 segments,
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
                 targets[r] = out + (begin + r - __ldg(bounds + segment)) * dim;
             }
             UNROLLED(r, ROWS_TOGETHER) {
-                found[r] = __ldg(slots + ids[r]);
+                found[r] = slots ? __ldg(slots + ids[r]) : ids[r];
             }
             UNROLLED(r, ROWS_TOGETHER) {
                 const element* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));

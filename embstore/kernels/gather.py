@@ -11,7 +11,8 @@ Split over p, or over i, but for look_up.
 look_up is unique, probe, touch and gather of a small call in one, without making its keys unique: a
 key that is named again finds its lines in the processor's cache, and its slot with the call's own
 clock, so that it is touched once. If a key is outside its table, has no slot, or one whose row is
-still to come, nothing is done. It has no twin: a GPU does such a call with one wait as it is.
+still to come, nothing is done. Its twin is three kernels: locate (probe.cu), touch_once
+(scores.cu) and gather.
 """
 
 import numpy as np

@@ -13,18 +13,26 @@
 //                     (of one tile the block adds up its own counts)
 //     group_starts    after the last pass, of its ids
 //
+// Slots are sorted as ids are, all of a call's positions; what they group is given ids then:
+//
+//     group_firsts    firsts[k] = the k-th slot is not the one before, or is none (-1)
+//     (the caller)    ids = inclusive sum of firsts
+//     group_slots     ids[k] less one; starts, and of each id its slot and row key
+//
 // Grid: count_digits and scatter_digits: a block a tile, the grid strides over tiles. In
 // scatter_digits a warp has ROUNDS * WARP_THREADS items in a row, of which its lanes take
 // neighbours each round; an item's rank is the sum of how many of its digit the warps before have,
 // the rounds before in its warp, and the lanes before in its round. The lanes of one digit find
 // each other by a ballot a bit, whatever digits there are: where all ids are alike nothing queues.
 // Rejected: counting in each lane by atomics, whose order is not that of items.
-// group_starts: a thread takes PER_THREAD ids a round, a whole grid apart.
+// group_starts: a thread takes PER_THREAD ids a round, a whole grid apart; group_firsts and
+// group_slots: one.
 //
-// Preconditions: 0 <= ids[p] < n < 2^31; a pass reads no array that it writes. Deterministic: ranks
+// Preconditions: 0 <= ids[p] < n < 2^31, where they are not slots; a pass reads no array that it writes. Deterministic: ranks
 // are counts, so the result is a function of the ids alone. CPU twin: group.py.
 // Bytes of a pass: 22 n with its sum, 4 n less in the first; 2 n of them are of counts, whose
-// sectors a tile shares with its neighbours, in the L2 cache. Then 4 n and 8 for each id.
+// sectors a tile shares with its neighbours, in the L2 cache. Then 4 n and 8 for each id; of slots
+// 20 n, the sum's, and 56 for each id.
 
 #define PER_THREAD 4
 #define DIGIT_BITS 8
@@ -161,6 +169,40 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) group_starts(
             if (ids[j] != before[j]) {
                 starts[ids[j]] = begin + j * step;
             }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) group_firsts(
+    const int32* __restrict__ sorted_slots,  // (n,)
+    const int64 n,
+    int32* __restrict__ firsts) {  // (n,) out
+    for (int64 k = thread_index(); k < n; k += thread_count()) {
+        const int32 slot = __ldg(sorted_slots + k);
+        firsts[k] = k == 0 || slot < 0 || slot != __ldg(sorted_slots + k - 1);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) group_slots(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int32* __restrict__ sorted_slots,  // (n,)
+    const int64 n,
+    int32* __restrict__ ids,             // (n,), running sum of firsts, then out
+    int64* __restrict__ starts,          // (n + 1,) out, unique count + 1 of them written
+    int64* __restrict__ unique_slots,    // (n,) out, unique count of them written
+    int64* __restrict__ unique_keys,     // as unique_slots
+    int64* __restrict__ findings) {
+    for (int64 k = thread_index(); k < n; k += thread_count()) {
+        const int32 slot = __ldg(sorted_slots + k), id = ids[k] - 1;
+        ids[k] = id;
+        if (k == 0 || slot < 0 || slot != __ldg(sorted_slots + k - 1)) {
+            starts[id] = k;
+            unique_slots[id] = slot;
+            unique_keys[id] = slot < 0 ? EMPTY_KEY : *key_of(slabs, slab_shift, stride, slot);
+        }
+        if (k == n - 1) {
+            starts[id + 1] = n;
+            findings[UNIQUE_COUNT] = id + 1;
         }
     }
 }

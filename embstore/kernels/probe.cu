@@ -1,4 +1,6 @@
-// The slot of each key. The result is that of its twin: probe.py.
+// The slot of each key. The result of probe is that of its twin: probe.py; locate is the first part of
+// look_up (gather.py), which makes no keys unique: each position looks for itself, unless the call
+// before had the same key there, and no row has come or gone since.
 //
 // The index is IndexArrays of `embstore/device/base.py`, a bucket 8 keys, 64 bytes. A thread owns a
 // key: it asks for both of the key's buckets at once (8 loads of 16 bytes), compares the 16 keys,
@@ -8,8 +10,13 @@
 //
 // Grid: a thread a key, grid-stride. Preconditions: bucket_keys aligned to 16 bytes, bucket_count >
 // 0; `count_at` is the address of the number of keys, or null: then it is `count`. Keys may repeat.
-// findings[MISSING] grows by the keys without a slot. Deterministic.
-// Bytes of u keys: 180 u (two buckets, a sector of slots, key and result).
+// findings[MISSING] grows by the keys without a slot, in locate also by those that are outside their
+// table, or whose row is pending. Deterministic.
+// Bytes of u keys: 180 u (two buckets, a sector of slots, key and result); locate 212 u (a score), or 24 u
+// where slots are known.
+
+// Of a multiprocessor, so that a thread of locate has registers for both of its buckets.
+#define LOCATE_BLOCKS 6
 
 __device__ __forceinline__ Bucket load_bucket(const int64* bucket_keys, int64 bucket) {
     const longlong2* pairs =
@@ -19,6 +26,30 @@ __device__ __forceinline__ Bucket load_bucket(const int64* bucket_keys, int64 bu
         loaded.pairs[pair] = __ldg(pairs + pair);
     }
     return loaded;
+}
+
+// The slot of a key, -1: it has none.
+__device__ __forceinline__ int64 slot_of(
+    const int64* bucket_keys, const uint32* bucket_slots, const int64 bucket_count,
+    const int64* stash_keys, const uint32* stash_slots, const int64* stash_count, const int64 key) {
+    int64 first, second;
+    buckets_of(key, bucket_count, first, second);
+    const Bucket one = load_bucket(bucket_keys, first);
+    const Bucket other = load_bucket(bucket_keys, second);
+    const uint32 equal = equal_ways(one, key) | equal_ways(other, key) << BUCKET_WIDTH;
+    if (equal) {
+        const int32 way = __ffs(equal) - 1;
+        const int64 bucket = way < BUCKET_WIDTH ? first : second;
+        return __ldg(bucket_slots + bucket * BUCKET_WIDTH + (way & (BUCKET_WIDTH - 1)));
+    }
+    int64 slot = -1;
+    const int64 stashed = __ldg(stash_count);
+    for (int64 place = 0; place < stashed; ++place) {
+        if (__ldg(stash_keys + place) == key) {
+            slot = __ldg(stash_slots + place);
+        }
+    }
+    return slot;
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) probe(
@@ -36,27 +67,50 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) probe(
     const int64 n = count_at ? __ldg(count_at) : count;
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 key = __ldg(keys + i);
-        int64 first, second;
-        buckets_of(key, bucket_count, first, second);
-        const Bucket one = load_bucket(bucket_keys, first);
-        const Bucket other = load_bucket(bucket_keys, second);
-        const uint32 equal = equal_ways(one, key) | equal_ways(other, key) << BUCKET_WIDTH;
-        int64 slot = -1;
-        if (equal) {
-            const int32 way = __ffs(equal) - 1;
-            const int64 bucket = way < BUCKET_WIDTH ? first : second;
-            slot = __ldg(bucket_slots + bucket * BUCKET_WIDTH + (way & (BUCKET_WIDTH - 1)));
-        } else {
-            const int64 stashed = __ldg(stash_count);
-            for (int64 place = 0; place < stashed; ++place) {
-                if (__ldg(stash_keys + place) == key) {
-                    slot = __ldg(stash_slots + place);
-                }
-            }
-        }
+        const int64 slot = slot_of(
+            bucket_keys, bucket_slots, bucket_count, stash_keys, stash_slots, stash_count, key);
         slots[i] = slot;
         if (slot < 0) {
             atomicAdd(reinterpret_cast<uint64*>(findings + MISSING), 1ull);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LOCATE_BLOCKS) locate(
+    const int64* __restrict__ bucket_keys,    // (bucket_count, 8)
+    const uint32* __restrict__ bucket_slots,  // (bucket_count, 8)
+    const int64 bucket_count,
+    const int64* __restrict__ stash_keys,    // (256,)
+    const uint32* __restrict__ stash_slots,  // (256,)
+    const int64* __restrict__ stash_count,   // (1,)
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ keys,        // (n,), segment after segment
+    const int64* __restrict__ bounds,      // (segments + 1,)
+    const int64* __restrict__ prefixes,    // (segments,), table id << KEY_BITS
+    const int64* __restrict__ row_counts,  // (segments,)
+    const int32 segments,
+    const int64* __restrict__ known_keys,   // (n,), or null: nothing is known
+    const int32* __restrict__ known_slots,  // (n,), of these keys
+    const int64 n,
+    int32* __restrict__ slots,  // (n,) out
+    int64* findings) {
+    __shared__ int64 counts[WARPS];
+    int64 missing = 0;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 key = __ldg(keys + i);
+        if (known_keys && __ldg(known_keys + i) == key) {
+            slots[i] = __ldg(known_slots + i);
+            continue;
+        }
+        const int32 segment = segment_of(bounds, segments, i);
+        int64 slot = -1;
+        if (key >= 0 && key < __ldg(row_counts + segment)) {
+            slot = slot_of(
+                bucket_keys, bucket_slots, bucket_count, stash_keys, stash_slots, stash_count,
+                __ldg(prefixes + segment) | key);
+        }
+        slots[i] = static_cast<int32>(slot);
+        missing += slot < 0 || __ldg(score_of(slabs, slab_shift, stride, slot)) < 0;
+    }
+    add_of_block(findings + MISSING, missing, counts);
 }

@@ -1,11 +1,15 @@
 // Scores of slots, as calls, policies, pins and announced steps change them. The
 // result is that of its twin: scores.py; what a kernel returns there is added to `count` here.
 //
+// touch_once is touch for slots that repeat, which it counts once: whoever finds a slot without the
+// clock of the call, and is the first to give it that, has touched it. The clock is newer than every
+// other; in a score that is foreseen its bits are something else.
+//
 // Grid: a slot a thread, grid-stride; counts add up in the block, and end in an atomic of one
 // thread. Preconditions: slots unique but for -1, which is skipped, or unique (arrive); ranks at
 // most CLOCK_MASK, counts at most COUNT_MAX; count zeroed. Deterministic: sums of integers.
 // Bytes of n slots: touch, add_pins, arrive 72 n, foresee and set_counts
-// 80 n, count_pending 40 n, age_scores 16 n.
+// 80 n, count_pending 40 n, age_scores 16 n, touch_once 36 n.
 
 __device__ __forceinline__ int64 count_of(int64 score) {
     return (score & FORESEEN ? score : score >> CLOCK_BITS) & COUNT_MAX;
@@ -18,6 +22,12 @@ __device__ __forceinline__ int64 with_count(int64 score, int64 count) {
 
 __device__ __forceinline__ int64 pins_of(int64 score) {
     return (score >> PIN_SHIFT) & PINS_MAX;
+}
+
+__device__ __forceinline__ int64 touched(int64 score, int64 clock, int32 counting) {
+    const int64 more = counting == COUNT_UP;
+    const int64 count = counting == COUNT_NONE ? 0 : min(count_of(score) + more, COUNT_MAX);
+    return (score & ABOVE_RANK) | count << CLOCK_BITS | clock;
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
@@ -34,11 +44,35 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
             continue;
         }
         int64* score = score_of(slabs, slab_shift, stride, slot);
-        const int64 before = *score;
-        const int64 more = counting == COUNT_UP;
-        const int64 count = counting == COUNT_NONE ? 0 : min(count_of(before) + more, COUNT_MAX);
-        *score = (before & ABOVE_RANK) | count << CLOCK_BITS | clock;
+        *score = touched(*score, clock, counting);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch_once(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int32* __restrict__ slots,  // (n,)
+    const int64 n,
+    const int64 clock,
+    const int32 counting,
+    int64* findings) {
+    __shared__ int64 counts[WARPS];
+    const int64 count = may_go_on(findings) ? n : 0;
+    int64 won = 0;
+    for (int64 i = thread_index(); i < count; i += thread_count()) {
+        int64* score = score_of(slabs, slab_shift, stride, __ldg(slots + i));
+        int64 before = *score;
+        while (before & FORESEEN || (before & CLOCK_MASK) != clock) {
+            const uint64 seen = atomicCAS(
+                reinterpret_cast<uint64*>(score), static_cast<uint64>(before),
+                static_cast<uint64>(touched(before, clock, counting)));
+            if (static_cast<int64>(seen) == before) {
+                ++won;
+                break;
+            }
+            before = static_cast<int64>(seen);
+        }
+    }
+    add_of_block(findings + UNIQUE_COUNT, won, counts);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) set_counts(

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Rows
-from embstore.cache.reading import LOOK_UP_KEYS
 from embstore.stages import Stages
 from embstore.tables.state import Share, batches, synchronize
 
@@ -27,25 +26,18 @@ def lookup(
 
     With `resident_only` return False, and do nothing, if the row of one is not in the cache.
     """
-    if _is_small(shares) and _looked_up(shares, outs, admit=admit):
+    if _needs_no_batch(shares) and _looked_up(shares, outs, admit=admit):
         stages.lap("gather")
         return True
     out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
     parts = batches(shares)
     pool_outs = [[out_of[id(share)] for share in part.shares] for part in parts]
-    end = None
-    if len(parts) == 1:  # of several pools, one may be refused for the keys of another
-        end = parts[0].pool.reader.begin(parts[0].batch, pool_outs[0], admit=admit)
     synchronize(parts)
     stages.lap("unique")
-    if end is not None and not parts[0].batch.found.missing:
-        counts = parts[0].counts if admit else None
-        parts[0].pool.reader.end(end, parts[0].batch, counts, admit=admit)
-        stages.lap("gather")
-        return True
+    for part in parts:
+        part.pool.finder.lookups_miss = part.batch.found.missing > 0
     if resident_only and any(part.batch.found.missing for part in parts):
         return False
-    end = None  # whose outputs would stay beside the others
     for part, own in zip(parts, pool_outs, strict=True):
         if admit:
             part.pool.reader.gather(part.batch, own, part.counts)
@@ -56,15 +48,16 @@ def lookup(
     return True
 
 
-def _is_small(shares: Sequence[Share]) -> bool:
-    """Tell whether shares may be looked up without a batch: few keys, of the host and one pool."""
-    pool = shares[0].table.pool if shares else None
-    count = 0
+def _needs_no_batch(shares: Sequence[Share]) -> bool:
+    """Tell whether shares may be looked up without a batch: of one pool, and few enough keys."""
+    if not shares:
+        return False
+    pool, count = shares[0].table.pool, 0
     for share in shares:
-        if share.table.pool is not pool or not isinstance(share.keys, np.ndarray):
+        if share.table.pool is not pool:
             return False
         count += len(share.keys)
-    return 0 < count <= LOOK_UP_KEYS
+    return 0 < count <= pool.device.rows.look_up_keys_max
 
 
 def _looked_up(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool) -> bool:
@@ -90,7 +83,7 @@ def lookup_pooled(
     synchronize(parts)
     stages.lap("unique")
     if end is not None and not batch.found.missing:
-        reader.end(end, batch, None, admit=admit)
+        reader.end(end, batch, admit=admit)
     elif admit:
         reader.gather_pooled(batch, pooling, out)
     else:

@@ -88,17 +88,23 @@ class PoolBatch:
         return np.concatenate([o if c is None else c for o, c in zip(ones, given, strict=True)])
 
 
-def batches(shares: Sequence[Share]) -> list[PoolBatch]:
+def batches(shares: Sequence[Share], *, grouped: bool = False) -> list[PoolBatch]:
     """Return the command's batches, one a pool. Their kernels are queued: `synchronize` before
-    anything is done with their findings."""
+    anything is done with their findings.
+
+    grouped : by slot, where that is better; these may turn out to be void
+    """
     by_pool: dict[int, list[Share]] = {}
     for share in shares:
         by_pool.setdefault(id(share.table.pool), []).append(share)
     result = []
     for group in by_pool.values():
         pool = group[0].table.pool
-        batch = pool.recent.of([(s.table.table_id, s.table.rows, s.keys) for s in group])
-        pool.finder.look(batch)
+        segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
+        batch = pool.finder.group(segments) if grouped else None
+        if batch is None:
+            batch = pool.recent.of(segments)
+            pool.finder.look(batch)
         result.append(PoolBatch(pool, group, batch))
     return result
 

@@ -2,8 +2,8 @@
 
 An update runs in four steps, so that what is refused has changed nothing:
 
-1. the keys of each pool are made unique and looked for; gradients are summed by key and scaled, and
-    in the same pass noticed if large (rules 2, 4, 9);
+1. the keys of each pool are made unique and looked for, or grouped by their slots; gradients are
+    summed by key and scaled, and in the same pass noticed if large (rules 2, 4, 9);
 2. the device is waited for, once; keys and sums are checked;
 3. rows are made resident, or room is reserved for those that will have to leave;
 4. the optimizer is applied, tables count (rules 4, 5).
@@ -81,7 +81,7 @@ def update(
     CapacityError, CorruptTableError : nothing has changed.
     """
     check_writer([share.table for share in shares], "")
-    parts = batches(shares)
+    parts = batches(shares, grouped=True)
     stages.lap("unique")
     return update_batches(parts, shares, options, stages=stages, summed=summed)
 
@@ -96,8 +96,12 @@ def update_batches(
 ) -> bool:
     """Do the same with the batches of the shares, whose slots are known or being looked for."""
     scale = np.float32(options.gradient_scale)
-    sums = [_summed(part, scale) for part in parts]
-    synchronize(parts)
+    sums = _sums(parts, scale)
+    if any(_needs_order(part) for part in parts):
+        parts = batches(shares)
+        sums = _sums(parts, scale)
+    for part in parts:
+        part.pool.finder.updates_miss = part.batch.found.missing > 0
     tables = [share.table for share in shares]
     _check_learning_rate(tables, options.learning_rate)
     wrong: list[tuple[int, Gradient]] = []
@@ -136,8 +140,7 @@ def update_ranks(
     by_pool: dict[int, tuple[Pool, list[tuple[Keys, Rows]]]] = {}
     for shares in ranks:
         parts = batches(shares)
-        sums = [_summed(part, one) for part in parts]
-        synchronize(parts)
+        sums = _sums(parts, one)
         for part, d_sums in zip(parts, sums, strict=True):
             by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(_on_host(part, d_sums))
     total = [(pool, *_added(parts, options.gradient_scale)) for pool, parts in by_pool.values()]
@@ -186,9 +189,20 @@ def _check_learning_rate(tables: Sequence[TableState], given: float | None) -> N
         table.config.optimizer.check_learning_rate(given, what)
 
 
-def _summed(part: PoolBatch, scale: np.float32) -> Array:
-    gradients = [share.gradients for share in part.shares if share.gradients is not None]
-    return part.pool.writer.sum_by_key(part.batch, gradients, scale)
+def _sums(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array]:
+    """Return the scaled sums of each batch; wait for what is found in the batches."""
+    sums = []
+    for part in parts:
+        gradients = [share.gradients for share in part.shares if share.gradients is not None]
+        sums.append(part.pool.writer.sum_by_key(part.batch, gradients, scale))
+    synchronize(parts)
+    return sums
+
+
+def _needs_order(part: PoolBatch) -> bool:
+    """Tell whether keys are needed by occurrence: rows to bring in, or a sum to be refused."""
+    found = part.batch.found
+    return part.batch.is_grouped and (found.missing > 0 or found.large >= 0)
 
 
 def _on_host(part: PoolBatch, sums: Array) -> tuple[Keys, Rows]:

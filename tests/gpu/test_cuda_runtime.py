@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_positions import by_id
 from embstore.device.gpu_work import GpuBatch, GpuWork
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
 from embstore.errors import CapacityError, InvalidArgumentError
@@ -105,7 +106,7 @@ def test_sort_is_stable_and_leaves_the_ids(runtime, count, id_count):
     ids = np.random.default_rng(id_count).integers(0, id_count, count).astype(np.int32)
     array, findings = placed(runtime, ids), placed(runtime, np.array([id_count, *[0] * 7]))
     batch, device = GpuBatch(array, array, np.array([0, count])), GpuDevice(runtime, 1)
-    _, positions, _ = device.rows._group(batch, findings)
+    _, positions, _ = by_id(device.work, batch, findings)
     device.work.runtime.submit()
     assert np.array_equal(read(runtime, positions), np.argsort(ids, kind="stable"))
     assert np.array_equal(read(runtime, array), ids)

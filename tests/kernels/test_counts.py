@@ -91,14 +91,14 @@ def costs_of_calls(tmp_path, tables):
     return found
 
 
-@pytest.mark.parametrize(("tables", "kernels"), [(1, (8, 2, 7, 14)), (26, (9, 2, 12, 19))])
-def test_the_calls_of_tables_whose_rows_are_there(tmp_path, tables, kernels):
-    """For more keys running sums have two kernels, and each of two passes of the sort three."""
-    fills = {"lookup": 1, "the same lookup": 0, "its update": 0, "update": 1}
+@pytest.mark.parametrize(("tables", "updates"), [(1, 11), (26, 19)])
+def test_the_calls_of_tables_whose_rows_are_there(tmp_path, tables, updates):
+    """Of many slots three passes sort positions, and for more keys each has three kernels."""
     found = costs_of_calls(tmp_path, tables)
-    for (verb, count), launched in zip(fills.items(), kernels, strict=True):
+    kernels = {"lookup": 3, "the same lookup": 3, "its update": updates, "update": updates}
+    for verb, launched in kernels.items():
         once = {"uploads": 1, "downloads": 1, "waits": 1, "kernels": launched}
-        assert found[verb] == once | ({"fills": count} if count else {}), verb
+        assert found[verb] == once, verb
 
 
 def test_a_pooled_lookup(tmp_path):
@@ -124,7 +124,8 @@ def few_keys_of(store, rng):
 @pytest.mark.parametrize("tables", [1, 26])
 def test_the_calls_of_rows_that_are_missing(tmp_path, tables, host_cache_bytes):
     """Most rows do not fit, and those that leave are dirty. That no key was without a place in the
-    index is known one wait later. Rows that come from the host tier are waited for no more."""
+    index is known one wait later. Rows that come from the host tier are waited for no more. A call
+    that misses after one that did not has looked for its rows in vain."""
     store, runtime = opened(tmp_path, tables, 90_000, host_cache_bytes)
     rng, found = np.random.default_rng(7), {"lookup": [], "its update": [], "update": []}
 
@@ -145,7 +146,7 @@ def test_the_calls_of_rows_that_are_missing(tmp_path, tables, host_cache_bytes):
     assert came[host_cache_bytes is None] == 0 < came[host_cache_bytes is not None]
     waits = {name: sorted(each["waits"] for each in costs) for name, costs in found.items()}
     assert [of_verb[len(of_verb) // 2] for of_verb in waits.values()] == [3, 1, 2]
-    assert max(max(of_verb) for of_verb in waits.values()) == 3, "also where victims are searched"
+    assert max(max(of_verb) for of_verb in waits.values()) == 4, "also where victims are searched"
     uploads = [each["uploads"] for costs in found.values() for each in costs]
     assert max(uploads) <= 7, "what is sent between two waits goes together"
 

@@ -3,17 +3,22 @@
 import numpy as np
 import pytest
 
+from embstore.arrays import KEY_MASK
 from embstore.device import gpu_rows, staging
 from embstore.score import (
+    CLOCK_BITS,
+    COUNT_KEEP,
+    COUNT_NONE,
     COUNT_UP,
+    FORESEEN,
     PENDING,
+    PIN_ONE,
 )
 from tests.kernels.samples import (
     DIMS,
     awkward,
     batch_of,
     bits,
-    cpu_devices,
     devices,
     down,
     gpu_device,
@@ -183,36 +188,60 @@ def test_row_pieces_that_are_left_early_do_no_harm(monkeypatch):
             assert bits(all_rows) == bits(rows[::-1])
 
 
-def small_lookup(rng, scores=None):
-    """Return slots and an index with 400 rows, and the row key of each slot."""
-    device = cpu_devices()[0]
+def small_lookup(device, rng, scores=()):
+    """Return slots and an index with 400 rows, the row key of each slot, and the rows."""
     rows = records(rng, 400, 8)
     keys = row_keys(0, rng.permutation(1000)[:300])
     keys = np.concatenate([keys, row_keys(5, rng.permutation(1000)[:100])])
-    memory = slots_with(device, rows, keys=keys, scores=np.zeros(400) if scores is None else scores)
+    memory = slots_with(device, rows, keys=keys, scores=scores)
     index = device.memory.allocate_index(400)
     assert device.keys.insert(index, keys, np.arange(400))()
-    return device, memory, index, keys
+    return memory, index, keys, rows
 
 
-def look_up(device, memory, index, segments, dim=7, clock=9, counting=COUNT_UP):
-    outs = [np.full((len(keys), dim), -1, np.float32) for _, _, keys in segments]
-    touched = device.rows.look_up(memory, index, segments, outs, dim, clock, counting)
-    return touched, outs
+def look_up(device, memory, index, segments, clock=9, counting=COUNT_UP):
+    outs = [np.full((len(keys), 7), -1, np.float32) for _, _, keys in segments]
+    touched = device.rows.look_up(memory, index, segments, outs, 7, clock, counting, 0)
+    return touched, outs, device.slots.read_range(memory, 0, 400).scores
+
+
+@pytest.mark.parametrize("counting", [COUNT_NONE, COUNT_UP, COUNT_KEEP])
+@pytest.mark.parametrize("clock", [0, 9])
+def test_look_up_is_unique_probe_touch_and_gather(counting, clock):
+    for device in devices():
+        rng = np.random.default_rng(SEED)
+        scores = rng.integers(0, 9, 400) | rng.integers(0, 99, 400) << CLOCK_BITS
+        scores[::7] |= FORESEEN | 9  # whose bits of a clock are those of the call, by chance
+        scores[::5] += PIN_ONE
+        memory, index, keys, rows = small_lookup(device, rng, scores)
+        slots = [np.minimum(rng.zipf(1.2, n), 300) - 1 for n in (900, 0, 40)]
+        slots.append(300 + rng.integers(0, 100, 60))
+        asked = [(table, keys[s]) for table, s in zip((0, 5, 0, 5), slots, strict=True)]
+        segments = [(table, 1000, of_table & KEY_MASK) for table, of_table in asked]
+        touched, outs, after = look_up(device, memory, index, segments, clock, counting)
+        for out, of_segment in zip(outs, slots, strict=True):
+            assert bits(out) == bits(rows[of_segment][:, :7])
+        unique, d_slots = np.unique(np.concatenate(slots)), small_lookup(device, rng, scores)[0]
+        if clock:
+            device.slots.touch(d_slots, up(device, unique), clock, counting)
+        assert after.tolist() == device.slots.read_range(d_slots, 0, 400).scores.tolist()
+        assert touched == (len(unique) if clock else 0)
 
 
 @pytest.mark.parametrize("wrong", ["missing", "outside", "below 0", "pending"])
 def test_look_up_does_nothing_where_one_key_cannot_be_looked_up(wrong):
-    rng = np.random.default_rng(SEED)
-    device, memory, index, keys = small_lookup(rng)
-    asked = keys[:300].copy()
-    if wrong == "pending":
-        memory.scores[299] = PENDING
-    else:
+    for device in devices():
+        rng, scores = np.random.default_rng(SEED), np.zeros(400, np.int64)
+        scores[299] = PENDING if wrong == "pending" else 0
+        memory, index, keys, _ = small_lookup(device, rng, scores)
+        asked = keys[:300].copy()
         absent = int(np.setdiff1d(np.arange(1000), keys[:300])[0])
-        asked[299] = {"missing": absent, "outside": 1000, "below 0": -1}[wrong]
-    before = memory.scores[:400].tolist()
-    touched, outs = look_up(device, memory, index, [(0, 1000, keys[:9]), (0, 1000, asked)])
-    assert touched == -1
-    assert memory.scores[:400].tolist() == before
-    assert all((out == -1).all() for out in outs)
+        asked[299] = {"missing": absent, "outside": 1000, "below 0": -1, "pending": asked[299]}[
+            wrong
+        ]
+        touched, outs, after = look_up(
+            device, memory, index, [(0, 1000, keys[:9]), (0, 1000, asked)]
+        )
+        assert touched == -1
+        assert after.tolist() == scores.tolist()
+        assert all((out == -1).all() for out in outs)

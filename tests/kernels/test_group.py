@@ -1,14 +1,17 @@
 """group: the positions of each id, in their order, against a stable sort."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_positions import by_id, by_slot
 from embstore.device.gpu_work import GpuBatch, GpuWork
 from embstore.kernels.group import group
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.kernels.samples import batch_of, devices, down, up
+from tests.kernels.samples import batch_of, devices, down, records, slots_with, up
 
 SEED = 7
 TILE = 2048
@@ -22,7 +25,7 @@ def groups(device, batch):
     """Return starts and positions, as `sum_by_key` uses them."""
     unique_count = len(batch.unique_keys)
     if not isinstance(device, CpuDevice):
-        found = device.rows._group(batch, batch.findings)
+        found = by_id(device.work, batch, batch.findings)
         starts, positions, _ = map(device.memory.download, found)
         return starts[: unique_count + 1].tolist(), positions.tolist()
     starts = np.empty(unique_count + 1, np.int64)
@@ -75,7 +78,7 @@ def check_ids(ids, **options):
     findings[0] = count
     inverse = up(device, ids)
     batch = GpuBatch(device.memory.allocate(count, np.int64), inverse, np.array([0, len(ids)]))
-    starts, positions, sorted_ids = device.rows._group(batch, up(device, findings))
+    starts, positions, sorted_ids = by_id(device.work, batch, up(device, findings))
     expected = np.argsort(ids, kind="stable")
     assert np.array_equal(down(device, positions), expected)
     assert np.array_equal(down(device, sorted_ids), ids[expected])
@@ -94,6 +97,37 @@ def test_kernels_sort_ids_of_any_count(kind, count):
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_kernels_sort_in_any_order_of_threads(seed):
     check_ids(ids_of("half hot", TILE + 700), seed=seed * 1000, fibers=True)
+
+
+@pytest.mark.parametrize("count", [1, 300, 3 * TILE + 5])
+def test_slots_are_ids_and_a_position_without_one_is_a_group_of_its_own(count):
+    """Among its segment's gradients: others may have none there."""
+    rng = np.random.default_rng([SEED, count])
+    device, slot_count = GpuDevice(EmulatedRuntime(), 1), 700
+    keys = rng.permutation(10_000)[:slot_count]
+    memory = slots_with(device, records(rng, slot_count, 4), keys=keys)
+    slots = np.minimum(rng.zipf(1.3, count), slot_count) - 1
+    slots[rng.random(count) < 0.2] = -1
+    findings = up(device, np.zeros(8, np.int64))
+    groups, unique_keys, unique_slots = by_slot(
+        device.work, memory, up(device, slots.astype(np.int32)), slot_count, findings
+    )
+    starts, positions, ids = (down(device, array) for array in groups)
+    unique_count = int(down(device, findings)[0])
+    assert unique_count == len(np.unique(slots[slots >= 0])) + np.count_nonzero(slots < 0)
+    assert np.array_equal(np.sort(positions), np.arange(count))
+    assert np.array_equal(
+        ids, np.repeat(np.arange(unique_count), np.diff(starts[: unique_count + 1]))
+    )
+    assert starts[unique_count] == count
+    of_ids = down(device, unique_slots)[:unique_count]
+    assert np.array_equal(of_ids[ids], slots[positions])
+    assert np.array_equal(
+        down(device, unique_keys)[:unique_count], np.where(of_ids < 0, -1, keys[of_ids])
+    )
+    for low, high in pairwise(starts[: unique_count + 1]):
+        assert (np.diff(positions[low:high]) > 0).all()
+    device.close()
 
 
 def one_pass(runtime, blocks, ids, positions, shift):

@@ -1,4 +1,4 @@
-"""A small lookup makes no batch of its keys, and does to the cache what one with a batch does."""
+"""A lookup without a batch does to the cache what one with a batch does."""
 
 from pathlib import Path
 from typing import Any
@@ -9,31 +9,29 @@ import pytest
 import embstore
 from embstore import RowWiseAdagrad, Uniform
 from embstore.cache.policies import POLICIES
+from embstore.device.base import Device
 from embstore.device.cpu import CpuDevice
-from embstore.tables import reads
+from embstore.device.gpu import GpuDevice
+from tests.kernels.emulation.runtime import EmulatedRuntime
 
 SEED, STEPS, ROWS = 20_261_125, 120, 900
 
 
-class Noted(CpuDevice):
-    """The CPU, counting the lookups that it did without a batch."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.looked_up = 0
-        look_up = self.rows.look_up
-
-        def noted(*arguments: Any) -> int:
-            found = look_up(*arguments)
-            self.looked_up += found >= 0
-            return found
-
-        self.rows.look_up = noted  # type: ignore[method-assign]
+DEVICES = {"cpu": lambda: CpuDevice(1), "emulated": lambda: GpuDevice(EmulatedRuntime(), 1)}
 
 
-def lived(path: Path, policy: str) -> tuple[Any, ...]:
-    """Live the life of a store, whose cache is too small; return all that can be seen of it."""
-    rng, device = np.random.default_rng(SEED), Noted()
+def lived(path: Path, policy: str, device: Device) -> tuple[Any, ...]:
+    """Live the life of a store, whose cache is too small; return how many lookups were done without
+    a batch, and all that can be seen of it."""
+    rng, look_up, without = np.random.default_rng(SEED), device.rows.look_up, 0
+
+    def noted(*arguments: Any) -> int:
+        nonlocal without
+        found = look_up(*arguments)
+        without += found >= 0
+        return found
+
+    device.rows.look_up = noted  # type: ignore[method-assign]
     with embstore.open(path, device=device, cache_bytes=160 << 10, policy=policy) as store:  # type: ignore[arg-type]
         tables = [
             store.create_table(
@@ -52,20 +50,22 @@ def lived(path: Path, policy: str) -> tuple[Any, ...]:
             if rng.random() < 0.3:
                 tables[2].update(keys[2], np.ones((len(keys[2]), 5), np.float32))
         pools = store.executor.tables.pools.values()  # type: ignore[attr-defined]
-        scores = [pool.slots.memory.scores[: pool.slots.count].tolist() for pool in pools]
+        scores = [pool.slots.contents().scores.tolist() for pool in pools]
         stats = store.stats()["cache"]["pools"]
         store.check_integrity()
         digests = [table.digest() for table in tables]
-    return device.looked_up, [one.tobytes() for one in seen], scores, stats, digests
+    return without, [one.tobytes() for one in seen], scores, stats, digests
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_scores_and_counters_are_those_of_lookups_with_a_batch(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, device: str, tmp_path: Path
 ) -> None:
-    without, *small = lived(tmp_path / "small", policy)
-    monkeypatch.setattr(reads, "LOOK_UP_KEYS", 0)
-    none, *batched = lived(tmp_path / "batched", policy)
-    assert without > STEPS // 4
+    without, *small = lived(tmp_path / "small", policy, DEVICES[device]())
+    other = DEVICES[device]()
+    other.rows.look_up_keys_max = 0
+    none, *batched = lived(tmp_path / "batched", policy, other)
+    assert without > STEPS // 5
     assert none == 0
     assert small == batched

@@ -1,0 +1,140 @@
+"""The positions of a call on a GPU: the slot of each, and which of them have the same key.
+
+Positions are grouped by the **id** of their key where the call was made unique (gpu_keys.py). An
+update whose rows are all in the cache has them grouped by **slot** instead: two keys never share
+one, so nothing has to be hashed.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS, Keys
+from embstore.device.base import Batch, IndexArrays
+from embstore.device.gpu_work import (
+    NOTHING_FOUND,
+    NULL,
+    GpuWork,
+    Groups,
+    bounds_of,
+    parameters_of,
+)
+from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
+from embstore.device.slabs import Located, Slabs
+
+_DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
+"""Of a pass of the sort, and the items of a block of it; `group.cu` has the same."""
+Segments = Sequence[tuple[int, int, Keys]]
+"""Table id, rows and keys of each table of a call."""
+
+
+class Named(NamedTuple):
+    """The keys of a call in the device's memory, by table."""
+
+    tables: list[tuple[int, int]]
+    """Table id and count of keys."""
+
+    keys: DeviceArray  # (n,) int64, table after table
+    bounds: DeviceArray  # (tables + 1,) int64
+    prefixes: DeviceArray  # (tables,) int64, table id << KEY_BITS
+    row_counts: DeviceArray  # (tables,) int64
+    findings: DeviceArray
+    """Fresh ones."""
+    owns_keys: bool
+    """Whether they stay as they are; those of the caller need not."""
+
+
+def named(work: GpuWork, segments: Segments) -> Named:
+    """Send the keys of a call, and whose they are."""
+    d_bounds, d_prefixes, d_row_counts, findings = work.send_numbers(
+        bounds_of(segments),
+        [table_id << KEY_BITS for table_id, _, _ in segments],
+        [rows for _, rows, _ in segments],
+        NOTHING_FOUND,
+    )
+    d_keys = work.join([keys for _, _, keys in segments], np.int64)
+    tables = [(table_id, len(keys)) for table_id, _, keys in segments]
+    owns_keys = len(segments) > 1 or isinstance(segments[0][2], np.ndarray)
+    return Named(tables, d_keys, d_bounds, d_prefixes, d_row_counts, findings, owns_keys)
+
+
+def locate(
+    work: GpuWork, memory: Slabs, index: IndexArrays, call: Named, moves: int
+) -> DeviceArray:
+    """Queue the search for the slot of each position, (n,) int32; see `probe.cu`."""
+    n, known = len(call.keys), memory.located
+    is_usable = known is not None and (known.moves, known.tables) == (moves, call.tables)
+    known_arrays = (known.keys, known.slots) if known is not None and is_usable else (NULL, NULL)
+    slots = work.scratch.take(n, np.int32)
+    work.launch(
+        "locate", n, *parameters_of(index), *memory.rows.arguments, call.keys, call.bounds,
+        call.prefixes, call.row_counts, np.int32(len(call.prefixes)), *known_arrays, np.int64(n),
+        slots, call.findings,
+    )  # fmt: skip
+    return slots
+
+
+def remember(work: GpuWork, memory: Slabs, call: Named, slots: DeviceArray, moves: int) -> None:
+    """Keep the slots of a call's positions, all of which were found: an update has the same."""
+    keys = call.keys
+    if not call.owns_keys:
+        keys = work.scratch.take(len(keys), np.int64)
+        work.runtime.copy(call.keys, keys)
+    memory.located = Located(moves, call.tables, keys, slots)
+
+
+def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:
+    """Queue the grouping of the positions of a batch by their ids."""
+    n = batch.position_count
+    ids, positions = _sorted(work, batch.inverse, len(batch.unique_keys))
+    starts = work.scratch.take(n + 1, np.int64)
+    work.launch("group_starts", n, ids, np.int64(n), findings, starts)
+    return Groups(starts, positions, ids)
+
+
+def by_slot(
+    work: GpuWork, memory: Slabs, slots: DeviceArray, slot_count: int, findings: DeviceArray
+) -> tuple[Groups, DeviceArray, DeviceArray]:
+    """Queue the grouping of positions by their slots, of which there are so many.
+
+    Returns the groups, and of each, which is an id, the row key and the slot, (n,) int64, of which
+    findings[UNIQUE_COUNT] are written. A position without a slot is a group of its own.
+    """
+    n, scratch = len(slots), work.scratch
+    sorted_slots, positions = _sorted(work, slots, slot_count)
+    ids = scratch.take(n, np.int32)
+    unique_keys, unique_slots, starts = scratch.parts(n + 1, np.int64, np.int64, np.int64)
+    work.launch("group_firsts", n, sorted_slots, np.int64(n), ids)
+    work.accumulate(ids)
+    work.launch(
+        "group_slots", n, *memory.rows.arguments, sorted_slots, np.int64(n), ids, starts,
+        unique_slots, unique_keys, findings,
+    )  # fmt: skip
+    return Groups(starts, positions, ids), unique_keys[:n], unique_slots[:n]
+
+
+def _sorted(work: GpuWork, values: DeviceArray, limit: int) -> tuple[DeviceArray, DeviceArray]:
+    """Queue a stable sort of int32 values below a limit; return them, and the position of each.
+
+    Others are sorted by as many of their digits.
+    """
+    n, scratch = len(values), work.scratch
+    tiles, count = -(-n // _TILE), np.int64(n)
+    unsorted: tuple[Argument, Argument] = (values, NULL)
+    shifts = range(0, max((limit - 1).bit_length(), 1), _DIGIT_BITS)
+    arrays = iter(scratch.parts(n, *[np.int32] * (2 * min(len(shifts), 2))))
+    sorted_by = list(zip(arrays, arrays, strict=True))  # two, by turns
+    for turn, shift in enumerate(shifts):
+        found, positions = sorted_by[turn % 2]
+        digit = (count, np.int32(shift))
+        ends: Argument = NULL
+        if tiles > 1:
+            ends = scratch.take(tiles << _DIGIT_BITS, np.int32)
+            work.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
+            work.accumulate(ends)
+        work.launch(
+            "scatter_digits", tiles * BLOCK_THREADS, *unsorted, *digit, ends, found, positions
+        )
+        unsorted = found, positions
+    return found, positions

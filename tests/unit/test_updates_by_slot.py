@@ -1,0 +1,186 @@
+"""Updates on a GPU whose rows are all in its cache: grouped by slot, with the bits of any other.
+
+Slots that a lookup has found are not looked for again, as long as they are right.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import InvalidArgumentError, RowWiseAdagrad, Store, Uniform
+from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_keys import GpuKeys
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+SEED, ROWS, DIM = 20_261_126, 700, 8
+NAMES = "a", "b"
+
+
+def opened(path: Path, device: Any) -> Store:
+    store = embstore.open(path, device=device, cache_bytes=1 << 20, durability="commands")
+    for name in NAMES:
+        store.create_table(
+            name, dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
+        )
+    return store
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[list[Store]]:
+    """A store on the emulated GPU, and one on the CPU."""
+    device = GpuDevice(EmulatedRuntime(), 1)
+    with opened(tmp_path / "gpu", device) as gpu, opened(tmp_path / "cpu", "cpu") as cpu:
+        yield [gpu, cpu]
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The batches that were grouped by slot."""
+    found: list[Any] = []
+    group = GpuKeys.group
+
+    def noted(*arguments: Any) -> Any:
+        made = group(*arguments)
+        found.append(made and made[0])
+        return made
+
+    monkeypatch.setattr(GpuKeys, "group", noted)
+    return found
+
+
+def keys_of(rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
+    return np.minimum(rng.zipf(1.3, count), ROWS) - 1
+
+
+def same(stores: list[Store]) -> None:
+    digests = [[store.table(name).digest() for name in NAMES] for store in stores]
+    assert digests[0] == digests[1]
+
+
+def test_rows_digests_and_a_replay_are_those_of_the_cpu(
+    stores: list[Store], grouped: list[Any], tmp_path: Path
+) -> None:
+    """Hot keys have several chunks; each table is in each call, in either order."""
+    rng = np.random.default_rng(SEED)
+    for _ in range(2):  # the second finds all of them
+        for store in stores:
+            store.lookup({name: np.arange(ROWS) for name in NAMES})
+    for step in range(12):
+        order = NAMES[:: (-1) ** step]
+        counts = rng.integers(1, 900, 2)
+        keys = {name: keys_of(rng, n) for name, n in zip(order, counts, strict=True)}
+        grads = {name: rng.standard_normal((len(k), DIM), np.float32) for name, k in keys.items()}
+        rows = [store.lookup(keys) for store in stores]
+        assert all(rows[0][name].tobytes() == rows[1][name].tobytes() for name in NAMES)
+        other = step % 3 == 2  # than was looked up
+        named = {name: (k[::-1] if other else k, grads[name]) for name, k in keys.items()}
+        for store in stores:
+            store.update(named)
+    assert sum(not batch.found.missing for batch in grouped) > 6
+    same(stores)
+    stores[0].executor.abandon()  # type: ignore[attr-defined]
+    with embstore.open(tmp_path / "gpu", device="cpu") as again:
+        same([again, stores[1]])
+
+
+def test_a_missing_key_has_the_call_made_unique(stores: list[Store], grouped: list[Any]) -> None:
+    rng = np.random.default_rng(SEED)
+    for store in stores:
+        store.table("a").lookup(np.arange(300))
+        store.table("a").lookup(np.arange(300))
+    keys = rng.integers(200, 400, 500)
+    for store in stores:
+        store.table("a").update(keys, np.ones((500, DIM), np.float32))
+    assert [batch.found.missing > 0 for batch in grouped] == [True]
+    same(stores)
+    for store in stores:
+        store.table("a").update(keys, np.ones((500, DIM), np.float32))
+    same(stores)
+
+
+@pytest.mark.parametrize("key", [-1, ROWS])
+def test_a_foreign_key_is_named(stores: list[Store], key: int) -> None:
+    keys = np.arange(300)
+    keys_and_one = np.concatenate([keys, [key]])
+    for store in stores:
+        table = store.table("a")
+        for _ in range(3):
+            with pytest.raises(InvalidArgumentError, match=rf"keys in \[0, 700\).*{key}"):
+                table.lookup(keys_and_one)
+            table.lookup(keys)
+        with pytest.raises(InvalidArgumentError, match=rf"keys in \[0, 700\).*{key}"):
+            table.update(keys_and_one, np.ones((301, DIM), np.float32))
+    same(stores)
+
+
+def test_of_two_wrong_sums_the_first_by_occurrence_is_named(stores: list[Store]) -> None:
+    keys, messages = np.array([9, 3, 5, 3]), []
+    grads = np.ones((4, DIM), np.float32)
+    grads[[2, 3]] = np.inf  # of keys 5 and 3, and 3 occurs before 5
+    for store in stores:
+        store.table("a").lookup(keys)
+        store.table("a").lookup(keys)
+        with pytest.raises(InvalidArgumentError) as refused:
+            store.table("a").update(keys, grads)
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
+    assert "3" in messages[0]
+    same(stores)
+
+
+def test_slots_are_looked_for_again_where_rows_have_moved(tmp_path: Path) -> None:
+    """A cache of few rows: those of a lookup leave before its update, whose keys are the same."""
+    rng = np.random.default_rng(SEED)
+    made = []
+    for name, device in (("gpu", GpuDevice(EmulatedRuntime(), 1)), ("cpu", "cpu")):
+        store = embstore.open(tmp_path / name, device=device, cache_bytes=40_000)
+        store.create_table(
+            "a", dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
+        )
+        made.append(store)
+    for _ in range(8):
+        keys, others = rng.integers(0, ROWS, 60), rng.integers(0, ROWS, 400)
+        for store in made:
+            table = store.table("a")
+            for _ in range(3):  # the last finds all of them, and is known to
+                table.lookup(keys)
+            table.lookup_pooled(others, np.arange(401))
+            table.update(keys, np.ones((60, DIM), np.float32))
+    assert made[0].table("a").digest() == made[1].table("a").digest()
+    for store in made:
+        store.close()
+
+
+def test_keys_of_the_caller_may_change_in_their_place(tmp_path: Path) -> None:
+    """As those of a trainer do, who uses one array of the device for all steps."""
+    from tests.unit.test_arrays_on_the_device import Exported
+
+    device = GpuDevice(EmulatedRuntime(), 1)
+    with opened(tmp_path / "gpu", device) as store:
+        table, keys = store.table("a"), np.arange(200)
+        for _ in range(2):  # the second finds all of them
+            table.lookup(np.arange(ROWS))
+        d_keys, out = Exported(device, keys), Exported(device, np.zeros((200, DIM), np.float32))
+        table.lookup(d_keys, out=out)
+        device.runtime.upload(keys[::-1] + 300, d_keys.d_array)
+        table.update(d_keys, Exported(device, np.ones((200, DIM), np.float32)))
+        expected = table.lookup(np.arange(ROWS))
+        with opened(tmp_path / "cpu", "cpu") as cpu:
+            cpu.table("a").update(keys + 300, np.ones((200, DIM), np.float32))
+            assert cpu.table("a").lookup(np.arange(ROWS)).tobytes() == expected.tobytes()
+
+
+def test_the_slots_of_one_table_are_not_those_of_another(stores: list[Store]) -> None:
+    keys, grads = np.arange(300), np.ones((300, DIM), np.float32)
+    for store in stores:
+        for _ in range(2):
+            store.lookup(dict.fromkeys(NAMES, keys))
+        store.table("a").lookup(keys)
+        store.table("b").update(keys, grads)
+        store.table("a").lookup(keys)
+        store.update(dict.fromkeys(NAMES, (keys, grads)))
+    same(stores)
