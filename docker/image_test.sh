@@ -61,10 +61,7 @@ healthy() {
     fi
 }
 
-wait_until_# The token that the first start has shown, and no later one.
-shown_tokens() { "$ENGINE" logs "$name" 2>&1 | grep -o 'admin\.[A-Za-z0-9_-]*' || true; }
-
-healthy() {
+wait_until_healthy() {
     local begin=$SECONDS
     until healthy; do
         if [ "$("$ENGINE" inspect --format '{{.State.Running}}' "$name")" != true ]; then
@@ -127,8 +124,8 @@ export EMBSTORE_TOKEN
 step "training from outside, beside an embedded twin"
 train
 
-step "its kernels are compiled once, into their volume"
-[ -n "$("$ENGINE" exec "$name" ls /var/cache/embstore/embstore/kernels)" ]
+step "it compiled no kernel, because the image has them (for x86-64 with AVX2)"
+[ -z "$("$ENGINE" exec "$name" find /var/cache/embstore -type f)" ]
 
 step "stopping by SIGTERM"
 stop

@@ -36,7 +36,8 @@ compose() {
 clean_up() {
     local status=$?
     if [ "$status" -ne 0 ]; then
-        step "FAILED; what the containers said last, if there are any:"
+        step "FAILED; the errors of compose, and what the containers said last, if there are any:"
+        grep '^Error' "$scratch/compose.log" || true
         for name in $("$ENGINE" ps --all --format '{{.Names}}' | grep "^$project"); do
             "$ENGINE" logs --tail 20 "$name" 2>&1 || true
         done
@@ -83,12 +84,13 @@ mount -t tmpfs -o size=700m,uid=10001,gid=10001,mode=0755 tmpfs "$scratch/data"
 "$ENGINE" volume create --opt type=none --opt o=bind --opt device="$scratch/data" "${project}_data" >/dev/null
 
 step "compose up"
-compose up --detach embstore prometheus >/dev/null 2>&1
+compose up --detach embstore prometheus >"$scratch/compose.log" 2>&1
 wait_for 180 "the store is ready" readyz 200
 step "the operator's token, which the first start has shown, and one for the trainer"
 first_token >"$scratch/operator"
 new_token trainer --right write >"$scratch/trainer"
-compose kill --signal HUP embstore >/dev/null 2>&1
+# Not `compose kill`, which older versions of podman-compose lack.
+"$ENGINE" kill --signal HUP "$("$ENGINE" ps --quiet --filter "name=$project[-_]embstore")" >/dev/null
 wait_for 60 "without a token it answers nothing" \
     "$PYTHON" -c 'import sys, urllib.request, urllib.error
 try: urllib.request.urlopen(sys.argv[1])

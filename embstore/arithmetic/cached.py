@@ -7,8 +7,10 @@ arithmetic, and LLVM takes 256-bit vectors on most processors that have wider on
 compiled again behind a store that serves. The bits are the same in any case, because the contract
 fixes them. A processor below the level has code of its own; so has what NUMBA_CPU_NAME names.
 
-Where the package cannot be written, and for code of one processor alone, the folder is
-`embstore/kernels` below XDG_CACHE_HOME, by default `~/.cache`.
+All code is kept in the user's cache, too: `embstore/kernels` below XDG_CACHE_HOME, by default
+`~/.cache`. Other copies of the package find it there: Python that is started in the root of a clone
+imports the clone, and not the package that was installed from it. Code of one processor alone is in
+the user's cache only.
 
 Code is compared with a **stamp**: a hash of all sources in `embstore/arithmetic` that kernels are
 compiled from or by, in `embstore/kernels` and beside the kernel, and of the formulas and constants
@@ -122,29 +124,32 @@ def kept(kernel: "Kernel") -> bytes | None:
     return None
 
 
-def keep(kernel: "Kernel", code: bytes) -> Path | None:
-    """Keep the code of a kernel for later processes; return the folder; None: there is none that
-    takes it."""
-    for folder in _folders():
-        new = _file(folder, kernel).with_suffix(f".{os.getpid()}")
-        try:
-            folder.mkdir(mode=0o700 if folder != PORTABLE else 0o777, parents=True, exist_ok=True)
-            new.write_bytes(sealed(kernel, code))
-            new.replace(_file(folder, kernel))
-        except OSError:
-            with suppress(OSError):
-                new.unlink(missing_ok=True)
-        else:
-            return folder
-    logging.getLogger("embstore").warning(
-        "a compiled kernel could not be kept in %s: the next process compiles it again",
-        " or ".join(map(str, _folders())),
-    )
-    return None
+def keep(kernel: "Kernel", code: bytes) -> list[Path]:
+    """Keep the code of a kernel for later processes, in each folder that takes it; return them."""
+    folders = [folder for folder in _folders() if _was_kept(folder, kernel, code)]
+    if not folders:
+        logging.getLogger("embstore").warning(
+            "a compiled kernel could not be kept in %s: the next process compiles it again",
+            " or ".join(map(str, _folders())),
+        )
+    return folders
+
+
+def _was_kept(folder: Path, kernel: "Kernel", code: bytes) -> bool:
+    new = _file(folder, kernel).with_suffix(f".{os.getpid()}")
+    try:
+        folder.mkdir(mode=0o700 if folder != PORTABLE else 0o777, parents=True, exist_ok=True)
+        new.write_bytes(sealed(kernel, code))
+        new.replace(_file(folder, kernel))
+    except OSError:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _folders() -> Iterator[Path]:
-    """Yield where code is looked for, and kept in the first that takes it."""
+    """Yield where code is kept, and looked for in this order."""
     if is_portable():
         yield PORTABLE
     with suppress(RuntimeError):  # who has no home

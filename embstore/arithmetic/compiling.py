@@ -52,9 +52,11 @@ class Spoken:
         if now >= self._next_at or done == of:
             self._next_at = now + _SPOKEN_EVERY_S
             logging.getLogger("embstore").warning(
-                "compiling kernels: %d of %d after %.0f s, once after an installation "
-                "(`embstore compile` does it ahead)", done, of, now - self._began,
-            )  # fmt: skip
+                "compiling kernels: %d of %d after %.0f s, once after an installation",
+                done,
+                of,
+                now - self._began,
+            )
 
 
 def compile_missing(missing: list[Kernel], of: int, progress: Progress) -> None:

@@ -193,7 +193,8 @@ def test_connect_at_once_works_at_the_first_try_after_an_installation(tmp_path: 
     path = os.pathsep.join(str(tmp_path / part) for part in (".", "server", "client", "proto"))
     listen = f"127.0.0.1:{free_port()}"
     options = ["--listen", listen, "--admin", "127.0.0.1:0"]
-    with serving(tmp_path / "store", *options, PYTHONPATH=path) as server:
+    nothing = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with serving(tmp_path / "store", *options, **nothing) as server:
         with connect(listen, connect_timeout_s=WAIT_S) as store:  # the default of timeout_s
             assert store.tables() == []
         log = []

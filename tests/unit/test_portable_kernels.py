@@ -39,9 +39,15 @@ print(sorted(set(progress)))
 LOADED, COMPILED = "[]", "[(0, 1), (1, 1)]"
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+
+
 def run(folder: Path, **variables: str) -> str:
     """Run the program, with portable code in a folder, and nothing else compiled."""
-    variables |= {"XDG_CACHE_HOME": str(folder / "own"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    variables.setdefault("XDG_CACHE_HOME", str(folder / "own"))
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder / "portable")],
         cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False,
@@ -62,21 +68,22 @@ def test_another_process_takes_what_was_compiled_unless_it_is_damaged(
     (name,) = listing(folder).keys() - before.keys()
     made = folder / name
     assert {**listing(folder), name: None} == {**before, name: None}
-    assert not (tmp_path / "own").exists()
     assert run(tmp_path) == LOADED
+    other_copy = tmp_path / "clone"
+    other_copy.mkdir()
+    assert run(other_copy, XDG_CACHE_HOME=str(tmp_path / "own")) == LOADED
 
     kernel, code = kernels()[KERNEL], made.read_bytes()
     middle = len(code) // 2
     flipped = code[:middle] + bytes([code[middle] ^ 1]) + code[middle + 1 :]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cached, "PORTABLE", made.parent)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
         assert cached.kept(kernel) == code[cached.SEAL_BYTES :]
         patch.setattr(cached, "stamp", lambda folder: "other sources")
         assert cached.kept(kernel) is None
         patch.undo()
         patch.setattr(cached, "PORTABLE", made.parent)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
         for damaged in (b"", code[:-1], flipped, b"no code"):
             made.write_bytes(damaged)
             assert cached.kept(kernel) is None
@@ -87,15 +94,14 @@ def test_code_of_one_processor_and_of_a_package_that_is_read_only_is_the_users(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     kernel, own = kernels()[KERNEL], tmp_path / "own" / "embstore" / "kernels"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
-    assert cached.keep(kernel, b"code") == own
+    assert cached.keep(kernel, b"code") == [own]
     assert cached.kept(kernel) == b"code"
     monkeypatch.setattr(cached, "PORTABLE", tmp_path / "portable")
-    assert cached.keep(kernel, b"code") == tmp_path / "portable"
+    assert cached.keep(kernel, b"code") == [tmp_path / "portable", own]
     monkeypatch.setenv("NUMBA_CPU_NAME", "x86-64-v2")
     assert cached.kept(kernel) is None  # who says for what, gets that
-    assert cached.keep(kernel, b"code of v2") == own
+    assert cached.keep(kernel, b"code of v2") == [own]
     assert cached.kept(kernel) == b"code of v2"
 
 
@@ -105,7 +111,7 @@ def test_a_disk_that_takes_nothing_costs_a_warning(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
-    assert cached.keep(kernels()[KERNEL], b"code") is None
+    assert cached.keep(kernels()[KERNEL], b"code") == []
     assert "could not be kept" in caplog.text
 
 

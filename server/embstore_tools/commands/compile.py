@@ -34,8 +34,9 @@ def kernels() -> dict[str, "Kernel"]:
 def compile() -> None:
     """Compile the kernels ahead, so that no start of a server does.
 
-    The code is for every x86-64 processor with AVX2, and is kept in the installed package; where
-    that cannot be written, and for other processors, in the user's cache (~/.cache/embstore).
+    The code is for every x86-64 processor with AVX2. It is kept in the installed package, unless
+    that cannot be written, and in the user's cache (~/.cache/embstore). Code for other processors
+    is in the user's cache only.
     """
     kernels()
     from embstore.arithmetic import jit
