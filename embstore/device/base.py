@@ -256,6 +256,9 @@ class DeviceMemory(Protocol):
     def download(self, array: Array) -> NDArray[Any]:
         """Return a copy on the host; the array itself where it is there already."""
 
+    def ask(self, array: Array) -> Answer[NDArray[Any]]:
+        """Begin to copy an array to the host; it stays as it is until the answer."""
+
     def staging(self, count: int, layout: Layout) -> Rows:
         """Return a (count, stride) host buffer to fill and to pass to `scatter_rows` next."""
 

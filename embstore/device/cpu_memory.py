@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import EMPTY_KEY, Keys, Rows
-from embstore.device.base import Flags, IndexArrays
+from embstore.device.base import Answer, Flags, IndexArrays
 from embstore.device.buckets import KEY_BYTES, SLOT_BYTES, STASH_KEYS, bucket_count, index_bytes
 from embstore.device.cpu_work import CpuWork
 from embstore.errors import CapacityError
@@ -139,6 +139,9 @@ class CpuMemory:
 
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
+
+    def ask(self, array: NDArray[Any]) -> Answer[NDArray[Any]]:
+        return array.copy
 
     def staging(self, count: int, layout: Layout) -> Rows:
         elements = self._work.take("staging", count * layout.stride, layout.element)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Rows
-from embstore.device.base import IndexArrays
+from embstore.device.base import Answer, IndexArrays
 from embstore.device.buckets import STASH_KEYS, bucket_count, index_bytes
 from embstore.device.gpu_work import GpuWork
 from embstore.device.runtime import DeviceArray
@@ -113,6 +113,9 @@ class GpuMemory:
 
     def download(self, array: DeviceArray | NDArray[Any]) -> NDArray[Any]:
         return self._work.download(array)
+
+    def ask(self, array: DeviceArray) -> Answer[NDArray[Any]]:
+        return self._work.ask(array)
 
     def staging(self, count: int, layout: Layout) -> Rows:
         return self._work.staging.stage(count, layout)

@@ -107,10 +107,10 @@ def update_batches(
     wrong: list[tuple[int, Gradient]] = []
     for part, own in zip(parts, sums, strict=True):
         if part.batch.found.large >= 0:
-            wrong += unaccepted(*_on_host(part, own))
+            wrong += unaccepted(*_on_host([part], [own])[0])
     stages.lap("sum_by_key")
     if summed is not None:
-        summed([_on_host(part, own) for part, own in zip(parts, sums, strict=True)])
+        summed(_on_host(parts, sums))
     if wrong:
         return _refuse(wrong, shares, options.on_nonfinite)
     named = [(p.pool, p.batch.unique_keys, s) for p, s in zip(parts, sums, strict=True)]
@@ -140,9 +140,8 @@ def update_ranks(
     by_pool: dict[int, tuple[Pool, list[tuple[Keys, Rows]]]] = {}
     for shares in ranks:
         parts = batches(shares)
-        sums = _sums(parts, one)
-        for part, d_sums in zip(parts, sums, strict=True):
-            by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(_on_host(part, d_sums))
+        for part, own in zip(parts, _on_host(parts, _sums(parts, one)), strict=True):
+            by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(own)
     total = [(pool, *_added(parts, options.gradient_scale)) for pool, parts in by_pool.values()]
     wrong = [found for _, keys, g in total for found in unaccepted(keys, g)]
     stages.lap("sum_by_key")
@@ -205,11 +204,13 @@ def _needs_order(part: PoolBatch) -> bool:
     return part.batch.is_grouped and (found.missing > 0 or found.large >= 0)
 
 
-def _on_host(part: PoolBatch, sums: Array) -> tuple[Keys, Rows]:
-    """Return copies of a batch's unique row keys (u,) and its sums (u, dim)."""
-    device, keys = part.pool.device, part.batch.unique_keys
-    rows = device.memory.download(sums[: len(keys)]).reshape(len(keys), part.pool.layout.dim)
-    return device.memory.download(keys).copy(), rows.copy()
+def _on_host(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Keys, Rows]]:
+    """Return copies of each batch's unique row keys (u,) and its sums (u, dim)."""
+    asked = []
+    for part, own in zip(parts, sums, strict=True):
+        memory, keys, dim = part.pool.device.memory, part.batch.unique_keys, part.pool.layout.dim
+        asked.append((memory.ask(keys), memory.ask(own[: len(keys)]), dim))
+    return [(keys(), rows().reshape(-1, dim)) for keys, rows, dim in asked]
 
 
 def _added(parts: list[tuple[Keys, Rows]], gradient_scale: float) -> tuple[Keys, Rows]:
