@@ -1,0 +1,103 @@
+"""What an error tells its reader to do, done as its text says: then the call is answered."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore import Constant, InvalidArgumentError, Sgd, connect
+from embstore.errors import CheckpointExistsError, EmbstoreError, TableExistsError
+from embstore_server.access.tokens import read
+from tests.service.shell import Shell
+from tests.serving import Server
+
+TABLE: dict[str, Any] = {"dim": 4, "optimizer": Sgd(1.0), "initializer": Constant(0.0)}
+CREATE = "new --dim 4 --rows 9 --optimizer sgd --learning-rate 1 --initializer constant:0"
+
+
+def refusal(call: Callable[[], object], kind: type[EmbstoreError] = InvalidArgumentError) -> str:
+    with pytest.raises(kind) as refused:
+        call()
+    return str(refused.value)
+
+
+def command_in(text: str) -> list[str]:
+    """Return the words of the command at the end of a text, or in quotes; NAME is a name."""
+    text = " ".join(text.split())
+    found = re.search(r"`embstore ([^`]+)`", text) or re.search(
+        r"\bembstore (token .*|set-.*)", text
+    )
+    assert found is not None, text
+    return shlex.split(found[1].replace("NAME", "ann"))
+
+
+def call_in(text: str, of: Any) -> Any:
+    """Call the method of an object that a text names, with the arguments there."""
+    found = re.search(r"[. ]([a-z_]+\([^()]+\))", text)
+    assert found is not None, text
+    return eval(f"of.{found[1]}", {"of": of, "int64": np.int64, "float32": np.float32})
+
+
+def test_a_label_that_is_kept_is_dropped(shell: Shell, server: Server) -> None:
+    with connect(server.address) as store:
+        store.checkpoint("it's one")
+        text = refusal(lambda: store.checkpoint("it's one"), CheckpointExistsError)
+        words = *command_in(text), "--address", server.address
+        confirmed = re.findall(r"--[a-z]+", shell(*words).err)  # this is asked for
+        assert shell(*words, *confirmed).status == 0
+        store.checkpoint("it's one")
+
+
+def test_a_file_of_tokens_is_made(shell: Shell, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    added = shell(*command_in(refusal(lambda: read(tokens))))
+    assert added.status == 0, added.err
+    assert list(read(tokens)) == ["ann"]
+
+
+def test_a_table_to_import_is_created(shell: Shell, server: Server, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.ones((9, 4), np.float32))
+    words = "import", "new", tmp_path / "rows.npy", "--address", server.address
+    refused = shell(*words, "--create")
+    assert shell(*command_in(refused.err), *CREATE.split(), *words[-2:]).status == 0
+    done = shell(*words)
+    assert done.status == 0, done.err
+
+
+def test_a_table_that_is_otherwise_grows_or_is_dropped(server: Server) -> None:
+    with connect(server.address) as store:
+        table = store.create_table("t", rows=9, **TABLE)
+        text = refusal(lambda: store.create_table("t", rows=20, **TABLE), TableExistsError)
+        call_in(text, table)
+        assert store.create_table("t", rows=20, **TABLE).rows == 20
+        other = TABLE | {"dim": 8, "rows": 20}
+        text = refusal(lambda: store.create_table("t", **other), TableExistsError)
+        call_in(text[text.index("drop_table") - 1 :], store)
+        assert store.create_table("t", **other).dim == 8
+
+
+def test_arrays_are_converted(server: Server) -> None:
+    with connect(server.address) as store:
+        table, keys, grads = (
+            store.create_table("t", rows=9, **TABLE),
+            np.array([3.0]),
+            np.ones((1, 4)),
+        )
+        keys = call_in(refusal(lambda: table.lookup(keys)), keys)
+        grads = call_in(refusal(lambda: table.update(keys, grads)), grads)
+        table.update(keys, grads)
+        assert table.lookup(keys).tolist() == [[-1.0] * 4]
+
+
+def test_an_update_that_is_not_finite_is_skipped(server: Server) -> None:
+    with connect(server.address) as store:
+        table = store.create_table("t", rows=9, **TABLE)
+        grads = np.full((1, 4), np.nan, np.float32)
+        text = refusal(lambda: table.update([3], grads))
+        ((name, value),) = re.findall(r'give (\w+)="(\w+)"', text)
+        table.update([3], grads, **{name: value})
+        assert not table.lookup([3]).any()
