@@ -81,10 +81,11 @@ class PoolWriter:
     ) -> None:
         """Let `change(slots, low, high)` change the rows of keys[low:high], part by part.
 
-        `prepared` is what `prepare` returned. A failure from here on leaves the store half written.
+        `prepared` is what `prepare` returned. A failure from here on leaves the store half written:
+        the caller has made it irreversible.
         """
         self.evictor.dirty_max += len(keys)
-        with self.storage.irreversible(), self.arena.fixed():
+        with self.arena.fixed():
             if prepared is not None and prepared.moves == self.finder.moves:
                 change(prepared.slots, 0, len(keys))
                 return

@@ -97,10 +97,8 @@ class CpuRows:
         starts = self._work.take("group.starts", len(batch.unique_keys) + 1, np.int64)
         positions = self._work.take("group.positions", len(batch.inverse), np.int32)
         group(batch.inverse, starts, positions)
-        rows, sources, coefficients = (
-            addresses(column)
-            for column in zip(*[(g.rows, g.source, g.coefficients) for g in gradients], strict=True)
-        )
+        columns = [(g.rows, g.source, g.coefficients) for g in gradients]
+        rows, sources, coefficients = map(addresses, zip(*columns, strict=True))
         forms = np.array([form_of(g.coefficients, g.divide) for g in gradients], np.int8)
         work = partial(
             sum_by_key, starts, positions, batch.bounds, batch.id_bounds, rows, sources,

@@ -119,11 +119,13 @@ class OwnCommits:
         log = tables.storage.log
         if (log, log.changes) != self._seen[:2]:
             self._seen = log, log.changes, log.uncommitted_bytes
+        uncommitted = self._seen[2]
+        if uncommitted <= ROWS_BYTES_LEAST // 4:  # as after most commands
+            return False
         dirty = max(ROWS_BYTES_LEAST, tables.arena.memory_bytes)
         rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
-        uncommitted = self._seen[2]
         # Where folds are behind, another commit only adds to what they have to do.
-        is_worth = uncommitted > max(ROWS_BYTES_LEAST // 4, log.bytes // 2)
+        is_worth = uncommitted > log.bytes // 2
         return uncommitted > dirty or (log.index.size > rows and is_worth)
 
     def join_threads(self) -> None:
