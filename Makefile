@@ -2,8 +2,8 @@
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...);
 #                 with DEMO_ARGS="--framework torch" in .venv-frameworks
 #   make test     .venv, then the tests that are not slow (PYTEST_ARGS="-k cache" narrows it)
-#   make test-rest   .venv, then the slow ones; of conformance, each case on two more backends
-#   make test-all    all tests: test, test-rest, conformance on its last backends, test-frameworks
+#   make test-rest   .venv, then slow ones: of each function what tests/slow.txt says
+#   make test-all    all tests: test, test-rest, those that both leave out, test-frameworks
 #   make times    .venv, then all of them, measured, and tests/slow.txt made anew of that
 #   make mutations   .venv, then small wrong changes, made one by one: tests of `make test` find each
 #   make test-page   .venv, then the tests of the page in Chromium (Debian: chromium, chromium-driver);
@@ -66,7 +66,7 @@ test-rest: .venv/stamp
 test-all:
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory test-rest
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m complete tests/conformance
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m complete
 	@$(MAKE) --no-print-directory test-frameworks
 
 times: .venv/stamp
