@@ -25,10 +25,13 @@ BUDGETS_S = {"quick": 600.0, "slow": 1000.0}
 """Of CPU in `make test` and `make test-rest`: five minutes of two cores, and eight."""
 LIMITS_S = 16, 12, 8, 6, 4, 3, 2, 1, 0.5, 0.25
 """What a function may take."""
+LONG_S = 60.0
+"""A function whose shortest case takes longer is left to `make test-all`."""
 HEAD = """\
 # What takes long, by CPU seconds that were measured: `make times` writes this list. Of the cases of
 # a function `make test` runs every nth, the first number, and `make test-rest` every mth of the
-# others, the second; of 0, none. Only `make test-all` runs what is left.
+# others, the second; of 0, none. Only `make test-all` runs what is left: of 0 0, where a case takes
+# more than a minute, all.
 """
 
 
@@ -62,7 +65,7 @@ def tier(name: str, slow: Mapping[str, tuple[int, int]]) -> str:
 
 def turns(times: dict[str, float], quick_s: float, rest_s: float) -> tuple[int, int]:
     """Return which turns of a function's cases stay, when it may take so many seconds of each
-    tier; one case always does."""
+    tier: of each, unless all its cases take longer than LONG_S, at least one in some tier."""
     function = next(iter(times)).partition("[")[0]
 
     def seconds(which: str, nth: int, mth: int) -> list[float]:
@@ -75,7 +78,9 @@ def turns(times: dict[str, float], quick_s: float, rest_s: float) -> tuple[int, 
 
     nth = every(sum(seconds("quick", 1, 1)), quick_s)
     mth = every(sum(seconds("slow", nth, 1)), rest_s)
-    if not seconds("quick", nth, mth) + seconds("slow", nth, mth):  # the cheapest that has one
+    if min(times.values()) > LONG_S:
+        mth = 0
+    elif not seconds("quick", nth, mth) + seconds("slow", nth, mth):  # the cheapest that has one
         some = range(1, 8 * len(times))
         mth = min(some, key=lambda turn: sum(seconds("slow", nth, turn)) or math.inf)
     return nth, mth
