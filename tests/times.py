@@ -25,6 +25,11 @@ BUDGETS_S = {"quick": 600.0, "slow": 1000.0}
 """Of CPU in `make test` and `make test-rest`: five minutes of two cores, and eight."""
 LIMITS_S = 16, 12, 8, 6, 4, 3, 2, 1, 0.5, 0.25
 """What a function may take."""
+WHOLE = tuple(
+    f"tests/{name}.py"
+    for name in ("docs/test_examples", "service/access/test_matrix", "service/test_json_calls")
+)
+"""Files whose cases are verbs or pages, each of which it alone checks: none is left out."""
 LONG_S = 60.0
 """A function whose shortest case takes longer is left to `make test-all`."""
 HEAD = """\
@@ -78,7 +83,9 @@ def turns(times: dict[str, float], quick_s: float, rest_s: float) -> tuple[int, 
 
     nth = every(sum(seconds("quick", 1, 1)), quick_s)
     mth = every(sum(seconds("slow", nth, 1)), rest_s)
-    if min(times.values()) > LONG_S:
+    if function.startswith(WHOLE):
+        mth = 1
+    elif min(times.values()) > LONG_S:
         mth = 0
     elif not seconds("quick", nth, mth) + seconds("slow", nth, mth):  # the cheapest that has one
         some = range(1, 8 * len(times))
