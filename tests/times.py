@@ -30,6 +30,8 @@ WHOLE = tuple(
     for name in ("docs/test_examples", "service/access/test_matrix", "service/test_json_calls")
 )
 """Files whose cases are verbs or pages, each of which it alone checks: none is left out."""
+TURN_MAX = 12
+"""`make test-rest` has at least every 12th case of a function."""
 LONG_S = 60.0
 """A function whose shortest case takes longer is left to `make test-all`."""
 HEAD = """\
@@ -82,7 +84,10 @@ def turns(times: dict[str, float], quick_s: float, rest_s: float) -> tuple[int, 
         return nth if nth <= len(times) else 0
 
     nth = every(sum(seconds("quick", 1, 1)), quick_s)
-    mth = every(sum(seconds("slow", nth, 1)), rest_s)
+    left = seconds("slow", nth, 1)
+    mth = every(sum(left), rest_s)
+    if len(left) > TURN_MAX and not 0 < mth < TURN_MAX:
+        mth = TURN_MAX
     if function.startswith(WHOLE):
         mth = 1
     elif min(times.values()) > LONG_S:
