@@ -2,14 +2,15 @@
 #   make demo     .venv, then a server, a DLRM trained through it, and what came of it (DEMO_ARGS=...);
 #                 with DEMO_ARGS="--framework torch" in .venv-frameworks
 #   make test     .venv, then the tests that are not slow (PYTEST_ARGS="-k cache" narrows it)
-#   make test-rest   .venv, then the slow ones; of conformance, each case on two more backends
-#   make test-all    all tests: test, test-rest, conformance on its last backends, test-frameworks
-#   make times    .venv, then all of them, measured, and tests/slow.txt made anew of that
+#   make test-rest   .venv, then slow ones: of each function what tests/slow.txt says
+#   make test-all    all tests: test, test-rest, those that both leave out, test-frameworks
+#   make times    .venv, .venv-frameworks, then all of them, measured, and tests/slow.txt made anew of that
 #   make mutations   .venv, then small wrong changes, made one by one: tests of `make test` find each
 #   make test-page   .venv, then the tests of the page in Chromium (Debian: chromium, chromium-driver);
 #                 `make test` runs them, too, and skips them where there is no Chromium
 #   make screenshots   .venv, then the pictures of the page and of `embstore top` in docs/guide/pictures
-#   make test-frameworks   .venv-frameworks, then the tests of the adapters for frameworks
+#   make test-frameworks   .venv-frameworks, then the tests of the adapters for frameworks, of slow ones
+#                 what tests/slow.txt says
 #   make test-cluster   .venv-cluster, then the tests of clusters of shards on Ray
 #   make soak-cluster   .venv-cluster, then 70 kills of what runs on Ray, twice, and the times they take
 #   make test-lowest   .venv-lowest, the lowest versions of what pyproject.toml depends on, then the
@@ -46,6 +47,7 @@ GPU_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
+OF_FRAMEWORKS = tests/frameworks tests/unit/test_torch_replica.py tests/docs/test_examples.py::test_python_example_runs_and_may_be_pasted_again
 SOAK ?= 27
 # Python keeps what it compiled, whatever a caller's environment says: else every server that a test
 # starts, and each process of pytest, compiles all sources again.
@@ -66,13 +68,14 @@ test-rest: .venv/stamp
 test-all:
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory test-rest
-	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m complete tests/conformance
-	@$(MAKE) --no-print-directory test-frameworks
+	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m complete
+	@$(MAKE) --no-print-directory test-frameworks PYTEST_ARGS='-m ""'
 
-times: .venv/stamp
+times: .venv/stamp .venv-frameworks/stamp
 	@echo "embstore: measuring the tests in $(PYTEST_WORKERS) processes"
 	@rm -rf build/times
 	@.venv/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -p tests.times $(PYTEST_ARGS)
+	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -p tests.times $(OF_FRAMEWORKS) $(PYTEST_ARGS)
 	@.venv/bin/python -m tests.times
 
 mutations: .venv/stamp
@@ -89,7 +92,7 @@ screenshots: .venv/stamp
 
 test-frameworks: .venv-frameworks/stamp
 	@echo "embstore: running the tests of the adapters for frameworks"
-	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal tests/frameworks tests/unit/test_torch_replica.py tests/docs/test_examples.py::test_python_example_runs_and_may_be_pasted_again $(PYTEST_ARGS)
+	@.venv-frameworks/bin/python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not complete" $(OF_FRAMEWORKS) $(PYTEST_ARGS)
 
 test-cluster: .venv-cluster/stamp
 	@echo "embstore: running the tests of clusters on Ray"

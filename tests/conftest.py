@@ -3,12 +3,12 @@
 A machine that is lent for its GPU has CuPy, but may lack what the service's tests import, and
 pytest's plugins; what is not imported need not be there.
 
-`make test` runs what is not marked slow, and the marks are set here alone, from measured times:
-`tests/slow.txt` has the tests that take long, by file or by function, and how many of their cases
-stay unmarked all the same. Of conformance, each case is unmarked in the embedded store and on one
-more backend, which depends on its name alone; it is slow on two others, which `make test-rest`
-runs, and slow and complete on the last three, which only `make test-all` has. `tests/times.py`
-measures, and writes the list.
+`make test` runs what is not marked slow, `make test-rest` what is slow and not complete, and `make
+test-all` the others, too. The marks are set here alone, from measured times: `tests/slow.txt` has
+functions that take long, and how many of their cases `make test` and `make test-rest` run all the
+same. Of conformance they run each case in the embedded store and on one more backend, which depends
+on the case's name alone; on the others it is complete. `tests/times.py` measures, and writes the
+list.
 """
 
 import re
@@ -53,27 +53,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
 
 
-def slow_tests(text: str) -> dict[str, int]:
-    """Return the tests of a list, by file or function: every nth of their cases is not slow, or
-    none of 0."""
+def slow_tests(text: str) -> dict[str, tuple[int, int]]:
+    """Return the functions of a list: of the cases of each, every nth is quick, and of the others
+    every mth is not complete; of 0, none."""
     lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return {name: int(nth) for nth, name in lines}
+    return {name: (int(nth), int(mth)) for nth, mth, name in lines}
 
 
-def marks(nodeid: str, listed: Mapping[str, int]) -> Sequence[str]:
+def marks(nodeid: str, listed: Mapping[str, tuple[int, int]]) -> Sequence[str]:
     """Return the marks of a case; always the same of its name."""
-    function = nodeid.partition("[")[0]
-    nth = listed.get(function, listed.get(function.partition("::")[0], 1))
-    backend, turn = OTHER_BACKEND.match(nodeid), 0
+    turns = listed.get(nodeid.partition("[")[0], (1, 1))
+    backend = OTHER_BACKEND.match(nodeid)
     if backend is not None:
         nodeid = nodeid.replace(backend[1], "")
-        turn = (zlib.crc32(nodeid.encode()) + OTHER_BACKENDS.index(backend[1])) % len(
-            OTHER_BACKENDS
-        )
-    if turn > 2:
-        return "slow", "complete"
-    is_left_out = nth == 0 or zlib.crc32(nodeid.encode(), 1) % nth > 0
-    return ("slow",) if turn or is_left_out else ()
+        of_case = -zlib.crc32(nodeid.encode()) % len(OTHER_BACKENDS)
+        if backend[1] != OTHER_BACKENDS[of_case]:
+            return "slow", "complete"
+    is_quick, is_in_rest = (
+        nth > 0 and zlib.crc32(nodeid.encode(), tier) % nth == 0
+        for tier, nth in enumerate(turns, 1)
+    )
+    return () if is_quick else ("slow",) if is_in_rest else ("slow", "complete")
 
 
 def pytest_configure(config: pytest.Config) -> None:

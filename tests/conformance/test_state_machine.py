@@ -5,6 +5,7 @@ For a long run: pytest tests/conformance/test_state_machine.py --hypothesis-prof
 
 import itertools
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -14,6 +15,8 @@ from tests.conformance.served import small_pieces
 from tests.conformance.traces import TABLES, smallest_cache
 
 STEPS = 100
+PARTS = 6
+"""Of the examples: cases, of which `make test-rest` runs some."""
 SERVED_SHARE = 8
 """One example in so many is lived over the wire, where a command takes several times as long."""
 
@@ -35,10 +38,12 @@ def live(root, backend, examples):
     )
 
 
-def test_a_store_follows_the_reference(tmp_path):
-    live(tmp_path, Gated, settings().max_examples)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_store_follows_the_reference(tmp_path, part):
+    live(tmp_path, Gated, settings().max_examples // PARTS)
 
 
-def test_a_served_store_follows_the_reference(tmp_path):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_served_store_follows_the_reference(tmp_path, part):
     with small_pieces():
-        live(tmp_path, GatedServed, max(1, settings().max_examples // SERVED_SHARE))
+        live(tmp_path, GatedServed, max(1, settings().max_examples // SERVED_SHARE // PARTS))

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -27,7 +26,7 @@ import embstore
 from embstore.config import Limits
 from embstore.errors import EmbstoreError
 from embstore_proto.status import ANSWERS
-from embstore_server.cli import main
+from embstore_server.cli import exits, main
 from embstore_server.cli.commands import app
 from embstore_server.launch import ServerProcess
 from embstore_server.settings import load, markdown_table
@@ -150,7 +149,7 @@ def test_commands_of_a_page_run_in_their_order(
         if words[0] == "embstore":
             address = [] if words[1] in OF_FILES else ["--address", server.address]
             own = [word.replace(BACKUPS, server.backups) for word in words[1:]]
-            run([sys.executable, "-m", "embstore_server", *own, *address])
+            assert main([*own, *address]) == exits.OK, words
         else:
             found = run(
                 ["curl", "-sS", "--fail", *(w.replace(REST, server.admin) for w in words[1:])]

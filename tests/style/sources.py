@@ -1,6 +1,7 @@
 """The project's source files, as the style tests read them."""
 
 import ast
+import gc
 import os
 import re
 import subprocess
@@ -30,7 +31,15 @@ def project_files(*suffixes: str, under: str = "") -> Iterator[Path]:
 @cache
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a Python file. Shared between tests: do not change it."""
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    gc.freeze()  # else each collection goes through the nodes of all files
+    return tree
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return every node of a Python file."""
+    return tuple(ast.walk(parse(path)))
 
 
 def place(path: Path, node: ast.AST | None = None) -> str:

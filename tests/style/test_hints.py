@@ -15,7 +15,7 @@ from embstore.handles.store import Store
 from embstore.handles.table import Table
 from embstore_server.cli.commands import app
 from embstore_server.settings import declared
-from tests.style.sources import ROOT, parse, place, project_files
+from tests.style.sources import ROOT, nodes, place, project_files
 
 PACKAGES = "embstore", "client", "server"
 COMMAND = re.compile(r"`embstore ([a-z-]+)|\bembstore ([a-z-]+ (?:[A-Z]{2,}|\{))")
@@ -28,23 +28,26 @@ OTHERS = {"--upgrade", "--network", "--shm-size", "--ipc", "--gpus", "--ulimit"}
 OTHER_FUNCTIONS = {"state_dict", *dir(builtins)}
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield the texts of the product that are no docstrings, each with its place; {} is what is
+@cache
+def texts() -> list[tuple[str, str]]:
+    """Return the texts of the product that are no docstrings, each with its place; {} is what is
     put into them."""
+    found = []
     for package in PACKAGES:
         for path in project_files(".py", under=package):
             if str(path.relative_to(ROOT)) in NO_PROSE:
                 continue
-            tree = parse(path)
-            docs = {id(e.value) for e in ast.walk(tree) if isinstance(e, ast.Expr)}
-            parts = {
-                id(v) for j in ast.walk(tree) if isinstance(j, ast.JoinedStr) for v in j.values
-            }
-            for node in ast.walk(tree):
-                if isinstance(node, ast.JoinedStr) and id(node) not in docs:
-                    yield place(path, node), "".join(map(_text_of, node.values))
-                elif isinstance(node, ast.Constant) and id(node) not in docs | parts:
-                    yield place(path, node), node.value if isinstance(node.value, str) else ""
+            docs = {id(e.value) for e in nodes(path) if isinstance(e, ast.Expr)}
+            parts = {id(v) for j in nodes(path) if isinstance(j, ast.JoinedStr) for v in j.values}
+            for node in nodes(path):
+                if id(node) in docs:
+                    continue
+                if isinstance(node, ast.JoinedStr):
+                    found.append((place(path, node), "".join(map(_text_of, node.values))))
+                elif isinstance(node, ast.Constant) and id(node) not in parts:
+                    text = node.value if isinstance(node.value, str) else ""
+                    found.append((place(path, node), text))
+    return found
 
 
 def _text_of(part: ast.expr) -> str:
@@ -98,7 +101,7 @@ def test_functions_that_texts_name_are_there() -> None:
         node.name
         for package in PACKAGES
         for path in project_files(".py", under=package)
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     wrong = [

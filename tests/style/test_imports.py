@@ -7,6 +7,7 @@ units is acyclic. Imports inside functions and under TYPE_CHECKING count: they a
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from tests.style.sources import (
     ROOT,
     module_name,
+    nodes,
     parse,
     place,
     project_files,
@@ -56,29 +58,30 @@ def is_module(module: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
-    """Yield every module that a file imports, as an absolute name, with its node."""
+@cache
+def imports(path: Path) -> list[tuple[str, ast.AST]]:
+    """Return every module that a file imports, as an absolute name, with its node."""
+    found: list[tuple[str, ast.AST]] = []
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package.pop()
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         match node:
             case ast.Import():
-                yield from ((alias.name, node) for alias in node.names)
+                found += ((alias.name, node) for alias in node.names)
             case ast.ImportFrom():
                 above = package[: len(package) - node.level + 1] if node.level else []
                 source = ".".join([*above, *filter(None, [node.module])])
                 for alias in node.names:  # from embstore import errors: a module, not a name
                     inner = f"{source}.{alias.name}"
-                    yield (
-                        (inner if source.startswith("embstore") and is_module(inner) else source),
-                        node,
-                    )
+                    is_inner = source.startswith("embstore") and is_module(inner)
+                    found.append((inner if is_inner else source, node))
             case ast.Call(args=[ast.Constant(value=str(name)), *_]) if called(node) in (
                 "import_module",
                 "__import__",
             ):
-                yield name, node
+                found.append((name, node))
+    return found
 
 
 def called(call: ast.Call) -> str:
@@ -151,7 +154,7 @@ def test_engine_knows_no_network_and_no_environment() -> None:
         f"{place(path, node)}: reads the environment"
         for path in FILES
         if str(path.relative_to(ROOT)) not in ABOUT_COMPILED_CODE
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"))
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and _names_environment(node))
     ]
@@ -174,7 +177,7 @@ def test_modules_only_define() -> None:
     wrong += [
         f"{place(path, decorator)}: @{called(decorator)} with a signature compiles at import"
         for path in FILES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef)
         for decorator in node.decorator_list
         if isinstance(decorator, ast.Call)

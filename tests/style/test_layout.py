@@ -5,14 +5,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.style.sources import ROOT, parse, place, project_files
+from tests.style.sources import ROOT, nodes, place, project_files
 
 ROWS = re.compile(r"\b(\w*dims?|\w*stride|elements)\b")
 """Names whose product with 4 is bytes of rows."""
 
 
 def products_with_4(path: Path) -> Iterator[ast.BinOp]:
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             factors = [node.left, node.right]
             fours = [f for f in factors if isinstance(f, ast.Constant) and f.value == 4]

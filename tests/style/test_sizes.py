@@ -2,7 +2,7 @@
 
 import ast
 
-from tests.style.sources import parse, place, project_files
+from tests.style.sources import nodes, place, project_files
 
 CLASS_LINES = 300
 
@@ -13,7 +13,7 @@ def test_large_classes_say_why_they_are_one() -> None:
         for package in ("embstore", "proto", "client", "server")
         for path in project_files(".py", under=package)
         if "_pb2" not in path.name
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
         and (node.end_lineno or 0) - node.lineno >= CLASS_LINES
         and "One class" not in (ast.get_docstring(node) or "")

@@ -3,34 +3,38 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-from tests.style.sources import ROOT, parse, place, project_files
+from tests.style.sources import ROOT, nodes, parse, place, project_files
 
 BANNED_NAMES = {"utils", "helpers", "common", "manager", "misc"}
 LEFT_TO_DO = re.compile(r"\b(?:[T]ODO|[F]IXME)\b(?!.*#\d)")  # [T]: this line is read too
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:root|home|Users)\b(?=/)")
 
 
-def text_lines() -> Iterator[tuple[str, str]]:
-    """Yield every line of every text file of the project with its place."""
-    for path in project_files():
-        content = path.read_bytes()
-        if b"\0" not in content:  # else it is no text
-            lines = content.decode(errors="replace").splitlines()
-            yield from ((f"{place(path)}:{n}", line) for n, line in enumerate(lines, 1))
+@cache
+def text_lines() -> list[tuple[str, str]]:
+    """Return every line of every text file of the project with its place."""
+    contents = [(path, path.read_bytes()) for path in project_files()]
+    return [
+        (f"{place(path)}:{n}", line)
+        for path, content in contents
+        if b"\0" not in content  # else it is no text
+        for n, line in enumerate(content.decode(errors="replace").splitlines(), 1)
+    ]
 
 
-def nodes(*, under: str = "") -> Iterator[tuple[Path, ast.AST]]:
+def all_nodes(*, under: str = "") -> Iterator[tuple[Path, ast.AST]]:
     """Yield every syntax node of every Python file of the project with its file."""
     for path in project_files(".py", under=under):
-        yield from ((path, node) for node in ast.walk(parse(path)))
+        yield from ((path, node) for node in nodes(path))
 
 
 def test_tests_never_sleep() -> None:
     sleeps = [
         place(path, node)
-        for path, node in nodes(under="tests")
+        for path, node in all_nodes(under="tests")
         if _is_sleep(node)
         and not path.is_relative_to(ROOT / "tests" / "bench")  # programs, no tests
     ]
@@ -66,7 +70,7 @@ def test_no_text_installs_from_an_index_before_there_is_a_release() -> None:
 
 
 def test_no_error_is_swallowed() -> None:
-    swallowed = [place(path, node) for path, node in nodes() if _swallows(node)]
+    swallowed = [place(path, node) for path, node in all_nodes() if _swallows(node)]
     assert not swallowed, f"catch what you can answer: {swallowed}"
 
 

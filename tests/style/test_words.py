@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.style.sources import ROOT, parse, place, project_files, table_rows
+from tests.style.sources import ROOT, nodes, place, project_files, table_rows
 
 PACKAGES = ("embstore", "proto", "client", "server")
 
@@ -45,7 +45,7 @@ def names() -> Iterator[tuple[str, str]]:
             if "_pb2" in path.name:
                 continue
             yield path.stem, place(path)
-            for node in ast.walk(parse(path)):
+            for node in nodes(path):
                 yield from ((name, place(path, node)) for name in defined(node))
 
 

@@ -17,7 +17,7 @@ from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.unit.small_stores import show
 
 SEED = 83
-ROWS, DIM, STEPS, CACHE_BYTES = 400, 6, 8, 24_000
+ROWS, DIM, STEPS, CACHE_BYTES = 400, 6, 4, 24_000
 
 
 class Refusing(EmulatedRuntime):

@@ -75,6 +75,8 @@ class DenseTable:
 
     def _make(self, keys: Keys) -> None:
         new = np.unique(keys[~self._made[keys]])
+        if not len(new):
+            return
         config = self.config
         self._weights[new] = initial_rows(config.initializer, config.seed, new, config.dim)
         self._state[new] = initial_state(config.optimizer, config.dim, len(new))

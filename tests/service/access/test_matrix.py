@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -166,8 +167,11 @@ async def _posted(server: Server, verb: str, body: Any, headers: dict[str, str])
         return answer.status_code
 
 
+_application = cache(make_rest)
+
+
 def _rest(server: Server) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(make_rest(server.service))
+    transport = httpx.ASGITransport(_application(server.service))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
@@ -210,7 +214,7 @@ _BODIES: dict[str, Any] = {
 
 
 def test_every_other_route(server: Server) -> None:
-    paths = make_rest(server.service).openapi()["paths"]
+    paths = _application(server.service).openapi()["paths"]
     routes = {
         one["operationId"]: (method, path)
         for path, methods in paths.items()

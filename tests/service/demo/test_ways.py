@@ -72,7 +72,7 @@ def test_hot_cold_is_exact_and_learns_as_the_order_of_the_file_does(
 def test_what_fits_the_budget_whole_is_trained_without_the_store(
     path: Path, tmp_path: Path
 ) -> None:
-    job = replace(SMALL, samples=5000, way=HotCold(budget_bytes=64 << 20))
+    job = replace(SMALL, samples=2000, way=HotCold(budget_bytes=64 << 20))
     result = trained(job, path, tmp_path)
     assert result.exact
     assert result.hot is not None and result.session is not None
@@ -100,7 +100,7 @@ def test_a_budget_of_less_than_a_row_is_refused(path: Path, tmp_path: Path) -> N
 
 def test_hot_cold_is_shown(path: Path, tmp_path: Path) -> None:
     shown = console()
-    show(trained(replace(SMALL, samples=5000, way=BUDGET), path, tmp_path), shown)
+    show(trained(replace(SMALL, samples=2000, way=BUDGET), path, tmp_path), shown)
     for word in ("counted before", "hot rows", "0 calls to the store in them", "exchanged"):
         assert word in text_of(shown)
 

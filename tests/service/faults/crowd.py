@@ -84,7 +84,8 @@ class _Client:
 
     def _run(self) -> None:
         try:
-            with connect(self._crowd.address, timeout_s=PATIENCE_S) as store:
+            patience = {"timeout_s": PATIENCE_S, "connect_timeout_s": PATIENCE_S}
+            with connect(self._crowd.address, **patience) as store:
                 self._begin(store)
                 while not self._crowd.over.is_set():
                     try:

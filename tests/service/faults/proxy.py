@@ -11,6 +11,9 @@ import threading
 from contextlib import suppress
 
 _PIECE_BYTES = 1 << 16
+_DATA = b"\0"
+"""Of an answer, its first frame in HTTP/2 that a client may not see. Without windows, in frames of
+other types, a client sends no more than 64 KiB."""
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER, for no time: closing sends a reset."""
 
@@ -21,7 +24,8 @@ class _Link:
     def __init__(self, proxy: "Proxy", client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
         self._ends = (client, server)
-        self.is_silent = False  # the client gets nothing any more
+        self.is_silent = False  # the client gets no answers any more
+        self.is_answered = False  # though there was one
         self._threads = [
             threading.Thread(target=self._pump, args=ends)
             for ends in ((client, server), (server, client))
@@ -33,12 +37,20 @@ class _Link:
         with suppress(OSError):
             while piece := source.recv(_PIECE_BYTES):
                 if self.is_silent and source is self._ends[1]:
-                    continue
+                    piece = self._without_answers(piece)
                 allowed = self._proxy.allowed(len(piece))
                 sink.sendall(piece[:allowed])
                 if allowed < len(piece):
                     self._proxy.cut()
         self._stop(socket.SHUT_RDWR)
+
+    def _without_answers(self, piece: bytes) -> bytes:
+        """Return the frames that come before the first answer."""
+        end = 0
+        while not self.is_answered and end < len(piece):
+            self.is_answered = piece[end + 3 : end + 4] == _DATA
+            end += 0 if self.is_answered else 9 + int.from_bytes(piece[end : end + 3])
+        return piece[:end]
 
     def _stop(self, how: int) -> None:
         for end in self._ends:
@@ -87,7 +99,7 @@ class Proxy:
             self._left = count
 
     def silence(self) -> None:
-        """Pass nothing to the clients of the connections that there are, which stay."""
+        """Pass no answers to the clients of the connections that there are, which stay."""
         with self._lock:
             for link in self._links:
                 link.is_silent = True

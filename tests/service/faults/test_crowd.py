@@ -36,7 +36,7 @@ from tests.service.faults.served import PATIENCE_S
 from tests.service.faults.wire import Sender, Wire, lookup, update
 
 SEED = 20_261_215
-UPDATES, APART = 1600, 100
+UPDATES, APART = 800, 60
 """Acknowledged in a short run, and between two things that are done to the clients."""
 SOAK_S, WARM_S, LOOK_S = 600.0, 180.0, 2.0
 SLOPE_BYTES_A_MINUTE = 1 << 20
