@@ -117,6 +117,21 @@ def test_a_foreign_key_is_named(stores: list[Store], key: int) -> None:
     same(stores)
 
 
+def test_of_foreign_keys_in_two_tables_the_first_is_named(stores: list[Store]) -> None:
+    """Only those of the first are grouped by slot: the last lookup of the other found none."""
+    keys, grads = np.array([3, -1]), np.ones((2, DIM), np.float32)
+    for store in stores:
+        store.create_table(
+            "other", dim=5, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
+        )
+        for _ in range(2):
+            store.table("a").lookup(np.arange(300))
+        store.table("other").lookup(np.arange(300))
+        with pytest.raises(InvalidArgumentError, match=r"'a': expected keys"):
+            store.update({"a": (keys, grads), "other": (keys, grads[:, :5])})
+    same(stores)
+
+
 def test_of_two_wrong_sums_the_first_by_occurrence_is_named(stores: list[Store]) -> None:
     keys, messages = np.array([9, 3, 5, 3]), []
     grads = np.ones((4, DIM), np.float32)
