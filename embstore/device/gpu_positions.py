@@ -75,13 +75,14 @@ def locate(
     return slots
 
 
-def remember(work: GpuWork, memory: Slabs, call: Named, slots: DeviceArray, moves: int) -> None:
-    """Keep the slots of a call's positions, all of which were found: an update has the same."""
+def located(work: GpuWork, call: Named, slots: DeviceArray, moves: int) -> Located:
+    """Return the slots of a call's positions, for `Slabs.located` if all turn out to be found: an
+    update has the same keys."""
     keys = call.keys
     if not call.owns_keys:
         keys = work.scratch.take(len(keys), np.int64)
         work.runtime.copy(call.keys, keys)
-    memory.located = Located(moves, call.tables, keys, slots)
+    return Located(moves, call.tables, keys, slots)
 
 
 def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:

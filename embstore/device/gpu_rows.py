@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
-from embstore.device.gpu_positions import by_id, locate, named, remember
+from embstore.device.gpu_positions import by_id, locate, located, named
 from embstore.device.gpu_work import (
     FINDINGS_FORMAT,
     LANES,
@@ -85,20 +85,20 @@ class GpuRows:
         outputs = Outputs(work, outs, dim)
         call = named(work, segments)
         slots = locate(work, memory, index, call, moves)
+        kept = located(work, call, slots, moves)
         if clock:
             work.launch(
                 "touch_once", len(slots), *rows.arguments, slots, np.int64(len(slots)),
                 np.int64(clock), np.int32(counting), call.findings,
             )  # fmt: skip
         self._gather(rows, NULL, slots, call.bounds, dim, outputs, call.findings)
-        remember(work, memory, call, slots, moves)
         answer = outputs.begin()
         work.wait()
         found = unpack_from(FINDINGS_FORMAT, answer.memory.data)
         if found[MISSING]:
-            memory.located = None
             work.staging.end_small(answer, 0, [])  # nothing comes behind the findings
             return -1
+        memory.located = kept
         outputs.end(answer)
         return int(found[UNIQUE_COUNT])
 
