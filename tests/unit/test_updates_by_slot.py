@@ -189,6 +189,23 @@ def test_keys_of_the_caller_may_change_in_their_place(tmp_path: Path) -> None:
             assert cpu.table("a").lookup(np.arange(ROWS)).tobytes() == expected.tobytes()
 
 
+def test_rows_may_be_written_over_their_keys(tmp_path: Path) -> None:
+    """The slots that a lookup has found are those of its keys, not of the rows in their place."""
+    from tests.unit.test_arrays_on_the_device import Exported
+
+    device = GpuDevice(EmulatedRuntime(), 1)
+    with opened(tmp_path, device) as store:
+        table, out = store.table("a"), Exported(device, np.zeros((200, DIM), np.float32))
+        keys, d_keys = np.arange(200), Exported(device, np.arange(200))
+        for _ in range(2):  # the second finds all of them
+            table.lookup(keys)
+        d_keys.__cuda_array_interface__["data"] = out.__cuda_array_interface__["data"]
+        device.runtime.upload(keys, out.d_array[: 1600 // (4 * DIM)])
+        table.lookup(d_keys, out=out)
+        with pytest.raises(InvalidArgumentError, match="expected keys"):  # bits of rows
+            table.update(d_keys, np.ones((200, DIM), np.float32))
+
+
 def test_the_slots_of_one_table_are_not_those_of_another(stores: list[Store]) -> None:
     keys, grads = np.arange(300), np.ones((300, DIM), np.float32)
     for store in stores:
