@@ -66,6 +66,7 @@ class SlotFinder:
         if grouped is None:
             return None
         self._found_for, self._found = grouped
+        self._probed_at = index.rebuilds
         return grouped[0]
 
     def looked_at(self, batch: Batch) -> Array | None:

@@ -53,16 +53,20 @@ class PoolReader:
         scores, slots = self.residency.scores, self.slots
         if self.finder.lookups_miss and self.device.is_queued:
             return False
-        touched = self.device.rows.look_up(
-            slots.memory,
-            slots.index.arrays,
-            segments,
-            outs,
-            self.layout.dim,
-            scores.clock + 1 if admit else 0,
-            scores.policy.counting,
-            self.finder.moves,
-        )
+        try:
+            touched = self.device.rows.look_up(
+                slots.memory,
+                slots.index.arrays,
+                segments,
+                outs,
+                self.layout.dim,
+                scores.clock + 1 if admit else 0,
+                scores.policy.counting,
+                self.finder.moves,
+            )
+        except BaseException:  # rows may have that clock already, and may leave
+            scores.tick()
+            raise
         if touched < 0:
             self.finder.lookups_miss = True
             return False

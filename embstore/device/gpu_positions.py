@@ -21,7 +21,7 @@ from embstore.device.gpu_work import (
     parameters_of,
 )
 from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
-from embstore.device.slabs import Located, Slabs
+from embstore.device.slabs import Slabs
 
 _DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
 """Of a pass of the sort, and the items of a block of it; `group.cu` has the same."""
@@ -59,6 +59,15 @@ def named(work: GpuWork, segments: Segments) -> Named:
     return Named(tables, d_keys, d_bounds, d_prefixes, d_row_counts, findings, owns_keys)
 
 
+def owned(work: GpuWork, call: Named) -> Named:
+    """Return a call whose keys stay as they are: of those of the caller, a copy."""
+    if call.owns_keys:
+        return call
+    keys = work.scratch.take(len(call.keys), np.int64)
+    work.runtime.copy(call.keys, keys)
+    return call._replace(keys=keys, owns_keys=True)
+
+
 def locate(
     work: GpuWork, memory: Slabs, index: IndexArrays, call: Named, moves: int
 ) -> DeviceArray:
@@ -73,15 +82,6 @@ def locate(
         slots, call.findings,
     )  # fmt: skip
     return slots
-
-
-def remember(work: GpuWork, memory: Slabs, call: Named, slots: DeviceArray, moves: int) -> None:
-    """Keep the slots of a call's positions, all of which were found: an update has the same."""
-    keys = call.keys
-    if not call.owns_keys:
-        keys = work.scratch.take(len(keys), np.int64)
-        work.runtime.copy(call.keys, keys)
-    memory.located = Located(moves, call.tables, keys, slots)
 
 
 def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:

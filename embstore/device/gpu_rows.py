@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
-from embstore.device.gpu_positions import by_id, locate, named, remember
+from embstore.device.gpu_positions import by_id, locate, named, owned
 from embstore.device.gpu_work import (
     FINDINGS_FORMAT,
     LANES,
@@ -34,7 +34,7 @@ from embstore.device.gpu_work import (
     findings_of,
 )
 from embstore.device.runtime import COMPUTE, DOWN, Argument, DeviceArray
-from embstore.device.slabs import SlabRows, Slabs
+from embstore.device.slabs import Located, SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
 from embstore.kernels.sum_by_key import form_of
 from embstore.layout import VALUE, Layout
@@ -83,7 +83,7 @@ class GpuRows:
     ) -> int:
         work, rows = self._work, memory.rows
         outputs = Outputs(work, outs, dim)
-        call = named(work, segments)
+        call = owned(work, named(work, segments))
         slots = locate(work, memory, index, call, moves)
         if clock:
             work.launch(
@@ -91,14 +91,13 @@ class GpuRows:
                 np.int64(clock), np.int32(counting), call.findings,
             )  # fmt: skip
         self._gather(rows, NULL, slots, call.bounds, dim, outputs, call.findings)
-        remember(work, memory, call, slots, moves)
         answer = outputs.begin()
         work.wait()
         found = unpack_from(FINDINGS_FORMAT, answer.memory.data)
         if found[MISSING]:
-            memory.located = None
             work.staging.end_small(answer, 0, [])  # nothing comes behind the findings
             return -1
+        memory.located = Located(moves, call.tables, call.keys, slots)
         outputs.end(answer)
         return int(found[UNIQUE_COUNT])
 

@@ -76,6 +76,13 @@ class PoolBatch:
     batch: Batch
 
     @property
+    def needs_order(self) -> bool:
+        """Whether keys are needed by occurrence, and the batch has them by slot: one has no row
+        here, or a sum is to be refused."""
+        found = self.batch.found
+        return self.batch.is_grouped and (found.missing > 0 or found.large >= 0)
+
+    @property
     def counts(self) -> Counts | None:
         """Accesses that each position stands for, (n,); None: 1 each.
 
@@ -110,11 +117,16 @@ def batches(shares: Sequence[Share], *, grouped: bool = False) -> list[PoolBatch
 
 
 def synchronize(parts: Sequence[PoolBatch]) -> None:
-    """Wait for the device, and refuse a key outside [0, rows) of its table."""
+    """Wait for the device, and refuse a key outside [0, rows) of its table.
+
+    None is refused while a batch `needs_order`: its own may be the first that has to be named.
+    """
     if len(parts) > 1:  # one wait for all of them
         parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
     for part in parts:
         part.pool.finder.synchronize(part.batch)
+    if any(part.needs_order for part in parts):
+        return
     for part in parts:
         if part.batch.found.outside >= 0:
             raise _out_of_range(part, part.batch.found.outside)

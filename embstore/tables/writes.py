@@ -97,7 +97,7 @@ def update_batches(
     """Do the same with the batches of the shares, whose slots are known or being looked for."""
     scale = np.float32(options.gradient_scale)
     sums = _sums(parts, scale)
-    if any(_needs_order(part) for part in parts):
+    if any(part.needs_order for part in parts):
         parts = batches(shares)
         sums = _sums(parts, scale)
     for part in parts:
@@ -196,12 +196,6 @@ def _sums(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array]:
         sums.append(part.pool.writer.sum_by_key(part.batch, gradients, scale))
     synchronize(parts)
     return sums
-
-
-def _needs_order(part: PoolBatch) -> bool:
-    """Tell whether keys are needed by occurrence: rows to bring in, or a sum to be refused."""
-    found = part.batch.found
-    return part.batch.is_grouped and (found.missing > 0 or found.large >= 0)
 
 
 def _on_host(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Keys, Rows]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore import InvalidArgumentError, RowWiseAdagrad, Store, Uniform
+from embstore import CapacityError, InvalidArgumentError, RowWiseAdagrad, Store, Uniform
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_keys import GpuKeys
 from tests.kernels.emulation.runtime import EmulatedRuntime
@@ -117,6 +117,21 @@ def test_a_foreign_key_is_named(stores: list[Store], key: int) -> None:
     same(stores)
 
 
+def test_of_foreign_keys_in_two_tables_the_first_is_named(stores: list[Store]) -> None:
+    """Only those of the first are grouped by slot: the last lookup of the other found none."""
+    keys, grads = np.array([3, -1]), np.ones((2, DIM), np.float32)
+    for store in stores:
+        store.create_table(
+            "other", dim=5, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
+        )
+        for _ in range(2):
+            store.table("a").lookup(np.arange(300))
+        store.table("other").lookup(np.arange(300))
+        with pytest.raises(InvalidArgumentError, match=r"'a': expected keys"):
+            store.update({"a": (keys, grads), "other": (keys, grads[:, :5])})
+    same(stores)
+
+
 def test_of_two_wrong_sums_the_first_by_occurrence_is_named(stores: list[Store]) -> None:
     keys, messages = np.array([9, 3, 5, 3]), []
     grads = np.ones((4, DIM), np.float32)
@@ -174,6 +189,23 @@ def test_keys_of_the_caller_may_change_in_their_place(tmp_path: Path) -> None:
             assert cpu.table("a").lookup(np.arange(ROWS)).tobytes() == expected.tobytes()
 
 
+def test_rows_may_be_written_over_their_keys(tmp_path: Path) -> None:
+    """The slots that a lookup has found are those of its keys, not of the rows in their place."""
+    from tests.unit.test_arrays_on_the_device import Exported
+
+    device = GpuDevice(EmulatedRuntime(), 1)
+    with opened(tmp_path, device) as store:
+        table, out = store.table("a"), Exported(device, np.zeros((200, DIM), np.float32))
+        keys, d_keys = np.arange(200), Exported(device, np.arange(200))
+        for _ in range(2):  # the second finds all of them
+            table.lookup(keys)
+        d_keys.__cuda_array_interface__["data"] = out.__cuda_array_interface__["data"]
+        device.runtime.upload(keys, out.d_array[: 1600 // (4 * DIM)])
+        table.lookup(d_keys, out=out)
+        with pytest.raises(InvalidArgumentError, match="expected keys"):  # bits of rows
+            table.update(d_keys, np.ones((200, DIM), np.float32))
+
+
 def test_the_slots_of_one_table_are_not_those_of_another(stores: list[Store]) -> None:
     keys, grads = np.arange(300), np.ones((300, DIM), np.float32)
     for store in stores:
@@ -184,3 +216,60 @@ def test_the_slots_of_one_table_are_not_those_of_another(stores: list[Store]) ->
         store.table("a").lookup(keys)
         store.update(dict.fromkeys(NAMES, (keys, grads)))
     same(stores)
+
+
+class Refusing(EmulatedRuntime):
+    """Has no pinned memory while it refuses."""
+
+    refuses = False
+
+    def allocate_host(self, byte_count: int) -> np.ndarray[Any, Any]:
+        if self.refuses:
+            raise CapacityError("no pinned memory, says the test")
+        return super().allocate_host(byte_count)
+
+
+@pytest.fixture
+def refusing(tmp_path: Path) -> Iterator[tuple[Refusing, Store]]:
+    """A store on a device that may refuse, its packs allocated, with a cache of few rows."""
+    runtime = Refusing()
+    device = GpuDevice(runtime, 1)
+    with embstore.open(tmp_path, device=device, cache_bytes=40_000) as store:
+        store.create_table(
+            "a", dim=DIM, rows=2 * ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
+        )
+        for _ in range(4):
+            store.table("a").lookup([0])
+        yield runtime, store
+
+
+def refused(runtime: Refusing, store: Store, keys: Any) -> None:
+    runtime.refuses = True
+    with pytest.raises(CapacityError):
+        store.table("a").lookup(keys)
+    runtime.refuses = False
+
+
+def test_slots_of_a_refused_lookup_are_looked_for_again(refusing: tuple[Refusing, Store]) -> None:
+    """None of its rows was there, which the host had not been told yet."""
+    runtime, store = refusing
+    keys = np.arange(1, 200)
+    refused(runtime, store, keys)
+    rows = store.table("a").lookup(keys)
+    assert rows.tobytes() == store.table("a").read_rows(keys)[0].tobytes()
+    store.check_integrity()
+
+
+def test_rows_of_a_refused_lookup_may_leave(refusing: tuple[Refusing, Store]) -> None:
+    """The device had touched all there are, which the host had not been told yet."""
+    runtime, store = refusing
+    table = store.table("a")
+    for low in range(0, 2 * ROWS, 14):  # few at once, whose buffers are small
+        table.lookup(np.arange(low, low + 14))
+    slots = store.stats()["cache"]["pools"][0]["slots"]
+    resident = np.arange(2 * ROWS)[-slots:]
+    for _ in range(2):  # the second finds it, and is known to
+        table.lookup(resident[:1])
+    refused(runtime, store, resident)
+    assert len(table.lookup(np.arange(slots))) == slots
+    store.check_integrity()
