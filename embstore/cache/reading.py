@@ -53,25 +53,24 @@ class PoolReader:
         scores, slots = self.residency.scores, self.slots
         if self.finder.lookups_miss and self.device.is_queued:
             return False
-        try:
-            touched = self.device.rows.look_up(
-                slots.memory,
-                slots.index.arrays,
-                segments,
-                outs,
-                self.layout.dim,
-                scores.clock + 1 if admit else 0,
-                scores.policy.counting,
-                self.finder.moves,
-            )
-        except BaseException:  # rows may have that clock already, and may leave
+        before = scores.clock
+        if admit:  # if this raises, rows may have the new clock, and may leave in the next call
             scores.tick()
-            raise
+        touched = self.device.rows.look_up(
+            slots.memory,
+            slots.index.arrays,
+            segments,
+            outs,
+            self.layout.dim,
+            scores.clock if admit else 0,
+            scores.policy.counting,
+            self.finder.moves,
+        )
         if touched < 0:
+            scores.clock = before
             self.finder.lookups_miss = True
             return False
         if admit:
-            scores.tick()
             scores.count_touches(touched)
             self.residency.count_hits(touched, accesses)
         return True
