@@ -1,13 +1,20 @@
 """Where the time of calls goes: seconds and counts by stage, measured by laps.
 
-A lap is the time since the last lap; so stages add up to the call, and a lap costs one clock
-reading.
+A lap is the time since the last lap; so stages add up to the call. Each part of a call notes its
+name and the time at its end:
+
+    stages.laps += "gather", now()
+
+which calls no function of Python: a call of few keys would notice. The laps of a call are added up
+when it ends.
 """
 
 from dataclasses import dataclass
-from time import perf_counter_ns
+from time import monotonic_ns as now
 
 from embstore.stats import counter
+
+__all__ = ["Spent", "StageStats", "Stages", "now"]
 
 
 @dataclass
@@ -18,30 +25,39 @@ class StageStats:
     laps: int = counter("How often the stage was passed.")
 
 
+class Spent(dict[str, float]):
+    """Seconds by stage of some calls."""
+
+    def add(self, stage: str, began: int, ended: int) -> None:
+        """Add a lap, by its times in nanoseconds of the monotonic clock."""
+        self[stage] = self.get(stage, 0.0) + (ended - began) * 1e-9
+
+
 class Stages:
     """Seconds and laps by stage, since the store was opened. Engine thread only."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, StageStats] = {}
-        self.of_call: dict[str, float] = {}
-        """Seconds by stage of the work at hand: whoever begins one puts a new dict here."""
-        self._last = 0
+        self.of_work = Spent()
+        """Of the work at hand: a server puts a new one here before each task."""
+        self.begun = 0
+        """When the running call began, by `now`."""
+        self.laps: list[str | int] = []
+        """Of the running call: the name of each stage, and when it ended."""
 
-    def start(self) -> None:
-        """Begin: the next lap counts from here."""
-        self._last = perf_counter_ns()
-
-    def lap(self, stage: str) -> None:
-        """Account the time since the last lap to `stage`."""
-        now = perf_counter_ns()
-        stats = self.by_name.get(stage)
-        if stats is None:
-            stats = self.by_name[stage] = StageStats()
-        seconds = (now - self._last) * 1e-9
-        stats.seconds += seconds
-        stats.laps += 1
-        self.of_call[stage] = self.of_call.get(stage, 0.0) + seconds
-        self._last = now
+    def end_call(self) -> None:
+        """Account the laps of the call that ends."""
+        began, laps, self.laps = self.begun, self.laps, []
+        for place in range(0, len(laps), 2):
+            stage, ended = laps[place], laps[place + 1]
+            assert isinstance(stage, str) and isinstance(ended, int)
+            stats = self.by_name.get(stage)
+            if stats is None:
+                stats = self.by_name[stage] = StageStats()
+            stats.seconds += (ended - began) * 1e-9
+            stats.laps += 1
+            self.of_work.add(stage, began, ended)
+            began = ended
 
     def seconds(self) -> dict[str, float]:
         """Return {stage: seconds}."""

@@ -15,7 +15,7 @@ import numpy as np
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
-from embstore.cache.finder import SlotFinder
+from embstore.cache.finder import Finder
 from embstore.cache.pins import PinnedSlots, PoolPins
 from embstore.cache.scores import Scores, Victims
 from embstore.cache.slots import PoolSlots
@@ -44,7 +44,7 @@ class Evictor:
     layout: Layout
     slots: PoolSlots
     pins: PoolPins
-    finder: SlotFinder
+    finder: Finder
     scores: Scores
     counters: Counters
     dirty_max: int = 0

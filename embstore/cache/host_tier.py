@@ -26,7 +26,7 @@ from embstore.arrays import Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
-from embstore.cache.finder import SlotFinder
+from embstore.cache.finder import Finder
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
 from embstore.cache.policies import POLICIES
@@ -54,7 +54,7 @@ class HostTier:
         self.device, self.arena, self.layout, self.tables = below, arena, layout, tables
         self.slots = PoolSlots(below, layout, arena.budget_bytes, storage.irreversible)
         self.pins = PoolPins(below, self.slots)
-        self.finder = SlotFinder(below, self.slots)
+        self.finder = Finder(below, self.slots)
         self.counters = Counters()
         self._scores = Scores(below, self.slots, POLICIES["lru"], Ranks().of)
         self._evictor = Evictor(

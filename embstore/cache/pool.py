@@ -5,7 +5,7 @@ gather, one apply. A pool is made of
 
     slots       slabs of slots, the index, the free list          slots.py
     pins        which slots may not be evicted                    pins.py
-    finder      the slots of a call's keys                        finder.py
+    finder      the batch of a call, and the slots of its keys    finder.py
     scores      which rows leave first                            scores.py, policies.py
     evictor     slots for rows that come; rows that leave         eviction.py
     residency   rows brought to slots                             residency.py
@@ -24,14 +24,13 @@ import numpy as np
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
-from embstore.cache.finder import SlotFinder
+from embstore.cache.finder import Finder
 from embstore.cache.host_tier import HostTier
 from embstore.cache.integrity import checks
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
 from embstore.cache.policies import POLICIES, Policy
 from embstore.cache.reading import PoolReader
-from embstore.cache.recent import RecentBatch
 from embstore.cache.residency import Residency
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
@@ -64,11 +63,10 @@ class Pool:
         self.tables: set[int] = set()
         self.parameters = _no_parameters()
         self.counters = Counters()
-        self.recent = RecentBatch(device)
         self.ranks = Ranks()
         self.slots = slots = PoolSlots(device, layout, arena.budget_bytes, storage.irreversible)
         self.pins = pins = PoolPins(device, slots)
-        self.finder = finder = SlotFinder(device, slots)
+        self.finder = finder = Finder(device, slots)
         self.scores = scores = Scores(device, slots, POLICIES[policy_name], self.ranks.of)
         self.evictor = evictor = Evictor(
             device, storage, arena, layout, slots, pins, finder, scores, self.counters
@@ -130,7 +128,6 @@ class Pool:
         self.arena.leave(self.evictor)
         if self.tier is not None:
             self.tier.close()
-        self.recent.close()
         self.finder.close()
         self.pins.close()
         self.slots.close()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys, Rows
-from embstore.cache.finder import SlotFinder
+from embstore.cache.finder import Finder
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Batch, Counts, Device, Slots
@@ -34,7 +34,7 @@ class PoolReader:
     storage: Storage
     layout: Layout
     slots: PoolSlots
-    finder: SlotFinder
+    finder: Finder
     residency: Residency
 
     def look_up(

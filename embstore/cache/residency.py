@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
-from embstore.cache.finder import SlotFinder
+from embstore.cache.finder import Finder
 from embstore.cache.host_tier import HostTier
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
@@ -28,7 +28,7 @@ from embstore.cache.slots import PoolSlots
 from embstore.device.base import Answer, Array, Batch, Counts, Device, Slots, TableParameters
 from embstore.layout import Layout
 from embstore.score import PENDING
-from embstore.stages import Stages
+from embstore.stages import Stages, now
 from embstore.storage.storage import Storage
 
 _RANKED_SLOTS = 1 << 16
@@ -45,7 +45,7 @@ class Residency:
     parameters: TableParameters
     slots: PoolSlots
     pins: PoolPins
-    finder: SlotFinder
+    finder: Finder
     scores: Scores
     ranks: Ranks
     evictor: Evictor
@@ -104,7 +104,7 @@ class Residency:
             if self.part_keys(count) < count:
                 return None
             slots, missing = self.finder.find(keys)  # again, if making room has moved rows
-        self.stages.lap("probe")
+        self.stages.laps += "probe", now()
         hits = self._hits(batch, slots, counts, missing, first) if batch is not None else None
         self.scores.tick()
         self.scores.touch(slots, count - missing)
@@ -142,7 +142,7 @@ class Residency:
             self.storage.rows.prefetch(keys, self.layout.record_bytes)
         slots, rest = self.take(keys, victims)
         try:
-            self.stages.lap("evict")
+            self.stages.laps += "evict", now()
             stored, targets = keys[rest], slots[rest]
             if self.tier is not None and len(stored) > step:
                 self.storage.rows.prefetch(stored, self.layout.record_bytes)
@@ -157,7 +157,7 @@ class Residency:
             self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, 0)
             self.scores.touch(slots, len(slots))
             self.scores.admit(slots, keys)
-        self.stages.lap("insert")
+        self.stages.laps += "insert", now()
         return slots
 
     def take(
@@ -195,9 +195,9 @@ class Residency:
         rows = self.device.memory.staging(len(keys), self.layout)
         found = np.empty(len(keys), np.uint8)
         self.storage.rows.read(keys, rows, found)
-        self.stages.lap("read")
+        self.stages.laps += "read", now()
         self.place_rows(keys, slots, rows, found)
-        self.stages.lap("insert")
+        self.stages.laps += "insert", now()
 
     def _hits(
         self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int

@@ -12,7 +12,7 @@ import numpy as np
 from embstore.arrays import KEY_BITS, Keys
 from embstore.cache.arena import Arena
 from embstore.cache.eviction import Evictor
-from embstore.cache.finder import SlotFinder
+from embstore.cache.finder import Finder
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Batch, Device, Gradients, Slots
@@ -42,7 +42,7 @@ class PoolWriter:
     arena: Arena
     layout: Layout
     slots: PoolSlots
-    finder: SlotFinder
+    finder: Finder
     evictor: Evictor
     residency: Residency
 

@@ -96,14 +96,13 @@ class OwnCommits:
         self._wake.set()
 
     def consider(self) -> None:
-        """Commit now if a log has become long. With the engine."""
+        """Commit now if a log has become long. With the engine, after a command that wrote."""
         if not self._wake.is_set() and self._is_log_long:
             self._wake.set()
 
     @property
     def _is_log_long(self) -> bool:
-        if self._tables.is_committed:
-            return False
+        """Whether a log is long, where the last commit does not hold everything."""
         log = self._tables.frame.log
         if log is not None and (log.replay_s > self.recovery_s or log.files.bytes > LOG_BYTES_MAX):
             return True
@@ -147,7 +146,8 @@ class OwnCommits:
         """Return when the next is due: after the last commit, or the last that was tried; None:
         when the log is long."""
         now = monotonic()
-        if self._is_log_long and (self.error is None or now - self._tried_at > _PAUSE_S):
+        is_long = not self._tables.is_committed and self._is_log_long
+        if is_long and (self.error is None or now - self._tried_at > _PAUSE_S):
             return 0.0
         if not self.every_s:
             return None

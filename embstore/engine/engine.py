@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
-from weakref import ref
+from weakref import WeakMethod
 
 from embstore import commands as c
 from embstore.arithmetic.denormals import kept
@@ -150,8 +150,8 @@ class Engine:
         self._is_abandoned = False
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
-        commits, scans = ref(self.commits), ref(self.scans)
-        self.tables.frame.wrote = lambda: _noted(commits(), scans())
+        after_writes = self.commits.consider, self.scans.expire
+        self.tables.frame.after_writes += map(WeakMethod, after_writes)
         self.digests = Digests(self.tables)
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, scrub_bytes_per_s)
@@ -218,8 +218,9 @@ class Engine:
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
                 result = self.sessions.wait_for_rows(result, out, timeout_s)
-            if self.log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
-                self.log.wait()
+            log = self.tables.frame.log
+            if log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
+                log.wait()
         except BaseException:
             if self.log is not None:
                 self.log.files.let_read()  # the caller may change its arrays now
@@ -375,11 +376,3 @@ class Engine:
             if self.log is not None:
                 stack.callback(self.log.close)
             stack.callback(self.frequencies.kept.close)  # before the directory is another's
-
-
-def _noted(commits: OwnCommits | None, scans: Scans | None) -> None:
-    """Note that a command has written."""
-    if commits is not None:
-        commits.consider()
-    if scans is not None:
-        scans.expire()

@@ -123,10 +123,8 @@ class Part:
     def look(self) -> Batch:
         """Return that batch for a call, its slots found, and synchronized."""
         batch, finder = self.pool.device.keys.again(self.batch()), self.pool.finder
-        if self.pins is not None and self.pins.have_arrived:
-            finder.know(batch, self.pins.slots)
-        else:
-            finder.look(batch)
+        pins = self.pins
+        finder.look(batch, pins.slots if pins is not None and pins.have_arrived else None)
         finder.synchronize(batch)
         return batch
 

@@ -36,7 +36,7 @@ from embstore.errors import (
     StoreClosedError,
     WritesPausedError,
 )
-from embstore.stages import Stages
+from embstore.stages import Stages, now
 from embstore.storage.storage import Storage
 from embstore.tables.command_log import CommandLog, SessionPlace
 
@@ -44,6 +44,10 @@ LATER: Any = object()
 """What a call says in place of the command that it logs, as long as that is not known."""
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
+_IS_BUSY = (
+    "a call of this thread is still running (is this a signal handler?); only close() may be "
+    "called now, and waits for its end"
+)
 _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less cache_bytes"
 
 
@@ -75,8 +79,8 @@ class Frame:
         """Where commands are logged; None: nowhere."""
         self.is_covered = False
         """Whether what is acknowledged survives a crash without a commit."""
-        self.wrote: Callable[[], None] = lambda: None
-        """Called at the end of each command that writes."""
+        self.after_writes: list[Callable[[], Callable[[], None] | None]] = []
+        """Weak references to what is called at the end of each command that writes."""
         self.paused = ""
         """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
         Set inside a call."""
@@ -155,29 +159,35 @@ class Frame:
         even_paused: bool = False,
     ) -> Iterator[None]:
         with self.turn():
-            self._begin()
+            self._check_open()
+            if self._is_busy:
+                raise InvalidArgumentError(_IS_BUSY)
+            self.stages.begun = now()
+            self.storage.is_changing = False
+            self._is_busy = True
             try:
                 self.storage.check_usable(write=written is not None)
                 self.storage.merges.poll()
                 if written is None:
                     yield
                 else:
-                    if not even_paused and self.is_paused and not self.may_pass(written[1]):
-                        self.check_paused()
-                    self._begin_writing(*written)
+                    self._begin_writing(*written, even_paused=even_paused)
                     yield
-                    self.storage.begin_change()
+                    self.storage.is_changing = True
                     self.command_number += 1
                     if self.log is not None:
                         assert self._appends is not None
                         self._appends(self.command_number)
-                    self.wrote()
+                    for reference in self.after_writes:
+                        if (call := reference()) is not None:
+                            call()
             except BaseException as exc:
                 refusal = self._end_raised(exc, is_writing=written is not None)
                 if refusal is None:
                     raise
                 raise refusal from exc
             finally:
+                self.stages.end_call()
                 self._is_busy, self._appends = False, None
                 if self._close is not None:
                     self.close(self._close)
@@ -212,8 +222,12 @@ class Frame:
         if self.lease is not None and self.lease.is_live:
             raise WritesPausedError(self.lease.why)
 
-    def _begin_writing(self, command: Command[Any] | None, place: SessionPlace | None) -> None:
-        """Make sure that a command can be logged."""
+    def _begin_writing(
+        self, command: Command[Any] | None, place: SessionPlace | None, *, even_paused: bool
+    ) -> None:
+        """Make sure that a command may write, and can be logged."""
+        if not even_paused and self.is_paused and not self.may_pass(place):
+            self.check_paused()
         if not self.is_covered:
             self.storage.begin_tail()
         if self.log is not None and command is not LATER:
@@ -240,17 +254,6 @@ class Frame:
         if isinstance(exc, DeviceError) and self.device.is_lost:
             self.storage.fail(exc)  # what it holds is logged no more
         return refusal
-
-    def _begin(self) -> None:
-        self._check_open()
-        if self._is_busy:
-            raise InvalidArgumentError(
-                "a call of this thread is still running (is this a signal handler?); "
-                "only close() may be called now, and waits for its end"
-            )
-        self.stages.start()
-        self.storage.is_changing = False
-        self._is_busy = True
 
     @contextmanager
     def having(self, origin: Any) -> Iterator[None]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Rows
-from embstore.stages import Stages
+from embstore.stages import Stages, now
 from embstore.tables.state import Share, batches, synchronize
 
 
@@ -27,13 +27,13 @@ def lookup(
     With `resident_only` return False, and do nothing, if the row of one is not in the cache.
     """
     if _needs_no_batch(shares) and _looked_up(shares, outs, admit=admit):
-        stages.lap("gather")
+        stages.laps += "gather", now()
         return True
     out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
     parts = batches(shares)
     pool_outs = [[out_of[id(share)] for share in part.shares] for part in parts]
     synchronize(parts)
-    stages.lap("unique")
+    stages.laps += "unique", now()
     for part in parts:
         part.pool.finder.lookups_miss = part.batch.found.missing > 0
     if resident_only and any(part.batch.found.missing for part in parts):
@@ -44,7 +44,7 @@ def lookup(
         else:
             rows, slots = part.pool.reader.peek_rows(part.batch)
             part.pool.device.rows.gather(rows, slots, part.batch, part.pool.layout.dim, own)
-        stages.lap("gather")
+        stages.laps += "gather", now()
     return True
 
 
@@ -81,7 +81,7 @@ def lookup_pooled(
     reader, batch, pooling = part.pool.reader, part.batch, (offsets, mean, weights)
     end = reader.begin_pooled(batch, pooling, out, admit=admit)
     synchronize(parts)
-    stages.lap("unique")
+    stages.laps += "unique", now()
     if end is not None and not batch.found.missing:
         reader.end(end, batch, admit=admit)
     elif admit:
@@ -89,7 +89,7 @@ def lookup_pooled(
     else:
         rows, slots = reader.peek_rows(batch)
         part.pool.device.rows.gather_pooled(rows, slots, batch, *pooling, out)
-    stages.lap("gather_pooled")
+    stages.laps += "gather_pooled", now()
 
 
 def read_rows(share: Share, weights: Rows, state: Rows) -> None:

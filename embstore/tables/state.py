@@ -108,11 +108,7 @@ def batches(shares: Sequence[Share], *, grouped: bool = False) -> list[PoolBatch
     for group in by_pool.values():
         pool = group[0].table.pool
         segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
-        batch = pool.finder.group(segments) if grouped else None
-        if batch is None:
-            batch = pool.recent.of(segments)
-            pool.finder.look(batch)
-        result.append(PoolBatch(pool, group, batch))
+        result.append(PoolBatch(pool, group, pool.finder.resolve(segments, grouped=grouped)))
     return result
 
 
@@ -121,12 +117,13 @@ def synchronize(parts: Sequence[PoolBatch]) -> None:
 
     None is refused while a batch `needs_order`: its own may be the first that has to be named.
     """
-    if len(parts) > 1:  # one wait for all of them
-        parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
-    for part in parts:
-        part.pool.finder.synchronize(part.batch)
-    if any(part.needs_order for part in parts):
-        return
+    if parts and parts[0].pool.device.is_queued:
+        if len(parts) > 1:  # one wait for all of them
+            parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
+        for part in parts:
+            part.pool.finder.synchronize(part.batch)
+        if any(part.needs_order for part in parts):
+            return
     for part in parts:
         if part.batch.found.outside >= 0:
             raise _out_of_range(part, part.batch.found.outside)

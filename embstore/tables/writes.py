@@ -33,7 +33,7 @@ from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.base import Array
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE
-from embstore.stages import Stages
+from embstore.stages import Stages, now
 from embstore.tables.state import (
     PoolBatch,
     Share,
@@ -82,7 +82,7 @@ def update(
     """
     check_writer([share.table for share in shares], "")
     parts = batches(shares, grouped=True)
-    stages.lap("unique")
+    stages.laps += "unique", now()
     return update_batches(parts, shares, options, stages=stages, summed=summed)
 
 
@@ -108,7 +108,7 @@ def update_batches(
     for part, own in zip(parts, sums, strict=True):
         if part.batch.found.large >= 0:
             wrong += unaccepted(*_on_host([part], [own])[0])
-    stages.lap("sum_by_key")
+    stages.laps += "sum_by_key", now()
     if summed is not None:
         summed(_on_host(parts, sums))
     if wrong:
@@ -144,7 +144,7 @@ def update_ranks(
             by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(own)
     total = [(pool, *_added(parts, options.gradient_scale)) for pool, parts in by_pool.values()]
     wrong = [found for _, keys, g in total for found in unaccepted(keys, g)]
-    stages.lap("sum_by_key")
+    stages.laps += "sum_by_key", now()
     if wrong:
         return _refuse(wrong, everyone, options.on_nonfinite)
     named = [(p, p.device.memory.upload(keys), p.device.memory.upload(g)) for p, keys, g in total]
@@ -284,7 +284,7 @@ def _write(
             sum(len(keys) for _, keys, _ in writes),
             max(pool.layout.record_bytes for pool, _, _ in writes),
         )
-    stages.lap("hold")
+    stages.laps += "hold", now()
     if not tables:
         return
     for pool, keys, _ in writes:
@@ -298,7 +298,7 @@ def _write(
             _note_written([table for table in tables if table.pool is pool], keys)
         for table, more in zip(tables, add_t, strict=True):
             table.t += more
-    stages.lap("apply")
+    stages.laps += "apply", now()
 
 
 def _set_aside(tables: Sequence[TableState], d_keys: Array) -> None:

@@ -1,14 +1,15 @@
 """Calls that also keep when each of their stages was, where traces are made of them (tracing.py).
 
 The log of slow calls wants seconds by stage, a trace wants when each began and ended. What counts
-the seconds stays as it is: its dict, task and caller are replaced by these, which note the moment
-at which something is added to a stage. So a server without traces pays nothing for them.
+the seconds stays as it is: its dict, task and caller are replaced by these, which keep each lap. So
+a server without traces pays nothing for them.
 """
 
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple
 
+from embstore.stages import Spent
 from embstore_server.caller import TABLES_SHOWN, Caller
 from embstore_server.worker import Task
 
@@ -25,7 +26,7 @@ class Lap(NamedTuple):
     parts: "tuple[Lap, ...]" = ()
 
 
-class LapTimes(dict[str, float]):
+class LapTimes(Spent):
     """Seconds by stage, to be added to; and its laps, the first LAPS_MAX of them.
 
     One at a time may add to it, and others may look.
@@ -35,11 +36,11 @@ class LapTimes(dict[str, float]):
         super().__init__()
         self.laps: list[Lap] = []
 
-    def __setitem__(self, stage: str, seconds: float) -> None:
+    def add(self, stage: str, began: int, ended: int) -> None:
+        """Add a lap."""
+        super().add(stage, began, ended)
         if len(self.laps) < LAPS_MAX:
-            now = monotonic()
-            self.laps.append(Lap(stage, now - (seconds - self.get(stage, 0.0)), now))
-        super().__setitem__(stage, seconds)
+            self.laps.append(Lap(stage, began * 1e-9, ended * 1e-9))
 
 
 class TimedTask(Task):

@@ -32,6 +32,7 @@ from typing import Any
 
 from embstore.engine.engine import Engine
 from embstore.errors import DeadlineError, EmbstoreError, OverloadedError, StoreClosedError
+from embstore.stages import Spent
 from embstore_server.turnstile import Turnstile
 
 Work = Callable[[Engine], Any]
@@ -48,7 +49,7 @@ class Task:
         self.enqueued = monotonic()
         self.wait_s = 0.0
         self.run_s = 0.0
-        self.stage_seconds: dict[str, float] = {}
+        self.stage_seconds = Spent()
         self.is_waiting = True
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
@@ -276,7 +277,7 @@ class Worker:
                 "nothing has changed"
             )
         else:
-            self._engine.tables.stages.of_call = task.stage_seconds
+            self._engine.tables.stages.of_work = task.stage_seconds
             try:
                 result = task.work(self._engine)
             except BaseException as exc:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from embstore import Sgd
-from embstore.cache.recent import RecentBatch
+from embstore.cache.finder import Finder
 from embstore.device.cpu import CpuDevice
 from embstore.device.cpu_keys import CpuKeys
 from tests.unit.small_stores import (
@@ -47,9 +47,9 @@ def same(batch, segments):
 
 def test_the_same_call_is_made_unique_once():
     device = counting_device()
-    recent, keys = RecentBatch(device), keys_of(4, 9, 4)
-    first = recent.of([(1, 10, keys)])
-    again = recent.of([(1, 10, keys.copy())])
+    recent, keys = Finder(device, None), keys_of(4, 9, 4)
+    first = recent.unique([(1, 10, keys)])
+    again = recent.unique([(1, 10, keys.copy())])
     assert again is first and again.found.outside == -1 and device.keys.calls == 1
     same(again, [(1, 10, keys)])
 
@@ -67,27 +67,27 @@ def test_another_call_is_another_batch():
         [(1, 10, keys_of())],
         [],
     ]
-    recent = RecentBatch(counting_device())
+    recent = Finder(counting_device(), None)
     for segments in calls:
         if segments:
-            same(recent.of(segments), segments)
+            same(recent.unique(segments), segments)
     assert recent._device.keys.calls == len(calls) - 1
 
 
 def test_a_callers_array_that_changes_in_place_is_another_call():
     """A trainer that reuses its key buffer; the store must have kept a copy."""
-    recent, keys = RecentBatch(counting_device()), keys_of(1, 2, 3)
-    recent.of([(0, 10, keys)])
+    recent, keys = Finder(counting_device(), None), keys_of(1, 2, 3)
+    recent.unique([(0, 10, keys)])
     keys[1] = 7
-    batch = recent.of([(0, 10, keys)])
+    batch = recent.unique([(0, 10, keys)])
     same(batch, [(0, 10, keys)])
 
 
 def test_a_wrong_call_is_not_kept():
-    recent, wrong_keys = RecentBatch(counting_device()), keys_of(1, 12)
-    assert recent.of([(0, 10, wrong_keys)]).found.outside == 1
-    assert recent.of([(0, 10, wrong_keys)]).found.outside == 1
-    batch = recent.of([(0, 20, wrong_keys)])
+    recent, wrong_keys = Finder(counting_device(), None), keys_of(1, 12)
+    assert recent.unique([(0, 10, wrong_keys)]).found.outside == 1
+    assert recent.unique([(0, 10, wrong_keys)]).found.outside == 1
+    batch = recent.unique([(0, 20, wrong_keys)])
     assert batch.found.outside == -1
     same(batch, [(0, 20, wrong_keys)])
 
