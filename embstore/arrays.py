@@ -125,6 +125,33 @@ def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
     return _plain(array, np.float32)
 
 
+def keys_of(keys: Any, table: str) -> Keys:
+    """Return keys in normal form; those in a device's memory as they are."""
+    return keys if is_on_device(keys) else as_keys(keys, table)
+
+
+def rows_of(rows: Any, count: int, table: str, what: str) -> Rows:
+    """Return (count, any) rows; whether they are as wide as the table's is not known here.
+
+    Of rows on a device more is checked where they are taken.
+    """
+    if is_on_device(rows):
+        there: Rows = rows
+        return there
+    array = as_array(rows, table, what)
+    shape = array.shape
+    if len(shape) != 2 or shape[0] != count:
+        raise refusal(table, f"{what} of shape ({count}, dim)", f"{array.dtype} {shape}")
+    return as_rows(rows, (count, shape[1]), table, what)
+
+
+def length(array: Any) -> int:
+    """Return how many elements an array has, wherever it is."""
+    if isinstance(array, np.ndarray):
+        return array.shape[0] if array.ndim else 0
+    return (*shape_of(array), 0)[0]
+
+
 def as_out(out: Any, shape: tuple[int, ...], table: str) -> Rows:
     """Return `out`, which is to be a writable C-contiguous float32 array of `shape`, or a tensor of
     the host that is, as an array of the same memory; None: make one."""

@@ -16,9 +16,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import device_address, is_on_device, refusal, shape_of
+from embstore.arrays import (
+    device_address,
+    is_on_device,
+    length,
+    refusal,
+    shape_of,
+)
 from embstore.checks.call_bytes import ConfigOf, reply_bytes
-from embstore.checks.parts import length
 from embstore.errors import InvalidArgumentError
 from embstore_client import device_area
 from embstore_client.device_area import OpenArea

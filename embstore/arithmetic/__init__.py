@@ -56,6 +56,7 @@ from embstore.arithmetic.optimizers import (
     apply_formulas,
     apply_update,
     initial_state,
+    scalars_of,
     scale_sums,
     update_scalars,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "philox4x32",
     "pool_rows",
     "root",
+    "scalars_of",
     "scale_sums",
     "sum_by_key",
     "sum_over_dim",

@@ -31,9 +31,9 @@ come from the system and go back to it, page by page, every time."""
 Scalars = NDArray[np.float32]
 
 
-@kept
-def update_scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> Scalars:
-    """Return the (8,) float32 scalars of one update, computed in float64 and rounded once.
+def scalars_of(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> Scalars:
+    """Return the (8,) float32 scalars of one update, computed in float64 and rounded once; where
+    denormals are kept (`update_scalars` sees to it).
 
     Parameters
     ----------
@@ -47,6 +47,9 @@ def update_scalars(optimizer: Optimizer, t: int, learning_rate: float, dim: int)
         with np.errstate(over="ignore"):
             return np.array([*values, *[0.0] * (SCALARS - len(values))], np.float32)
     return np.frombuffer(packed, np.float32)
+
+
+update_scalars = kept(scalars_of)
 
 
 @kept

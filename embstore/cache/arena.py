@@ -21,7 +21,6 @@ that stay as they were made. A cache could then not become smaller than the slab
 budget, and one that grew a thousandfold would do so in steps too small to be worth one.
 """
 
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from embstore.cache.slots import PoolSlots
@@ -49,6 +48,8 @@ class Arena:
         self.option = option  # what the user calls it
         self.pools: list[Member] = []
         self.is_fixed = False
+        """Whether no slab moves between pools: a command is writing, and has reserved for what it
+        found."""
         self.is_short = False
         """Whether a pool has asked for a slab in vain, since somebody set this to False."""
         self.may_move = False
@@ -63,10 +64,6 @@ class Arena:
     def memory_bytes(self) -> int:
         """Bytes of all pools."""
         return sum(pool.slots.memory_bytes for pool in self.pools)
-
-    def fixed(self) -> AbstractContextManager[None]:
-        """Move no slab between pools: a command is writing, and has reserved for what it found."""
-        return _Fixed(self)
 
     def join(self, pool: Member) -> None:
         """Add a pool; its first slab is granted, if need be at the cost of another pool's.
@@ -234,19 +231,6 @@ class Arena:
             donor = max(donors, key=_memory_bytes)
             slab_bytes = donor.slots.memory_bytes // donor.slots.slab_count
             donor.release_slabs(max(1, excess // (len(donors) * slab_bytes)))
-
-
-class _Fixed(AbstractContextManager[None]):
-    """What `Arena.fixed` enters. No generator: calls of few keys would notice it."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def __enter__(self) -> None:
-        self._arena.is_fixed = True
-
-    def __exit__(self, *_: object) -> None:
-        self._arena.is_fixed = False
 
 
 def _donors(pools: list[Member]) -> list[Member]:

@@ -152,7 +152,7 @@ class Evictor:
 
     def free(self, slots: Slots, keys: Keys) -> None:
         """Remove row keys from their slots, whatever is there."""
-        with self.storage.irreversible():
+        with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.erase(keys)
             self.device.slots.clear_slots(self.slots.memory, slots)

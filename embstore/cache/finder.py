@@ -146,7 +146,9 @@ class Finder:
             if missing and self._slots.index.rebuilds > self._probed_at:
                 self._find_again(keys)
             # What was begun was not done if anything was missing when the batch was probed.
-            batch.found.missing = max(self._finish_arriving_at(keys), int(missing > 0))
+            if self.arriving:
+                self._finish_arriving_at(keys)
+            batch.found.missing = max(self._missing, int(missing > 0))
 
     # The last batch
 
@@ -159,7 +161,7 @@ class Finder:
         return True
 
     def _kept(self, segments: Sequence[Segment], batch: Batch) -> Batch:
-        keys, low = self._copy("keys", batch.position_count, np.int64), 0
+        keys, low = self._copy("keys", int(batch.bounds[-1]), np.int64), 0
         self._segments = []
         for table_id, rows, named in segments:
             own = keys[low : low + len(named)]
@@ -231,8 +233,8 @@ class Finder:
         slots = self._room_for(len(keys))
         self.note(keys, slots, self._device.keys.find(self._slots.index.synchronize(), keys, slots))
 
-    def _finish_arriving_at(self, keys: Array) -> int:
-        """Finish the rows under way to the slots found; return how many keys are missing.
+    def _finish_arriving_at(self, keys: Array) -> None:
+        """Finish the rows under way to the slots found.
 
         Rows that cannot be read are missing then, for the call to read and to report.
         """
@@ -240,7 +242,6 @@ class Finder:
             self.arriving[0].finish()
             if not self._is_right:
                 self._find_again(keys)
-        return self._missing
 
     def _room_for(self, count: int) -> Array:
         """Return the array that probing writes to; what was found before is void."""

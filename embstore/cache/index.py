@@ -8,7 +8,6 @@ irreversible. A call that only looks keys up asks after it has waited for them
 (`SlotFinder.synchronize`): keys without a place are at worst not found.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from embstore.arrays import Keys
@@ -23,9 +22,7 @@ class SlotIndex:
     irreversible : enters what fails the store if it goes wrong
     """
 
-    def __init__(
-        self, device: Device, irreversible: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, device: Device, irreversible: AbstractContextManager[None]) -> None:
         self.capacity = 0
         self.rebuilds = 0
         self.arrays = device.memory.allocate_index(1)
@@ -37,7 +34,7 @@ class SlotIndex:
     def synchronize(self) -> IndexArrays:
         """Return the index on the device, with all keys that were placed: built anew if need be."""
         if self._inserted is not None:
-            with self._irreversible():
+            with self._irreversible:
                 (is_whole, memory, slot_count), self._inserted = self._inserted, None
                 if not is_whole():
                     self._rebuild(self.capacity + self.capacity // 4 + 64, memory, slot_count)

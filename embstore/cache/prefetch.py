@@ -142,7 +142,7 @@ class Collection:
         if self._error is None:
             self._place()
         inserted = perf_counter()
-        with pool.storage.irreversible():  # what stays pending would be read all the same
+        with pool.storage.irreversible:  # what stays pending would be read all the same
             del pool.finder.arriving[0]
             if self._error is None:
                 pool.device.slots.arrive(pool.slots.memory, self._slots)
@@ -294,7 +294,7 @@ class Prefetch:
         victims = pool.evictor.ask_victims(missing)
         places, absent = answer()
         taken, rest = pool.residency.take(absent, victims)
-        with pool.storage.irreversible():  # a slot that stayed pending would be read all the same
+        with pool.storage.irreversible:  # a slot that stayed pending would be read all the same
             pool.residency.insert_pending(absent, taken)
             pool.pins.pin(taken)
             pool.device.keys.set_slots(slots, places, taken)

@@ -121,7 +121,7 @@ class Residency:
             )
         if missing:
             self.device.keys.set_slots(slots, places, self._fetch(absent, victims))
-        self.finder.note(keys, slots, 0)
+            self.finder.note(keys, slots, 0)
         return slots
 
     def _count_missed(self, keys: Keys) -> None:
@@ -148,11 +148,10 @@ class Residency:
                 self.storage.rows.prefetch(stored, self.layout.record_bytes)
             for low in range(0, len(stored), step):
                 self._fill(stored[low : low + step], targets[low : low + step])
-            irreversible = self.storage.irreversible()
         except BaseException:
             self.slots.put_back(len(slots))
             raise
-        with irreversible:  # half of it: a row in two places, or in none
+        with self.storage.irreversible:  # half of it: a row in two places, or in none
             self.finder.moves += 1
             self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, 0)
             self.scores.touch(slots, len(slots))
@@ -223,7 +222,7 @@ class Residency:
 
     def insert_pending(self, keys: Keys, slots: Slots) -> None:
         """Insert keys into the index as pending: their slots were taken, their rows come later."""
-        with self.storage.irreversible():
+        with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, PENDING)
             self.scores.admit(slots, keys)

@@ -10,7 +10,6 @@ in their places of the list until others are freed, so that the last ones can be
 in the slots, and how rows leave them, is not known here (eviction.py).
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -35,7 +34,7 @@ class PoolSlots:
         device: Device,
         layout: Layout,
         budget_bytes: int,
-        irreversible: Callable[[], AbstractContextManager[None]],
+        irreversible: AbstractContextManager[None],
     ) -> None:
         self.memory = device.memory.allocate_slots(layout)
         self.index = SlotIndex(device, irreversible)

@@ -69,12 +69,24 @@ class PoolWriter:
         ------
         CapacityError, CorruptTableError : nothing has changed.
         """
-        self.device.memory.secure(len(keys))
+        if self.device.is_queued:
+            self.device.memory.secure(len(keys))
         slots = self.residency.at_once(keys)
         if slots is not None:
             return Prepared(slots, self.finder.moves)
         self.storage.appender.reserve(len(keys), self.layout.record_bytes)
         return None
+
+    def apply(self, keys: Array, sums: Array, slots: Array, low: int, high: int) -> None:
+        """Apply the optimizer to rows, as a change of `write`: by the scaled sums of their keys."""
+        self.device.rows.apply(
+            self.layout.optimizer,
+            self.slots.memory,
+            slots,
+            keys[low:high],
+            sums[low:high],
+            self.residency.parameters,
+        )
 
     def write(
         self, keys: Array, prepared: Prepared | None, change: Callable[[Array, int, int], None]
@@ -85,12 +97,15 @@ class PoolWriter:
         the caller has made it irreversible.
         """
         self.evictor.dirty_max += len(keys)
-        with self.arena.fixed():
+        self.arena.is_fixed = True  # room was reserved for the rows that are where they are
+        try:
             if prepared is not None and prepared.moves == self.finder.moves:
                 change(prepared.slots, 0, len(keys))
                 return
             for low, high in self.residency.parts(len(keys)):
                 change(self.residency.make_resident(keys[low:high]), low, high)
+        finally:
+            self.arena.is_fixed = False
 
     def dirty_range(self, low: int) -> tuple[int | None, Keys]:
         """Return the row keys in dirty slots from `low` on, of so many slots as are looked at in

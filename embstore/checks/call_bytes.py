@@ -5,8 +5,10 @@ from math import prod
 from typing import Any
 
 from embstore import commands as c
-from embstore.arrays import shape_of
-from embstore.checks.parts import length
+from embstore.arrays import (
+    length,
+    shape_of,
+)
 from embstore.config import Limits, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
@@ -21,17 +23,26 @@ def _bytes(rows: Any) -> int:
 
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
     """Refuse a command whose arrays, results included, are too large to be held."""
-    check_size(command, config_of, limits.call_bytes_max, "limits.call_bytes_max")
+    refuse_more(_call_bytes(command, config_of), limits.call_bytes_max)
 
 
 def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: str) -> None:
     """Do the same for a bound of another name."""
-    size = _call_bytes(command, config_of)
+    refuse_more(_call_bytes(command, config_of), most, name)
+
+
+def refuse_more(size: int, most: int, name: str = "limits.call_bytes_max") -> None:
+    """Refuse a call of more bytes than the bound of a name."""
     if size > most:
         raise InvalidArgumentError(
             f"expected a call of at most {most} bytes of keys and rows ({name}), found {size}; "
             "split the call"
         )
+
+
+def keyed_bytes(elements: int) -> int:
+    """Return the bytes of a key and of a row of so many elements."""
+    return 8 + VALUE_BYTES * elements
 
 
 def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
@@ -58,7 +69,7 @@ def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
         """Bytes of a part's keys, and of a row for each."""
         config = config_of(part.table, part.table_id)
         elements = config.dim + config.state_dim if with_state else config.dim
-        return length(part.keys) * (8 + VALUE_BYTES * elements)
+        return length(part.keys) * keyed_bytes(elements)
 
     match command:
         case c.Lookup(tables) | c.Update(tables):

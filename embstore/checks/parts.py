@@ -2,23 +2,20 @@
 
 from collections.abc import Callable, Iterable
 from operator import is_
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
 from embstore import commands as c
 from embstore.arrays import (
-    Keys,
-    Rows,
-    as_array,
     as_counts,
-    as_keys,
     as_offsets,
     as_rows,
     fp32_scalar,
-    is_on_device,
+    keys_of,
+    length,
     refusal,
-    shape_of,
+    rows_of,
 )
 from embstore.checks.arguments import integer, one_of
 from embstore.errors import InvalidArgumentError, TableNotFoundError
@@ -55,24 +52,6 @@ def tables_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
     return found
 
 
-def keys_of(keys: Any, table: str) -> Keys:
-    return keys if is_on_device(keys) else as_keys(keys, table)
-
-
-def rows_of(rows: Any, count: int, table: str, what: str) -> Rows:
-    """Return (count, any) rows; whether they are as wide as the table's is not known here.
-
-    Of rows on a device more is checked where they are taken.
-    """
-    if is_on_device(rows):
-        return cast(Rows, rows)
-    array = as_array(rows, table, what)
-    shape = array.shape
-    if len(shape) != 2 or shape[0] != count:
-        raise refusal(table, f"{what} of shape ({count}, dim)", f"{array.dtype} {shape}")
-    return as_rows(rows, (count, shape[1]), table, what)
-
-
 def table_keys(part: c.TableKeys) -> c.TableKeys:
     name = table_name(part.table)
     keys = keys_of(part.keys, name)
@@ -89,12 +68,6 @@ def gradients_of(part: c.TableGradients) -> c.TableGradients:
     if keys is part.keys and gradients is part.gradients:
         return part
     return c.TableGradients(name, part.table_id, keys, gradients)
-
-
-def length(array: Any) -> int:
-    if isinstance(array, np.ndarray):
-        return array.shape[0] if array.ndim else 0
-    return (*shape_of(array), 0)[0]
 
 
 def checked_bags(bags: c.Bags, key_count: int, table: str) -> c.Bags:

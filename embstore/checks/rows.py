@@ -3,17 +3,19 @@
 from typing import Any, cast
 
 from embstore import commands as c
-from embstore.arrays import ROWS_MAX
+from embstore.arrays import (
+    ROWS_MAX,
+    keys_of,
+    length,
+    rows_of,
+)
 from embstore.checks.arguments import Checks, expect, flag, integer, text
 from embstore.checks.parts import (
     added_t,
     checked_bags,
     gradients_of,
-    keys_of,
-    length,
     one_table,
     options_of,
-    rows_of,
     table_keys,
     table_name,
     tables_of,

@@ -5,7 +5,14 @@ from typing import Any, get_args
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import as_array, as_keys, is_on_device, refusal
+from embstore.arrays import (
+    as_array,
+    as_keys,
+    is_on_device,
+    length,
+    refusal,
+    rows_of,
+)
 from embstore.checks.arguments import (
     UINT64_MAX,
     Checks,
@@ -19,9 +26,7 @@ from embstore.checks.arguments import (
 from embstore.checks.parts import (
     added_t,
     checked_bags,
-    length,
     options_of,
-    rows_of,
     table_name,
     tables_of,
 )

@@ -45,7 +45,8 @@ class CpuKeys:
         table_ids, rows, keys = [*zip(*segments, strict=True)] or [()] * 3
         bounds = np.cumsum([0, *map(len, keys)])
         count, take = int(bounds[-1]), self._work.take
-        table = take("unique.table", 2 * table_places(count), np.int64, zeroed=True)
+        places = table_places(count)
+        table = take("unique.table", 2 * places, np.int64, zeroed=True)
         batch = CpuBatch(
             unique_keys=take("unique.keys", count, np.int64),
             inverse=take("unique.inverse", count, np.int32),
@@ -60,7 +61,7 @@ class CpuKeys:
             np.array(table_ids, np.int64),
             np.array(rows, np.int64),
             table.reshape(-1, 2),
-            table_places(count),
+            places,
             base,
             batch.unique_keys,
             batch.inverse,

@@ -24,7 +24,7 @@ from embstore.kernels.gather_pooled import gather_pooled
 from embstore.kernels.group import group
 from embstore.kernels.initialize import initialize
 from embstore.kernels.scatter import scatter_rows
-from embstore.kernels.sum_by_key import form_of, sum_by_key
+from embstore.kernels.sum_by_key import columns_of, sum_by_key
 from embstore.layout import VALUE_BYTES, Layout
 
 _NO_WEIGHTS = np.empty(0, np.float32)
@@ -94,20 +94,18 @@ class CpuRows:
         assert isinstance(batch, CpuBatch)
         if batch.found.outside >= 0:
             return
+        *columns, forms = zip(*map(columns_of, gradients), strict=True)
+        rows, sources, coefficients = map(addresses, columns)
         starts = self._work.take("group.starts", len(batch.unique_keys) + 1, np.int64)
         positions = self._work.take("group.positions", len(batch.inverse), np.int32)
         group(batch.inverse, starts, positions)
-        columns = [(g.rows, g.source, g.coefficients) for g in gradients]
-        rows, sources, coefficients = map(addresses, zip(*columns, strict=True))
-        forms = np.array([form_of(g.coefficients, g.divide) for g in gradients], np.int8)
         work = partial(
             sum_by_key, starts, positions, batch.bounds, batch.id_bounds, rows, sources,
-            coefficients, forms, scale, sums,
+            coefficients, np.array(forms, np.int8), scale, sums,
         )  # fmt: skip
-        large = self._work.run(
-            partial(keeping, work), self._work.ranges_of(starts, sums.strides[0])
-        )
-        batch.found.large = next((id for id in large if id >= 0), -1)
+        cuts = self._work.ranges_of(starts, sums.strides[0])
+        large = {*self._work.run(partial(keeping, work), cuts)} - {-1}
+        batch.found.large = min(large, default=-1)
 
     def apply(
         self,

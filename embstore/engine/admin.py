@@ -253,7 +253,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
             number = tables.frame.command_number + 1
             head = engine.storage.restore(command.label, number)
             engine.scans.end_all()
-            with engine.storage.irreversible():
+            with engine.storage.irreversible:
                 tables.remove_all()
                 engine.frequencies.go_back(before, {e.table_id: e.rows for e in head.tables})
                 tables.open_head()

@@ -237,7 +237,7 @@ class OwnCommits:
         with ExitStack() as opened:
             with self._tables.background():
                 if storage.log.appending_records > _SEALED_LEAST:
-                    with storage.irreversible():
+                    with storage.irreversible:
                         storage.log.seal()  # its index is synced here, too
                 files = [
                     opened.enter_context(closing(storage.files.open(path)))
@@ -245,7 +245,7 @@ class OwnCommits:
                 ]
             for file in files:
                 if not self._stopping.is_set():
-                    with storage.irreversible():
+                    with storage.irreversible:
                         file.sync()
 
 

@@ -5,7 +5,7 @@ which reads and writes take, and meet the table: rows must be as wide as the tab
 device's memory must be this device's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,20 +17,23 @@ from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, as_out, refusal
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.device.base import Gradients
 from embstore.engine.sharding import check_moved
-from embstore.errors import InvalidArgumentError
-from embstore.lookahead.handles import Allocate
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
 from embstore.tables import reads, writes
-from embstore.tables.callers import gradients_of, host_rows_of, keys_of, output_of
+from embstore.tables.callers import (
+    Out,
+    gradient_shares,
+    gradients_of,
+    host_rows_of,
+    keys_of,
+    lookup_shares,
+    outputs_of,
+)
 from embstore.tables.frame import LATER
 from embstore.tables.state import Share, TableState
 from embstore.tables.writes import T_MAX, Put
 
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine
-
-Out = Sequence[Any] | Allocate | None
-"""Arrays for the rows, None for a new one each; or what makes them from names and shapes."""
 
 
 def _check_bytes(engine: "Engine", command: c.Command[Any]) -> None:
@@ -64,41 +67,29 @@ def _lookup(
 ) -> list[RowsRead] | None:
     tables, admit = engine.tables, commands[0].admit
     with tables.reading():
-        asked: list[tuple[list[Share], list[Any], Sequence[Any]]] = []
+        everyone: list[Share] = []
+        arrays: list[Any] = []
+        asked: list[tuple[list[Share], Sequence[Any]]] = []
         for command, out in zip(commands, outs, strict=True):
-            _check_bytes(engine, command)
-            shares = [_lookup_share(engine, part) for part in command.tables]
-            shapes = [(len(share.keys), share.table.dim) for share in shares]
-            given = _given(out, [share.table.name for share in shares], shapes)
-            rows = [_output(s, own, len(s.keys)) for s, own in zip(shares, given, strict=True)]
-            asked.append((shares, rows, given))
-        everyone = [share for shares, _, _ in asked for share in shares]
-        everywhere = [array for _, rows, _ in asked for array in rows]
-        found = reads.lookup(
-            everyone, everywhere, admit=admit, stages=tables.stages, resident_only=resident_only
-        )
-        if not found:
+            shares = lookup_shares(tables, command.tables)
+            counts = [len(share.keys) for share in shares]
+            written, given = outputs_of(shares, counts, out)
+            everyone += shares
+            arrays += written
+            asked.append((shares, given))
+        if not reads.lookup(
+            everyone, arrays, admit=admit, stages=tables.stages, resident_only=resident_only
+        ):
             return None
         if admit:
-            for shares, _, _ in asked:
+            for shares, _ in asked:
                 engine.frequencies.note(shares)
-        return [_rows_read(*one) for one in asked]
+        return [_rows_read(shares, given) for shares, given in asked]
 
 
-def _given(out: Out, names: list[str], shapes: list[tuple[int, int]]) -> Sequence[Any]:
-    """Return the caller's arrays for rows of these shapes, None where there is none."""
-    if callable(out):
-        return out(names, shapes)
-    return out or [None] * len(shapes)
-
-
-def _rows_read(shares: Sequence[Share], outs: Sequence[Any], given: Sequence[Any]) -> RowsRead:
-    """Return the rows, where they were written to a caller's array, as the caller's."""
-    parts = [
-        TableRows(share.table.name, rows if own is None else own, None, share.table.t)
-        for share, rows, own in zip(shares, outs, given, strict=True)
-    ]
-    return RowsRead(tuple(parts))
+def _rows_read(shares: Sequence[Share], rows: Sequence[Any]) -> RowsRead:
+    parts = zip(shares, rows, strict=True)
+    return RowsRead(tuple([TableRows(s.table.name, own, None, s.table.t) for s, own in parts]))
 
 
 def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRead:
@@ -109,9 +100,7 @@ def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRe
         shares = [_share(engine, part) for part in command.tables]
         bags = [part.bags for part in command.tables]
         counts = [len(of.offsets) - 1 for of in bags]
-        shapes = [(n, share.table.dim) for n, share in zip(counts, shares, strict=True)]
-        given = _given(out, [share.table.name for share in shares], shapes)
-        rows = [_output(*one) for one in zip(shares, given, counts, strict=True)]
+        rows, given = outputs_of(shares, counts, out)
         if len(shares) > 1:
             _check_ranges(shares)
         for share, of, own in zip(shares, bags, rows, strict=True):
@@ -126,7 +115,7 @@ def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRe
             )
         if command.admit:
             engine.frequencies.note(shares)
-        return _rows_read(shares, rows, given)
+        return _rows_read(shares, given)
 
 
 def _check_ranges(shares: Sequence[Share]) -> None:
@@ -144,11 +133,11 @@ def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:
     tables = engine.tables
     with tables.reading():
         _check_bytes(engine, command)
-        share = _lookup_share(engine, command.keys)
+        share = _share(engine, command.keys)
         table = share.table
         count, name = len(share.keys), table.name
         shapes = [(count, table.dim), (count, table.config.state_dim)]
-        given = _given(out, [name], shapes)
+        given = (out([name], shapes) if callable(out) else out) or (None, None)
         weights, state = (as_out(o, s, name) for o, s in zip(given, shapes, strict=True))
         reads.read_rows(share, weights, state)
         return RowsRead((TableRows(name, weights, state, table.t),))
@@ -161,8 +150,7 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
     """One update of several tables."""
     frame = engine.tables.frame
     with frame.writing(LATER):
-        _check_bytes(engine, command)
-        shares = _gradient_shares(engine, command.tables)
+        shares = gradient_shares(engine.tables, command.tables)
 
         def log(pools: list[tuple[Keys, Rows]]) -> None:
             """Log what the update is: the sums, scaled."""
@@ -212,7 +200,7 @@ def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> Acknowled
     """One update from several ranks."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
-        ranks = [_gradient_shares(engine, rank.tables) for rank in command.ranks]
+        ranks = [gradient_shares(engine.tables, rank.tables) for rank in command.ranks]
         applied = writes.update_ranks(ranks, command.options, stages=engine.tables.stages)
         return _acknowledged(engine, [share for shares in ranks for share in shares], applied)
 
@@ -221,7 +209,7 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
     """Set rows; optimizer state starts anew."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
-        share = _lookup_share(engine, command.keys)
+        share = _share(engine, command.keys)
         shape = (len(share.keys), share.table.dim)
         writes.assign(share, host_rows_of(share.table, command.rows, shape, "rows"))
         return _acknowledged(engine, [share])
@@ -269,10 +257,6 @@ def _put_tables(
     return _acknowledged(engine, [put.share for put in puts])
 
 
-def _gradient_shares(engine: "Engine", parts: Iterable[c.TableGradients]) -> list[Share]:
-    return [_gradient_share(engine, part) for part in parts]
-
-
 def _acknowledged(
     engine: "Engine", shares: Sequence[Share], applied: bool = True
 ) -> AcknowledgedUpdate:
@@ -281,12 +265,6 @@ def _acknowledged(
 
 
 # Shares of tables
-
-
-def _lookup_share(engine: "Engine", part: c.TableKeys) -> Share:
-    """Return one table's share of a lookup."""
-    share = _share(engine, part)
-    return share if part.counts is None else replace(share, counts=part.counts.astype(np.int64))
 
 
 def _share(engine: "Engine", part: c.TableKeys | c.PooledKeys) -> Share:
@@ -302,13 +280,6 @@ def _bag_share(engine: "Engine", part: c.PooledGradients) -> Share:
     return Share(table, keys_of(table, part.keys), _bag_gradients(rows, bags))
 
 
-def _gradient_share(engine: "Engine", part: c.TableGradients) -> Share:
-    """Return one table's share of an update; gradients must be as wide as the table's rows."""
-    table = engine.tables.find(part.table, part.table_id)
-    keys = keys_of(table, part.keys)
-    return Share(table, keys, Gradients(gradients_of(table, part.gradients, len(keys))))
-
-
 def _put_of(table: TableState, keys: Keys, weights: Rows, state: Rows, add_t: int) -> Put:
     """Return rows of one table that were trained elsewhere, checked against the table."""
     if add_t > T_MAX - table.t:
@@ -320,19 +291,6 @@ def _put_of(table: TableState, keys: Keys, weights: Rows, state: Rows, add_t: in
         host_rows_of(table, state, (count, state_dim), "state"),
         add_t,
     )
-
-
-def _output(share: Share, out: Any, count: int) -> Any:
-    """Return the array for rows of a lookup: the caller's, or a new one on the host.
-
-    With keys in the device's memory `out` must be given: what is made here would go with the
-    caller's last reference, whatever its streams still do.
-    """
-    if out is None and not isinstance(share.keys, np.ndarray):
-        raise InvalidArgumentError(
-            f"table {share.table.name!r}: expected out to be given with keys in the device's memory"
-        )
-    return output_of(share.table, out, count)
 
 
 def _bag_gradients(rows: Rows, bags: c.Bags) -> Gradients:

@@ -42,6 +42,12 @@ def form_of(coefficients: Any, divide: bool) -> int:
     return DIVIDED if divide else WEIGHTED
 
 
+def columns_of(gradients: Any) -> tuple[Any, Any, Any, int]:
+    """Return what `Gradients` of a segment have: rows, source, coefficients, form."""
+    form = form_of(gradients.coefficients, gradients.divide)
+    return gradients.rows, gradients.source, gradients.coefficients, form
+
+
 @kernel
 def sum_by_key(
     starts: jit.Int64sIn,  # (u + 1,)

@@ -167,7 +167,7 @@ class Finishing:
             return writes.update_ranks(
                 [shares], options.update, session=session.name, stages=stages
             )
-        return writes.update_batches(share.batches(shares), shares, options.update, stages=stages)
+        return writes.update(shares, options.update, stages=stages, parts=share.batches(shares))
 
     def _gradients(
         self, session: Session, share: RankShare, command: Finish

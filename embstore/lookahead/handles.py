@@ -4,10 +4,9 @@ A handle never waits itself. `poll` says how things stand, from any thread, and 
 the way; whoever waits, a thread or an event loop, polls again when the planner has noted a change.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -19,12 +18,8 @@ from embstore.lookahead.planner import Planner
 from embstore.lookahead.session import Rank, Session, same_error
 from embstore.lookahead.step import Attempt, Positions, RankShare, Step
 from embstore.results import AcknowledgedUpdate, RowsRead, StepRows, StepTableRows, TableRows
-from embstore.tables.callers import output_of
+from embstore.tables.callers import Allocate, output_of
 from embstore.tables.tables import Tables
-
-Allocate = Callable[..., Sequence[Any]]
-"""Returns arrays for the rows of tables, by their names and shapes; and, of some of the rows, by
-the positions that go with them."""
 
 
 class Readiness(IntEnum):

@@ -144,7 +144,8 @@ class Pinning:
             return []  # a step before them has lost its pins meanwhile, and comes first
         self._tables.storage.begin_change()
         planned = []
-        with self._tables.arena.fixed():
+        self._tables.arena.is_fixed = True  # no slab changes hands while steps are pinned
+        try:
             for step in steps:
                 if session.error is not None:
                     break
@@ -155,6 +156,8 @@ class Pinning:
                 planned.append(step)
             pools = {id(part.pool): part.pool for step in steps for part in step.parts}
             begun = {key: self.prefetch(pool).begin() for key, pool in pools.items()}
+        finally:
+            self._tables.arena.is_fixed = False
         with self._lock:
             for step in planned:
                 self._note_planned(session, step, begun)

@@ -54,7 +54,7 @@ class Appender:
         step = max(1, _APPEND_BYTES // record_bytes_of(rows))
         shape = (min(step, len(keys)), 2 + words.shape[1])
         buffers = [np.empty(shape, np.uint64) for _ in range(1 + (len(keys) > step))]
-        with self._contents.irreversible():
+        with self._contents.irreversible:
             if len(keys) <= step:
                 self._place(keys, words, slots, buffers[0])()
                 return

@@ -18,14 +18,12 @@ import json
 import uuid
 import warnings
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
 
 from embstore.arrays import KEY_BITS
 from embstore.config import Limits
 from embstore.errors import (
-    CapacityError,
     CorruptTableError,
     EmbstoreError,
     InvalidArgumentError,
@@ -40,6 +38,7 @@ from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.files import Files, Lock, removed
 from embstore.storage.format import FORMAT
+from embstore.storage.irreversible import Irreversible
 from embstore.storage.log import Log
 from embstore.storage.own_names import is_own
 from embstore.storage.removal import Removal
@@ -71,6 +70,7 @@ class Contents:
         self.names: dict[int, str] = {}  # for messages: of every table opened so far
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
+        self.irreversible = Irreversible(self)
         self.removal = Removal(files)
         self._lock = _lock_directory(files, read_only=read_only)
         try:
@@ -225,35 +225,6 @@ class Contents:
     def fail(self, cause: EmbstoreError) -> None:
         """Refuse everything from now on."""
         self.failure = self.failure or cause
-
-    def irreversible(self) -> AbstractContextManager[None]:
-        """Enter the part of a command in which an error cannot be refused: it fails the store."""
-        return _Irreversible(self)
-
-
-class _Irreversible(AbstractContextManager[None]):
-    """What `Contents.irreversible` enters. No generator: calls of few keys would notice it."""
-
-    def __init__(self, contents: Contents) -> None:
-        self._contents = contents
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        match exc:
-            case None:
-                return
-            case CapacityError():
-                # Too late to be refused: not a lack of room that making some would mend.
-                text = f"no room in the middle of a command: {exc}"
-                self._contents.fail(StorageError(errno.ENOSPC, text))
-                assert self._contents.failure is not None
-                raise self._contents.failure from exc
-            case EmbstoreError():
-                self._contents.fail(exc)
-            case _:
-                self._contents.fail(StorageError(errno.EIO, str(exc) or repr(exc)))
 
 
 def _lock_directory(files: Files, *, read_only: bool) -> Lock:

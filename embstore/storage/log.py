@@ -29,6 +29,8 @@ from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_
 SLICE_KEYS = 1 << 15
 """Entries of the index that are looked at in a slice of a merge's installation."""
 
+_NOTHING = nullcontext()
+
 
 class Log:
     """All log segments of a store.
@@ -44,7 +46,7 @@ class Log:
         *,
         segment_bytes: int,
         rows_max: int,
-        irreversible: Callable[[], AbstractContextManager[None]] = nullcontext,
+        irreversible: AbstractContextManager[None] = _NOTHING,
     ) -> None:
         self.index = RowIndex()
         self.segments: list[Segment] = []  # sealed, oldest first
@@ -170,7 +172,7 @@ class Log:
         """Finish the current segment, if there is one. It is not yet durable."""
         if self._writer is not None:
             index = self._writer.index()
-            with self._irreversible():  # a map is replaced, whose addresses are known
+            with self._irreversible:  # a map is replaced, whose addresses are known
                 segment = self._writer.seal(index)
                 self._addresses[segment.place] = segment.map.ctypes.data
                 self.segments.append(segment)

@@ -239,12 +239,12 @@ class Merges:
         new = merge.catalogue(contents)
         if new is not None:
             if isinstance(merge, Compaction):
-                with contents.irreversible():
+                with contents.irreversible:
                     contents.files.sync_directory("log")
             contents.replace_catalogue(new)
             contents.files.reached("merge:renamed")
         # From here on files, catalogue and index change together.
-        with contents.irreversible():
+        with contents.irreversible:
             self._installing = merge.install(contents)
         self._install_slice()
         self.folds += isinstance(merge, Fold)
@@ -253,7 +253,7 @@ class Merges:
 
     def _install_slice(self) -> None:
         assert self._installing is not None
-        with self._contents.irreversible():
+        with self._contents.irreversible:
             if next(self._installing, None) is None:
                 self._installing = self._looked_at = None  # what was due may still be
 

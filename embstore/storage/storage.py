@@ -199,7 +199,7 @@ class Storage:
         commands: command_records.Place | None,
     ) -> Catalogue:
         old = self.catalogue
-        with self.irreversible():
+        with self.irreversible:
             self.log.seal()
             uncommitted = self.log.uncommitted
             for segment in uncommitted:
@@ -274,7 +274,7 @@ class Storage:
         )
         self.begin_change()
         self._contents.replace_catalogue(restored)
-        with self.irreversible():
+        with self.irreversible:
             self.log.close()
             self._contents.use(restored)
             self.merges.try_again()

@@ -1,23 +1,98 @@
-"""Callers' arrays: of the host, or in the memory of the device that a table's rows are on.
+"""What a command names becomes shares of tables: its keys and arrays, where callers have them.
 
-Those in the device's memory are used where they are: keys, gradients, outputs. What is done on the
-host, as rows that are put, is copied there. All of this is inside a call: the device follows the
-stream that may still be writing an array.
+Arrays are the host's, or in the memory of the device that a table's rows are on. Those in the
+device's memory are used where they are: keys, gradients, outputs. What is done on the host, as rows
+that are put, is copied there. All of this is inside a call: the device follows the stream that may
+still be writing an array.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from embstore import commands as c
 from embstore.arrays import Keys, Rows, as_keys, as_out, as_rows, refusal
-from embstore.device.base import Array, Device
+from embstore.checks.call_bytes import refuse_more
+from embstore.device.base import Array, Device, Gradients
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE
-from embstore.tables.state import TableState
+from embstore.tables.state import Share, TableState
+from embstore.tables.tables import Tables
 
+Allocate = Callable[..., Sequence[Any]]
+"""Returns arrays for the rows of tables, by their names and shapes; and, of some of the rows, by
+the positions that go with them."""
+Out = Sequence[Any] | Allocate | None
+"""Arrays for the rows, None for a new one each; or what makes them from names and shapes."""
 _DTYPES: dict[int, Any] = {1: np.int64, 2: VALUE}
 """Of keys and of rows."""
+
+
+def lookup_shares(tables: Tables, parts: Sequence[c.TableKeys]) -> list[Share]:
+    """Return the shares of a lookup of rows by key.
+
+    Raises TableNotFoundError; InvalidArgumentError: an array, or the call is too large.
+    """
+    shares, size = [], 0
+    for part in parts:
+        table, keys = tables.find(part.table, part.table_id), part.keys
+        if not isinstance(keys, np.ndarray):
+            keys = keys_of(table, keys)
+        counts = None if part.counts is None else part.counts.astype(np.int64)
+        size += len(keys) * table.keyed_bytes
+        shares.append(Share(table, keys, counts=counts))
+    if size > tables.limits.call_bytes_max:
+        refuse_more(size, tables.limits.call_bytes_max)
+    return shares
+
+
+def gradient_shares(tables: Tables, parts: Sequence[c.TableGradients]) -> list[Share]:
+    """Return the shares of an update; gradients must be as wide as the tables' rows.
+
+    Raises as `lookup_shares`.
+    """
+    shares, size = [], 0
+    for part in parts:
+        table, keys, rows = tables.find(part.table, part.table_id), part.keys, part.gradients
+        if not isinstance(keys, np.ndarray):
+            keys = keys_of(table, keys)
+        if not isinstance(rows, np.ndarray) or rows.shape != (len(keys), table.dim):
+            rows = gradients_of(table, rows, len(keys))
+        size += len(keys) * table.keyed_bytes
+        shares.append(Share(table, keys, Gradients(rows)))
+    if size > tables.limits.call_bytes_max:
+        refuse_more(size, tables.limits.call_bytes_max)
+    return shares
+
+
+def outputs_of(
+    shares: Sequence[Share], counts: Sequence[int], out: Out
+) -> tuple[list[Rows | Array], Sequence[Any]]:
+    """Return arrays for so many rows of each share: as they are written to, and as the caller has
+    given them; of those that he has not, new ones on the host.
+
+    With keys in the device's memory `out` must be given: what is made here would go with the
+    caller's last reference, whatever its streams still do.
+    """
+    if callable(out):
+        pairs = [*zip(shares, counts, strict=True)]
+        out = out([s.table.name for s in shares], [(n, s.table.dim) for s, n in pairs])
+    arrays: list[Rows | Array] = []
+    for place, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        own = out[place] if out else None
+        if own is not None:
+            arrays.append(output_of(share.table, own, count))
+        elif isinstance(share.keys, np.ndarray):
+            arrays.append(np.empty((count, share.table.dim), np.float32))
+        else:
+            raise InvalidArgumentError(
+                f"table {share.table.name!r}: expected out to be given with keys in the device's "
+                "memory"
+            )
+    return arrays, arrays if not out else [
+        array if own is None else own for array, own in zip(arrays, out, strict=True)
+    ]
 
 
 def keys_of(table: TableState, keys: Any) -> Keys | Array:

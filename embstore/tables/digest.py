@@ -70,11 +70,8 @@ class TableDigest:
         self._changed = KeySet()
         self.reading: Reading | None = None
         """What the digest that runs still has to read; None: none runs."""
-
-    @property
-    def is_followed(self) -> bool:
+        self.is_followed = False
         """Whether a digest has been asked for, so that writes must be noted."""
-        return self._blocks is not None or self.reading is not None
 
     def note_written(self, keys: Keys) -> None:
         """Remember that these row keys of the table were written."""
@@ -86,6 +83,7 @@ class TableDigest:
         changed = None if self._blocks is None else self._changed.members()
         reading, nothing = Reading(pool, table_id, changed), KeySet()
         self.reading, self._changed = reading, nothing  # together, should memory have ended before
+        self.is_followed = True
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
         """Return the digest that was begun, 64 hexadecimal digits; hash what changed since the
@@ -109,6 +107,7 @@ class TableDigest:
                     known, self._blocks = self._blocks, None  # should memory end here
                     self._changed.add(reading.changed, 0)
                     self._blocks = known
+                self.is_followed = self._blocks is not None
         return root(identity, t, blocks - reading.first_block, kept)
 
     def records(self, table_id: int, low: int, count: int) -> bytes:

@@ -8,8 +8,9 @@ import numpy as np
 
 from embstore.arrays import Keys, refusal
 from embstore.cache.pool import Pool
+from embstore.checks.call_bytes import keyed_bytes
 from embstore.config import TableConfig
-from embstore.device.base import Batch, Counts, Gradients
+from embstore.device.base import Array, Batch, Counts, Gradients
 from embstore.errors import InvalidArgumentError, TableHeldError
 from embstore.results import TableEntry
 from embstore.tables.digest import TableDigest
@@ -39,6 +40,7 @@ class TableState:
         self.name = self.config.name
         self.dim = self.config.dim
         self.identity_json = self.config.identity_json()
+        self.keyed_bytes = keyed_bytes(self.dim)
 
     def entry(self) -> TableEntry:
         """Return what a commit records of the table."""
@@ -110,6 +112,20 @@ def batches(shares: Sequence[Share], *, grouped: bool = False) -> list[PoolBatch
         segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
         result.append(PoolBatch(pool, group, pool.finder.resolve(segments, grouped=grouped)))
     return result
+
+
+def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None:
+    """Return the scaled sums of each batch; wait for what is found in the batches. None: they are
+    needed by occurrence, and a batch has them by slot."""
+    sums = []
+    for part in parts:
+        gradients = [share.gradients for share in part.shares if share.gradients is not None]
+        sums.append(part.pool.writer.sum_by_key(part.batch, gradients, scale))
+    synchronize(parts)
+    for part in parts:
+        if part.needs_order:
+            return None
+    return sums
 
 
 def synchronize(parts: Sequence[PoolBatch]) -> None:

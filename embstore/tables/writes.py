@@ -15,6 +15,7 @@ changed.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,10 @@ from numpy.typing import NDArray
 from embstore.arithmetic import (
     add_ranks,
     canonicalize_nans,
+    scalars_of,
     scale_sums,
     unaccepted,
     unique,
-    update_scalars,
 )
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
 from embstore.cache.pool import Pool
@@ -40,6 +41,7 @@ from embstore.tables.state import (
     TableState,
     batches,
     check_writer,
+    sums_of,
     synchronize,
 )
 
@@ -68,11 +70,16 @@ def update(
     options: UpdateOptions,
     *,
     stages: Stages,
+    parts: Sequence[PoolBatch] | None = None,
     summed: Summed | None = None,
 ) -> bool:
     """Apply one update to every table of `shares`; return False if it was skipped.
 
-    `summed` is told what the update is, before anything changes.
+    Parameters
+    ----------
+    parts : the batches of the shares of a session's step, its tables' only writer; None: they are
+        made here
+    summed : is told what the update is, before anything changes
 
     Raises
     ------
@@ -80,32 +87,22 @@ def update(
         gradient that rule 9 refuses and that is not to be skipped.
     CapacityError, CorruptTableError : nothing has changed.
     """
-    check_writer([share.table for share in shares], "")
-    parts = batches(shares, grouped=True)
-    stages.laps += "unique", now()
-    return update_batches(parts, shares, options, stages=stages, summed=summed)
-
-
-def update_batches(
-    parts: Sequence[PoolBatch],
-    shares: Sequence[Share],
-    options: UpdateOptions,
-    *,
-    stages: Stages,
-    summed: Summed | None = None,
-) -> bool:
-    """Do the same with the batches of the shares, whose slots are known or being looked for."""
-    scale = np.float32(options.gradient_scale)
-    sums = _sums(parts, scale)
-    if any(part.needs_order for part in parts):
-        parts = batches(shares)
-        sums = _sums(parts, scale)
-    for part in parts:
-        part.pool.finder.updates_miss = part.batch.found.missing > 0
     tables = [share.table for share in shares]
-    _check_learning_rate(tables, options.learning_rate)
+    if parts is None:
+        check_writer(tables, "")
+        parts = batches(shares, grouped=True)
+    stages.laps += "unique", now()
+    scale = np.float32(options.gradient_scale)
+    sums = sums_of(parts, scale)
+    if sums is None:
+        parts = batches(shares)
+        sums = sums_of(parts, scale)
+        assert sums is not None, "only a batch by slots can be void"
+    if options.learning_rate is not None:
+        _check_learning_rate(tables, options.learning_rate)
     wrong: list[tuple[int, Gradient]] = []
     for part, own in zip(parts, sums, strict=True):
+        part.pool.finder.updates_miss = part.batch.found.missing > 0
         if part.batch.found.large >= 0:
             wrong += unaccepted(*_on_host([part], [own])[0])
     stages.laps += "sum_by_key", now()
@@ -135,12 +132,15 @@ def update_ranks(
     everyone = [share for shares in ranks for share in shares]
     tables = list({share.table.table_id: share.table for share in everyone}.values())
     check_writer(tables, session)
-    _check_learning_rate(tables, options.learning_rate)
+    if options.learning_rate is not None:
+        _check_learning_rate(tables, options.learning_rate)
     one = np.float32(1.0)
     by_pool: dict[int, tuple[Pool, list[tuple[Keys, Rows]]]] = {}
     for shares in ranks:
         parts = batches(shares)
-        for part, own in zip(parts, _on_host(parts, _sums(parts, one)), strict=True):
+        sums = sums_of(parts, one)
+        assert sums is not None, "only a batch by slots can be void"
+        for part, own in zip(parts, _on_host(parts, sums), strict=True):
             by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(own)
     total = [(pool, *_added(parts, options.gradient_scale)) for pool, parts in by_pool.values()]
     wrong = [found for _, keys, g in total for found in unaccepted(keys, g)]
@@ -181,21 +181,11 @@ def put_rows(puts: Sequence[Put], session: str = "") -> None:
     _write(named, tables, [put.add_t for put in puts], Stages())
 
 
-def _check_learning_rate(tables: Sequence[TableState], given: float | None) -> None:
-    """Check that the optimizer of every table takes the rate that a call gives, if any."""
-    for table in tables if given is not None else ():
+def _check_learning_rate(tables: Sequence[TableState], given: float) -> None:
+    """Check that the optimizer of every table takes the rate that a call gives."""
+    for table in tables:
         what = f"table {table.name!r}: learning_rate"
         table.config.optimizer.check_learning_rate(given, what)
-
-
-def _sums(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array]:
-    """Return the scaled sums of each batch; wait for what is found in the batches."""
-    sums = []
-    for part in parts:
-        gradients = [share.gradients for share in part.shares if share.gradients is not None]
-        sums.append(part.pool.writer.sum_by_key(part.batch, gradients, scale))
-    synchronize(parts)
-    return sums
 
 
 def _on_host(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Keys, Rows]]:
@@ -229,25 +219,11 @@ def _apply(
             )
     for table in tables:
         rate = table.learning_rate if learning_rate is None else learning_rate
-        table.pool.parameters.scalars[table.table_id] = update_scalars(
+        table.pool.parameters.scalars[table.table_id] = scalars_of(
             table.config.optimizer, table.t + 1, rate, table.dim
         )
-    named = [(pool, keys, _optimizer(pool, keys, sums)) for pool, keys, sums in parts]
+    named = [(pool, keys, partial(pool.writer.apply, keys, sums)) for pool, keys, sums in parts]
     _write(named, tables, [1] * len(tables), stages)
-
-
-def _optimizer(pool: Pool, keys: Array, sums: Array) -> Change:
-    def apply(slots: Array, low: int, high: int) -> None:
-        pool.device.rows.apply(
-            pool.layout.optimizer,
-            pool.slots.memory,
-            slots,
-            keys[low:high],
-            sums[low:high],
-            pool.parameters,
-        )
-
-    return apply
 
 
 def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Change]:
@@ -287,39 +263,44 @@ def _write(
     stages.laps += "hold", now()
     if not tables:
         return
-    for pool, keys, _ in writes:
-        _set_aside([table for table in tables if table.pool is pool], keys)
+    followed = [table for table in tables if table.digest.is_followed]
+    if followed:
+        _set_aside(followed, writes)
     # Rows, leaves and t change together: whatever interrupts this, a signal too, fails the store.
     storage = tables[0].pool.storage
-    storage.begin_change()
-    with storage.irreversible():
+    storage.is_changing = True
+    with storage.irreversible:
         for (pool, keys, change), slots in zip(writes, prepared, strict=True):
             pool.writer.write(keys, slots, change)
-            _note_written([table for table in tables if table.pool is pool], keys)
+        if followed:
+            _note_written(followed, writes)
         for table, more in zip(tables, add_t, strict=True):
             table.t += more
     stages.laps += "apply", now()
 
 
-def _set_aside(tables: Sequence[TableState], d_keys: Array) -> None:
+def _set_aside(tables: Sequence[TableState], writes: Sequence[tuple[Pool, Array, Change]]) -> None:
     """Keep rows as they are for the digests that have still to read them."""
-    reading = [table for table in tables if table.digest.reading is not None]
-    for table, keys in _keys_of(reading, d_keys):
+    for table, keys in _keys_of([table for table in tables if table.digest.reading], writes):
         if table.digest.reading is not None:
             table.digest.reading.set_aside(keys)
 
 
-def _note_written(tables: Sequence[TableState], d_keys: Array) -> None:
-    followed = [table for table in tables if table.digest.is_followed]
-    for table, keys in _keys_of(followed, d_keys):
+def _note_written(
+    tables: Sequence[TableState], writes: Sequence[tuple[Pool, Array, Change]]
+) -> None:
+    for table, keys in _keys_of(tables, writes):
         table.digest.note_written(keys)
 
 
-def _keys_of(tables: Sequence[TableState], d_keys: Array) -> Iterator[tuple[TableState, Keys]]:
-    """Yield which row keys of one pool are each table's."""
-    if tables:
-        keys = tables[0].pool.device.memory.download(d_keys)
-        for table in tables:
+def _keys_of(
+    tables: Sequence[TableState], writes: Sequence[tuple[Pool, Array, Change]]
+) -> Iterator[tuple[TableState, Keys]]:
+    """Yield which of the row keys that are written are each table's."""
+    for pool, d_keys, _ in writes:
+        own = [table for table in tables if table.pool is pool]
+        keys = pool.device.memory.download(d_keys) if own else np.empty(0, np.int64)
+        for table in own:
             yield table, keys[keys >> KEY_BITS == table.table_id]
 
 

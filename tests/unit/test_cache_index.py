@@ -1,6 +1,6 @@
 """Key -> slot: the index grows with its slots, and is built anew where its stash is full."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pytest
@@ -16,10 +16,13 @@ from tests.unit.small_stores import generator
 SEED = 89
 
 
+_NOTHING = nullcontext()
+
+
 class Slots:
     """Slots of a device whose keys the test sets, and their index."""
 
-    def __init__(self, count, device=None, irreversible=nullcontext):
+    def __init__(self, count, device=None, irreversible=_NOTHING):
         self.device = device or CpuDevice(1)
         self.memory = self.device.memory.allocate_slots(Layout(4, 0, "sgd"))
         self.device.memory.reserve_slots(self.memory, 0, count, count)
@@ -108,16 +111,12 @@ def test_a_full_stash_makes_a_larger_index_of_the_slots():
 def test_a_larger_index_that_cannot_be_had_is_too_late_to_be_refused():
     device, entered = CpuDevice(1), []
 
-    @contextmanager
-    def irreversible():
-        try:
-            yield
-        except CapacityError as exc:
+    class Irreversible(AbstractContextManager):
+        def __exit__(self, _, exc, __):
             entered.append(exc)
-            raise
 
     device.keys = FullStash(device.work)
-    slots_of = Slots(50, device, irreversible)
+    slots_of = Slots(50, device, Irreversible())
     slots_of.grow(50)
     device.keys.refusals = 1
 

@@ -44,17 +44,17 @@ def pieces(monkeypatch):
 def logged_in_turns(store, monkeypatch):
     """Return a list that gets how many rows each slice, and each command, logs."""
     frame, turns = store.executor.tables.frame, []
-    begin, append = frame._begin, storage_of(store).appender.append
+    check, append = frame._check_open, storage_of(store).appender.append
 
     def begun():
         turns.append(0)
-        begin()
+        check()
 
     def appended(keys, rows, slots):
         turns[-1] += len(keys)
         append(keys, rows, slots)
 
-    monkeypatch.setattr(frame, "_begin", begun)
+    monkeypatch.setattr(frame, "_check_open", begun)
     monkeypatch.setattr(storage_of(store).appender, "append", appended)
     return turns
 
