@@ -5,8 +5,8 @@ name and the time at its end:
 
     stages.laps += "gather", now()
 
-which calls no function of Python: a call of few keys would notice. The laps of a call are added up
-when it ends.
+which calls no function of Python: a call of few keys would notice. Laps are added up when somebody
+asks, or when there are many.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ from time import monotonic_ns as now
 
 from embstore.stats import counter
 
-__all__ = ["Spent", "StageStats", "Stages", "now"]
+LAPS_MAX = 1000
+"""That wait to be added up."""
+__all__ = ["LAPS_MAX", "Spent", "StageStats", "Stages", "now"]
 
 
 @dataclass
@@ -37,27 +39,33 @@ class Stages:
     """Seconds and laps by stage, since the store was opened. Engine thread only."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, StageStats] = {}
+        self.laps: list[str | int] = []
+        """Not yet added up: of each call "" and when it began, then the name of each stage, and
+        when it ended."""
         self.of_work = Spent()
         """Of the work at hand: a server puts a new one here before each task."""
-        self.begun = 0
-        """When the running call began, by `now`."""
-        self.laps: list[str | int] = []
-        """Of the running call: the name of each stage, and when it ended."""
+        self._by_name: dict[str, StageStats] = {}
 
-    def end_call(self) -> None:
-        """Account the laps of the call that ends."""
-        began, laps, self.laps = self.begun, self.laps, []
+    def settle(self) -> None:
+        """Add up the laps."""
+        laps, self.laps, began = self.laps, [], 0
         for place in range(0, len(laps), 2):
             stage, ended = laps[place], laps[place + 1]
             assert isinstance(stage, str) and isinstance(ended, int)
-            stats = self.by_name.get(stage)
-            if stats is None:
-                stats = self.by_name[stage] = StageStats()
-            stats.seconds += (ended - began) * 1e-9
-            stats.laps += 1
-            self.of_work.add(stage, began, ended)
+            if stage:
+                stats = self._by_name.get(stage)
+                if stats is None:
+                    stats = self._by_name[stage] = StageStats()
+                stats.seconds += (ended - began) * 1e-9
+                stats.laps += 1
+                self.of_work.add(stage, began, ended)
             began = ended
+
+    @property
+    def by_name(self) -> dict[str, StageStats]:
+        """All stages so far."""
+        self.settle()
+        return self._by_name
 
     def seconds(self) -> dict[str, float]:
         """Return {stage: seconds}."""

@@ -121,8 +121,11 @@ class Finder:
             index = self._slots.index
             self._device.keys.probe(index.arrays, batch, slots)
             self._found_for, self._found, self._probed_at = batch, slots, index.rebuilds
-        if not self._device.is_queued:
+        if self.arriving and not self._device.is_queued:
             self._settle(batch)
+        elif not self._device.is_queued:
+            keys, self._missing, self._found_at = batch.unique_keys, batch.found.missing, self.moves
+            self._found_for, self._found = keys, slots[: len(keys)]
 
     def looked_at(self, batch: Batch) -> Array | None:
         """Return where the slots of a batch are being looked for, or are, all of them; None where

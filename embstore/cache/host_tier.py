@@ -109,8 +109,9 @@ class HostTier:
         except CapacityError:
             self.slots.put_back(count)
             return
-        self.slots.index.place(keys, places, self.slots.memory, self.slots.count, 0)
-        self._scores.touch(places, count)
+        score = self._scores.first_score
+        self.slots.index.place(keys, places, self.slots.memory, self.slots.count, score)
+        self._scores.count_touches(count)
         self._locked += count
 
     def _grow(self) -> bool:

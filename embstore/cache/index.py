@@ -65,9 +65,11 @@ class SlotIndex:
         """Give slots to absent keys, and add these."""
         arrays = self.synchronize()
         self._device.slots.place_keys(memory, slots, keys, score)
-        self._inserted = self._device.keys.insert(arrays, keys, slots), memory, slot_count
-        if not self._device.is_queued:
-            self.synchronize()
+        is_whole = self._device.keys.insert(arrays, keys, slots)
+        if self._device.is_queued or not is_whole():
+            self._inserted = is_whole, memory, slot_count
+            if not self._device.is_queued:
+                self.synchronize()
 
     def erase(self, keys: Keys) -> None:
         """Remove present keys."""

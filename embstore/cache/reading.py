@@ -54,8 +54,8 @@ class PoolReader:
         if self.finder.lookups_miss and self.device.is_queued:
             return False
         before = scores.clock
-        if admit:  # if this raises, rows may have the new clock, and may leave in the next call
-            scores.tick()
+        # If this raises, rows may have the new clock, and may leave in the next call.
+        scores.clock += admit
         touched = self.device.rows.look_up(
             slots.memory,
             slots.index.arrays,

@@ -98,30 +98,37 @@ class Residency:
         CapacityError : no room in the log for the victims.
         CorruptTableError : a stored record is not what was written.
         """
-        count = len(keys)
-        slots, missing = self.finder.find(keys)
+        count, finder = len(keys), self.finder
+        slots, missing = finder.find(keys)
         if missing:
-            if self.part_keys(count) < count:
+            moves = finder.moves
+            if self.pins.unpinned_count < count and self.part_keys(count) < count:
                 return None
-            slots, missing = self.finder.find(keys)  # again, if making room has moved rows
+            if finder.moves != moves:  # making room has moved rows
+                slots, missing = finder.find(keys)
         self.stages.laps += "probe", now()
-        hits = self._hits(batch, slots, counts, missing, first) if batch is not None else None
-        self.scores.tick()
-        self.scores.touch(slots, count - missing)
+        score = self.scores.begin_call(slots, count - missing)
+        if not missing and batch is not None and count == len(batch.unique_keys):
+            self.count_all_hit(batch, counts)
+            return slots
+        hits: Answer[tuple[int, int]] | None = None
+        if batch is not None:
+            hits = self.device.keys.count_accesses(batch, slots, first, first + count, counts)
         if missing:
             answer = self.device.keys.absent(keys, slots, missing)
             victims = self.evictor.ask_victims(missing)
             places, absent = answer()
             if batch is not None:
                 self._count_missed(absent)
+            fetched = self._fetch(absent, victims, score)
         if hits is not None:  # asked for before, and known since that answer
             accesses, of_them_hits = hits()
             self.counters.count_lookup(
                 keys=count, missing=missing, accesses=accesses, hits=of_them_hits
             )
         if missing:
-            self.device.keys.set_slots(slots, places, self._fetch(absent, victims))
-            self.finder.note(keys, slots, 0)
+            self.device.keys.set_slots(slots, places, fetched)
+            finder.note(keys, slots, 0)
         return slots
 
     def _count_missed(self, keys: Keys) -> None:
@@ -131,8 +138,8 @@ class Residency:
         for low, high in pairwise(cuts):
             self.missed_rows[int(ids[low])] += high - low
 
-    def _fetch(self, keys: Keys, victims: Answer[Victims] | None) -> Slots:
-        """Bring absent rows in, and return their slots.
+    def _fetch(self, keys: Keys, victims: Answer[Victims] | None, score: int) -> Slots:
+        """Bring absent rows in, whose slots have this score then, and return the slots.
 
         Victims leave first. Then the rows come, from the host tier, and the others one staging
         buffer after the other: while the device copies one in, the next is read.
@@ -153,9 +160,8 @@ class Residency:
             raise
         with self.storage.irreversible:  # half of it: a row in two places, or in none
             self.finder.moves += 1
-            self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, 0)
-            self.scores.touch(slots, len(slots))
-            self.scores.admit(slots, keys)
+            self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, score)
+            self.scores.admit(slots, keys, touched=len(slots))
         self.stages.laps += "insert", now()
         return slots
 
@@ -165,12 +171,17 @@ class Residency:
         """Return slots for absent keys, whose victims leave, and which of the keys have their rows
         still to come: those that the host tier has are in their slots then.
 
+        victims : what `ask_victims` has returned for as many keys
+
         Raises
         ------
         CapacityError : no room in the log for the rows that would have to leave.
         """
-        self.device.memory.secure(len(keys))
+        if self.device.is_queued:
+            self.device.memory.secure(len(keys))
         if self.tier is None:
+            if victims is None:
+                return self.slots.take(len(keys)), _ALL
             return self.evictor.take(len(keys), victims), _ALL
         found = self.tier.look(keys)
         try:
@@ -197,17 +208,6 @@ class Residency:
         self.stages.laps += "read", now()
         self.place_rows(keys, slots, rows, found)
         self.stages.laps += "insert", now()
-
-    def _hits(
-        self, batch: Batch, slots: Array, counts: Counts | None, missing: int, first: int
-    ) -> Answer[tuple[int, int]] | None:
-        """Ask for accesses and hits of the lookup of a batch, or of a part of it. None: all have
-        hit, which is counted."""
-        count = len(slots)
-        if missing or count < len(batch.unique_keys):
-            return self.device.keys.count_accesses(batch, slots, first, first + count, counts)
-        self.count_all_hit(batch, counts)
-        return None
 
     def count_all_hit(self, batch: Batch, counts: Counts | None) -> None:
         """Count the lookup of a batch whose rows were all there."""

@@ -32,7 +32,7 @@ from embstore.arrays import Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Answer, Array, Batch, Device, SlotContents, Slots
-from embstore.score import CLOCK_BITS, COUNT_NONE, FORESEEN, PIN_ONE
+from embstore.score import CLOCK_BITS, COUNT_NONE, COUNT_UP, FORESEEN, PIN_ONE
 
 _LOOKED_AT = 64
 _LOWERED_SHARE = 64
@@ -67,6 +67,18 @@ class Scores:
         self.policy, self._touches = policy, 0
         self.forget()
 
+    @property
+    def first_score(self) -> int:
+        """Of a row that comes, and is touched by the running call."""
+        return self.clock | (self.policy.counting == COUNT_UP) << CLOCK_BITS
+
+    def begin_call(self, slots: Array | Slots, touched: int) -> int:
+        """Begin a call, or a part of one, that uses slots; `touched` of them are not -1. Return the
+        score of a row that comes, and is touched by it."""
+        self.clock += 1
+        self.touch(slots, touched)
+        return self.first_score
+
     def tick(self) -> None:
         """Begin a call, or a part of one: what was touched before may be evicted again."""
         self.clock += 1
@@ -92,11 +104,14 @@ class Scores:
             self._touches = 0
             self.forget()
 
-    def admit(self, slots: Slots, keys: Keys) -> None:
-        """Score slots that were just given to rows, and are touched by the running call or pending.
+    def admit(self, slots: Slots, keys: Keys, *, touched: int = 0) -> None:
+        """Score slots that were just given to rows: `touched` of them by the running call, as
+        `first_score` says; or they are pending.
 
         Where another slot is free, the next row to come has no victim whose count a row could take.
         """
+        if touched:
+            self.count_touches(touched)
         if self.policy.has_levels:
             self.rank_again(slots, keys)
         elif self.policy.counts_touches and not self.slots.free_count:

@@ -260,7 +260,9 @@ class Engine:
         if map_version:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
-        return self._begun(command, into, origin)
+        if origin is not None and self.tables.frame.log is not None:
+            return self._begun(command, into, origin)
+        return HANDLERS[type(command)](self, command, into)
 
     begin = kept(_begin)
 

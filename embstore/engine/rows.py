@@ -72,8 +72,7 @@ def _lookup(
         asked: list[tuple[list[Share], Sequence[Any]]] = []
         for command, out in zip(commands, outs, strict=True):
             shares = lookup_shares(tables, command.tables)
-            counts = [len(share.keys) for share in shares]
-            written, given = outputs_of(shares, counts, out)
+            written, given = outputs_of(shares, out)
             everyone += shares
             arrays += written
             asked.append((shares, given))
@@ -100,7 +99,7 @@ def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRe
         shares = [_share(engine, part) for part in command.tables]
         bags = [part.bags for part in command.tables]
         counts = [len(of.offsets) - 1 for of in bags]
-        rows, given = outputs_of(shares, counts, out)
+        rows, given = outputs_of(shares, out, counts)
         if len(shares) > 1:
             _check_ranges(shares)
         for share, of, own in zip(shares, bags, rows, strict=True):

@@ -83,7 +83,8 @@ class Frequencies:
     def note(self, shares: Sequence[Share]) -> None:
         """Take up a lookup: how many keys it has; what they are, if it is one that is counted."""
         for share in shares:
-            share.table.lookup_keys += share.accesses
+            count = len(share.keys) if share.counts is None else share.accesses
+            share.table.lookup_keys += count
         self._looked_up(shares)
         if self.accesses.begin_call():
             download = self._device.memory.download

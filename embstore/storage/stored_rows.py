@@ -31,7 +31,7 @@ class Located:
     keys: Keys  # (n,) unique
     addresses: NDArray[np.uint64]  # (n,), 0: nowhere
     found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base, 3 either
-    maps: tuple[object, ...]  # what the addresses point into
+    maps: tuple[object, ...] | None  # what the addresses point into; None: there is none
 
 
 class StoredRows:
@@ -62,7 +62,7 @@ class StoredRows:
         addresses = np.empty(len(keys), np.uint64)
         in_log = self._locate(keys, addresses)
         found = 2 * (addresses != 0).view(np.uint8) - in_log.view(np.uint8)
-        return Located(keys, addresses, found, self._contents.maps())
+        return Located(keys, addresses, found, self._contents.maps() if found.any() else None)
 
     def collect(self, located: Located, rows: Rows) -> None:
         """Copy located rows, if any, to `rows`, (n, stride), written where found. Any thread."""

@@ -67,14 +67,18 @@ def gradient_shares(tables: Tables, parts: Sequence[c.TableGradients]) -> list[S
 
 
 def outputs_of(
-    shares: Sequence[Share], counts: Sequence[int], out: Out
+    shares: Sequence[Share], out: Out, counts: Sequence[int] | None = None
 ) -> tuple[list[Rows | Array], Sequence[Any]]:
-    """Return arrays for so many rows of each share: as they are written to, and as the caller has
-    given them; of those that he has not, new ones on the host.
+    """Return arrays for the rows of each share: as they are written to, and as the caller has given
+    them; of those that he has not, new ones on the host.
+
+    counts : rows of each; None: one a key
 
     With keys in the device's memory `out` must be given: what is made here would go with the
     caller's last reference, whatever its streams still do.
     """
+    if counts is None:
+        counts = [len(share.keys) for share in shares]
     if callable(out):
         pairs = [*zip(shares, counts, strict=True)]
         out = out([s.table.name for s in shares], [(n, s.table.dim) for s, n in pairs])

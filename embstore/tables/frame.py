@@ -36,7 +36,7 @@ from embstore.errors import (
     StoreClosedError,
     WritesPausedError,
 )
-from embstore.stages import Stages, now
+from embstore.stages import LAPS_MAX, Stages, now
 from embstore.storage.storage import Storage
 from embstore.tables.command_log import CommandLog, SessionPlace
 
@@ -162,7 +162,9 @@ class Frame:
             self._check_open()
             if self._is_busy:
                 raise InvalidArgumentError(_IS_BUSY)
-            self.stages.begun = now()
+            if len(self.stages.laps) > LAPS_MAX:
+                self.stages.settle()
+            self.stages.laps += "", now()
             self.storage.is_changing = False
             self._is_busy = True
             try:
@@ -187,7 +189,6 @@ class Frame:
                     raise
                 raise refusal from exc
             finally:
-                self.stages.end_call()
                 self._is_busy, self._appends = False, None
                 if self._close is not None:
                     self.close(self._close)

@@ -29,16 +29,15 @@ def lookup(
     if _needs_no_batch(shares) and _looked_up(shares, outs, admit=admit):
         stages.laps += "gather", now()
         return True
-    out_of = {id(share): out for share, out in zip(shares, outs, strict=True)}
-    parts = batches(shares)
-    pool_outs = [[out_of[id(share)] for share in part.shares] for part in parts]
-    synchronize(parts)
+    parts = batches(shares, known=True)
     stages.laps += "unique", now()
     for part in parts:
         part.pool.finder.lookups_miss = part.batch.found.missing > 0
-    if resident_only and any(part.batch.found.missing for part in parts):
-        return False
-    for part, own in zip(parts, pool_outs, strict=True):
+        if resident_only and part.batch.found.missing:
+            return False
+    out_of = dict(zip(map(id, shares), outs, strict=True))
+    for part in parts:
+        own = [*map(out_of.__getitem__, map(id, part.shares))]
         if admit:
             part.pool.reader.gather(part.batch, own, part.counts)
         else:
@@ -62,7 +61,9 @@ def _needs_no_batch(shares: Sequence[Share]) -> bool:
 
 def _looked_up(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool) -> bool:
     segments = [(share.table.table_id, share.table.rows, share.keys) for share in shares]
-    accesses = sum(share.accesses for share in shares)
+    accesses = 0
+    for share in shares:
+        accesses += len(share.keys) if share.counts is None else share.accesses
     return shares[0].table.pool.reader.look_up(segments, outs, accesses, admit=admit)
 
 
@@ -94,8 +95,7 @@ def lookup_pooled(
 
 def read_rows(share: Share, weights: Rows, state: Rows) -> None:
     """Write weights (n, dim) and optimizer state (n, state_dim). Leaves no trace in the cache."""
-    (part,) = parts = batches([share])
-    synchronize(parts)
+    (part,) = batches([share], known=True)
     device, dim = part.pool.device, share.table.dim
     rows = device.rows.read_rows(*part.pool.reader.peek_rows(part.batch))[
         device.memory.download(part.batch.inverse)

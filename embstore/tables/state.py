@@ -76,6 +76,9 @@ class PoolBatch:
     pool: Pool
     shares: list[Share]
     batch: Batch
+    counts: Counts | None = None
+    """Accesses that each position stands for, (n,); None: 1 each. The batch has none, as it may be
+    that of an earlier call with other counts."""
 
     @property
     def needs_order(self) -> bool:
@@ -84,24 +87,21 @@ class PoolBatch:
         found = self.batch.found
         return self.batch.is_grouped and (found.missing > 0 or found.large >= 0)
 
-    @property
-    def counts(self) -> Counts | None:
-        """Accesses that each position stands for, (n,); None: 1 each.
 
-        No part of the batch, which may be the one of a call before that had other counts.
-        """
-        if all(share.counts is None for share in self.shares):
-            return None
-        ones = [np.ones(len(share.keys), np.int64) for share in self.shares]
-        given = [share.counts for share in self.shares]
-        return np.concatenate([o if c is None else c for o, c in zip(ones, given, strict=True)])
-
-
-def batches(shares: Sequence[Share], *, grouped: bool = False) -> list[PoolBatch]:
+def batches(
+    shares: Sequence[Share], *, grouped: bool = False, known: bool = False
+) -> list[PoolBatch]:
     """Return the command's batches, one a pool. Their kernels are queued: `synchronize` before
     anything is done with their findings.
 
+    Parameters
+    ----------
     grouped : by slot, where that is better; these may turn out to be void
+    known : wait for the findings
+
+    Raises
+    ------
+    InvalidArgumentError : a key outside [0, rows) of its table, where that is known.
     """
     by_pool: dict[int, list[Share]] = {}
     for share in shares:
@@ -110,8 +110,24 @@ def batches(shares: Sequence[Share], *, grouped: bool = False) -> list[PoolBatch
     for group in by_pool.values():
         pool = group[0].table.pool
         segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
-        result.append(PoolBatch(pool, group, pool.finder.resolve(segments, grouped=grouped)))
+        counts = _counts(group)
+        batch = pool.finder.resolve(segments, grouped=grouped)
+        part = PoolBatch(pool, group, batch, counts)
+        if not pool.device.is_queued and batch.found.outside >= 0:
+            raise _out_of_range(part, batch.found.outside)
+        result.append(part)
+    if known and result and result[0].pool.device.is_queued:
+        synchronize(result)
     return result
+
+
+def _counts(shares: Sequence[Share]) -> Counts | None:
+    """Return the accesses that each position stands for, (n,); None: 1 each."""
+    if all(share.counts is None for share in shares):
+        return None
+    ones = [np.ones(len(share.keys), np.int64) for share in shares]
+    given = [share.counts for share in shares]
+    return np.concatenate([o if c is None else c for o, c in zip(ones, given, strict=True)])
 
 
 def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None:
@@ -121,25 +137,25 @@ def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None
     for part in parts:
         gradients = [share.gradients for share in part.shares if share.gradients is not None]
         sums.append(part.pool.writer.sum_by_key(part.batch, gradients, scale))
-    synchronize(parts)
-    for part in parts:
-        if part.needs_order:
-            return None
+    if parts and parts[0].pool.device.is_queued:
+        synchronize(parts)
+        for part in parts:
+            if part.needs_order:
+                return None
     return sums
 
 
 def synchronize(parts: Sequence[PoolBatch]) -> None:
-    """Wait for the device, and refuse a key outside [0, rows) of its table.
+    """Wait for the device, where work is queued, and refuse a key outside [0, rows) of its table.
 
     None is refused while a batch `needs_order`: its own may be the first that has to be named.
     """
-    if parts and parts[0].pool.device.is_queued:
-        if len(parts) > 1:  # one wait for all of them
-            parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
-        for part in parts:
-            part.pool.finder.synchronize(part.batch)
-        if any(part.needs_order for part in parts):
-            return
+    if len(parts) > 1:  # one wait for all of them
+        parts[0].pool.device.keys.synchronize(*[part.batch for part in parts])
+    for part in parts:
+        part.pool.finder.synchronize(part.batch)
+    if any(part.needs_order for part in parts):
+        return
     for part in parts:
         if part.batch.found.outside >= 0:
             raise _out_of_range(part, part.batch.found.outside)

@@ -42,7 +42,6 @@ from embstore.tables.state import (
     batches,
     check_writer,
     sums_of,
-    synchronize,
 )
 
 T_MAX = 2**64 - 1
@@ -171,8 +170,7 @@ def put_rows(puts: Sequence[Put], session: str = "") -> None:
     """
     tables = [put.share.table for put in puts]
     check_writer(tables, session)
-    parts = batches([put.share for put in puts])
-    synchronize(parts)
+    parts = batches([put.share for put in puts], known=True)
     by_table = {put.share.table.table_id: put for put in puts}
     named = [
         _overwriting(part, [by_table[share.table.table_id] for share in part.shares])

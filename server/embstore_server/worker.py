@@ -277,11 +277,14 @@ class Worker:
                 "nothing has changed"
             )
         else:
-            self._engine.tables.stages.of_work = task.stage_seconds
+            stages = self._engine.tables.stages
+            stages.settle()  # of what is no task
+            stages.of_work = task.stage_seconds
             try:
                 result = task.work(self._engine)
             except BaseException as exc:
                 error = _untraced(exc)
+            stages.settle()
         task.run_s = monotonic() - started
         self.running = None
         task.work = _done
