@@ -39,7 +39,7 @@ FLAGS = (
 )
 COMPILE_SECONDS_MAX = 600
 
-WAITING = re.compile(r"__sync(?:threads|warp)\b|__shfl\w*|__ballot\w*")
+WAITING = re.compile(r"__sync(?:threads|warp)\b|__shfl\w*|__ballot\w*|__nanosleep\b")
 """What a plain loop over a block's threads cannot do."""
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -176,7 +176,7 @@ def _parameters(kernel: str, text: str) -> tuple[Parameter, ...]:
 def _parameter(kernel: str, text: str) -> Parameter:
     words = re.findall(r"\w+|\*", text)
     name = words.pop()
-    type_name = " ".join(w for w in words if w not in ("const", "__restrict__", "*"))
+    type_name = " ".join(w for w in words if w not in ("const", "volatile", "__restrict__", "*"))
     known = _POINTEE_BYTES if "*" in words else _SCALARS
     if type_name not in known or words.count("*") > 1:
         raise KernelError(f"{kernel}: parameter {name}: no kernel takes {' '.join(text.split())}")

@@ -57,6 +57,7 @@ constexpr unsigned WARPS = THREADS / LANES;
 constexpr size_t STACK_BYTES = 128 << 10;
 constexpr size_t GUARD_BYTES = 4 << 10;
 constexpr int GARBAGE = 0xa5;
+constexpr unsigned NAPS_MAX = 1 << 24;  // of a launch, while none of its threads ends
 
 }  // namespace shim
 
@@ -168,7 +169,7 @@ static void (*body)();
 static State states[THREADS];
 static const char* places[THREADS];
 static unsigned char ready[THREADS];
-static unsigned ready_count, ended_count, block_arrived;
+static unsigned ready_count, ended_count, block_arrived, naps;
 static Warp warps[WARPS];
 
 [[noreturn]] __attribute__((noipa)) static void fail() {
@@ -222,6 +223,7 @@ static void run_thread() {
     body();
     states[threadIdx.x] = ENDED;
     ++ended_count;
+    naps = 0;
     give_way();
 }
 
@@ -241,6 +243,14 @@ static void stand_at(const char* place, State state) {
     if (!in_fibers) fail_at(place, "reached by a kernel that is run as a plain one");
     states[threadIdx.x] = state;
     places[threadIdx.x] = place;
+}
+
+// A thread that polls for what another one writes lets others run.
+__attribute__((noipa)) static void nap(const char* place) {
+    if (!in_fibers) fail_at(place, "reached by a kernel that is run as a plain one");
+    if (++naps == NAPS_MAX) fail_at(place, "polls for what no thread writes");
+    ready[ready_count++] = static_cast<unsigned char>(threadIdx.x);
+    give_way();
 }
 
 static void compare(const char* place, const char* with) {
@@ -326,7 +336,7 @@ static void run_fibers() {
     }
     for (Warp& warp : warps) warp.arrived = warp.turn = 0;
     ready_count = THREADS - 1;
-    ended_count = block_arrived = 0;
+    ended_count = block_arrived = naps = 0;
     threadIdx.x = ready[THREADS - 1];
     switch_to(outside, contexts[threadIdx.x]);
     if (!message[0] && ended_count < THREADS) say_where_threads_stand();
@@ -452,9 +462,14 @@ SHIM_CHECK(divrem_overflow, "a division by zero, or one that overflows")
     shim::shuffle_down(SHIM_AT("__shfl_down_sync"), mask, value, delta)
 #define __ballot_sync(mask, predicate) \
     shim::ballot(SHIM_AT("__ballot_sync"), mask, predicate)
+#define __nanosleep(nanoseconds) shim::nap(SHIM_AT("__nanosleep"))
 
 // Memory
 
+static inline void __threadfence() {
+    asm volatile("" ::: "memory");
+    shim::maybe_give_way();
+}
 template <class T> static inline T __ldg(const T* address) { return *address; }
 template <class T> static inline T __ldcs(const T* address) { return *address; }
 template <class T> static inline void __stcs(T* address, T value) { *address = value; }
