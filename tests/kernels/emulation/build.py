@@ -18,6 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,23 +97,55 @@ class Kernel:
         self.name = declaration.name
         self.parameters = declaration.parameters
         self.waits = declaration.waits
-        self._launch = getattr(library, f"launch_{self.name}")
-        self._launch.restype = ctypes.c_char_p
-        self._launch.argtypes = (ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p)
-        self._arguments = ctypes.c_uint64 * len(self.parameters)
+        self.library = library
+        self.address = ctypes.addressof(ctypes.c_char.in_dll(library, f"kernel_{self.name}"))
 
-    def launch(self, blocks: int, words: list[int], *, seed: int = 0, fibers: bool = False) -> None:
-        """Run it with one 64-bit word for each parameter; fibers where it waits, or where told.
 
-        Raises
-        ------
-        KernelError : it went wrong, and stopped at once.
-        """
-        assert 0 < blocks < 2**31, f"{self.name}: {blocks} blocks"
-        assert len(words) == len(self.parameters)
-        failed = self._launch(blocks, seed, fibers or self.waits, self._arguments(*words))
-        if failed:
-            raise KernelError(f"{self.name}: {failed.decode()}")
+class _Launch(ctypes.Structure):
+    """As fibers.h has it; the rest of its fields is its own."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("blocks", ctypes.c_uint),
+        ("own", ctypes.c_uint * 2),
+        ("next", ctypes.c_ulonglong),
+    )
+
+
+class Launch(NamedTuple):
+    """Blocks of a kernel, with one 64-bit word for each of its parameters."""
+
+    kernel: Kernel
+    blocks: int
+    words: list[int]
+
+
+def run(*launches: Launch, seed: int = 0, fibers: bool = False, resident_blocks: int = 1) -> None:
+    """Run launches of kernels of one source at the same time.
+
+    They run in fibers where one of them waits, where told, and where more than one block may be
+    resident: so many of all launches together.
+
+    Raises
+    ------
+    KernelError : one went wrong, and all stopped at once.
+    """
+    library = launches[0].kernel.library
+    described, kept = (_Launch * len(launches))(), []
+    for each, (kernel, blocks, words) in zip(described, launches, strict=True):
+        assert kernel.library is library, f"{kernel.name} is of another source"
+        assert 0 < blocks < 2**31, f"{kernel.name}: {blocks} blocks"
+        assert len(words) == len(kernel.parameters)
+        kept.append((ctypes.c_uint64 * len(words))(*words))
+        each.kernel, each.arguments = kernel.address, ctypes.addressof(kept[-1])
+        each.blocks = blocks
+    is_plain = resident_blocks == 1 and not fibers and not any(x.kernel.waits for x in launches)
+    resident = 0 if is_plain else resident_blocks
+    failed = library.shim_launch(described, len(launches), seed, resident)
+    if failed:
+        names = " and ".join(x.kernel.name for x in launches)
+        raise KernelError(f"{names}: {failed.decode()}")
 
 
 @cache
@@ -187,9 +220,13 @@ def _parameter(kernel: str, text: str) -> Parameter:
 
 
 def _text(source: str, declared: list[Declaration]) -> str:
-    launchers = "\n".join(f"SHIM_LAUNCHER({d.name})" for d in declared)
-    shim = Path(__file__).with_name("cuda_shim.h").read_text(encoding="utf-8")
-    return f'#line 1 "cuda_shim.h"\n{shim}\n{source}\n#line 1 "launchers"\n{launchers}\n'
+    kernels = "\n".join(f"SHIM_KERNEL({d.name})" for d in declared)
+    parts = {
+        name: Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("fibers.h", "cuda_shim.h")
+    }
+    parts |= {"source": source, "kernels": kernels}
+    return "\n".join(f'#line 1 "{name}"\n{part}' for name, part in parts.items())
 
 
 def _load(text: str) -> ctypes.PyDLL:
@@ -198,7 +235,15 @@ def _load(text: str) -> ctypes.PyDLL:
     if not path.exists():
         _compile(text, path)
     # PyDLL keeps the interpreter's lock: a library's state is for one thread at a time.
-    return ctypes.PyDLL(str(path))
+    library = ctypes.PyDLL(str(path))
+    library.shim_launch.restype = ctypes.c_char_p
+    library.shim_launch.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_uint,
+        ctypes.c_uint64,
+        ctypes.c_uint,
+    )
+    return library
 
 
 def _compile(text: str, path: Path) -> None:

@@ -39,7 +39,7 @@ from embstore.device.runtime import (
 )
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import VERBS, kernels_of, source
-from tests.kernels.emulation.build import Kernel, KernelError, Parameter, build
+from tests.kernels.emulation.build import Kernel, KernelError, Launch, Parameter, build, run
 from tests.kernels.emulation.exports import Export, InterprocessEvent, export, freed
 
 GARBAGE = 0xA5
@@ -123,8 +123,11 @@ class EmulatedRuntime:
     ----------
     memory_bytes : what there is to allocate; None: no limit
     fibers : run all kernels in fibers, so that they may give way at every atomic
+    resident_blocks : how many blocks of a launch run together, all in fibers; None: the class's
     sources : CUDA sources, for tests of this itself; None: those of embstore
     """
+
+    resident_blocks = 1
 
     def __init__(
         self,
@@ -132,6 +135,7 @@ class EmulatedRuntime:
         seed: int = 0,
         memory_bytes: int | None = None,
         fibers: bool = False,
+        resident_blocks: int | None = None,
         sources: dict[str, str] | None = None,
         name: str = "emulated:0",
     ) -> None:
@@ -139,6 +143,8 @@ class EmulatedRuntime:
         self.is_lost = False
         self.compute_stream = id(self)
         self.fibers = fibers
+        if resident_blocks is not None:
+            self.resident_blocks = resident_blocks
         self.live_bytes = 0
         self.launches = 0
         self.uploaded_bytes = 0
@@ -251,8 +257,15 @@ class EmulatedRuntime:
         pairs = zip(built.parameters, arguments, strict=True)
         words = [self._word(kernel, parameter, argument) for parameter, argument in pairs]
         self.launches += 1
-        seed = self._seed + self.launches
-        self._give(partial(built.launch, blocks, words, seed=seed, fibers=self.fibers))
+        self._give(
+            partial(
+                run,
+                Launch(built, blocks, words),
+                seed=self._seed + self.launches,
+                fibers=self.fibers,
+                resident_blocks=self.resident_blocks,
+            )
+        )
 
     def _word(self, kernel: str, parameter: Parameter, argument: Any) -> int:
         """Return an argument as 64 bits."""
@@ -341,10 +354,23 @@ class EmulatedRuntime:
     def _run_until(self, mark: Mark) -> None:
         stream = self._streams[mark.stream]
         while stream.done < mark.position:
-            stream.done += 1
-            work, named = stream.work.popleft()
+            self._take(stream)()
+
+    def _take(self, stream: _Stream) -> Callable[[], None]:
+        stream.done += 1
+        work, named = stream.work.popleft()
+        self._touched.update(named)
+        return work
+
+    def take_launch(self) -> Launch | None:
+        """Do the work before the next launch, and return that, not done; None: none is left."""
+        stream = self._streams[COMPUTE]
+        while stream.work:
+            work = self._take(stream)
+            if isinstance(work, partial) and work.func is run:
+                return work.args[0]
             work()
-            self._touched.update(named)
+        return None
 
     def check_guards(self, *, everywhere: bool) -> None:
         """Raise KernelError for guards that were written into: of what work was given since the
@@ -451,6 +477,20 @@ class EmulatedRuntime:
         for number, stream in self._streams.items():
             self._run_until(Mark(number, stream.given))
         self.check_guards(everywhere=True)
+
+
+def run_at_once(*runtimes: EmulatedRuntime, seed: int = 0, resident_blocks: int = 1) -> None:
+    """Do all that runtimes were given, as of servers that share a GPU: launch beside launch.
+
+    Those that run at the same time are of one source; others are run one after the other.
+    """
+    while True:
+        launches = [launch for r in runtimes if (launch := r.take_launch()) is not None]
+        if not launches:
+            return
+        alike = len({launch.kernel.library for launch in launches}) == 1
+        for together in [launches] if alike else [[launch] for launch in launches]:
+            run(*together, seed=seed, resident_blocks=resident_blocks)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
