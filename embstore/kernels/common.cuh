@@ -88,6 +88,12 @@ __device__ __forceinline__ int64 thread_count() {
     return static_cast<int64>(gridDim.x) * blockDim.x;
 }
 
+// Values as they are in memory now, past the multiprocessor's own cache.
+template <typename T>
+__device__ __forceinline__ T fresh(const T* address) {
+    return *static_cast<const volatile T*>(address);
+}
+
 // may_go_on, of a kernel that also copies what the host is told; findings may be null: all is there.
 __device__ __forceinline__ bool tells_and_may_go_on(const int64* findings, int64* answer) {
     if (findings == nullptr) {
