@@ -9,6 +9,9 @@ from inspect import signature
 import numpy as np
 import pytest
 
+from embstore.device.gpu import GpuDevice
+from embstore.device.gpu_positions import by_id
+from embstore.device.gpu_work import GpuBatch
 from tests.kernels import (
     test_apply,
     test_gather,
@@ -19,11 +22,12 @@ from tests.kernels import (
     test_unique,
 )
 from tests.kernels.emulation.build import KernelError, Launch, build, run
-from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.kernels.emulation.runtime import EmulatedRuntime, run_at_once
 from tests.kernels.emulation.samples import SOURCES, made
-from tests.kernels.samples import gpu_device
+from tests.kernels.samples import down, gpu_device, up
 
 BLOCKS = 5
+TILE = test_group.TILE
 
 
 def meeting(arrived, wanted, out):
@@ -109,3 +113,44 @@ def test_kernels_are_their_twins_together(monkeypatch, check, arguments, residen
     if "monkeypatch" in signature(check).parameters:
         arguments = {**arguments, "monkeypatch": monkeypatch}
     check(**arguments)
+
+
+# group, whose blocks wait for tickets before theirs
+
+
+def queued(ids, **options):
+    """Return a runtime that was given ids to group, and a check of what it found."""
+    runtime, count = EmulatedRuntime(**options), int(ids.max()) + 1
+    device = GpuDevice(runtime, 1)
+    findings = up(device, np.array([count, *[0] * 7]))
+    batch = GpuBatch(device.memory.allocate(count, np.int64), up(device, ids), [0, len(ids)])
+    starts, positions, _ = by_id(device.work, batch, findings)
+
+    def check():
+        expected = np.argsort(ids, kind="stable")
+        assert np.array_equal(down(device, positions), expected)
+        begins = np.searchsorted(ids[expected], np.arange(count + 1))
+        assert np.array_equal(down(device, starts)[: count + 1], begins)
+        device.close()
+
+    return runtime, check
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("resident", [1, 2, 3, 100])
+@pytest.mark.parametrize("count", [1, TILE, TILE + 1, 3 * TILE, 7 * TILE + 5])
+def test_group_is_right_with_any_number_of_resident_blocks(count, resident, seed):
+    ids = test_group.ids_of("half hot", count)
+    queued(ids, seed=seed, fibers=True, resident_blocks=resident)[1]()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("resident", [1, 2, 5, 100])
+@pytest.mark.parametrize("kind", ["alike", "skewed"])
+def test_two_servers_group_on_one_gpu_at_the_same_time(kind, resident, seed):
+    (first, check_first), (second, check_second) = (
+        queued(test_group.ids_of(kind, n), seed=seed) for n in (5 * TILE + 1, 2 * TILE + 300)
+    )
+    run_at_once(first, second, seed=seed, resident_blocks=resident)
+    check_first()
+    check_second()

@@ -129,15 +129,10 @@ static inline void __threadfence() {
     shim::maybe_give_way();
 }
 template <class T> static inline T __ldg(const T* address) { return *address; }
+template <class T> static inline T __ldcg(const T* address) { return *address; }
 template <class T> static inline T __ldcs(const T* address) { return *address; }
 template <class T> static inline void __stcs(T* address, T value) { *address = value; }
 template <class T> static inline void __stwb(T* address, T value) { *address = value; }
-
-template <class T> static inline T __ldcg(const T* address) { return *address; }
-
-// A polling loop calls __nanosleep, where another thread may run.
-static inline void __threadfence() { shim::maybe_give_way(); }
-static inline void __nanosleep(unsigned) { shim::maybe_give_way(); }
 
 #define SHIM_ATOMIC(T, name, parameter, next)                  \
     static inline T name(T* address, parameter T value) {      \
