@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,8 @@ FLAGS = (
     "-w",
     *(["-march=x86-64", "-msse2"] if platform.machine() == "x86_64" else []),
 )
+COUNTING_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden")
+"""Of bytes.cpp, which a build that counts has beside it."""
 COMPILE_SECONDS_MAX = 600
 
 WAITING = re.compile(r"__sync(?:threads|warp)\b|__shfl\w*|__ballot\w*|__nanosleep\b")
@@ -148,8 +150,29 @@ def run(*launches: Launch, seed: int = 0, fibers: bool = False, resident_blocks:
         raise KernelError(f"{names}: {failed.decode()}")
 
 
+class Bytes(NamedTuple):
+    """What a launch moved: bytes as its threads asked for them, and 32 for each sector of memory
+    that one of them touched, however often."""
+
+    loaded: int
+    stored: int
+    loaded_sectors: int
+    stored_sectors: int
+
+
+def run_and_count(launch: Launch, memory: list[tuple[int, int]], **how: Any) -> Bytes:
+    """Run a launch of a counting build; `memory` is begin and end of what counts, ascending."""
+    library = launch.kernel.library
+    ranges = np.array(memory, np.uint64)
+    library.shim_count(ctypes.c_void_p(ranges.ctypes.data), ctypes.c_uint64(len(memory)))
+    run(launch, **how)
+    out = (ctypes.c_uint64 * len(Bytes._fields))()
+    library.shim_counted(out)
+    return Bytes(*out)
+
+
 @cache
-def build(source: str) -> dict[str, Kernel]:
+def build(source: str, *, counting: bool = False) -> dict[str, Kernel]:
     """Return the kernels of a source, by name; once a process, since every store asks for them.
 
     Raises
@@ -157,7 +180,7 @@ def build(source: str) -> dict[str, Kernel]:
     KernelError : the compiler refuses it.
     """
     declared = declarations(source)
-    library = _load(_text(source, declared))
+    library = _load(_text(source, declared), counting)
     return {d.name: Kernel(d, library) for d in declared}
 
 
@@ -229,11 +252,14 @@ def _text(source: str, declared: list[Declaration]) -> str:
     return "\n".join(f'#line 1 "{name}"\n{part}' for name, part in parts.items())
 
 
-def _load(text: str) -> ctypes.PyDLL:
-    key = hashlib.sha256("\0".join([_compiler_version(), *FLAGS, text]).encode()).hexdigest()[:32]
+def _load(text: str, counting: bool) -> ctypes.PyDLL:
+    flags = (*FLAGS, "-fsanitize=thread") if counting else FLAGS
+    beside = Path(__file__).with_name("bytes.cpp").read_text(encoding="utf-8") if counting else ""
+    parts = [_compiler_version(), *flags, text, beside]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     path = _cache_folder() / f"{key}.so"
     if not path.exists():
-        _compile(text, path)
+        _compile(path, {text: flags} | ({beside: COUNTING_FLAGS} if counting else {}))
     # PyDLL keeps the interpreter's lock: a library's state is for one thread at a time.
     library = ctypes.PyDLL(str(path))
     library.shim_launch.restype = ctypes.c_char_p
@@ -246,12 +272,14 @@ def _load(text: str) -> ctypes.PyDLL:
     return library
 
 
-def _compile(text: str, path: Path) -> None:
+def _compile(path: Path, texts: dict[str, tuple[str, ...]]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
+        made, linked = [], Path(folder, "kernels.so")
         # In two steps: one that knows of -fsanitize would link its own runtime.
-        _run([COMPILER, *FLAGS, "-x", "c++", "-c", "-o", str(made), "-"], text)
-        _run([COMPILER, "-shared", "-o", str(linked), str(made)], "")
+        for text, flags in texts.items():
+            made.append(str(Path(folder, f"{len(made)}.o")))
+            _run([COMPILER, *flags, "-x", "c++", "-c", "-o", made[-1], "-"], text)
+        _run([COMPILER, "-shared", "-o", str(linked), *made], "")
         os.replace(linked, path)
 
 

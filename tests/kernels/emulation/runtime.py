@@ -39,7 +39,16 @@ from embstore.device.runtime import (
 )
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import VERBS, kernels_of, source
-from tests.kernels.emulation.build import Kernel, KernelError, Launch, Parameter, build, run
+from tests.kernels.emulation.build import (
+    Bytes,
+    Kernel,
+    KernelError,
+    Launch,
+    Parameter,
+    build,
+    run,
+    run_and_count,
+)
 from tests.kernels.emulation.exports import Export, InterprocessEvent, export, freed
 
 GARBAGE = 0xA5
@@ -124,6 +133,7 @@ class EmulatedRuntime:
     memory_bytes : what there is to allocate; None: no limit
     fibers : run all kernels in fibers, so that they may give way at every atomic
     resident_blocks : how many blocks of a launch run together, all in fibers; None: the class's
+    counting : count the bytes that launches move, into `moved`
     sources : CUDA sources, for tests of this itself; None: those of embstore
     """
 
@@ -136,6 +146,7 @@ class EmulatedRuntime:
         memory_bytes: int | None = None,
         fibers: bool = False,
         resident_blocks: int | None = None,
+        counting: bool = False,
         sources: dict[str, str] | None = None,
         name: str = "emulated:0",
     ) -> None:
@@ -147,12 +158,15 @@ class EmulatedRuntime:
             self.resident_blocks = resident_blocks
         self.live_bytes = 0
         self.launches = 0
+        self.moved: list[tuple[str, Bytes]] = []
+        """Of each launch that was done its kernel and bytes, where they are counted."""
         self.uploaded_bytes = 0
         """From the host, in all; and to it."""
         self.downloaded_bytes = 0
         self._seed = seed << 32
         self._memory_bytes = memory_bytes
         self._sources = sources
+        self._counting = counting
         self._verbs = {k: v for v in VERBS for k in kernels_of(v)} if sources is None else {}
         self._kernels: dict[str, Kernel] = {}
         self._compile_seconds = 0.0
@@ -257,15 +271,18 @@ class EmulatedRuntime:
         pairs = zip(built.parameters, arguments, strict=True)
         words = [self._word(kernel, parameter, argument) for parameter, argument in pairs]
         self.launches += 1
-        self._give(
-            partial(
-                run,
-                Launch(built, blocks, words),
-                seed=self._seed + self.launches,
-                fibers=self.fibers,
-                resident_blocks=self.resident_blocks,
-            )
-        )
+        how = {
+            "seed": self._seed + self.launches,
+            "fibers": self.fibers,
+            "resident_blocks": self.resident_blocks,
+        }
+        does = self._run_and_count if self._counting else run
+        self._give(partial(does, Launch(built, blocks, words), **how))
+
+    def _run_and_count(self, launch: Launch, **how: Any) -> None:
+        memories = [*self._live.values(), *(memory for _, memory in self._given_back)]
+        ranges = sorted((memory.address, memory.end) for memory in memories)
+        self.moved.append((launch.kernel.name, run_and_count(launch, ranges, **how)))
 
     def _word(self, kernel: str, parameter: Parameter, argument: Any) -> int:
         """Return an argument as 64 bits."""
@@ -446,9 +463,12 @@ class EmulatedRuntime:
         self._check()
         begin = time.monotonic()
         with ThreadPoolExecutor(COMPILERS) as compilers:
-            for built in compilers.map(lambda verb: build(source(verb)), verbs):
+            for built in compilers.map(self._build, map(source, verbs)):
                 self._kernels |= built
         self._compile_seconds += time.monotonic() - begin
+
+    def _build(self, text: str) -> dict[str, Kernel]:
+        return build(text, counting=self._counting)
 
     def _built(self, kernel: str) -> Kernel:
         if kernel not in self._kernels:
@@ -456,7 +476,7 @@ class EmulatedRuntime:
                 self.compile([self._verbs[kernel]])
             else:
                 for text in self._sources.values():
-                    self._kernels |= build(text)
+                    self._kernels |= self._build(text)
         return self._kernels[kernel]
 
     def facts(self) -> dict[str, Any]:
