@@ -50,13 +50,11 @@ static_assert(DIGITS == BLOCK_THREADS, "a thread has the counts of one digit");
 struct Items {
     const int32* values;     // ids or slots
     const int32* positions;  // or null: each value's index
-    int64 n;
+    uint32 n;
 };
 
 struct Tile {
-    int64 index;
-    uint32 phase;
-    int64 begin;  // of the warp's items
+    uint32 index, phase, begin;  // the lane's first item
 };
 
 __device__ __forceinline__ int32 digit_of(int32 id, int32 shift) {
@@ -82,14 +80,14 @@ __device__ __forceinline__ uint32 lanes_before() {
 // state is a count, and above it twice the phase, plus 1 where the tiles before are in it.
 __device__ __forceinline__ uint32 count_before(uint64* states, const Tile& tile, uint32 own) {
     const uint64 of_tile = 2ull * tile.phase;
-    volatile uint64* told = states + tile.index * DIGITS + threadIdx.x;
+    volatile uint64* told = states + static_cast<int64>(tile.index) * DIGITS + threadIdx.x;
     *told = (of_tile + (tile.index == 0)) << 32 | own;
     uint32 before = 0;
-    int64 next = tile.index - 1;
+    int32 next = static_cast<int32>(tile.index) - 1;
     while (next >= 0) {
         uint64 seen[LOOKED_AT];
         UNROLLED(j, LOOKED_AT) {
-            seen[j] = fresh(states + max(next - j, 0ll) * DIGITS + threadIdx.x);
+            seen[j] = fresh(states + static_cast<int64>(max(next - j, 0)) * DIGITS + threadIdx.x);
         }
         bool is_told = true;
         UNROLLED(j, LOOKED_AT) {
@@ -117,10 +115,10 @@ __device__ __forceinline__ void count_tile(
     int32 (*found)[DIGITS]) {
     int32 values[ROUNDS];
     UNROLLED(j, ROUNDS) {
-        const int64 i = tile.begin + j * WARP_THREADS;
+        const uint32 i = tile.begin + j * WARP_THREADS;
         values[j] = i < of.n ? __ldg(of.values + i) : 0;
     }
-    states[tile.index * DIGITS + threadIdx.x] = 0;
+    states[static_cast<int64>(tile.index) * DIGITS + threadIdx.x] = 0;
     for (int32 pass = 0; pass < passes; ++pass) {
         found[pass][threadIdx.x] = 0;
     }
@@ -148,7 +146,7 @@ __device__ __forceinline__ void sort_tile(
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
     int32 values[ROUNDS], positions[ROUNDS], ranks[ROUNDS];
     UNROLLED(j, ROUNDS) {
-        const int64 i = tile.begin + j * WARP_THREADS;
+        const uint32 i = tile.begin + j * WARP_THREADS;
         values[j] = i < of.n ? __ldcg(of.values + i) : 0;
         positions[j] = i < of.n && of.positions ? __ldcg(of.positions + i) : static_cast<int32>(i);
     }
@@ -201,6 +199,32 @@ struct Groups {
     int64* findings;
 };
 
+// The k-th item, whose groups before its round end with `id`; `firsts` are of the round's lanes.
+__device__ __forceinline__ void store_group(
+    const Groups& groups, const Items& of, uint32 k, int32 value, int64 key, int32 id,
+    uint32 firsts) {
+    const bool is_first = (firsts >> threadIdx.x % WARP_THREADS & 1) != 0;
+    const int32 own =
+        groups.unique_slots ? id + __popc(firsts & lanes_before()) + is_first : value;
+    if (is_first) {
+        groups.starts[own] = k;
+    }
+    if (k == of.n - 1) {
+        groups.starts[own + 1] = of.n;
+    }
+    if (k >= of.n || !groups.unique_slots) {
+        return;
+    }
+    groups.ids[k] = own;
+    if (is_first) {
+        groups.unique_slots[own] = value;
+        groups.unique_keys[own] = key;
+    }
+    if (k == of.n - 1) {
+        groups.findings[UNIQUE_COUNT] = own + 1;
+    }
+}
+
 __device__ __forceinline__ void number_tile(
     const uint64* slabs, int32 slab_shift, int32 stride, const Items& of, const Tile& tile,
     uint64* states, int32* warp_sums, uint32* shared_before, const Groups& groups) {
@@ -208,7 +232,7 @@ __device__ __forceinline__ void number_tile(
     int32 values[ROUNDS];
     uint32 firsts[ROUNDS], count = 0;
     UNROLLED(j, ROUNDS) {
-        const int64 k = tile.begin + j * WARP_THREADS;
+        const uint32 k = tile.begin + j * WARP_THREADS;
         values[j] = k < of.n ? __ldcg(of.values + k) : 0;
         const int32 before = k > 0 && k < of.n ? __ldcg(of.values + k - 1) : -1;
         firsts[j] = k < of.n && (values[j] < 0 || values[j] != before);
@@ -227,30 +251,19 @@ __device__ __forceinline__ void number_tile(
         __syncthreads();
         id = __shfl_sync(FULL_WARP, id, 0) + static_cast<int32>(*shared_before) - 1;
     }
-    UNROLLED(j, ROUNDS) {
-        const int64 k = tile.begin + j * WARP_THREADS;
-        const bool is_first = (firsts[j] >> lane & 1) != 0;
-        const int32 slot = values[j];
-        const int32 own = groups.unique_slots
-                              ? id + __popc(firsts[j] & lanes_before()) + is_first
-                              : slot;
-        id += __popc(firsts[j]);
-        if (k < of.n && groups.unique_slots) {
-            groups.ids[k] = own;
+    UNROLLED(half, 2) {
+        const int32 low = half * (ROUNDS / 2);
+        int64 keys[ROUNDS / 2];
+        UNROLLED(j, ROUNDS / 2) {
+            const int32 slot = values[low + j];
+            keys[j] = (firsts[low + j] >> lane & 1) && groups.unique_slots && slot >= 0
+                          ? __ldg(key_of(slabs, slab_shift, stride, slot)) : EMPTY_KEY;
         }
-        if (is_first) {
-            groups.starts[own] = k;
-        }
-        if (is_first && groups.unique_slots) {
-            groups.unique_slots[own] = slot;
-            groups.unique_keys[own] =
-                slot < 0 ? EMPTY_KEY : *key_of(slabs, slab_shift, stride, slot);
-        }
-        if (k == of.n - 1) {
-            groups.starts[own + 1] = of.n;
-            if (groups.unique_slots) {
-                groups.findings[UNIQUE_COUNT] = own + 1;
-            }
+        UNROLLED(j, ROUNDS / 2) {
+            const uint32 of_round = firsts[low + j];
+            store_group(groups, of, tile.begin + (low + j) * WARP_THREADS, values[low + j], keys[j],
+                        id, of_round);
+            id += __popc(of_round);
         }
     }
 }
@@ -288,13 +301,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT_BLOCKS) gro
         if (phase > last) {
             return;
         }
-        const int64 index = ticket % tiles, lane = threadIdx.x % WARP_THREADS;
-        const Tile tile = {
-            index, phase,
-            index * TILE + threadIdx.x / WARP_THREADS * ROUNDS * WARP_THREADS + lane};
+        const uint32 index = ticket % tiles, lane = threadIdx.x % WARP_THREADS;
+        const uint32 of_warp = threadIdx.x / WARP_THREADS * ROUNDS * WARP_THREADS;
+        const Tile tile = {index, phase, index * TILE + of_warp + lane};
         const bool is_odd = phase % 2 == 1;  // what an odd pass leaves, an even phase reads
         const Items items = {phase < 2 ? values : is_odd ? other_values : sorted_values,
-                             phase < 2 ? nullptr : is_odd ? other_positions : positions, n};
+                             phase < 2 ? nullptr : is_odd ? other_positions : positions,
+                             static_cast<uint32>(n)};
         if (phase == 0) {
             count_tile(items, tile, passes, totals, states, places);
         } else if (phase < last) {

@@ -92,7 +92,7 @@ def costs_of_calls(tmp_path, tables, durability):
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "interval"])
-@pytest.mark.parametrize(("tables", "updates"), [(1, 7), (26, 7)])
+@pytest.mark.parametrize(("tables", "updates"), [(1, 6), (26, 6)])
 def test_the_calls_of_tables_whose_rows_are_there(tmp_path, tables, updates, durability):
     """One kernel groups positions, whatever the number of slots and keys. A log of commands has
     keys and sums of an update come to the host, before it changes anything."""
