@@ -35,7 +35,7 @@ Moved = dict[str, list[tuple[str, Bytes]]]
 
 
 def keys_in_small(scale: Scale, part: int) -> tuple[Keys, int]:
-    """Return keys numbered at random, and rows. One key stands for `part` that are alike in heat."""
+    """Return keys and how many rows there are. Of `part` keys that are alike in heat one stays."""
     counts = np.unique(Zipf(scale).batch(scale.keys), return_counts=True)[1]
     running = np.cumsum(np.sort(counts)[::-1])[part - 1 :: part]
     counts = np.diff(np.rint(running / part), prepend=0).astype(np.int64)
