@@ -24,7 +24,8 @@ from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
 from embstore.device.slabs import Slabs
 
 _DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
-"""Of a pass of the sort, and the items of a block of it; `group.cu` has the same."""
+"""Of a pass of the sort, and the items of a ticket; `group.cu` has the same."""
+_NO_SLABS = (NULL, np.int32(0), np.int32(0))
 Segments = Sequence[tuple[int, int, Keys]]
 """Table id, rows and keys of each table of a call."""
 
@@ -86,11 +87,12 @@ def locate(
 
 def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:
     """Queue the grouping of the positions of a batch by their ids."""
-    n = batch.position_count
-    ids, positions = _sorted(work, batch.inverse, len(batch.unique_keys))
-    starts = work.scratch.take(n + 1, np.int64)
-    work.launch("group_starts", n, ids, np.int64(n), findings, starts)
-    return Groups(starts, positions, ids)
+    ids = batch.inverse
+    starts = work.scratch.take(len(ids) + 1, np.int64)
+    sorted_ids, positions = _group(
+        work, _NO_SLABS, ids, len(batch.unique_keys), NULL, starts, NULL, NULL, findings
+    )
+    return Groups(starts, positions, sorted_ids)
 
 
 def by_slot(
@@ -102,39 +104,31 @@ def by_slot(
     findings[UNIQUE_COUNT] are written. A position without a slot is a group of its own.
     """
     n, scratch = len(slots), work.scratch
-    sorted_slots, positions = _sorted(work, slots, slot_count)
     ids = scratch.take(n, np.int32)
     unique_keys, unique_slots, starts = scratch.parts(n + 1, np.int64, np.int64, np.int64)
-    work.launch("group_firsts", n, sorted_slots, np.int64(n), ids)
-    work.accumulate(ids)
-    work.launch(
-        "group_slots", n, *memory.rows.arguments, sorted_slots, np.int64(n), ids, starts,
-        unique_slots, unique_keys, findings,
+    _, positions = _group(
+        work, memory.rows.arguments, slots, slot_count, ids, starts, unique_slots, unique_keys,
+        findings,
     )  # fmt: skip
     return Groups(starts, positions, ids), unique_keys[:n], unique_slots[:n]
 
 
-def _sorted(work: GpuWork, values: DeviceArray, limit: int) -> tuple[DeviceArray, DeviceArray]:
-    """Queue a stable sort of int32 values below a limit; return them, and the position of each.
+def _group(
+    work: GpuWork, slabs: Sequence[Argument], values: DeviceArray, limit: int, *groups: Argument
+) -> tuple[DeviceArray, DeviceArray]:
+    """Queue `group` of int32 values below a limit; return them sorted, and the position of each.
 
     Others are sorted by as many of their digits.
     """
     n, scratch = len(values), work.scratch
-    tiles, count = -(-n // _TILE), np.int64(n)
-    unsorted: tuple[Argument, Argument] = (values, NULL)
-    shifts = range(0, max((limit - 1).bit_length(), 1), _DIGIT_BITS)
-    arrays = iter(scratch.parts(n, *[np.int32] * (2 * min(len(shifts), 2))))
-    sorted_by = list(zip(arrays, arrays, strict=True))  # two, by turns
-    for turn, shift in enumerate(shifts):
-        found, positions = sorted_by[turn % 2]
-        digit = (count, np.int32(shift))
-        ends: Argument = NULL
-        if tiles > 1:
-            ends = scratch.take(tiles << _DIGIT_BITS, np.int32)
-            work.launch("count_digits", tiles * BLOCK_THREADS, unsorted[0], *digit, ends)
-            work.accumulate(ends)
-        work.launch(
-            "scatter_digits", tiles * BLOCK_THREADS, *unsorted, *digit, ends, found, positions
-        )
-        unsorted = found, positions
-    return found, positions
+    tiles, passes = -(-n // _TILE), max(-(-(limit - 1).bit_length() // _DIGIT_BITS), 1)
+    progress = work.send_zeros(2 + (passes << _DIGIT_BITS), np.uint32)
+    states = scratch.take(tiles << _DIGIT_BITS, np.uint64)
+    arrays = scratch.parts(n, *[np.int32] * (2 * min(passes, 2)))
+    sorted_by: tuple[Argument, ...] = (*arrays, NULL, NULL)
+    work.launch(
+        "group", tiles * BLOCK_THREADS, *slabs, values, np.int64(n), np.int32(passes), progress,
+        states, *sorted_by[:4], *groups,
+    )  # fmt: skip
+    values, positions = arrays[-2:] if passes % 2 == 0 else arrays[:2]
+    return values, positions

@@ -42,6 +42,9 @@ from embstore.layout import VALUE, Layout
 _VICTIM_BYTES = 16 << 20
 """Of rows to be logged: storage packs and writes them in smaller pieces, at the same time."""
 
+_COMBINED_COLUMNS = 8
+"""Of a warp of `combine`; `sum_by_key.cu` has the same."""
+
 
 class GpuRows:
     """The `DeviceRows` of a GPU.
@@ -190,27 +193,27 @@ class GpuRows:
             self._all_resident([part.source for part in gradients], np.int32),
             self._all_resident([part.coefficients for part in gradients], np.float32),
         ]
-        of_segments = self._work.send_numbers(
-            batch.bounds.tolist(),
-            *[[_address(array) for array in arrays] for arrays in kept],
-            [form_of(g.coefficients, g.divide) for g in gradients],
+        (of_segments,) = self._work.send_numbers(
+            [
+                *batch.bounds.tolist(),
+                *(_address(array) for arrays in kept for array in arrays),
+                *(form_of(part.coefficients, part.divide) for part in gradients),
+            ]
         )
-        count = np.int32(len(gradients))
+        windows = 0 if ids is None else -(-n // CHUNK_OCCURRENCES)
+        more = self._work.scratch.take(windows, VALUE, width=int(dim)) if windows else NULL
+        of_ids: tuple[Argument, ...] = (NULL if ids is None else ids, np.int64(n))
+        all_kept = np.int32(1)
         self._work.launch(
-            "sum_first", n * LANES, starts, positions, *of_segments, count, scale, sums, dim,
-            findings,
+            "sum_chunks", (n + windows) * LANES, starts, positions, *of_ids, of_segments,
+            np.int32(len(gradients)), scale, sums, more, dim, all_kept, findings,
         )  # fmt: skip
-        if ids is None:
-            return
-        windows, occurrences = -(-n // CHUNK_OCCURRENCES), (ids, np.int64(n))
-        more = self._work.scratch.take(windows, VALUE, width=int(dim))
-        self._work.launch(
-            "sum_more", windows * LANES, starts, positions, *of_segments, count, *occurrences,
-            more, dim,
-        )  # fmt: skip
-        self._work.launch(
-            "sum_last", windows * int(dim), starts, *occurrences, sums, more, scale, dim, findings
-        )
+        if windows:
+            slices = -(-int(dim) // _COMBINED_COLUMNS)
+            self._work.launch(
+                "combine", -(-windows // LANES) * slices * LANES, starts, *of_ids, sums, more,
+                scale, dim, all_kept, findings,
+            )  # fmt: skip
 
     def _all_resident(
         self, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1

@@ -144,6 +144,12 @@ class GpuWork:
             address += 8 * len(column)
         return sent
 
+    def send_zeros(self, count: int, dtype: DTypeLike) -> DeviceArray:
+        """Return zeros on the device, few of them: they are sent with the call's numbers."""
+        memory, d_memory = self.staging.place(count * np.dtype(dtype).itemsize)
+        memory.fill(0)
+        return d_memory.view(dtype)
+
     def upload(self, array: NDArray[Any]) -> DeviceArray:
         """Copy a host array to the device, and return it there."""
         return self.send(array)[0]

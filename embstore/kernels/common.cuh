@@ -88,6 +88,12 @@ __device__ __forceinline__ int64 thread_count() {
     return static_cast<int64>(gridDim.x) * blockDim.x;
 }
 
+// Values as they are in memory now, past the multiprocessor's own cache.
+template <typename T>
+__device__ __forceinline__ T fresh(const T* address) {
+    return *static_cast<const volatile T*>(address);
+}
+
 // may_go_on, of a kernel that also copies what the host is told; findings may be null: all is there.
 __device__ __forceinline__ bool tells_and_may_go_on(const int64* findings, int64* answer) {
     if (findings == nullptr) {
@@ -181,6 +187,35 @@ __device__ __forceinline__ int32 segment_of(const int64* bounds, int32 segments,
         }
     }
     return low;
+}
+
+// What the occurrences of a segment receive (Gradients of embstore/device/base.py). Those of all
+// segments are one array of int64: bounds (segments + 1,), then, (segments,) each, addresses of rows,
+// of source and of coefficients (0: absent), and forms.
+struct Occurrences {
+    int64 shift;                // position of the segment's first
+    const float* rows;          // (rows, dim)
+    const int32* source;        // or null
+    const float* coefficients;  // or null
+    int32 form;                 // PLAIN, WEIGHTED or DIVIDED
+};
+
+__device__ __forceinline__ Occurrences occurrences_of(
+    const int64* of_segments, int32 segments, int64 position) {
+    const int32 segment = segment_of(of_segments, segments, position);
+    const int64* own = of_segments + segments + 1 + segment;
+    return {
+        __ldg(of_segments + segment),
+        reinterpret_cast<const float*>(__ldg(own)),
+        reinterpret_cast<const int32*>(__ldg(own + segments)),
+        reinterpret_cast<const float*>(__ldg(own + 2 * segments)),
+        static_cast<int32>(__ldg(own + 3 * segments))};
+}
+
+// The row of an id's sum. Where not all are kept, keys that occur once have none: of the others no two
+// begin in the same pair of positions.
+__device__ __forceinline__ int64 place_of_sum(int32 keeps_all, int64 id, int64 start) {
+    return keeps_all ? id : start >> 1;
 }
 
 // Floats

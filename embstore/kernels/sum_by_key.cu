@@ -1,43 +1,44 @@
 // The scaled sum of each id's gradients. The result is that of its twin: sum_by_key.py; the lowest
 // id whose scaled sum has a large element is findings[LARGE_SUM].
 //
-// Rule 2 lets a hot key be shared (contract.md): chunk 0 of every id is summed into sums by
-// sum_first, which is all for an id of up to CHUNK_OCCURRENCES. For the others
+// Rule 2 lets a hot key be shared (contract.md):
 //
-//     sum_more   more[k / CHUNK_OCCURRENCES] = chunk c > 0 of id, where positions[k] is its first
-//     sum_last   sums[id] = scale * (sums[id] + chunk 1 + chunk 2 + ...)
+//     sum_chunks  the sum of chunk 0 of every id, which is all for one of up to CHUNK_OCCURRENCES, and
+//                 more[k / CHUNK_OCCURRENCES] = chunk c > 0 of id, where positions[k] is its first
+//     combine     scale * (chunk 0 + chunk 1 + chunk 2 + ...) of the others
 //
 // Chunks other than 0 begin CHUNK_OCCURRENCES apart or more, so at most one begins in a window of as
 // many positions, and its place in `more` is the window's number: nothing has to be counted before.
 // The id that ends a window has the one that begins in it, or the id that the window begins with.
 //
-// Grid: sum_first and sum_more: a group owns a chunk; ROWS_TOGETHER occurrences at a time, their
-// indices, then their rows, then the additions. sum_last: a thread per element of a window, in which
-// the first extra chunk of an id begins; ITEMS_TOGETHER chunks in flight, since one thread may add
-// thousands, and those of all elements wait at the same time. Any grid size; the number of ids is
+// Where not all sums are kept, a key that occurs once stores none: its gradient is read and tested,
+// and read again by apply.cu. That is most keys of a batch, and saves writing and reading their sums.
+//
+// Grid, sum_chunks: a group owns a chunk, windows' first, which are the longest; ROWS_TOGETHER
+// occurrences at a time, their indices, then their rows, then the additions. The number of ids is
 // findings[UNIQUE_COUNT]. A piece is 4 bytes also where the rows of a segment do not begin at 16.
 //
-// Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; sum_more
-// and sum_last follow sum_first; coefficients are present unless the form is PLAIN.
+// Grid, combine: a warp owns COLUMNS elements, one sector of 32 bytes, of the ids whose first extra
+// chunk begins in one of as many windows as it has lanes. The additions of an element have one order,
+// so they cannot be shared; but a key that is a tenth of a batch has a thousand chunks, and one thread
+// that loads those of its element waits for memory again and again. So SHARERS lanes load
+// ITEMS_TOGETHER chunks each of an element, 4 * 16 in flight, and all of them add up what each has, in
+// the order of chunks, by shuffles: a handful of waits, and an addition every few cycles between.
+//
+// Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; combine
+// follows sum_chunks; coefficients are present unless the form is PLAIN.
 //
 // Determinism: every addition of an element has one place in one order, by whatever lane.
 //
-// Bytes: 4 n of positions and 4 n dim of rows read, 4 dim written for each id and extra chunk, 8 n
-// of starts, and of each window 8 of ids and 24 of starts; source and coefficients 4 n each for
-// every 512 bytes of a row.
+// Bytes: 4 n of positions and 4 n dim of rows read, 4 dim written for each id (that occurs again,
+// where not all are kept) and extra chunk, 8 n of starts, and of each window 8 of ids and 24 of
+// starts; source and coefficients 4 n each for every 512 bytes of a row.
 
 #define ROWS_TOGETHER 4
-#define ITEMS_TOGETHER 32
-
-// What a segment gives, and where the positions of an id stand.
-struct Occurrences {
-    const int32* positions;
-    int64 shift;                // position of the segment's first
-    const float* rows;
-    const int32* source;        // or null
-    const float* coefficients;  // or null
-    int32 form;
-};
+#define ITEMS_TOGETHER 16
+#define COLUMNS 8
+#define SHARERS (WARP_THREADS / COLUMNS)
+#define COMBINE_BLOCKS 3  // of a multiprocessor: registers for the chunks in flight
 
 // By name: of a plain store of the four, which are in registers, compilers make four of 4 bytes.
 __device__ __forceinline__ void store_piece(float* at, float4 piece, const int32 width) {
@@ -60,30 +61,17 @@ __device__ __forceinline__ void find_large(int64* findings, int64 id) {
     }
 }
 
-__device__ __forceinline__ Occurrences occurrences_of(
-    const int32* positions, const int64* bounds, const uint64* row_addresses,
-    const uint64* source_addresses, const uint64* coefficient_addresses, const int64* forms,
-    int32 segments, int64 first) {
-    const int32 segment = segment_of(bounds, segments, __ldg(positions + first));
-    return {
-        positions,
-        __ldg(bounds + segment),
-        reinterpret_cast<const float*>(__ldg(row_addresses + segment)),
-        reinterpret_cast<const int32*>(__ldg(source_addresses + segment)),
-        reinterpret_cast<const float*>(__ldg(coefficient_addresses + segment)),
-        static_cast<int32>(__ldg(forms + segment))};
-}
-
 // The sum over positions[first:last], one after the other, of the piece at column d.
 __device__ __forceinline__ float4 sum_of_chunk(
-    const Occurrences& of, int64 first, int64 last, int32 dim, int32 d, const int32 width) {
+    const Occurrences& of, const int32* positions, int64 first, int64 last, int32 dim, int32 d,
+    const int32 width) {
     float4 total = constant(-0.0f);
     for (int64 begin = first; begin < last; begin += ROWS_TOGETHER) {
         int64 indices[ROWS_TOGETHER];
         float coefficients[ROWS_TOGETHER];
         float4 pieces[ROWS_TOGETHER];
         UNROLLED(r, ROWS_TOGETHER) {
-            indices[r] = __ldg(of.positions + min(begin + r, last - 1)) - of.shift;
+            indices[r] = __ldg(positions + min(begin + r, last - 1)) - of.shift;
             coefficients[r] = 1.0f;
         }
         if (of.form != PLAIN) {
@@ -118,22 +106,6 @@ __device__ __forceinline__ float4 sum_of_chunk(
     return total;
 }
 
-// Columns of a chunk; scaled and tested where that is `all` of the id.
-__device__ __forceinline__ void sum_columns(
-    const Occurrences& of, const Group& group, int64 first, int64 last, float* sums, int32 dim,
-    bool all, float scale, int64 id, int64* findings, const int32 width) {
-    for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
-        float4 total = sum_of_chunk(of, first, last, dim, d, width);
-        if (all) {
-            total = multiply(scale, total);
-            if (is_piece_large(total, width)) {
-                find_large(findings, id);
-            }
-        }
-        store_piece(sums + d, total, width);
-    }
-}
-
 struct Chunk {
     int64 id, first;  // first: 0 where no chunk begins in the window
 };
@@ -153,97 +125,118 @@ __device__ __forceinline__ Chunk chunk_in(
     return {id, next > start && next < min(high, __ldg(starts + id + 1)) ? next : 0};
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_first(
-    const int64* __restrict__ starts,                  // (u + 1,)
-    const int32* __restrict__ positions,               // (n,)
-    const int64* __restrict__ bounds,                  // (segments + 1,)
-    const uint64* __restrict__ row_addresses,          // (segments,), each (rows, dim) float32
-    const uint64* __restrict__ source_addresses,       // (segments,), each int32; 0: absent
-    const uint64* __restrict__ coefficient_addresses,  // (segments,), each float32; 0 with PLAIN
-    const int64* __restrict__ forms,                   // (segments,), PLAIN, WEIGHTED or DIVIDED
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_chunks(
+    const int64* __restrict__ starts,       // (u + 1,)
+    const int32* __restrict__ positions,    // (n,)
+    const int32* __restrict__ sorted_ids,   // (n,), of the positions; null: each occurs once
+    const int64 n,
+    const int64* __restrict__ of_segments,  // (5 * segments + 1,), see Occurrences
     const int32 segments,
     const float scale,
-    float* __restrict__ sums,                          // (u, dim)
+    float* __restrict__ sums,               // out, see place_of_sum
+    float* __restrict__ more,               // (windows, dim) out
     const int32 dim,
-    int64* __restrict__ findings) {                    // (8,)
+    const int32 keeps_all,
+    int64* __restrict__ findings) {         // (8,)
     const int64 ids = findings[UNIQUE_COUNT];
+    const int64 windows = sorted_ids ? (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES : 0;
     const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
-    for (int64 id = group.index; id < ids; id += group.count) {
-        const int64 first = __ldg(starts + id), end = __ldg(starts + id + 1);
-        const int64 last = min(end, first + CHUNK_OCCURRENCES);
-        const Occurrences of = occurrences_of(
-            positions, bounds, row_addresses, source_addresses, coefficient_addresses, forms,
-            segments, first);
-        const bool all = last == end;
-        float* target = sums + id * dim;
-        by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
-            sum_columns(of, group, first, last, target, dim, all, scale, id, findings, width);
-        });
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_more(
-    const int64* __restrict__ starts, const int32* __restrict__ positions,
-    const int64* __restrict__ bounds, const uint64* __restrict__ row_addresses,
-    const uint64* __restrict__ source_addresses,
-    const uint64* __restrict__ coefficient_addresses, const int64* __restrict__ forms,
-    const int32 segments,                   // all as those of sum_first
-    const int32* __restrict__ sorted_ids,   // (n,), of the positions
-    const int64 n,
-    float* __restrict__ more,               // (windows, dim)
-    const int32 dim) {
-    const int64 windows = (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES;
-    const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
-    for (int64 window = group.index; window < windows; window += group.count) {
-        const Chunk chunk = chunk_in(sorted_ids, starts, n, window);
-        if (chunk.first == 0) {
-            continue;
+    for (int64 item = group.index; item < windows + ids; item += group.count) {
+        const bool is_extra = item < windows;
+        Chunk chunk = {item - windows, 0};
+        if (is_extra) {
+            chunk = chunk_in(sorted_ids, starts, n, item);
+            if (chunk.first == 0) {
+                continue;
+            }
+        } else {
+            chunk.first = __ldg(starts + chunk.id);
         }
-        const int64 last = min(chunk.first + CHUNK_OCCURRENCES, __ldg(starts + chunk.id + 1));
-        const Occurrences of = occurrences_of(
-            positions, bounds, row_addresses, source_addresses, coefficient_addresses, forms,
-            segments, chunk.first);
-        float* target = more + window * dim;
+        const int64 end = __ldg(starts + chunk.id + 1);
+        const int64 last = min(end, chunk.first + CHUNK_OCCURRENCES);
+        const Occurrences of =
+            occurrences_of(of_segments, segments, __ldg(positions + chunk.first));
+        const bool is_all = !is_extra && last == end;
+        const bool is_stored = keeps_all || !is_all || last > chunk.first + 1;
+        float* target = is_extra ? more + item * dim
+                                 : sums + place_of_sum(keeps_all, chunk.id, chunk.first) * dim;
         by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
-            sum_columns(
-                of, group, chunk.first, last, target, dim, false, 1.0f, chunk.id, nullptr, width);
+            for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
+                float4 total =
+                    sum_of_chunk(of, positions, chunk.first, last, dim, d, width);
+                if (is_all) {
+                    total = multiply(scale, total);
+                    if (is_piece_large(total, width)) {
+                        find_large(findings, chunk.id);
+                    }
+                }
+                if (is_stored) {
+                    store_piece(target + d, total, width);
+                }
+            }
         });
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_last(
+// chunk 0 + the `chunks` after it, `from` the first: all lanes come here, and those that share an
+// element find the same.
+__device__ __forceinline__ float sum_of_chunks(
+    float total, const float* from, int32 chunks, int32 dim, bool has_element) {
+    const int32 column = threadIdx.x % COLUMNS, share = threadIdx.x % WARP_THREADS / COLUMNS;
+    for (int32 begin = 0; begin < chunks; begin += SHARERS * ITEMS_TOGETHER) {
+        float pieces[ITEMS_TOGETHER];
+        UNROLLED(c, ITEMS_TOGETHER) {
+            const int32 chunk = begin + share * ITEMS_TOGETHER + c;
+            pieces[c] = has_element && chunk < chunks
+                            ? __ldg(from + static_cast<int64>(chunk) * dim) : -0.0f;
+        }
+        for (int32 s = 0; s < SHARERS && begin + s * ITEMS_TOGETHER < chunks; ++s) {
+            UNROLLED(c, ITEMS_TOGETHER) {
+                total += __shfl_sync(FULL_WARP, pieces[c], s * COLUMNS + column);
+            }
+        }
+    }
+    return total;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, COMBINE_BLOCKS) combine(
     const int64* __restrict__ starts,      // (u + 1,)
     const int32* __restrict__ sorted_ids,  // (n,), of the positions
     const int64 n,
-    float* __restrict__ sums,              // (u, dim)
+    float* __restrict__ sums,              // in and out, see place_of_sum
     const float* __restrict__ more,        // (windows, dim)
     const float scale,
     const int32 dim,
+    const int32 keeps_all,
     int64* __restrict__ findings) {        // (8,)
-    const int64 elements = (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES * dim;
-    for (int64 element = thread_index(); element < elements; element += thread_count()) {
-        const int64 window = element / dim, d = element % dim;
-        const Chunk chunk = chunk_in(sorted_ids, starts, n, window);
-        const int64 start = __ldg(starts + chunk.id);
-        if (chunk.first != start + CHUNK_OCCURRENCES) {
-            continue;  // none, or one that is added with the id's first
+    const int64 windows = (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES;
+    const int32 lane = threadIdx.x % WARP_THREADS, slices = (dim + COLUMNS - 1) / COLUMNS;
+    const int64 items = (windows + WARP_THREADS - 1) / WARP_THREADS * slices;
+    const int64 step = thread_count() / WARP_THREADS;
+    for (int64 item = thread_index() / WARP_THREADS; item < items; item += step) {
+        const int64 first_window = item / slices * WARP_THREADS;
+        const int32 d = item % slices * COLUMNS + lane % COLUMNS;
+        int32 id = 0, start = 0, chunks = 0;  // of the lane's window
+        if (first_window + lane < windows) {
+            const Chunk chunk = chunk_in(sorted_ids, starts, n, first_window + lane);
+            const int64 of_id = __ldg(starts + chunk.id), end = __ldg(starts + chunk.id + 1);
+            id = chunk.id, start = of_id;
+            chunks = chunk.first == of_id + CHUNK_OCCURRENCES
+                         ? (end - of_id - 1) / CHUNK_OCCURRENCES : 0;
         }
-        const int64 chunks = (__ldg(starts + chunk.id + 1) - start - 1) / CHUNK_OCCURRENCES;
-        const int64 end = window + chunks;
-        float total = sums[chunk.id * dim + d];
-        for (int64 begin = window; begin < end; begin += ITEMS_TOGETHER) {
-            float pieces[ITEMS_TOGETHER];
-            UNROLLED(c, ITEMS_TOGETHER) {
-                pieces[c] = begin + c < end ? __ldg(more + (begin + c) * dim + d) : -0.0f;
+        for (uint32 left = __ballot_sync(FULL_WARP, chunks > 0); left; left &= left - 1) {
+            const int32 from = __ffs(left) - 1, of_id = __shfl_sync(FULL_WARP, id, from);
+            const int32 begin = __shfl_sync(FULL_WARP, start, from);
+            float* sum = sums + place_of_sum(keeps_all, of_id, begin) * dim + d;
+            const float total = scale * sum_of_chunks(
+                d < dim ? *sum : 0.0f, more + (first_window + from) * dim + d,
+                __shfl_sync(FULL_WARP, chunks, from), dim, d < dim);
+            if (lane < COLUMNS && d < dim) {
+                if (is_large(total)) {
+                    find_large(findings, of_id);
+                }
+                *sum = total;
             }
-            UNROLLED(c, ITEMS_TOGETHER) {
-                total += pieces[c];
-            }
         }
-        total = scale * total;
-        if (is_large(total)) {
-            find_large(findings, chunk.id);
-        }
-        sums[chunk.id * dim + d] = total;
     }
 }

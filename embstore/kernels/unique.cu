@@ -37,15 +37,6 @@
 
 #define PER_THREAD 4
 
-// Values as they are in memory now, past the multiprocessor's own cache.
-__device__ __forceinline__ int64 fresh(const int64* address) {
-    return *static_cast<const volatile int64*>(address);
-}
-
-__device__ __forceinline__ uint32 fresh(const uint32* address) {
-    return *static_cast<const volatile uint32*>(address);
-}
-
 // Of an entry.
 __device__ __forceinline__ int64* key_at(int64* table, int64 place) {
     return table + 2 * place;

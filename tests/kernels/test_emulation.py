@@ -86,6 +86,19 @@ def test_what_goes_wrong_ends_the_launch_and_says_where(runtime, kernel, message
     assert take(runtime, out).tolist() == list(range(256))
 
 
+def test_a_thread_that_polls_lets_the_others_run(runtime):
+    out, turn = runtime.allocate(256, np.int32), put(runtime, np.zeros(1, np.int32))
+    runtime.launch("wait_for_threads", 1, out, turn, np.int32(255))
+    assert take(runtime, out).tolist() == list(range(256))
+
+
+def test_polling_for_ever_is_reported(runtime):
+    out, turn = runtime.allocate(256, np.int32), put(runtime, np.zeros(1, np.int32))
+    runtime.launch("wait_for_threads", 1, out, turn, np.int32(-1))
+    with pytest.raises(KernelError, match=r"waiting.cu:\d+ __nanosleep: polls .*thread 255"):
+        runtime.wait(runtime.mark(COMPUTE))
+
+
 @pytest.mark.parametrize("fibers", [False, True])
 def test_an_address_that_is_not_aligned_is_reported(fibers):
     runtime = made(fibers=fibers)

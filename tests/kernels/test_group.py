@@ -8,7 +8,7 @@ import pytest
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_positions import by_id, by_slot
-from embstore.device.gpu_work import GpuBatch, GpuWork
+from embstore.device.gpu_work import GpuBatch
 from embstore.kernels.group import group
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import batch_of, devices, down, records, slots_with, up
@@ -72,8 +72,11 @@ def ids_of(kind, count):
     return np.unique(drawn, return_inverse=True)[1].astype(np.int32)
 
 
-def check_ids(ids, **options):
+def check_ids(ids, blocks=None, **options):
     device = GpuDevice(EmulatedRuntime(**options), 1)
+    if blocks:
+        runtime = device.work.runtime
+        device.work.launch = lambda kernel, _, *given: runtime.launch(kernel, blocks, *given)
     count, findings = int(ids.max()) + 1, np.zeros(8, np.int64)
     findings[0] = count
     inverse = up(device, ids)
@@ -130,43 +133,20 @@ def test_slots_are_ids_and_a_position_without_one_is_a_group_of_its_own(count):
     device.close()
 
 
-def one_pass(runtime, blocks, ids, positions, shift):
-    """Return ids and positions after a pass; positions None: each id's index."""
-    n, work = len(ids), GpuWork(runtime, 1)
-    runtime = work.runtime
-    d_ids, ends = runtime.allocate(n, np.int32), runtime.allocate(-(-n // TILE) * 256, np.int32)
-    sorted_ids, sorted_positions = (runtime.allocate(n, np.int32) for _ in range(2))
-    runtime.upload(ids, d_ids)
-    d_positions = np.uint64(0)
-    if positions is not None:
-        d_positions = runtime.allocate(n, np.int32)
-        runtime.upload(positions, d_positions)
-    digit = np.int64(n), np.int32(shift)
-    runtime.launch("count_digits", blocks, d_ids, *digit, ends)
-    work.accumulate(ends)
-    runtime.launch(
-        "scatter_digits", blocks, d_ids, d_positions, *digit, ends, sorted_ids, sorted_positions
-    )
-    found = np.empty((2, n), np.int32)
-    runtime.download(sorted_ids, found[0])
-    runtime.download(sorted_positions, found[1])
-    runtime.close()
-    return found
-
-
 @pytest.mark.parametrize("blocks", [1, 2, 3, 7])
-def test_a_pass_is_right_with_any_grid(blocks):
-    ids = ids_of("skewed", 4 * TILE + 33)
-    expected = np.argsort(ids >> 3 & 255, kind="stable")
-    found = one_pass(EmulatedRuntime(seed=blocks), blocks, ids, None, 3)
-    assert np.array_equal(found, [ids[expected], expected])
+def test_any_number_of_blocks_shares_the_tickets(blocks):
+    check_ids(ids_of("skewed", 4 * TILE + 33), blocks=blocks, seed=blocks)
 
 
-def test_a_pass_sorts_by_the_highest_digit():
-    """Whose ids are in batches of more positions than a test has."""
+@pytest.mark.parametrize("limit", [700, 1 << 16, 1 << 24, 1 << 31])
+def test_positions_are_sorted_by_as_many_digits_as_there_are_slots(limit):
+    """Those without a slot have all bits set, and so come last."""
     rng = np.random.default_rng(SEED)
-    ids = rng.integers(0, 1 << 31, 500).astype(np.int32)
-    positions = rng.permutation(500).astype(np.int32)
-    expected = np.argsort(ids >> 24, kind="stable")
-    found = one_pass(EmulatedRuntime(), 1, ids, positions, 24)
-    assert np.array_equal(found, [ids[expected], positions[expected]])
+    device, slot_count = GpuDevice(EmulatedRuntime(), 1), 700
+    memory = slots_with(device, records(rng, slot_count, 4))
+    slots = rng.integers(-1, slot_count, TILE + 100).astype(np.int32)
+    findings = up(device, np.zeros(8, np.int64))
+    groups, _, _ = by_slot(device.work, memory, up(device, slots), limit, findings)
+    expected = np.argsort(np.where(slots < 0, slot_count, slots), kind="stable")
+    assert np.array_equal(down(device, groups.positions), expected)
+    device.close()

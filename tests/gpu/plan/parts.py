@@ -11,7 +11,7 @@ from tests.gpu.plan.runner import Part
 CONFORMANCE_PROCESSES = 8
 NO_OTHER_PLUGINS = "--disable-plugin-autoload"
 """Warnings are errors: a plugin of the machine that warns at its start would end the run."""
-PROFILED = "unique_enter|sum_first|sum_more|apply_.*|gather.*|probe"
+PROFILED = "unique_enter|sum_chunks|combine|apply_.*|gather.*|probe"
 NO_GPU = "is of a real GPU; the emulation has guards of its own"
 
 

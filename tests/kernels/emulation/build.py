@@ -18,6 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,9 +38,11 @@ FLAGS = (
     "-w",
     *(["-march=x86-64", "-msse2"] if platform.machine() == "x86_64" else []),
 )
+COUNTING_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden")
+"""Of bytes.cpp, which a build that counts has beside it."""
 COMPILE_SECONDS_MAX = 600
 
-WAITING = re.compile(r"__sync(?:threads|warp)\b|__shfl\w*|__ballot\w*")
+WAITING = re.compile(r"__sync(?:threads|warp)\b|__shfl\w*|__ballot\w*|__nanosleep\b")
 """What a plain loop over a block's threads cannot do."""
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -96,27 +99,80 @@ class Kernel:
         self.name = declaration.name
         self.parameters = declaration.parameters
         self.waits = declaration.waits
-        self._launch = getattr(library, f"launch_{self.name}")
-        self._launch.restype = ctypes.c_char_p
-        self._launch.argtypes = (ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p)
-        self._arguments = ctypes.c_uint64 * len(self.parameters)
+        self.library = library
+        self.address = ctypes.addressof(ctypes.c_char.in_dll(library, f"kernel_{self.name}"))
 
-    def launch(self, blocks: int, words: list[int], *, seed: int = 0, fibers: bool = False) -> None:
-        """Run it with one 64-bit word for each parameter; fibers where it waits, or where told.
 
-        Raises
-        ------
-        KernelError : it went wrong, and stopped at once.
-        """
-        assert 0 < blocks < 2**31, f"{self.name}: {blocks} blocks"
-        assert len(words) == len(self.parameters)
-        failed = self._launch(blocks, seed, fibers or self.waits, self._arguments(*words))
-        if failed:
-            raise KernelError(f"{self.name}: {failed.decode()}")
+class _Launch(ctypes.Structure):
+    """As fibers.h has it; the rest of its fields is its own."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("blocks", ctypes.c_uint),
+        ("own", ctypes.c_uint * 2),
+        ("next", ctypes.c_ulonglong),
+    )
+
+
+class Launch(NamedTuple):
+    """Blocks of a kernel, with one 64-bit word for each of its parameters."""
+
+    kernel: Kernel
+    blocks: int
+    words: list[int]
+
+
+def run(*launches: Launch, seed: int = 0, fibers: bool = False, resident_blocks: int = 1) -> None:
+    """Run launches of kernels of one source at the same time.
+
+    They run in fibers where one of them waits, where told, and where more than one block may be
+    resident: so many of all launches together.
+
+    Raises
+    ------
+    KernelError : one went wrong, and all stopped at once.
+    """
+    library = launches[0].kernel.library
+    described, kept = (_Launch * len(launches))(), []
+    for each, (kernel, blocks, words) in zip(described, launches, strict=True):
+        assert kernel.library is library, f"{kernel.name} is of another source"
+        assert 0 < blocks < 2**31, f"{kernel.name}: {blocks} blocks"
+        assert len(words) == len(kernel.parameters)
+        kept.append((ctypes.c_uint64 * len(words))(*words))
+        each.kernel, each.arguments = kernel.address, ctypes.addressof(kept[-1])
+        each.blocks = blocks
+    is_plain = resident_blocks == 1 and not fibers and not any(x.kernel.waits for x in launches)
+    resident = 0 if is_plain else resident_blocks
+    failed = library.shim_launch(described, len(launches), seed, resident)
+    if failed:
+        names = " and ".join(x.kernel.name for x in launches)
+        raise KernelError(f"{names}: {failed.decode()}")
+
+
+class Bytes(NamedTuple):
+    """What a launch moved: bytes as its threads asked for them, and 32 for each sector of memory
+    that one of them touched, however often."""
+
+    loaded: int
+    stored: int
+    loaded_sectors: int
+    stored_sectors: int
+
+
+def run_and_count(launch: Launch, memory: list[tuple[int, int]], **how: Any) -> Bytes:
+    """Run a launch of a counting build; `memory` is begin and end of what counts, ascending."""
+    library = launch.kernel.library
+    ranges = np.array(memory, np.uint64)
+    library.shim_count(ctypes.c_void_p(ranges.ctypes.data), ctypes.c_uint64(len(memory)))
+    run(launch, **how)
+    out = (ctypes.c_uint64 * len(Bytes._fields))()
+    library.shim_counted(out)
+    return Bytes(*out)
 
 
 @cache
-def build(source: str) -> dict[str, Kernel]:
+def build(source: str, *, counting: bool = False) -> dict[str, Kernel]:
     """Return the kernels of a source, by name; once a process, since every store asks for them.
 
     Raises
@@ -124,7 +180,7 @@ def build(source: str) -> dict[str, Kernel]:
     KernelError : the compiler refuses it.
     """
     declared = declarations(source)
-    library = _load(_text(source, declared))
+    library = _load(_text(source, declared), counting)
     return {d.name: Kernel(d, library) for d in declared}
 
 
@@ -176,7 +232,7 @@ def _parameters(kernel: str, text: str) -> tuple[Parameter, ...]:
 def _parameter(kernel: str, text: str) -> Parameter:
     words = re.findall(r"\w+|\*", text)
     name = words.pop()
-    type_name = " ".join(w for w in words if w not in ("const", "__restrict__", "*"))
+    type_name = " ".join(w for w in words if w not in ("const", "volatile", "__restrict__", "*"))
     known = _POINTEE_BYTES if "*" in words else _SCALARS
     if type_name not in known or words.count("*") > 1:
         raise KernelError(f"{kernel}: parameter {name}: no kernel takes {' '.join(text.split())}")
@@ -187,26 +243,43 @@ def _parameter(kernel: str, text: str) -> Parameter:
 
 
 def _text(source: str, declared: list[Declaration]) -> str:
-    launchers = "\n".join(f"SHIM_LAUNCHER({d.name})" for d in declared)
-    shim = Path(__file__).with_name("cuda_shim.h").read_text(encoding="utf-8")
-    return f'#line 1 "cuda_shim.h"\n{shim}\n{source}\n#line 1 "launchers"\n{launchers}\n'
+    kernels = "\n".join(f"SHIM_KERNEL({d.name})" for d in declared)
+    parts = {
+        name: Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("fibers.h", "cuda_shim.h")
+    }
+    parts |= {"source": source, "kernels": kernels}
+    return "\n".join(f'#line 1 "{name}"\n{part}' for name, part in parts.items())
 
 
-def _load(text: str) -> ctypes.PyDLL:
-    key = hashlib.sha256("\0".join([_compiler_version(), *FLAGS, text]).encode()).hexdigest()[:32]
+def _load(text: str, counting: bool) -> ctypes.PyDLL:
+    flags = (*FLAGS, "-fsanitize=thread") if counting else FLAGS
+    beside = Path(__file__).with_name("bytes.cpp").read_text(encoding="utf-8") if counting else ""
+    parts = [_compiler_version(), *flags, text, beside]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     path = _cache_folder() / f"{key}.so"
     if not path.exists():
-        _compile(text, path)
+        _compile(path, {text: flags} | ({beside: COUNTING_FLAGS} if counting else {}))
     # PyDLL keeps the interpreter's lock: a library's state is for one thread at a time.
-    return ctypes.PyDLL(str(path))
+    library = ctypes.PyDLL(str(path))
+    library.shim_launch.restype = ctypes.c_char_p
+    library.shim_launch.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_uint,
+        ctypes.c_uint64,
+        ctypes.c_uint,
+    )
+    return library
 
 
-def _compile(text: str, path: Path) -> None:
+def _compile(path: Path, texts: dict[str, tuple[str, ...]]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
+        made, linked = [], Path(folder, "kernels.so")
         # In two steps: one that knows of -fsanitize would link its own runtime.
-        _run([COMPILER, *FLAGS, "-x", "c++", "-c", "-o", str(made), "-"], text)
-        _run([COMPILER, "-shared", "-o", str(linked), str(made)], "")
+        for text, flags in texts.items():
+            made.append(str(Path(folder, f"{len(made)}.o")))
+            _run([COMPILER, *flags, "-x", "c++", "-c", "-o", made[-1], "-"], text)
+        _run([COMPILER, "-shared", "-o", str(linked), *made], "")
         os.replace(linked, path)
 
 

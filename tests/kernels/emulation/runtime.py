@@ -39,7 +39,16 @@ from embstore.device.runtime import (
 )
 from embstore.errors import CapacityError, DeviceError, InvalidArgumentError
 from embstore.kernels.sources import VERBS, kernels_of, source
-from tests.kernels.emulation.build import Kernel, KernelError, Parameter, build
+from tests.kernels.emulation.build import (
+    Bytes,
+    Kernel,
+    KernelError,
+    Launch,
+    Parameter,
+    build,
+    run,
+    run_and_count,
+)
 from tests.kernels.emulation.exports import Export, InterprocessEvent, export, freed
 
 GARBAGE = 0xA5
@@ -123,8 +132,12 @@ class EmulatedRuntime:
     ----------
     memory_bytes : what there is to allocate; None: no limit
     fibers : run all kernels in fibers, so that they may give way at every atomic
+    resident_blocks : how many blocks of a launch run together, all in fibers; None: the class's
+    counting : count the bytes that launches move, into `moved`
     sources : CUDA sources, for tests of this itself; None: those of embstore
     """
+
+    resident_blocks = 1
 
     def __init__(
         self,
@@ -132,6 +145,8 @@ class EmulatedRuntime:
         seed: int = 0,
         memory_bytes: int | None = None,
         fibers: bool = False,
+        resident_blocks: int | None = None,
+        counting: bool = False,
         sources: dict[str, str] | None = None,
         name: str = "emulated:0",
     ) -> None:
@@ -139,14 +154,19 @@ class EmulatedRuntime:
         self.is_lost = False
         self.compute_stream = id(self)
         self.fibers = fibers
+        if resident_blocks is not None:
+            self.resident_blocks = resident_blocks
         self.live_bytes = 0
         self.launches = 0
+        self.moved: list[tuple[str, Bytes]] = []
+        """Of each launch that was done its kernel and bytes, where they are counted."""
         self.uploaded_bytes = 0
         """From the host, in all; and to it."""
         self.downloaded_bytes = 0
         self._seed = seed << 32
         self._memory_bytes = memory_bytes
         self._sources = sources
+        self._counting = counting
         self._verbs = {k: v for v in VERBS for k in kernels_of(v)} if sources is None else {}
         self._kernels: dict[str, Kernel] = {}
         self._compile_seconds = 0.0
@@ -251,8 +271,18 @@ class EmulatedRuntime:
         pairs = zip(built.parameters, arguments, strict=True)
         words = [self._word(kernel, parameter, argument) for parameter, argument in pairs]
         self.launches += 1
-        seed = self._seed + self.launches
-        self._give(partial(built.launch, blocks, words, seed=seed, fibers=self.fibers))
+        how = {
+            "seed": self._seed + self.launches,
+            "fibers": self.fibers,
+            "resident_blocks": self.resident_blocks,
+        }
+        does = self._run_and_count if self._counting else run
+        self._give(partial(does, Launch(built, blocks, words), **how))
+
+    def _run_and_count(self, launch: Launch, **how: Any) -> None:
+        memories = [*self._live.values(), *(memory for _, memory in self._given_back)]
+        ranges = sorted((memory.address, memory.end) for memory in memories)
+        self.moved.append((launch.kernel.name, run_and_count(launch, ranges, **how)))
 
     def _word(self, kernel: str, parameter: Parameter, argument: Any) -> int:
         """Return an argument as 64 bits."""
@@ -341,10 +371,23 @@ class EmulatedRuntime:
     def _run_until(self, mark: Mark) -> None:
         stream = self._streams[mark.stream]
         while stream.done < mark.position:
-            stream.done += 1
-            work, named = stream.work.popleft()
+            self._take(stream)()
+
+    def _take(self, stream: _Stream) -> Callable[[], None]:
+        stream.done += 1
+        work, named = stream.work.popleft()
+        self._touched.update(named)
+        return work
+
+    def take_launch(self) -> Launch | None:
+        """Do the work before the next launch, and return that, not done; None: none is left."""
+        stream = self._streams[COMPUTE]
+        while stream.work:
+            work = self._take(stream)
+            if isinstance(work, partial) and work.func is run:
+                return work.args[0]
             work()
-            self._touched.update(named)
+        return None
 
     def check_guards(self, *, everywhere: bool) -> None:
         """Raise KernelError for guards that were written into: of what work was given since the
@@ -420,9 +463,12 @@ class EmulatedRuntime:
         self._check()
         begin = time.monotonic()
         with ThreadPoolExecutor(COMPILERS) as compilers:
-            for built in compilers.map(lambda verb: build(source(verb)), verbs):
+            for built in compilers.map(self._build, map(source, verbs)):
                 self._kernels |= built
         self._compile_seconds += time.monotonic() - begin
+
+    def _build(self, text: str) -> dict[str, Kernel]:
+        return build(text, counting=self._counting)
 
     def _built(self, kernel: str) -> Kernel:
         if kernel not in self._kernels:
@@ -430,7 +476,7 @@ class EmulatedRuntime:
                 self.compile([self._verbs[kernel]])
             else:
                 for text in self._sources.values():
-                    self._kernels |= build(text)
+                    self._kernels |= self._build(text)
         return self._kernels[kernel]
 
     def facts(self) -> dict[str, Any]:
@@ -451,6 +497,20 @@ class EmulatedRuntime:
         for number, stream in self._streams.items():
             self._run_until(Mark(number, stream.given))
         self.check_guards(everywhere=True)
+
+
+def run_at_once(*runtimes: EmulatedRuntime, seed: int = 0, resident_blocks: int = 1) -> None:
+    """Do all that runtimes were given, as of servers that share a GPU: launch beside launch.
+
+    Those that run at the same time are of one source; others are run one after the other.
+    """
+    while True:
+        launches = [launch for r in runtimes if (launch := r.take_launch()) is not None]
+        if not launches:
+            return
+        alike = len({launch.kernel.library for launch in launches}) == 1
+        for together in [launches] if alike else [[launch] for launch in launches]:
+            run(*together, seed=seed, resident_blocks=resident_blocks)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:

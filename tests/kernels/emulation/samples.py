@@ -63,6 +63,23 @@ KERNEL part_at_barriers(int32* out) {
 KERNEL part_in_warp(int32* out) {
     if (threadIdx.x % 32 < 16) out[threadIdx.x] = __shfl_sync(ALL, 1, 0);
 }
+KERNEL wait_for_threads(int32* out, volatile int32* turn, const int32 last) {
+    while (*turn != (threadIdx.x == 255 ? last : threadIdx.x)) __nanosleep(20);
+    out[threadIdx.x] = threadIdx.x;
+    __threadfence();
+    *turn = *turn + 1;
+}
+KERNEL meet(uint32* arrived, const uint32 wanted, uint32* out) {
+    __shared__ uint32 own[BLOCK_THREADS];
+    own[threadIdx.x] = blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicAdd(arrived, 1u);
+        while (*static_cast<volatile uint32*>(arrived) < wanted) __nanosleep(20);
+    }
+    __syncthreads();
+    out[blockIdx.x * BLOCK_THREADS + threadIdx.x] = own[255 - threadIdx.x];
+}
 KERNEL outside_shared(int32* out) {
     __shared__ int32 parts[BLOCK_THREADS];
     parts[threadIdx.x + 1] = 0;
