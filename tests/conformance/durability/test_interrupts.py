@@ -18,9 +18,7 @@ class Intruding(TableDigest):
 
     def __init__(self, act):
         super().__init__()
-        self.act = act
-
-    is_followed = True
+        self.act, self.is_followed = act, True
 
     def note_written(self, keys):
         self.act()
