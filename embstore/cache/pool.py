@@ -12,6 +12,7 @@ gather, one apply. A pool is made of
     tier        rows that left a GPU, where there is room below   host_tier.py
     reader      rows gathered for calls                           reading.py
     writer      rows summed, changed and logged                   writing.py
+    followers   who keeps track of the rows that are written      followers.py
 
 The slots, and what is known of each, are in the device's memory; the list of free ones is on the
 host. What is true between commands: `integrity.py`.
@@ -25,6 +26,7 @@ from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
 from embstore.cache.finder import Finder
+from embstore.cache.followers import Followers
 from embstore.cache.host_tier import HostTier
 from embstore.cache.integrity import checks
 from embstore.cache.levels import Ranks
@@ -64,6 +66,7 @@ class Pool:
         self.parameters = _no_parameters()
         self.counters = Counters()
         self.ranks = Ranks()
+        self.followers = Followers(device)
         self.slots = slots = PoolSlots(device, layout, arena.budget_bytes, storage.irreversible)
         self.pins = pins = PoolPins(device, slots)
         self.finder = finder = Finder(device, slots)
@@ -121,6 +124,7 @@ class Pool:
         """Remove a table and its rows."""
         self.residency.purge(table_id)
         self.ranks.tables.pop(table_id, None)
+        self.followers.leave(table_id)
         self.tables.discard(table_id)
 
     def close(self) -> None:
@@ -129,6 +133,7 @@ class Pool:
         if self.tier is not None:
             self.tier.close()
         self.finder.close()
+        self.followers.close()
         self.pins.close()
         self.slots.close()
         self.writer.close()

@@ -256,6 +256,9 @@ class DeviceMemory(Protocol):
     def download(self, array: Array) -> NDArray[Any]:
         """Return a copy on the host; the array itself where it is there already."""
 
+    def copy(self, source: Array, target: Array) -> None:
+        """Copy an array of the device to another of the same length."""
+
     def ask(self, array: Array) -> Answer[NDArray[Any]]:
         """Begin to copy an array to the host; it stays as it is until the answer."""
 

@@ -140,6 +140,9 @@ class CpuMemory:
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
 
+    def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
+        target[:] = source
+
     def ask(self, array: NDArray[Any]) -> Answer[NDArray[Any]]:
         return array.copy
 

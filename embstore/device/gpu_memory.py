@@ -114,6 +114,9 @@ class GpuMemory:
     def download(self, array: DeviceArray | NDArray[Any]) -> NDArray[Any]:
         return self._work.download(array)
 
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
+        self._work.runtime.copy(source, target)
+
     def ask(self, array: DeviceArray) -> Answer[NDArray[Any]]:
         return self._work.ask(array)
 

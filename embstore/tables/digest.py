@@ -70,20 +70,18 @@ class TableDigest:
         self._changed = KeySet()
         self.reading: Reading | None = None
         """What the digest that runs still has to read; None: none runs."""
-        self.is_followed = False
-        """Whether a digest has been asked for, so that writes must be noted."""
 
     def note_written(self, keys: Keys) -> None:
         """Remember that these row keys of the table were written."""
-        if self.is_followed:
-            self._changed.add(keys, _BLOCK_SHIFT)
+        self._changed.add(keys, _BLOCK_SHIFT)
 
     def begin(self, pool: Pool, table_id: int) -> None:
         """Begin a digest of the table as it is now."""
+        pool.followers.take_up()
+        pool.followers.follow(table_id, self.note_written)
         changed = None if self._blocks is None else self._changed.members()
         reading, nothing = Reading(pool, table_id, changed), KeySet()
         self.reading, self._changed = reading, nothing  # together, should memory have ended before
-        self.is_followed = True
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
         """Return the digest that was begun, 64 hexadecimal digits; hash what changed since the
@@ -107,7 +105,6 @@ class TableDigest:
                     known, self._blocks = self._blocks, None  # should memory end here
                     self._changed.add(reading.changed, 0)
                     self._blocks = known
-                self.is_followed = self._blocks is not None
         return root(identity, t, blocks - reading.first_block, kept)
 
     def records(self, table_id: int, low: int, count: int) -> bytes:

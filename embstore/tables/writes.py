@@ -13,7 +13,7 @@ can stop a command; the store then fails as a whole (storage.py), because some o
 changed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -261,45 +261,28 @@ def _write(
     stages.laps += "hold", now()
     if not tables:
         return
-    followed = [table for table in tables if table.digest.is_followed]
-    if followed:
-        _set_aside(followed, writes)
+    for table in tables:
+        if table.digest.reading is not None:
+            _set_aside(table, writes)
     # Rows, leaves and t change together: whatever interrupts this, a signal too, fails the store.
     storage = tables[0].pool.storage
     storage.is_changing = True
     with storage.irreversible:
         for (pool, keys, change), slots in zip(writes, prepared, strict=True):
             pool.writer.write(keys, slots, change)
-        if followed:
-            _note_written(followed, writes)
+            pool.followers.written(keys)
         for table, more in zip(tables, add_t, strict=True):
             table.t += more
     stages.laps += "apply", now()
 
 
-def _set_aside(tables: Sequence[TableState], writes: Sequence[tuple[Pool, Array, Change]]) -> None:
-    """Keep rows as they are for the digests that have still to read them."""
-    for table, keys in _keys_of([table for table in tables if table.digest.reading], writes):
-        if table.digest.reading is not None:
-            table.digest.reading.set_aside(keys)
-
-
-def _note_written(
-    tables: Sequence[TableState], writes: Sequence[tuple[Pool, Array, Change]]
-) -> None:
-    for table, keys in _keys_of(tables, writes):
-        table.digest.note_written(keys)
-
-
-def _keys_of(
-    tables: Sequence[TableState], writes: Sequence[tuple[Pool, Array, Change]]
-) -> Iterator[tuple[TableState, Keys]]:
-    """Yield which of the row keys that are written are each table's."""
+def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) -> None:
+    """Keep rows as they are for the digest that has still to read them."""
+    assert table.digest.reading is not None
     for pool, d_keys, _ in writes:
-        own = [table for table in tables if table.pool is pool]
-        keys = pool.device.memory.download(d_keys) if own else np.empty(0, np.int64)
-        for table in own:
-            yield table, keys[keys >> KEY_BITS == table.table_id]
+        if pool is table.pool:
+            keys = pool.device.memory.download(d_keys)
+            table.digest.reading.set_aside(keys[keys >> KEY_BITS == table.table_id])
 
 
 def count_skipped(tables: Iterable[TableState]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from embstore.arithmetic import BLOCK_KEYS
-from embstore.arrays import KEY_BITS, KEY_MASK
+from embstore.arrays import KEY_MASK
 from embstore.tables.digest import KeySet, TableDigest
 from embstore.tables.slices import Slices
 from tests.unit.small_stores import (
@@ -96,10 +96,11 @@ def test_reading_costs_no_digest_anything(tmp_path):
         assert computed(table, kept)[1] == []
 
 
-def test_before_the_first_digest_nothing_is_kept():
-    digest = TableDigest()
-    digest.note_written(np.arange(100_000) | 5 << KEY_BITS)
-    assert digest._changed.members().tolist() == []
+def test_before_the_first_digest_nothing_is_kept(tmp_path):
+    with opened(tmp_path, **OPTIONS) as store:
+        table = make_table(store, rows=ROWS)
+        table.assign(np.arange(1_000), rows_of(np.arange(1_000)))
+        assert state_of(table).digest._changed.members().tolist() == []
 
 
 def test_key_set_holds_what_a_set_holds():

@@ -8,20 +8,8 @@ import pytest
 import embstore
 from embstore import Constant, Sgd
 from embstore.errors import StoreClosedError, StoreInUseError
-from embstore.tables.digest import TableDigest
 
 ONES = np.ones((1, 4), np.float32)
-
-
-class Intruding(TableDigest):
-    """Leaves that do something else when a write is noted: after the rows, before t."""
-
-    def __init__(self, act):
-        super().__init__()
-        self.act, self.is_followed = act, True
-
-    def note_written(self, keys):
-        self.act()
 
 
 def opened(path):
@@ -31,7 +19,9 @@ def opened(path):
 
 
 def intrude(store, act):
-    store.executor.tables.find("a").digest = Intruding(act)
+    """Have something else done when a write is noted: after the rows, before t."""
+    table = store.executor.tables.find("a")
+    table.pool.followers.follow(table.table_id, lambda keys: act())
 
 
 def test_interrupt_fails_the_store_which_opens_at_its_last_commit(tmp_path):
