@@ -131,7 +131,8 @@ class Finder:
         """Return where the slots of a batch are being looked for, or are, all of them; None where
         that has to be known first, because rows are under way or missing."""
         is_known = batch.unique_keys is self._found_for and self._is_right and not self._missing
-        return self._found if (is_known or self._found_for is batch) and not self.arriving else None
+        is_asked = self._found_for is batch and not self.arriving
+        return self._found if is_known or is_asked else None
 
     def synchronize(self, batch: Batch) -> None:
         """Wait for what the device finds out about a batch."""

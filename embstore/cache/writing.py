@@ -15,7 +15,7 @@ from embstore.cache.eviction import Evictor
 from embstore.cache.finder import Finder
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Batch, Device, Gradients, Slots
+from embstore.device.base import Array, Batch, Device, Gradients, PoolUpdate, Slots
 from embstore.layout import VALUE, Layout
 from embstore.storage.storage import Storage
 
@@ -49,14 +49,43 @@ class PoolWriter:
     def __post_init__(self) -> None:
         self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
 
+    def begin(
+        self, batch: Batch, gradients: list[Gradients], scale: np.float32, slots: Array
+    ) -> PoolUpdate:
+        """Return this pool's part of `DeviceRows.begin_update`; slots as `Finder.looked_at` gives
+        them. `end` or `take_back` follows."""
+        scores = self.residency.scores
+        scores.tick()
+        return PoolUpdate(
+            batch, gradients, scale, self.layout.optimizer, self.slots.memory, slots,
+            self.residency.parameters, self.layout.dim, scores.clock, scores.policy.counting,
+            self._room_for(-(-len(batch.inverse) // 2)), keeps_sums=False,
+        )  # fmt: skip
+
+    def end(self, batch: Batch) -> None:
+        """Note that the rows of a batch were changed."""
+        self.finder.synchronize(batch)
+        self.evictor.dirty_max += len(batch.unique_keys)
+        self.residency.scores.count_touches(len(batch.unique_keys))
+
+    def take_back(self) -> None:
+        """Note that nothing was changed."""
+        self.residency.scores.clock -= 1
+
     def sum_by_key(self, batch: Batch, gradients: list[Gradients], scale: np.float32) -> Array:
         """Return the scaled sums of a batch's gradients, (unique keys or more, dim), until the next
         call; see `DeviceRows.sum_by_key`."""
-        count, dim = len(batch.unique_keys), self.layout.dim
+        sums = self._room_for(len(batch.unique_keys))
+        self.device.rows.sum_by_key(batch, gradients, scale, sums[: len(batch.unique_keys)])
+        return sums
+
+    def _room_for(self, count: int) -> Array:
+        """Return (count or more, dim), of any content."""
         if len(self._sums) < count:
             self._sums = self._sums[:0]  # freed first
-            self._sums = self.device.memory.allocate(count + count // 4, VALUE, width=dim)
-        self.device.rows.sum_by_key(batch, gradients, scale, self._sums[:count])
+            self._sums = self.device.memory.allocate(
+                count + count // 4, VALUE, width=self.layout.dim
+            )
         return self._sums
 
     def prepare(self, keys: Array) -> Prepared | None:

@@ -460,7 +460,8 @@ class DeviceRows(Protocol):
         Returns whether the rows are changed, once that is known, which is before they are. Each
         batch is synchronized then. None: nothing is gained by it here.
 
-        Gradients in the device's memory are read until the work is done.
+        Gradients in the device's memory are read until the work is done; those of a caller until
+        the answer.
         """
 
     def apply(

@@ -37,6 +37,7 @@ from embstore.device.runtime import (
     COMPUTE,
     DOWN,
     UP,
+    Adopted,
     Argument,
     DeviceArray,
     Exported,
@@ -193,7 +194,7 @@ class CudaRuntime:
                     f"expected an array and a stream of {self.name}, found an address or a "
                     f"stream that CUDA does not know ({exc})"
                 ) from exc
-        return DeviceArray(address, count, dtype, array, width=width)
+        return DeviceArray(address, count, dtype, Adopted(array), width=width)
 
     def _follow_callers(self, stream: int) -> None:
         mark = cupy.cuda.Event(disable_timing=True)

@@ -42,7 +42,7 @@ from embstore.device.gpu_work import (
     findings_of,
     tell_batch,
 )
-from embstore.device.runtime import COMPUTE, DOWN, Argument, DeviceArray
+from embstore.device.runtime import COMPUTE, DOWN, Adopted, Argument, DeviceArray
 from embstore.device.slabs import Located, SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
 from embstore.kernels.sum_by_key import form_of
@@ -280,10 +280,12 @@ class GpuRows:
         mark = work.runtime.mark(COMPUTE)  # what is sent goes before it
         for update in updates:
             work.launch(*update)
+        if any(_is_callers(own.rows) for part in named for own in part.gradients):
+            mark = work.runtime.mark(COMPUTE)  # who may change them when the call is done
         work.runtime.submit()
 
         def answer() -> bool:
-            work.runtime.wait(mark)
+            work.wait_for(mark)
             for part, buffer in zip(named, answers, strict=True):
                 assert isinstance(part.batch, GpuBatch)
                 tell_batch(part.batch, buffer)
@@ -431,6 +433,10 @@ class GpuRows:
 
 def _dim_of(out: Rows | DeviceArray) -> int:
     return out.width if isinstance(out, DeviceArray) else out.shape[1]
+
+
+def _is_callers(array: Any) -> bool:
+    return isinstance(array, DeviceArray) and isinstance(array.owner, Adopted)
 
 
 def _address(array: DeviceArray | None) -> int:

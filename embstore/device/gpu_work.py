@@ -113,7 +113,11 @@ class GpuWork:
 
     def wait(self) -> None:
         """Wait for all work."""
-        self.runtime.wait(self.runtime.mark(COMPUTE))
+        self.wait_for(self.runtime.mark(COMPUTE))
+
+    def wait_for(self, mark: Any) -> None:
+        """Wait for a mark of COMPUTE, behind all that was asked for so far."""
+        self.runtime.wait(mark)
         self._waits += 1
 
     def send(self, *arrays: NDArray[Any]) -> list[DeviceArray]:

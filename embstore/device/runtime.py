@@ -63,6 +63,12 @@ class DeviceArray:
         return DeviceArray(self.address, self.nbytes // item, dtype, self.owner, width=width)
 
 
+class Adopted(NamedTuple):
+    """The owner of an array that is a caller's."""
+
+    array: Any
+
+
 class Exported(NamedTuple):
     """An allocation as another process opens it, and the event by which that one says that its work
     on it is done."""
@@ -110,7 +116,8 @@ class Runtime(Protocol):
 
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
         """Return a caller's array (of whatever has `__cuda_array_interface__`), which COMPUTE uses
-        when the caller's work on it is done: what the interface's stream has been given so far.
+        when the caller's work on it is done: what the interface's stream has been given so far. Its
+        owner is Adopted.
 
         Raises
         ------

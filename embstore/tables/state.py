@@ -81,6 +81,11 @@ class PoolBatch:
     that of an earlier call with other counts."""
 
     @property
+    def gradients(self) -> list[Gradients]:
+        """Of each share."""
+        return [share.gradients for share in self.shares if share.gradients is not None]
+
+    @property
     def needs_order(self) -> bool:
         """Whether keys are needed by occurrence, and the batch has them by slot: one has no row
         here, or a sum is to be refused."""
@@ -133,10 +138,7 @@ def _counts(shares: Sequence[Share]) -> Counts | None:
 def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None:
     """Return the scaled sums of each batch; wait for what is found in the batches. None: they are
     needed by occurrence, and a batch has them by slot."""
-    sums = []
-    for part in parts:
-        gradients = [share.gradients for share in part.shares if share.gradients is not None]
-        sums.append(part.pool.writer.sum_by_key(part.batch, gradients, scale))
+    sums = [part.pool.writer.sum_by_key(part.batch, part.gradients, scale) for part in parts]
     if parts and parts[0].pool.device.is_queued:
         synchronize(parts)
         for part in parts:

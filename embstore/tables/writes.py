@@ -92,13 +92,19 @@ def update(
         parts = batches(shares, grouped=True)
     stages.laps += "unique", now()
     scale = np.float32(options.gradient_scale)
+    if options.learning_rate is not None:
+        _check_learning_rate(tables, options.learning_rate)
+    if summed is None and parts and parts[0].pool.device.is_queued:
+        if _is_updated(parts, tables, scale, options.learning_rate):
+            stages.laps += "apply", now()
+            return True
+        if any(part.needs_order for part in parts):
+            parts = batches(shares)
     sums = sums_of(parts, scale)
     if sums is None:
         parts = batches(shares)
         sums = sums_of(parts, scale)
         assert sums is not None, "only a batch by slots can be void"
-    if options.learning_rate is not None:
-        _check_learning_rate(tables, options.learning_rate)
     wrong: list[tuple[int, Gradient]] = []
     for part, own in zip(parts, sums, strict=True):
         part.pool.finder.updates_miss = part.batch.found.missing > 0
@@ -112,6 +118,48 @@ def update(
     named = [(p.pool, p.batch.unique_keys, s) for p, s in zip(parts, sums, strict=True)]
     _apply(named, tables, options.learning_rate, stages)
     return True
+
+
+def _is_updated(
+    parts: Sequence[PoolBatch],
+    tables: Sequence[TableState],
+    scale: np.float32,
+    learning_rate: float | None,
+) -> bool:
+    """Do an update whose rows are all there before that is known, so that the device waits for
+    nobody; False: nothing was changed, because they were not, or something else has to be done
+    before."""
+    found = []
+    for part in parts:
+        finder = part.pool.finder
+        slots = None if finder.updates_miss else finder.looked_at(part.batch)
+        if slots is None:
+            return False
+        found.append(slots)
+    if any(table.digest.reading is not None for table in tables):
+        return False
+    _set_scalars(tables, learning_rate)
+    updates = [
+        part.pool.writer.begin(part.batch, part.gradients, scale, slots)
+        for part, slots in zip(parts, found, strict=True)
+    ]
+    answer = parts[0].pool.device.rows.begin_update(updates)
+    assert answer is not None, "work is queued"
+    storage = parts[0].pool.storage
+    is_done = False
+    with storage.irreversible:
+        try:
+            storage.is_changing = True
+            is_done = storage.is_changing = answer()
+        finally:
+            for part in parts if not is_done else ():
+                part.pool.writer.take_back()
+        for part in parts if is_done else ():
+            part.pool.writer.end(part.batch)
+            part.pool.followers.written(part.batch.unique_keys)
+        for table in tables if is_done else ():
+            table.t += 1
+    return is_done
 
 
 def update_ranks(
@@ -210,18 +258,22 @@ def _apply(
     stages: Stages,
 ) -> None:
     """Apply (pool, unique row keys (u,), scaled sums (u, dim) or more) of each pool."""
+    _set_scalars(tables, learning_rate)
+    named = [(pool, keys, partial(pool.writer.apply, keys, sums)) for pool, keys, sums in parts]
+    _write(named, tables, [1] * len(tables), stages)
+
+
+def _set_scalars(tables: Sequence[TableState], learning_rate: float | None) -> None:
+    """Set what the kernels get of the optimizers, for the update that comes."""
     for table in tables:
         if table.t == T_MAX:
             raise InvalidArgumentError(
                 f"table {table.name!r}: t is {T_MAX} and cannot grow; the table must be made anew"
             )
-    for table in tables:
         rate = table.learning_rate if learning_rate is None else learning_rate
         table.pool.parameters.scalars[table.table_id] = scalars_of(
             table.config.optimizer, table.t + 1, rate, table.dim
         )
-    named = [(pool, keys, partial(pool.writer.apply, keys, sums)) for pool, keys, sums in parts]
-    _write(named, tables, [1] * len(tables), stages)
 
 
 def _overwriting(part: PoolBatch, puts: Sequence[Put]) -> tuple[Pool, Array, Change]:

@@ -34,6 +34,7 @@ from embstore.device.runtime import (
     DOWN,
     EXPORTED_MULTIPLE_BYTES,
     UP,
+    Adopted,
     DeviceArray,
     Exported,
 )
@@ -220,7 +221,7 @@ class EmulatedRuntime:
         if np.dtype(interface["typestr"]) != dtype:
             raise InvalidArgumentError(f"expected an array of {np.dtype(dtype)}")
         count, width = (*interface["shape"], 1)[:2]
-        return DeviceArray(interface["data"][0], count, dtype, array, width=width)
+        return DeviceArray(interface["data"][0], count, dtype, Adopted(array), width=width)
 
     def _release_pinned(self, memory: Memory) -> None:
         del self._pinned[memory.address]
