@@ -17,7 +17,6 @@ from embstore.device.gpu_work import (
     NULL,
     GpuWork,
     Groups,
-    bounds_of,
     parameters_of,
 )
 from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
@@ -42,22 +41,27 @@ class Named(NamedTuple):
     row_counts: DeviceArray  # (tables,) int64
     findings: DeviceArray
     """Fresh ones."""
+    more: list[DeviceArray]
+    """Other numbers that were sent with these."""
     owns_keys: bool
     """Whether they stay as they are; those of the caller need not."""
 
 
-def named(work: GpuWork, segments: Segments) -> Named:
-    """Send the keys of a call, and whose they are."""
-    d_bounds, d_prefixes, d_row_counts, findings = work.send_numbers(
-        bounds_of(segments),
-        [table_id << KEY_BITS for table_id, _, _ in segments],
-        [rows for _, rows, _ in segments],
-        NOTHING_FOUND,
-    )
+def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
+    """Send the keys of a call, whose they are, and more numbers."""
+    bounds, prefixes, rows, tables = [0], [], [], []
+    for table_id, row_count, keys in segments:
+        count = len(keys)
+        bounds.append(bounds[-1] + count)
+        prefixes.append(table_id << KEY_BITS)
+        rows.append(row_count)
+        tables.append((table_id, count))
+    of_tables = work.kept_numbers(tuple(bounds), tuple(prefixes), tuple(rows))
+    findings, *sent = work.send_numbers(NOTHING_FOUND, *more)
     d_keys = work.join([keys for _, _, keys in segments], np.int64)
-    tables = [(table_id, len(keys)) for table_id, _, keys in segments]
     owns_keys = len(segments) > 1 or isinstance(segments[0][2], np.ndarray)
-    return Named(tables, d_keys, d_bounds, d_prefixes, d_row_counts, findings, owns_keys)
+    d_bounds, d_prefixes, d_rows = of_tables
+    return Named(tables, d_keys, d_bounds, d_prefixes, d_rows, findings, sent, owns_keys)
 
 
 def owned(work: GpuWork, call: Named) -> Named:

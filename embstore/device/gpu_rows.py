@@ -92,8 +92,9 @@ class GpuRows:
     ) -> None:
         if batch.position_count:
             outputs = Outputs(self._work, outs, dim)
-            bounds = self._work.send_numbers(batch.bounds.tolist())[0]
-            self._gather(rows, slots, batch.inverse, bounds, dim, outputs, NULL)
+            addresses = [out.address for out in outputs.placed]
+            bounds, d_addresses = self._work.send_numbers(batch.bounds.tolist(), addresses)
+            self._gather(rows, slots, batch.inverse, bounds, dim, outputs, d_addresses, NULL)
             outputs.fill()
 
     def look_up(
@@ -109,15 +110,15 @@ class GpuRows:
     ) -> int:
         work, rows = self._work, memory.rows
         outputs = Outputs(work, outs, dim)
-        call = owned(work, named(work, segments))
-        slots = locate(work, memory, index, call, moves)
+        call = owned(work, named(work, segments, [out.address for out in outputs.placed]))
+        slots, findings = locate(work, memory, index, call, moves), call.findings
         if clock:
             work.launch(
                 "touch_once", len(slots), *rows.arguments, slots, np.int64(len(slots)),
-                np.int64(clock), np.int32(counting), call.findings,
+                np.int64(clock), np.int32(counting), findings,
             )  # fmt: skip
-        self._gather(rows, NULL, slots, call.bounds, dim, outputs, call.findings)
-        answer = outputs.begin()
+        self._gather(rows, NULL, slots, call.bounds, dim, outputs, call.more[0], findings)
+        answer = outputs.begin(findings)
         work.wait()
         found = unpack_from(FINDINGS_FORMAT, answer.memory.data)
         if found[MISSING]:
@@ -135,14 +136,14 @@ class GpuRows:
         bounds: DeviceArray,
         dim: int,
         outputs: Outputs,
+        addresses: DeviceArray,
         findings: Argument,
     ) -> None:
         """Queue the gather of the rows of ids in these slots; NULL: ids are slots."""
-        n, d_outs = len(ids), outputs.placed
-        (d_addresses,) = self._work.send_numbers([out.address for out in d_outs])
+        n = len(ids)
         self._work.launch(
-            "gather", n * LANES, *rows.arguments, slots, ids, bounds, d_addresses,
-            np.int32(len(d_outs)), np.int64(n), np.int32(dim), findings, outputs.answer,
+            "gather", n * LANES, *rows.arguments, slots, ids, bounds, addresses,
+            np.int32(len(addresses)), np.int64(n), np.int32(dim), findings, outputs.answer,
         )  # fmt: skip
 
     def gather_pooled(
@@ -176,7 +177,7 @@ class GpuRows:
         outputs = Outputs(self._work, [out], _dim_of(out))
         findings = batch.findings
         self._gather_pooled(rows, slots, batch, offsets, mean, weights, outputs, findings)
-        batch.is_known, batch.answer = False, outputs.begin()
+        batch.is_known, batch.answer = False, outputs.begin(findings)
         return partial(outputs.end, batch.answer)
 
     def _gather_pooled(

@@ -29,7 +29,7 @@ from embstore.device.scratch import Scratch
 from embstore.device.staging import ALIGNMENT, LARGE_BYTES, Buffer, Staging
 from embstore.host.workers import COPY_THREADS_MAX, Workers
 from embstore.kernels.probe import BUCKET_WIDTH
-from embstore.layout import VALUE
+from embstore.layout import VALUE, VALUE_BYTES
 
 LANES = 32
 """At most so many own a row."""
@@ -40,6 +40,7 @@ NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
 FINDINGS_FORMAT = f"{len(NOTHING_FOUND)}q"
 FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
+_KEPT_MAX = 16
 SCAN_STEP, SCAN_RANGES_MAX = 4 * BLOCK_THREADS, 1024
 """Of running sums; `scan.cu` has the same."""
 SCAN_STEPS_LEAST = 4
@@ -85,6 +86,7 @@ class GpuWork:
         self._waits = 0
         self._numbers: dict[DTypeLike, DeviceArray] = {}
         self._sent: dict[Any, tuple[bytes, DeviceArray]] = {}
+        self._kept: dict[tuple[tuple[int, ...], ...], list[DeviceArray]] = {}
 
     def close(self) -> None:
         """End the threads, wait for all work unless the device is lost, and free the scratch."""
@@ -94,6 +96,7 @@ class GpuWork:
         self.staging.close()
         self._numbers.clear()
         self._sent.clear()
+        self._kept.clear()
         self.scratch.close()
         self.runtime.close()
 
@@ -147,6 +150,16 @@ class GpuWork:
             sent.append(DeviceArray(address, len(column), np.int64, owner))
             address += 8 * len(column)
         return sent
+
+    def kept_numbers(self, *columns: tuple[int, ...]) -> list[DeviceArray]:
+        """As `send_numbers`, of numbers that nobody changes there: what was sent lately, as by the
+        last call of a loop, is not sent again."""
+        kept = self._kept.get(columns)
+        if kept is None:
+            if len(self._kept) == _KEPT_MAX:
+                del self._kept[next(iter(self._kept))]  # the oldest
+            kept = self._kept[columns] = self.send_numbers(*columns)
+        return kept
 
     def send_zeros(self, count: int, dtype: DTypeLike) -> DeviceArray:
         """Return zeros on the device, few of them: they are sent with the call's numbers."""
@@ -259,21 +272,25 @@ class GpuWork:
 class Outputs:
     """A call's outputs in the device's memory; those of the host are copied there at the end.
 
-    `answer` is memory before them, for findings that come with them.
+    `answer` is memory before them, for a copy of the findings that comes with them; NULL where all
+    outputs are the device's.
     """
 
     def __init__(self, work: GpuWork, outs: Sequence[Rows | DeviceArray], dim: int) -> None:
         self._work = work
         self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
-        count = sum(len(out) for out in self._host_outs)
-        item_bytes = dim * np.dtype(VALUE).itemsize
-        size = count * item_bytes
-        self._come_with_findings = FINDINGS_BYTES + size < LARGE_BYTES
-        before = FINDINGS_BYTES if self._come_with_findings else 0  # else blocks of their own
-        self._block = block = work.scratch.take(before + size, np.uint8)
-        self._d_outs = block[before:].view(VALUE, width=dim)
-        own = block[:before] if before else work.scratch.take(FINDINGS_BYTES, np.uint8)
-        self.answer = own.view(np.int64)
+        self.answer: Argument = NULL
+        self._come: DeviceArray | None = None  # what comes together: findings, and small outputs
+        if not self._host_outs:
+            self.placed: list[Any] = [*outs]
+            return
+        size = sum(len(out) for out in self._host_outs) * dim * VALUE_BYTES
+        if FINDINGS_BYTES + size < LARGE_BYTES:
+            self._come = block = work.scratch.take(FINDINGS_BYTES + size, np.uint8)
+            self.answer = block[:FINDINGS_BYTES].view(np.int64)
+            self._d_outs = block[FINDINGS_BYTES:].view(VALUE, width=dim)
+        else:
+            self._d_outs = work.scratch.take(size, np.uint8).view(VALUE, width=dim)
         low, self.placed = 0, []
         for out in outs:
             if isinstance(out, DeviceArray):
@@ -282,22 +299,20 @@ class Outputs:
                 self.placed.append(self._d_outs[low : low + len(out)])
                 low += len(out)
 
-    def begin(self) -> Buffer:
+    def begin(self, findings: DeviceArray) -> Buffer:
         """Begin to copy findings, and outputs where they are small, behind the work so far."""
-        return self._work.staging.begin_small(
-            self._block if self._come_with_findings else self.answer.view(np.uint8)
-        )
+        return self._work.staging.begin_small(findings if self._come is None else self._come)
 
     def end(self, buffer: Buffer) -> None:
         """Fill the host's outputs; what was begun has been waited for."""
-        come = self._come_with_findings
-        self._work.staging.end_small(buffer, FINDINGS_BYTES, self._host_outs if come else [])
-        if not come:
+        come = [] if self._come is None else self._host_outs
+        self._work.staging.end_small(buffer, FINDINGS_BYTES, come)
+        if self._host_outs and not come:
             self._work.ask_together([self._d_outs], self._host_outs)()
 
     def fill(self) -> None:
         """Wait, and fill the host's outputs."""
-        if len(self._d_outs):
+        if self._host_outs and len(self._d_outs):
             self._work.ask_together([self._d_outs], self._host_outs)()
         else:
             self._work.wait()  # what a caller's own stream does next is not ordered behind ours

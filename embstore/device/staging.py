@@ -225,9 +225,10 @@ class Staging:
 
     def end_small(self, buffer: Buffer, begin: int, targets: Sequence[NDArray[Any]]) -> None:
         """Copy what has arrived, from a byte on, into host arrays, one after the other."""
-        parts = [_bytes_of(target) for target in targets]
-        end = begin + sum(map(len, parts))
-        self._spread(buffer.memory[begin:end], 0, parts)
+        if targets:
+            parts = [_bytes_of(target) for target in targets]
+            end = begin + sum(map(len, parts))
+            self._spread(buffer.memory[begin:end], 0, parts)
         self._small_down.append(buffer)
 
     def begin_download(self, source: DeviceArray) -> Buffer:

@@ -94,12 +94,13 @@ __device__ __forceinline__ T fresh(const T* address) {
     return *static_cast<const volatile T*>(address);
 }
 
-// may_go_on, of a kernel that also copies what the host is told; findings may be null: all is there.
+// may_go_on, of a kernel that also copies what the host is told, unless answer is null; findings may
+// be null: all is there.
 __device__ __forceinline__ bool tells_and_may_go_on(const int64* findings, int64* answer) {
     if (findings == nullptr) {
         return true;
     }
-    for (int64 i = thread_index(); i < FINDINGS; i += thread_count()) {
+    for (int64 i = thread_index(); answer && i < FINDINGS; i += thread_count()) {
         answer[i] = findings[i];
     }
     return may_go_on(findings);

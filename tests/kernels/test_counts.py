@@ -7,6 +7,7 @@ of a call are held here, on the emulated device, where they are the same as on a
 import gc
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -26,6 +27,7 @@ VERBS = {
     "copy": "copies",
 }
 ROWS, DIM, KEYS, FEW_KEYS = 4_000, 8, 300, 30
+OPENED: list[ExitStack] = []
 
 
 class CountingRuntime(EmulatedRuntime):
@@ -54,12 +56,22 @@ class CountingRuntime(EmulatedRuntime):
         return {name: count for name, count in self.counts.items() if count}
 
 
+@pytest.fixture(autouse=True)
+def stores():
+    """Close what a test has opened: planners' threads would stay."""
+    with ExitStack() as opened_here:
+        OPENED.append(opened_here)
+        yield
+    OPENED.pop()
+
+
 def opened(tmp_path, tables, cache_bytes, host_cache_bytes=None, durability="checkpoint"):
     runtime = CountingRuntime()
     store = embstore.open(
         tmp_path / "store", device=GpuDevice(runtime, 1), cache_bytes=cache_bytes,
         host_cache_bytes=host_cache_bytes, durability=durability,
     )  # fmt: skip
+    OPENED[-1].enter_context(store)
     for number in range(tables):
         store.create_table(
             f"t{number}", dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1),
