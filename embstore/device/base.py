@@ -135,6 +135,28 @@ class IndexArrays:
     stash_count: Array  # (1,) int64
 
 
+@dataclass(frozen=True, eq=False)
+class PoolUpdate:
+    """A pool's part of an update whose rows are all there; arguments as of `sum_by_key`, `apply`
+    and `touch`."""
+
+    batch: Batch
+    gradients: Sequence[Gradients]
+    scale: np.float32
+    kind: str
+    memory: "SlotMemory"
+    slots: Array  # by id, (u,) or more
+    parameters: TableParameters
+    dim: int
+    clock: int
+    """That scores have then; 0: they stay."""
+    counting: int
+    sums: Array
+    """Room for the scaled sums: (positions, dim) or more if all are kept, else half as many."""
+    keeps_sums: bool
+    """Whether `sums` has that of each id then; else its content is of no use."""
+
+
 SlotMemory = Any
 """The slots of a pool: of each a row (`embstore.layout`), the row key in it, its score
 (`embstore.score`) and whether it is dirty.
@@ -426,6 +448,16 @@ class DeviceRows(Protocol):
         `synchronize`.
 
         sums : (positions, dim) or more; rows beyond the unique keys are left as they are
+        """
+
+    def begin_update(self, parts: Sequence[PoolUpdate]) -> Answer[bool] | None:
+        """Queue the sums of an update's gradients, and the update of the rows, which is done if
+        nothing is wrong with any part: no key without a slot or outside its table, no large sum.
+
+        Returns whether the rows are changed, once that is known, which is before they are. Each
+        batch is synchronized then. None: nothing is gained by it here.
+
+        Gradients in the device's memory are read until the work is done.
         """
 
     def apply(

@@ -14,7 +14,15 @@ from embstore.arithmetic.compiled_update import KINDS
 from embstore.arithmetic.denormals import keeping
 from embstore.arithmetic.jit import addresses
 from embstore.arrays import Keys, Rows
-from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
+from embstore.device.base import (
+    Answer,
+    Batch,
+    Gradients,
+    IndexArrays,
+    PoolUpdate,
+    Slots,
+    TableParameters,
+)
 from embstore.device.cpu_keys import CpuBatch
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
@@ -108,6 +116,9 @@ class CpuRows:
             partial(keeping, work), self._work.ranges_of(starts, sums.strides[0])
         )
         batch.found.large = next((id for id in large if id >= 0), -1)
+
+    def begin_update(self, parts: Sequence[PoolUpdate]) -> Answer[bool] | None:
+        return None
 
     def apply(
         self,

@@ -7,7 +7,6 @@ Keys to insert or erase come from the host, which has read or evicted their rows
 
 from collections.abc import Sequence
 from dataclasses import replace
-from struct import unpack_from
 
 import numpy as np
 
@@ -16,21 +15,17 @@ from embstore.device.base import Answer, Batch, Counts, Findings, IndexArrays, S
 from embstore.device.gpu_positions import by_slot, locate, named
 from embstore.device.gpu_work import (
     ACCESSES,
-    FINDINGS_FORMAT,
     HITS,
-    LARGE_SUM,
     MISSING,
-    NONE,
     NOTHING_FOUND,
     NULL,
-    OUTSIDE,
     REFUSED,
-    UNIQUE_COUNT,
     GpuBatch,
     GpuWork,
     bounds_of,
     findings_of,
     parameters_of,
+    tell_batch,
 )
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import Slabs
@@ -132,13 +127,7 @@ class GpuKeys:
         if waiting:
             self._work.wait()
         for batch, answer in waiting:
-            values = unpack_from(FINDINGS_FORMAT, answer.memory.data)
-            if values[UNIQUE_COUNT] < len(batch.unique_keys):
-                batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
-            batch.found.outside = _position(values[OUTSIDE])
-            batch.found.missing = values[MISSING]
-            batch.found.large = _position(values[LARGE_SUM])
-            batch.is_known = True
+            tell_batch(batch, answer)
             if batch.answer is None or batch.found.missing or batch.found.outside >= 0:
                 staging.end_small(answer, 0, [])  # nothing comes behind the findings
             batch.answer = None
@@ -238,7 +227,3 @@ class GpuKeys:
                 "erase", n, *parameters_of(index), d_keys, np.int64(n), rest, rest_count
             )
             self._work.launch("erase_rest", 1, *parameters_of(index), d_keys, rest, rest_count)
-
-
-def _position(found: int) -> int:
-    return -1 if found == NONE else found

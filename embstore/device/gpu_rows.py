@@ -13,14 +13,22 @@ pieces, the next of which is copied while storage packs and writes one.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from struct import unpack_from
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
-from embstore.device.base import Batch, Gradients, IndexArrays, Slots, TableParameters
+from embstore.device.base import (
+    Answer,
+    Batch,
+    Gradients,
+    IndexArrays,
+    PoolUpdate,
+    Slots,
+    TableParameters,
+)
 from embstore.device.gpu_positions import by_id, locate, named, owned
 from embstore.device.gpu_work import (
     FINDINGS_FORMAT,
@@ -32,6 +40,7 @@ from embstore.device.gpu_work import (
     GpuWork,
     Outputs,
     findings_of,
+    tell_batch,
 )
 from embstore.device.runtime import COMPUTE, DOWN, Argument, DeviceArray
 from embstore.device.slabs import Located, SlabRows, Slabs
@@ -42,8 +51,22 @@ from embstore.layout import VALUE, Layout
 _VICTIM_BYTES = 16 << 20
 """Of rows to be logged: storage packs and writes them in smaller pieces, at the same time."""
 
-_COMBINED_COLUMNS = 8
+COMBINED_COLUMNS = 8
 """Of a warp of `combine`; `sum_by_key.cu` has the same."""
+
+_Launch = tuple[Any, ...]
+
+
+class Summed(NamedTuple):
+    """What sums were made of."""
+
+    findings: DeviceArray
+    starts: DeviceArray
+    positions: DeviceArray
+    of_segments: DeviceArray
+    segments: int
+    placed: list[list[DeviceArray | None]]
+    """The gradients, which stay where they are as long as this is referred to."""
 
 
 class GpuRows:
@@ -179,41 +202,53 @@ class GpuRows:
     def sum_by_key(
         self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: DeviceArray
     ) -> None:
-        findings, n, dim = findings_of(batch), batch.position_count, np.int32(sums.width)
-        if findings is None:
-            return
-        assert isinstance(batch, GpuBatch)
-        ids = None
+        if batch.position_count:
+            self._sum(batch, gradients, scale, sums, sums.width, keeps_all=True)
+
+    def _sum(
+        self,
+        batch: Batch,
+        gradients: Sequence[Gradients],
+        scale: np.float32,
+        sums: DeviceArray,
+        dim: int,
+        *,
+        keeps_all: bool,
+    ) -> Summed:
+        """Queue the sums of a batch, which has positions."""
+        work, findings, n = self._work, findings_of(batch), batch.position_count
+        assert isinstance(batch, GpuBatch) and findings is not None
+        ids: Argument = NULL
+        windows = 0
+        more: Argument = NULL
         if batch.is_distinct:
-            starts, positions = self._work.numbers(n + 1, np.int64), batch.inverse
+            starts, positions = work.numbers(n + 1, np.int64), batch.inverse
         else:
-            starts, positions, ids = batch.groups or by_id(self._work, batch, findings)
-        kept = [
-            self._all_resident([part.rows for part in gradients], VALUE, int(dim)),
+            starts, positions, ids = batch.groups or by_id(work, batch, findings)
+            windows = -(-n // CHUNK_OCCURRENCES)
+            more = work.scratch.take(windows, VALUE, width=dim)
+        placed = [
+            self._all_resident([part.rows for part in gradients], VALUE, dim),
             self._all_resident([part.source for part in gradients], np.int32),
             self._all_resident([part.coefficients for part in gradients], np.float32),
         ]
-        (of_segments,) = self._work.send_numbers(
+        (of_segments,) = work.send_numbers(
             [
                 *batch.bounds.tolist(),
-                *(_address(array) for arrays in kept for array in arrays),
+                *(_address(array) for arrays in placed for array in arrays),
                 *(form_of(part.coefficients, part.divide) for part in gradients),
             ]
         )
-        windows = 0 if ids is None else -(-n // CHUNK_OCCURRENCES)
-        more = self._work.scratch.take(windows, VALUE, width=int(dim)) if windows else NULL
-        of_ids: tuple[Argument, ...] = (NULL if ids is None else ids, np.int64(n))
-        all_kept = np.int32(1)
-        self._work.launch(
+        of_ids = (ids, np.int64(n))
+        of_sums = (np.int32(dim), np.int32(keeps_all), findings)
+        work.launch(
             "sum_chunks", (n + windows) * LANES, starts, positions, *of_ids, of_segments,
-            np.int32(len(gradients)), scale, sums, more, dim, all_kept, findings,
+            np.int32(len(gradients)), scale, sums, more, *of_sums,
         )  # fmt: skip
         if windows:
-            slices = -(-int(dim) // _COMBINED_COLUMNS)
-            self._work.launch(
-                "combine", -(-windows // LANES) * slices * LANES, starts, *of_ids, sums, more,
-                scale, dim, all_kept, findings,
-            )  # fmt: skip
+            warps = -(-windows // LANES) * -(-dim // COMBINED_COLUMNS)
+            work.launch("combine", warps * LANES, starts, *of_ids, sums, more, scale, *of_sums)
+        return Summed(findings, starts, positions, of_segments, len(gradients), placed)
 
     def _all_resident(
         self, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
@@ -232,6 +267,46 @@ class GpuRows:
                 placed.append(array)
         return placed
 
+    def begin_update(self, parts: Sequence[PoolUpdate]) -> Answer[bool] | None:
+        work, staging = self._work, self._work.staging
+        named = [part for part in parts if part.batch.position_count]
+        summed = [
+            self._sum(p.batch, p.gradients, p.scale, p.sums, p.dim, keeps_all=p.keeps_sums)
+            for p in named
+        ]
+        gates = [own.findings.address for own in summed]
+        updates = [self._update(part, own, gates) for part, own in zip(named, summed, strict=True)]
+        answers = [staging.begin_small(own.findings.view(np.uint8)) for own in summed]
+        mark = work.runtime.mark(COMPUTE)  # what is sent goes before it
+        for update in updates:
+            work.launch(*update)
+        work.runtime.submit()
+
+        def answer() -> bool:
+            work.runtime.wait(mark)
+            for part, buffer in zip(named, answers, strict=True):
+                assert isinstance(part.batch, GpuBatch)
+                tell_batch(part.batch, buffer)
+                staging.end_small(buffer, 0, [])
+            found = [part.batch.found for part in named]
+            return all(f.missing == 0 and f.outside < 0 and f.large < 0 for f in found)
+
+        return answer
+
+    def _update(self, part: PoolUpdate, summed: Summed, gates: Sequence[int]) -> _Launch:
+        """Return the launch that applies what was summed, unless a gate is closed."""
+        starts = 0 if part.keeps_sums else summed.starts.address
+        (call,) = self._work.send_numbers([
+            part.clock, part.counting, summed.findings.address, starts, summed.positions.address,
+            summed.of_segments.address, summed.segments, int(part.scale.view(np.uint32)),
+            len(gates), *gates,
+        ])  # fmt: skip
+        keys, n = part.batch.unique_keys, part.batch.position_count
+        return self._applied(
+            part.kind, part.memory, part.slots, keys, part.sums, part.dim, n, part.parameters,
+            call,
+        )  # fmt: skip
+
     def apply(
         self,
         kind: str,
@@ -242,14 +317,29 @@ class GpuRows:
         parameters: TableParameters,
     ) -> None:
         n = len(keys)
-        if n == 0:
-            return
-        d_scalars = self._work.send_changed((kind, sums.width), parameters.scalars)
-        self._work.launch(
-            f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys, sums,
-            np.int32(sums.width), d_scalars, np.int64(n),
+        if n:
+            update = self._applied(kind, memory, slots, keys, sums, sums.width, n, parameters, NULL)
+            self._work.launch(*update)
+            self._work.runtime.submit()
+
+    def _applied(
+        self,
+        kind: str,
+        memory: Slabs,
+        slots: DeviceArray,
+        keys: DeviceArray,
+        sums: DeviceArray,
+        dim: int,
+        n: int,
+        parameters: TableParameters,
+        call: Argument,
+    ) -> _Launch:
+        """Return the launch of an optimizer over n rows, or as many as are found, by a Call."""
+        d_scalars = self._work.send_changed((kind, dim), parameters.scalars)
+        return (
+            f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys, sums, np.int32(dim),
+            d_scalars, np.int64(n), call,
         )  # fmt: skip
-        self._work.runtime.submit()
 
     # To and from the host
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
-from struct import pack_into
+from struct import pack_into, unpack_from
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -315,6 +315,21 @@ def parameters_of(index: IndexArrays) -> tuple[Argument, ...]:
 def bounds_of(segments: Sequence[tuple[int, int, Keys]]) -> list[int]:
     """Return where the positions of each segment begin, and where they end."""
     return [*accumulate((len(keys) for _, _, keys in segments), initial=0)]
+
+
+def tell_batch(batch: GpuBatch, answer: Buffer) -> None:
+    """Note what has been found out about a batch, which is in a buffer now."""
+    values = unpack_from(FINDINGS_FORMAT, answer.memory.data)
+    if values[UNIQUE_COUNT] < len(batch.unique_keys):
+        batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
+    batch.found.outside = _position(values[OUTSIDE])
+    batch.found.missing = values[MISSING]
+    batch.found.large = _position(values[LARGE_SUM])
+    batch.is_known = True
+
+
+def _position(found: int) -> int:
+    return -1 if found == NONE else found
 
 
 def findings_of(batch: Batch) -> DeviceArray | None:

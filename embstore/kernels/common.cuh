@@ -139,6 +139,18 @@ __device__ __forceinline__ uint8* dirty_of(
     return reinterpret_cast<uint8*>(dirty) + place_in_slab(slab_shift, slot);
 }
 
+// Scores
+
+__device__ __forceinline__ int64 count_of(int64 score) {
+    return (score & FORESEEN ? score : score >> CLOCK_BITS) & COUNT_MAX;
+}
+
+__device__ __forceinline__ int64 touched(int64 score, int64 clock, int32 counting) {
+    const int64 more = counting == COUNT_UP;
+    const int64 count = counting == COUNT_NONE ? 0 : min(count_of(score) + more, COUNT_MAX);
+    return (score & ABOVE_RANK) | count << CLOCK_BITS | clock;
+}
+
 // Keys
 
 // 64 bits, each of which depends on every bit of the key (MurmurHash3's fmix64); one to one.

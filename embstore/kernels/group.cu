@@ -42,7 +42,7 @@
 
 // Of progress: tickets that were drawn, tickets that are done, and totals.
 #define DRAWN 0
-#define DONE 1
+#define FINISHED 1
 #define TOTALS 2
 
 static_assert(DIGITS == BLOCK_THREADS, "a thread has the counts of one digit");
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT_BLOCKS) gro
         if (threadIdx.x == 0) {
             drawn = atomicAdd(progress + DRAWN, 1u);
             const uint32 before = min(drawn / tiles, last) * tiles;
-            while (fresh(progress + DONE) < before && drawn < tiles * (last + 1)) {
+            while (fresh(progress + FINISHED) < before && drawn < tiles * (last + 1)) {
                 __nanosleep(20);
             }
             __threadfence();
@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT_BLOCKS) gro
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            atomicAdd(progress + DONE, 1u);
+            atomicAdd(progress + FINISHED, 1u);
         }
     }
 }

@@ -11,10 +11,6 @@
 // Bytes of n slots: touch, add_pins, arrive 72 n, foresee and set_counts
 // 80 n, count_pending 40 n, age_scores 16 n, touch_once 36 n.
 
-__device__ __forceinline__ int64 count_of(int64 score) {
-    return (score & FORESEEN ? score : score >> CLOCK_BITS) & COUNT_MAX;
-}
-
 __device__ __forceinline__ int64 with_count(int64 score, int64 count) {
     return score & FORESEEN ? (score & ~COUNT_MAX) | count
                             : (score & (ABOVE_COUNT | CLOCK_MASK)) | count << CLOCK_BITS;
@@ -22,12 +18,6 @@ __device__ __forceinline__ int64 with_count(int64 score, int64 count) {
 
 __device__ __forceinline__ int64 pins_of(int64 score) {
     return (score >> PIN_SHIFT) & PINS_MAX;
-}
-
-__device__ __forceinline__ int64 touched(int64 score, int64 clock, int32 counting) {
-    const int64 more = counting == COUNT_UP;
-    const int64 count = counting == COUNT_NONE ? 0 : min(count_of(score) + more, COUNT_MAX);
-    return (score & ABOVE_RANK) | count << CLOCK_BITS | clock;
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(

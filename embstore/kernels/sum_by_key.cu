@@ -18,7 +18,7 @@
 // occurrences at a time, their indices, then their rows, then the additions. The number of ids is
 // findings[UNIQUE_COUNT]. A piece is 4 bytes also where the rows of a segment do not begin at 16.
 //
-// Grid, combine: a warp owns COLUMNS elements, one sector of 32 bytes, of the ids whose first extra
+// Grid, combine: a warp owns COMBINED_COLUMNS elements, one sector of 32 bytes, of the ids whose first extra
 // chunk begins in one of as many windows as it has lanes. The additions of an element have one order,
 // so they cannot be shared; but a key that is a tenth of a batch has a thousand chunks, and one thread
 // that loads those of its element waits for memory again and again. So SHARERS lanes load
@@ -36,8 +36,8 @@
 
 #define ROWS_TOGETHER 4
 #define ITEMS_TOGETHER 16
-#define COLUMNS 8
-#define SHARERS (WARP_THREADS / COLUMNS)
+#define COMBINED_COLUMNS 8
+#define SHARERS (WARP_THREADS / COMBINED_COLUMNS)
 #define COMBINE_BLOCKS 3  // of a multiprocessor: registers for the chunks in flight
 
 // By name: of a plain store of the four, which are in registers, compilers make four of 4 bytes.
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_chunks(
 // element find the same.
 __device__ __forceinline__ float sum_of_chunks(
     float total, const float* from, int32 chunks, int32 dim, bool has_element) {
-    const int32 column = threadIdx.x % COLUMNS, share = threadIdx.x % WARP_THREADS / COLUMNS;
+    const int32 column = threadIdx.x % COMBINED_COLUMNS, share = threadIdx.x % WARP_THREADS / COMBINED_COLUMNS;
     for (int32 begin = 0; begin < chunks; begin += SHARERS * ITEMS_TOGETHER) {
         float pieces[ITEMS_TOGETHER];
         UNROLLED(c, ITEMS_TOGETHER) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ float sum_of_chunks(
         }
         for (int32 s = 0; s < SHARERS && begin + s * ITEMS_TOGETHER < chunks; ++s) {
             UNROLLED(c, ITEMS_TOGETHER) {
-                total += __shfl_sync(FULL_WARP, pieces[c], s * COLUMNS + column);
+                total += __shfl_sync(FULL_WARP, pieces[c], s * COMBINED_COLUMNS + column);
             }
         }
     }
@@ -210,12 +210,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, COMBINE_BLOCKS) comb
     const int32 keeps_all,
     int64* __restrict__ findings) {        // (8,)
     const int64 windows = (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES;
-    const int32 lane = threadIdx.x % WARP_THREADS, slices = (dim + COLUMNS - 1) / COLUMNS;
+    const int32 lane = threadIdx.x % WARP_THREADS, slices = (dim + COMBINED_COLUMNS - 1) / COMBINED_COLUMNS;
     const int64 items = (windows + WARP_THREADS - 1) / WARP_THREADS * slices;
     const int64 step = thread_count() / WARP_THREADS;
     for (int64 item = thread_index() / WARP_THREADS; item < items; item += step) {
         const int64 first_window = item / slices * WARP_THREADS;
-        const int32 d = item % slices * COLUMNS + lane % COLUMNS;
+        const int32 d = item % slices * COMBINED_COLUMNS + lane % COMBINED_COLUMNS;
         int32 id = 0, start = 0, chunks = 0;  // of the lane's window
         if (first_window + lane < windows) {
             const Chunk chunk = chunk_in(sorted_ids, starts, n, first_window + lane);
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, COMBINE_BLOCKS) comb
             const float total = scale * sum_of_chunks(
                 d < dim ? *sum : 0.0f, more + (first_window + from) * dim + d,
                 __shfl_sync(FULL_WARP, chunks, from), dim, d < dim);
-            if (lane < COLUMNS && d < dim) {
+            if (lane < COMBINED_COLUMNS && d < dim) {
                 if (is_large(total)) {
                     find_large(findings, of_id);
                 }
