@@ -23,6 +23,10 @@ def test_every_part_runs_on_the_emulated_device(tmp_path: pathlib.Path) -> None:
     assert results["tiers"]["host_tier"]["came"] >= results["tiers"]["host_tier"]["rows"]
     assert results["tiers"]["storage"]["origins"]["initializer"] == 0
     assert results["shared"]["same"]
+    for level, ways in (("checkpoint", 3), ("a server's defaults", 2)):
+        found = results["public"][level].values()
+        assert len(found) == ways
+        assert all(way[keys]["step_ms"] > 0 for way in found for keys in ("40", "300"))
     assert all(one["same"] for one in results["digests"].values())
     goals = reached(results["goals"])
     assert goals["optimizers with one digest on CPU and device"]

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.bench.gpu import guard, host, kernels, peer_torch, scale, shared, step, tiers
+from tests.bench.gpu import guard, host, kernels, peer_torch, public, scale, shared, step, tiers
 from tests.bench.gpu.goals import GOALS
 from tests.bench.gpu.machine import Machine, versions
 from tests.bench.program import NOTHING, Program, Run
@@ -36,6 +36,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "step": step.measure,
     "host": host.measure,
     "shared": shared.measure,
+    "public": public.measure,
     "torch": peer_torch.measure,
     "tiers": tiers.measure,
 }

@@ -43,6 +43,9 @@ class Scale:
     held_repeats: int = 5
     pinned_bytes: int = 256 << 20
 
+    call_keys: tuple[int, ...] = (2048, 65_536)
+    """Of calls as a user makes them, beside `keys`."""
+
     host_keys: int = 2048
     host_calls: int = 200
     torch_repeats: int = 12
@@ -94,6 +97,7 @@ def emulated() -> Scale:
         held_rows=50,
         held_repeats=1,
         pinned_bytes=4096,
+        call_keys=(40,),
         host_calls=100,
         guard_rounds=1,
         guard_keys=60,

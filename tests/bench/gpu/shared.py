@@ -82,8 +82,8 @@ def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any
     found["in process"] = _in_process(machine, calls, path / "own", cache_bytes)
     digests = set()
     for name in ("the GPU", "the host"):
-        with _served(machine, scale, path / name.replace(" ", "-"), cache_bytes) as served:
-            store, array, synchronize = served
+        with served(machine, scale, path / name.replace(" ", "-"), cache_bytes) as beside:
+            store, array, synchronize = beside
             table = create_table(store, NAME, calls.rows, calls.dim)
             how = (array, synchronize) if name == "the GPU" else (np.copy, lambda: None)
             found[name] = calls.of_table(table, *how)
@@ -111,15 +111,17 @@ def _in_process(
 
 
 @contextlib.contextmanager
-def _served(
-    machine: Machine, scale: Scale, path: pathlib.Path, cache_bytes: int
+def served(
+    machine: Machine, scale: Scale, path: pathlib.Path, cache_bytes: int, **settings: Any
 ) -> Iterator[tuple[Any, Arrays, Callable[[], None]]]:
     """Yield a client's store, what makes arrays of its GPU, and what waits for that."""
     path.mkdir()
     if not scale.emulated:
         import cupy
 
-        options = "--device", "cuda:0", "--socket", str(path / "socket")
+        options = ["--device", "cuda:0", "--socket", str(path / "socket")]
+        for name, value in settings.items():
+            options += ["--" + name.replace("_", "-"), str(value)]
         server = serving.Server(path / "store", cache_bytes, *options, transport="shared_memory")
         with contextlib.closing(server):
             yield server.store, cupy.asarray, cupy.cuda.Device(0).synchronize
@@ -130,7 +132,9 @@ def _served(
     with (
         patch("embstore_client.device_area.opened_gpu", lambda: gpu),
         ServerHere(
-            lambda: embstore.open(store, device=machine.device(), cache_bytes=cache_bytes),
+            lambda: embstore.open(
+                store, device=machine.device(), cache_bytes=cache_bytes, **settings
+            ),
             store,
             socket=socket,
         ),

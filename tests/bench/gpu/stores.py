@@ -17,7 +17,7 @@ NAME = "ads"
 
 
 class DeviceStore:
-    """A store with one table, row-wise Adagrad over uniform rows."""
+    """A store with one table, row-wise Adagrad over uniform rows; `options` go to embstore.open."""
 
     def __init__(
         self,
@@ -27,12 +27,10 @@ class DeviceStore:
         cache_bytes: int,
         rows: int,
         dim: int,
-        host_cache_bytes: int | None = None,
+        **options: Any,
     ) -> None:
         self.device = device
-        self.store = embstore.open(
-            path, device=device, cache_bytes=cache_bytes, host_cache_bytes=host_cache_bytes
-        )
+        self.store = embstore.open(path, device=device, cache_bytes=cache_bytes, **options)
         self.table = create_table(self.store, NAME, rows, dim)
         self.engine: Any = self.store.executor.tables
         self._state = self.engine.find(NAME)

@@ -147,6 +147,12 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             60,
             lacks=lacks_of_a_server,
         ),
+        run.benchmark(
+            "public",
+            "the step as a user calls it, in process and from another process",
+            90,
+            lacks=lacks_of_a_server,
+        ),
         run.benchmark("tiers", "the cache at 0.8 of the footprint", 90),
         run.benchmark("torch", "torch on the same step", 40, lacks=lacks_of_torch),
         Part(
