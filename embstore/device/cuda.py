@@ -9,8 +9,8 @@ options it is given; NVRTC takes the last one, so denormals would be flushed, ag
 (cupy issue 9576). So NVRTC is called with our options by a function that adds none. All kernels
 compile in one or two seconds, once a process: a cache of our own would not be worth its files.
 
-**Scans and sorts** are ours (`scan.cu`, `group.cu`): CuPy's allocate from its pool, which a caller
-may share, or end by waiting for the stream.
+**Counts and sorts** are ours (`common.cuh`, `group.cu`): CuPy's allocate from its pool, which a
+caller may share, or end by waiting for the stream.
 
 **Devices and threads.** The current device belongs to a thread, and the thread to the caller, who
 may be using another device: every call sets ours and puts back what it found, and sets nothing

@@ -1,6 +1,6 @@
 """Keys on a GPU: a call made unique and looked up in the index; the index itself.
 
-`unique` is four kernels and a running sum (`unique.cu`), `group` works with slots instead
+`unique` is three kernels (`unique.cu`), `group` works with slots instead
 (`gpu_positions.py`); the host learns how many unique keys there are when the batch is synchronized.
 Keys to insert or erase come from the host, which has read or evicted their rows.
 """
@@ -50,17 +50,15 @@ class GpuKeys:
         batch.is_known, batch.findings = False, call.findings
         place_count = n + n // 2 + 1
         table = scratch.take(place_count, np.int64, width=2)
-        places, ranks = scratch.parts(n, np.uint32, np.int32)
+        places = scratch.take(n, np.uint32)
         count = np.int64(n)
         self._work.runtime.fill(table, 0xFF)  # EMPTY_KEY, and above every position
         self._work.launch(
             "unique_enter", n, call.keys, call.bounds, call.prefixes, call.row_counts,
             np.int32(len(segments)), count, table, np.int64(place_count), places, call.findings,
         )  # fmt: skip
-        self._work.launch("unique_first", n, table, places, count, ranks)
-        self._work.accumulate(ranks)
-        self._work.launch(
-            "unique_number", n, table, places, ranks, count, unique_keys, batch.findings
+        self._work.launch_in_tiles(
+            "unique_number", n, table, places, count, unique_keys, call.findings
         )
         self._work.launch("unique_inverse", n, table, places, count, inverse)
         return batch
@@ -148,12 +146,9 @@ class GpuKeys:
         if missing == 0:
             return lambda: (np.empty(0, np.int64), np.empty(0, np.int64))
         n = len(keys)
-        ranks = self._work.scratch.take(n, np.int32)
         found = self._work.scratch.take(2 * missing, np.int64)
-        self._work.launch("flag_absent", n, slots, np.int64(n), ranks)
-        self._work.accumulate(ranks)
-        self._work.launch(
-            "take_absent", n, slots, keys, ranks, np.int64(n), found[:missing], found[missing:]
+        self._work.launch_in_tiles(
+            "take_absent", n, slots, keys, np.int64(n), found[:missing], found[missing:]
         )
         on_host = self._work.ask(found)
 

@@ -15,6 +15,7 @@ from embstore.device.base import Batch, IndexArrays
 from embstore.device.gpu_work import (
     NOTHING_FOUND,
     NULL,
+    TILE,
     GpuWork,
     Groups,
     parameters_of,
@@ -22,8 +23,8 @@ from embstore.device.gpu_work import (
 from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
 from embstore.device.slabs import Slabs
 
-_DIGIT_BITS, _TILE = 8, 8 * BLOCK_THREADS
-"""Of a pass of the sort, and the items of a ticket; `group.cu` has the same."""
+_DIGIT_BITS = 8
+"""Of a pass of the sort; `group.cu` has the same."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))
 Segments = Sequence[tuple[int, int, Keys]]
 """Table id, rows and keys of each table of a call."""
@@ -125,8 +126,8 @@ def _group(
     Others are sorted by as many of their digits.
     """
     n, scratch = len(values), work.scratch
-    tiles, passes = -(-n // _TILE), max(-(-(limit - 1).bit_length() // _DIGIT_BITS), 1)
-    progress = work.send_zeros(2 + (passes << _DIGIT_BITS), np.uint32)
+    tiles, passes = -(-n // TILE), max(-(-(limit - 1).bit_length() // _DIGIT_BITS), 1)
+    progress = work.zeros(2 + (passes << _DIGIT_BITS), np.uint32)
     states = scratch.take(tiles << _DIGIT_BITS, np.uint64)
     arrays = scratch.parts(n, *[np.int32] * (2 * min(passes, 2)))
     sorted_by: tuple[Argument, ...] = (*arrays, NULL, NULL)

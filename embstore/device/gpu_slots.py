@@ -14,8 +14,8 @@ from embstore.device.staging import LARGE_BYTES
 from embstore.kernels.select_victims import BINS, DONE, STATE, VICTIMS
 from embstore.score import PIN_ONE
 
-_RANGE_SLOTS = 4096
-"""That a block counts, or collects victims of."""
+_RANGE_SLOTS, _RANGES = 4096, 1024
+"""Slots that a block counts, or collects victims of; of more ranges than this they are larger."""
 _ROUNDS = 3
 """In which a threshold is found, but of scores that are very far apart: then in as many again."""
 _SLOTS_READ_MAX = 1 << 20
@@ -201,7 +201,9 @@ class _Search:
     def __init__(
         self, work: GpuWork, memory: Slabs, slot_count: int, clock: int, count: int
     ) -> None:
-        ranges = -(-slot_count // _RANGE_SLOTS)
+        # A block adds up the counts of all ranges before its own.
+        self._range_slots = _RANGE_SLOTS * max(1, slot_count // (_RANGE_SLOTS * _RANGES))
+        ranges = -(-slot_count // self._range_slots)
         self._work, self._slot_count, self._ranges = work, slot_count, ranges
         (self._search,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
         self._bins = work.scratch.take(BINS, np.int64)
@@ -215,13 +217,12 @@ class _Search:
 
     def look(self) -> None:
         """Queue some rounds, and the copy of what is found by then."""
-        work, in_ranges = self._work, (*self._candidates, np.int64(_RANGE_SLOTS))
+        work, in_ranges = self._work, (*self._candidates, np.int64(self._range_slots))
         for _ in range(_ROUNDS):
             work.launch("score_range", self._slot_count, *self._candidates)
             work.launch("count_scores", self._slot_count, *self._candidates, self._bins)
             work.runtime.launch("narrow_search", 1, self._search, self._bins)
         work.runtime.launch("count_victims", self._ranges, *in_ranges, self._counts)
-        work.accumulate(self._counts)
         work.runtime.launch(
             "collect_victims", self._ranges, *in_ranges, self._counts, self.victims, self._scores
         )

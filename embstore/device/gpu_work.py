@@ -41,10 +41,8 @@ FINDINGS_FORMAT = f"{len(NOTHING_FOUND)}q"
 FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
 _KEPT_MAX = 16
-SCAN_STEP, SCAN_RANGES_MAX = 4 * BLOCK_THREADS, 1024
-"""Of running sums; `scan.cu` has the same."""
-SCAN_STEPS_LEAST = 4
-"""Of a block: few values are one launch."""
+TILE = 8 * BLOCK_THREADS
+"""Items of a ticket (`common.cuh`)."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 96, 8 << 20
 """Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
 call whatever its slots."""
@@ -100,19 +98,11 @@ class GpuWork:
         self.scratch.close()
         self.runtime.close()
 
-    def accumulate(self, values: DeviceArray) -> None:
-        """Make int32 values their running sums: values[i] = values[0] + ... + values[i]."""
-        n = len(values)
-        if n == 0:
-            return
-        steps = max(-(-n // (SCAN_STEP * SCAN_RANGES_MAX)), SCAN_STEPS_LEAST)
-        step = SCAN_STEP * steps
-        blocks, named = -(-n // step), (values, np.int64(n), np.int64(step))
-        totals: Argument = NULL
-        if blocks > 1:
-            totals = self.scratch.take(blocks, np.int32)
-            self.runtime.launch("sum_ranges", blocks, *named, totals)
-        self.runtime.launch("accumulate", blocks, *named, totals)
+    def launch_in_tiles(self, kernel: str, n: int, *arguments: Argument) -> None:
+        """Run a kernel over n items whose blocks draw tiles; what these count is its last
+        parameter."""
+        tiles = -(-n // TILE)
+        self.launch(kernel, tiles * BLOCK_THREADS, *arguments, self.zeros(1 + tiles, np.uint64))
 
     def wait(self) -> None:
         """Wait for all work."""
@@ -161,9 +151,14 @@ class GpuWork:
             kept = self._kept[columns] = self.send_numbers(*columns)
         return kept
 
-    def send_zeros(self, count: int, dtype: DTypeLike) -> DeviceArray:
-        """Return zeros on the device, few of them: they are sent with the call's numbers."""
-        memory, d_memory = self.staging.place(count * np.dtype(dtype).itemsize)
+    def zeros(self, count: int, dtype: DTypeLike) -> DeviceArray:
+        """Return zeros on the device; few are sent with the call's numbers."""
+        byte_count = count * np.dtype(dtype).itemsize
+        if byte_count >= LARGE_BYTES:
+            filled = self.scratch.take(count, dtype)
+            self.runtime.fill(filled, 0)
+            return filled
+        memory, d_memory = self.staging.place(byte_count)
         memory.fill(0)
         return d_memory.view(dtype)
 

@@ -102,17 +102,9 @@ __device__ __forceinline__ Gradient gradient_of(const Rows& of, int64 i, int32 d
 // Elements as they were read become those of the gradient.
 template <int32 COUNT>
 __device__ __forceinline__ void scale_elements(const Gradient& of, float* values) {
-    if (of.is_divided) {
-        UNROLLED(i, COUNT) {
-            values[i] = values[i] / of.coefficient;
-        }
-    } else {
-        UNROLLED(i, COUNT) {
-            values[i] = of.coefficient * values[i];
-        }
-    }
     UNROLLED(i, COUNT) {
-        values[i] = of.scale * values[i];
+        const float value = values[i];
+        values[i] = of.scale * (of.is_divided ? value / of.coefficient : of.coefficient * value);
     }
 }
 
@@ -327,21 +319,14 @@ __device__ __forceinline__ void apply_rows(
         const Gradient g = gradient_of(rows, i, dim);
         element* weights = row_of(slabs, slab_shift, stride, slot);
         float g_held[COLUMNS_HELD], w_held[COLUMNS_HELD];
-        read_columns(g.at, 0, dim, g_held);
         read_columns(weights, 0, dim, w_held);
         float s = lane == 0 ? static_cast<float>(weights[dim]) : 0.0f;
-
-        scale_elements<COLUMNS_HELD>(g, g_held);
         float sum = 0.0f;  // not the first square: no square is -0.0
-        UNROLLED(c, COLUMNS_HELD) {
-            sum += g_held[c] * g_held[c];
-        }
-        for (int32 begin = HELD; begin < dim; begin += HELD) {
-            float more[COLUMNS_HELD];
-            read_columns(g.at, begin, dim, more);
-            scale_elements<COLUMNS_HELD>(g, more);
+        for (int32 begin = 0; begin < dim; begin += HELD) {
+            read_columns(g.at, begin, dim, g_held);
+            scale_elements<COLUMNS_HELD>(g, g_held);
             UNROLLED(c, COLUMNS_HELD) {
-                sum += more[c] * more[c];
+                sum += g_held[c] * g_held[c];
             }
         }
 #pragma unroll
@@ -359,7 +344,7 @@ __device__ __forceinline__ void apply_rows(
         }
         scalar = __shfl_sync(FULL_WARP, scalar, 0);
         for (int32 begin = 0; begin < dim; begin += HELD) {
-            if (begin > 0) {
+            if (dim > HELD) {
                 read_columns(g.at, begin, dim, g_held);
                 read_columns(weights, begin, dim, w_held);
                 scale_elements<COLUMNS_HELD>(g, g_held);
@@ -380,46 +365,41 @@ __device__ __forceinline__ void apply_rows(
 // multiprocessor are as many as leave each thread the registers for its loads in flight.
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_sgd(
-    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64* __restrict__ slots, const int64* __restrict__ keys,
-    const float* __restrict__ sums, const int32 dim, const float* __restrict__ scalars,
-    const int64 n, const int64* __restrict__ call) {
+    const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
+    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
+    const int64* call) {
     apply_elements<sgd, 0, 1>(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_adagrad(
-    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64* __restrict__ slots, const int64* __restrict__ keys,
-    const float* __restrict__ sums, const int32 dim, const float* __restrict__ scalars,
-    const int64 n, const int64* __restrict__ call) {
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) apply_adagrad(
+    const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
+    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
+    const int64* call) {
     apply_elements<adagrad, 1, 2>(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) apply_adam(
-    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64* __restrict__ slots, const int64* __restrict__ keys,
-    const float* __restrict__ sums, const int32 dim, const float* __restrict__ scalars,
-    const int64 n, const int64* __restrict__ call) {
+    const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
+    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
+    const int64* call) {
     apply_elements<adam, 2, 6>(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) apply_ftrl(
-    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64* __restrict__ slots, const int64* __restrict__ keys,
-    const float* __restrict__ sums, const int32 dim, const float* __restrict__ scalars,
-    const int64 n, const int64* __restrict__ call) {
+    const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
+    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
+    const int64* call) {
     apply_elements<ftrl, 2, 4>(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_rowwise_adagrad(
-    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
-    const int64* __restrict__ slots, const int64* __restrict__ keys,
-    const float* __restrict__ sums, const int32 dim, const float* __restrict__ scalars,
-    const int64 n, const int64* __restrict__ call) {
+    const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
+    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
+    const int64* call) {
     apply_rows<rowwise_adagrad, rowwise_adagrad_element, 3>(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }

@@ -15,13 +15,10 @@
 //             (totals), those of its digit in the tiles before, and r
 //     number  of sorted items: ids, starts, and of each group its slot and row key
 //
-// A ticket waits only for tickets before it, which blocks that run have drawn: for all of the phase
-// before, and for what the tiles before count in its own phase. So it cannot deadlock, however few
-// blocks run at a time and whatever else runs. A tile tells the tiles behind it its own count, and,
-// when it has looked back as far as a tile that knows it, the count of all tiles so far.
+// A ticket waits only for tickets before it: for all of the phase before, and for what the tiles
+// before count in its own phase.
 //
-// Grid: any. A warp has ROUNDS * WARP_THREADS items in a row, of which its lanes take neighbours each
-// round; an item's rank is the sum of how many of its digit the warps before have, the rounds before
+// Grid: any. An item's rank is the sum of how many of its digit the warps before have, the rounds before
 // in its warp, and the lanes before in its round. The lanes of one digit find each other by a ballot
 // a bit, whatever digits there are: where all ids are alike nothing queues. Rejected: counting in
 // each lane by atomics, whose order is not that of items; a launch for each step, with running sums
@@ -35,10 +32,7 @@
 
 #define DIGIT_BITS 8
 #define DIGITS (1 << DIGIT_BITS)
-#define ROUNDS 8
-#define TILE (ROUNDS * BLOCK_THREADS)
 #define RESIDENT_BLOCKS 4
-#define LOOKED_AT 8  // tiles before, in flight
 
 // Of progress: tickets that were drawn, tickets that are done, and totals.
 #define DRAWN 0
@@ -70,42 +64,6 @@ __device__ __forceinline__ uint32 lanes_alike(int32 digit, bool has_item) {
         alike &= is_set ? set : ~set;
     }
     return alike;
-}
-
-__device__ __forceinline__ uint32 lanes_before() {
-    return (1u << threadIdx.x % WARP_THREADS) - 1;
-}
-
-// Counts of the tiles before, `own` of this one; `states` has a place for each tile and thread. A
-// state is a count, and above it twice the phase, plus 1 where the tiles before are in it.
-__device__ __forceinline__ uint32 count_before(uint64* states, const Tile& tile, uint32 own) {
-    const uint64 of_tile = 2ull * tile.phase;
-    volatile uint64* told = states + static_cast<int64>(tile.index) * DIGITS + threadIdx.x;
-    *told = (of_tile + (tile.index == 0)) << 32 | own;
-    uint32 before = 0;
-    int32 next = static_cast<int32>(tile.index) - 1;
-    while (next >= 0) {
-        uint64 seen[LOOKED_AT];
-        UNROLLED(j, LOOKED_AT) {
-            seen[j] = fresh(states + static_cast<int64>(max(next - j, 0)) * DIGITS + threadIdx.x);
-        }
-        bool is_told = true;
-        UNROLLED(j, LOOKED_AT) {
-            const uint64 status = seen[j] >> 32;
-            is_told = is_told && next >= 0 && status >= of_tile;
-            if (is_told) {
-                before += static_cast<uint32>(seen[j]);
-                next = status > of_tile ? -1 : next - 1;
-            }
-        }
-        if (!is_told && next >= 0) {
-            __nanosleep(20);
-        }
-    }
-    if (tile.index > 0) {
-        *told = (of_tile + 1) << 32 | (before + own);
-    }
-    return before;
 }
 
 // Phases
@@ -174,7 +132,8 @@ __device__ __forceinline__ void sort_tile(
     UNROLLED(w, WARPS) {
         own += places[w][threadIdx.x];
     }
-    place += static_cast<int32>(count_before(states, tile, static_cast<uint32>(own)));
+    place += static_cast<int32>(count_before(
+        states + threadIdx.x, DIGITS, tile.index, 2 * tile.phase, static_cast<uint32>(own)));
     UNROLLED(w, WARPS) {
         const int32 count = places[w][threadIdx.x];
         places[w][threadIdx.x] = place;
@@ -190,7 +149,6 @@ __device__ __forceinline__ void sort_tile(
     }
 }
 
-// What groups are told: of ids nothing but `starts`.
 struct Groups {
     int32* ids;
     int64* starts;
@@ -199,71 +157,44 @@ struct Groups {
     int64* findings;
 };
 
-// The k-th item, whose groups before its round end with `id`; `firsts` are of the round's lanes.
-__device__ __forceinline__ void store_group(
-    const Groups& groups, const Items& of, uint32 k, int32 value, int64 key, int32 id,
-    uint32 firsts) {
-    const bool is_first = (firsts >> threadIdx.x % WARP_THREADS & 1) != 0;
-    const int32 own =
-        groups.unique_slots ? id + __popc(firsts & lanes_before()) + is_first : value;
-    if (is_first) {
-        groups.starts[own] = k;
-    }
-    if (k == of.n - 1) {
-        groups.starts[own + 1] = of.n;
-    }
-    if (k >= of.n || !groups.unique_slots) {
-        return;
-    }
-    groups.ids[k] = own;
-    if (is_first) {
-        groups.unique_slots[own] = value;
-        groups.unique_keys[own] = key;
-    }
-    if (k == of.n - 1) {
-        groups.findings[UNIQUE_COUNT] = own + 1;
-    }
-}
-
 __device__ __forceinline__ void number_tile(
     const uint64* slabs, int32 slab_shift, int32 stride, const Items& of, const Tile& tile,
-    uint64* states, int32* warp_sums, uint32* shared_before, const Groups& groups) {
-    const int32 lane = threadIdx.x % WARP_THREADS;
+    uint64* states, const Groups& groups) {
     int32 values[ROUNDS];
-    uint32 firsts[ROUNDS], count = 0;
+    uint32 firsts[ROUNDS];
     UNROLLED(j, ROUNDS) {
         const uint32 k = tile.begin + j * WARP_THREADS;
         values[j] = k < of.n ? __ldcg(of.values + k) : 0;
         const int32 before = k > 0 && k < of.n ? __ldcg(of.values + k - 1) : -1;
         firsts[j] = k < of.n && (values[j] < 0 || values[j] != before);
     }
-    UNROLLED(j, ROUNDS) {
-        firsts[j] = __ballot_sync(FULL_WARP, firsts[j]);
-        count += __popc(firsts[j]);
-    }
-    int32 id = 0;  // of the last group before the round
-    if (groups.unique_slots) {
-        int32 all;
-        id = sum_before(lane == 0 ? static_cast<int32>(count) : 0, warp_sums, all);
-        if (threadIdx.x == 0) {
-            *shared_before = count_before(states, tile, static_cast<uint32>(all));
-        }
-        __syncthreads();
-        id = __shfl_sync(FULL_WARP, id, 0) + static_cast<int32>(*shared_before) - 1;
-    }
+    int32 id = flagged_before(states, DIGITS, tile.index, 2 * tile.phase, firsts) - 1;
     UNROLLED(half, 2) {
         const int32 low = half * (ROUNDS / 2);
         int64 keys[ROUNDS / 2];
         UNROLLED(j, ROUNDS / 2) {
             const int32 slot = values[low + j];
-            keys[j] = (firsts[low + j] >> lane & 1) && groups.unique_slots && slot >= 0
+            keys[j] = has_flag(firsts[low + j]) && groups.unique_slots && slot >= 0
                           ? __ldg(key_of(slabs, slab_shift, stride, slot)) : EMPTY_KEY;
         }
         UNROLLED(j, ROUNDS / 2) {
-            const uint32 of_round = firsts[low + j];
-            store_group(groups, of, tile.begin + (low + j) * WARP_THREADS, values[low + j], keys[j],
-                        id, of_round);
+            const uint32 k = tile.begin + (low + j) * WARP_THREADS, of_round = firsts[low + j];
+            const int32 own = id + __popc(of_round & (lanes_before() << 1 | 1));
             id += __popc(of_round);
+            if (k < of.n && groups.unique_slots) {
+                groups.ids[k] = own;
+            }
+            if (has_flag(of_round)) {
+                groups.starts[own] = k;
+            }
+            if (has_flag(of_round) && groups.unique_slots) {
+                groups.unique_slots[own] = values[low + j];
+                groups.unique_keys[own] = keys[j];
+            }
+            if (k == of.n - 1) {
+                groups.starts[own + 1] = of.n;
+                groups.findings[UNIQUE_COUNT] = own + 1;
+            }
         }
     }
 }
@@ -281,29 +212,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT_BLOCKS) gro
     int64* starts,         // (n + 1,) out, unique count + 1 of them written
     int64* unique_slots,   // (n,) out, unique count of them written; null: values are ids
     int64* unique_keys,    // as unique_slots
-    int64* findings) {     // the unique count is written for slots alone
+    int64* findings) {     // the unique count is written, which of ids is known
     __shared__ int32 places[WARPS][DIGITS], warp_sums[WARPS];
-    __shared__ uint32 drawn, shared_before;
     const uint32 tiles = static_cast<uint32>((n + TILE - 1) / TILE);
     const uint32 last = static_cast<uint32>(passes) + 1;
     uint32* totals = progress + TOTALS;
     for (;;) {
+        const uint32 ticket = next_ticket(progress + DRAWN), phase = ticket / tiles;
+        if (phase > last) {
+            return;
+        }
         if (threadIdx.x == 0) {
-            drawn = atomicAdd(progress + DRAWN, 1u);
-            const uint32 before = min(drawn / tiles, last) * tiles;
-            while (fresh(progress + FINISHED) < before && drawn < tiles * (last + 1)) {
+            while (fresh(progress + FINISHED) < phase * tiles) {
                 __nanosleep(20);
             }
             __threadfence();
         }
         __syncthreads();
-        const uint32 ticket = drawn, phase = ticket / tiles;
-        if (phase > last) {
-            return;
-        }
-        const uint32 index = ticket % tiles, lane = threadIdx.x % WARP_THREADS;
-        const uint32 of_warp = threadIdx.x / WARP_THREADS * ROUNDS * WARP_THREADS;
-        const Tile tile = {index, phase, index * TILE + of_warp + lane};
+        const Tile tile = {ticket % tiles, phase, first_item(ticket % tiles)};
         const bool is_odd = phase % 2 == 1;  // what an odd pass leaves, an even phase reads
         const Items items = {phase < 2 ? values : is_odd ? other_values : sorted_values,
                              phase < 2 ? nullptr : is_odd ? other_positions : positions,
@@ -316,8 +242,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT_BLOCKS) gro
                       is_odd ? positions : other_positions);
         } else {
             const Groups groups = {ids, starts, unique_slots, unique_keys, findings};
-            number_tile(slabs, slab_shift, stride, items, tile, states, warp_sums, &shared_before,
-                        groups);
+            number_tile(slabs, slab_shift, stride, items, tile, states, groups);
         }
         __threadfence();
         __syncthreads();

@@ -14,7 +14,6 @@
 //
 //     count_victims    counts[b], counts[ranges + b] = candidates of range b below the threshold,
 //                      and at it
-//     (the caller)     ends = inclusive sum of counts
 //     collect_victims  the candidates below the threshold and the first TIES at it, ascending:
 //                      victims[v] = the slot before which v of them stand, with its score
 //
@@ -263,19 +262,28 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
     const int64 slot_count, const int64 clock,
     const int64* __restrict__ search,     // (8,)
     const int64 range_slots,
-    const int32* __restrict__ ends,       // (2 * ranges,), running sum of counts
+    const int32* __restrict__ counts,     // (2 * ranges,), of count_victims
     int64* __restrict__ victims,          // (VICTIMS,) out
     int64* __restrict__ victim_scores) {  // (VICTIMS,) out
     // Two, by turns: a warp may fill the next tile's while another still reads this one's.
-    __shared__ uint32 counts[2][TILE_WARPS];
+    __shared__ uint32 tile_counts[2][TILE_WARPS];
+    __shared__ int64 ranks_before[2][WARPS], first_ranks[2];
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
-    const uint32 lanes_before = (1u << lane) - 1;
     const int64 low = blockIdx.x * range_slots;
     const int64 high = min(low + range_slots, slot_count);
     const int64 threshold = threshold_of(search), ties = search[TIES];
-    const int64 below = __ldg(ends + gridDim.x - 1);
-    int64 below_rank = blockIdx.x > 0 ? __ldg(ends + blockIdx.x - 1) : 0;
-    int64 tie_rank = __ldg(ends + gridDim.x + blockIdx.x - 1) - below;
+    UNROLLED(kind, 2) {
+        int64 before = 0;
+        for (int64 range = threadIdx.x; range < blockIdx.x; range += BLOCK_THREADS) {
+            before += __ldg(counts + kind * gridDim.x + range);
+        }
+        before = block_sum(before, ranks_before[kind]);
+        if (threadIdx.x == 0) {
+            first_ranks[kind] = before;
+        }
+    }
+    __syncthreads();
+    int64 below_rank = first_ranks[0], tie_rank = first_ranks[1];
     int32 turn = 0;
     for (int64 tile = low; tile < high; tile += PER_THREAD * BLOCK_THREADS) {
         int64 scores[PER_THREAD];
@@ -287,14 +295,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
             const bool tied = scores[j] == threshold;
             const uint32 at = __ballot_sync(FULL_WARP, tied);
             const uint32 under = __ballot_sync(FULL_WARP, scores[j] != NO_SCORE && !tied);
-            ranks[j] = __popc(under & lanes_before) + TIE * __popc(at & lanes_before);
+            ranks[j] = __popc(under & lanes_before()) + TIE * __popc(at & lanes_before());
             if (lane == 0) {
-                counts[turn][j * WARPS + warp] = __popc(under) + TIE * __popc(at);
+                tile_counts[turn][j * WARPS + warp] = __popc(under) + TIE * __popc(at);
             }
         }
         __syncthreads();
         // Every warp adds up the tile's counts for itself: a shuffle is less than a barrier.
-        uint32 sum = counts[turn][lane];
+        uint32 sum = tile_counts[turn][lane];
         for (int32 distance = 1; distance < WARP_THREADS; distance *= 2) {
             const uint32 before = __shfl_sync(FULL_WARP, sum, max(lane - distance, 0));
             sum += lane >= distance ? before : 0;

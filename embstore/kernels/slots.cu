@@ -9,7 +9,6 @@
 // and, of a call's ids:
 //
 //     put_slots    slots[ids[i]] = values[i]
-//     flag_absent  flags[i] = slots[i] < 0; ranks = their running sum (the caller's)
 //     take_absent  the i with slots[i] < 0, ascending, and keys[i] of each
 //
 // Grid: a thread an element, grid-stride. Preconditions: slots unique where they are written, ids
@@ -89,27 +88,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) put_slots(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) flag_absent(
-    const int64* __restrict__ slots,  // (u,)
-    const int64 u,
-    int32* __restrict__ flags) {  // (u,) out
-    for (int64 i = thread_index(); i < u; i += thread_count()) {
-        flags[i] = __ldg(slots + i) < 0;
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) take_absent(
     const int64* __restrict__ slots,  // (u,)
     const int64* __restrict__ keys,   // (u,)
-    const int32* __restrict__ ranks,  // (u,)
     const int64 u,
-    int64* __restrict__ places,         // (absent,) out
-    int64* __restrict__ absent_keys) {  // (absent,) out
-    for (int64 i = thread_index(); i < u; i += thread_count()) {
-        if (__ldg(slots + i) < 0) {
-            const int32 at = __ldg(ranks + i) - 1;
+    int64* __restrict__ places,       // (absent,) out
+    int64* __restrict__ absent_keys,  // (absent,) out
+    uint64* progress) {               // (1 + tiles,), zero
+    number_flagged(
+        u, progress, nullptr, [&](uint32 i) { return __ldg(slots + i) < 0; },
+        [&](uint32 i, int32 at) {
             places[at] = i;
             absent_keys[at] = __ldg(keys + i);
-        }
-    }
+        });
 }

@@ -4,12 +4,11 @@
 //     unique_keys[id] = the id-th distinct row key in order of first occurrence
 //     inverse[p]      = the id with unique_keys[id] = row_key[p]
 //
-// Four passes, and a sum between them (scan.cu):
+// Three passes:
 //
 //     unique_enter    enters every key into a hash table of place_count entries, and with it the
 //                     lowest position that has it; places[p] = the key's entry
-//     unique_first    flags[p] = p is the lowest position of its key; ranks = their running sum
-//     unique_number   the id of an entry = the rank of its lowest position, less one
+//     unique_number   the id of an entry = how many positions before its lowest are lowest of a key
 //     unique_inverse  inverse[p] = the id of p's entry
 //
 // A hot key, some percent of a batch, must cost reads and not atomics that queue at one address: an
@@ -31,8 +30,8 @@
 // probing ends; the table all ones: EMPTY_KEY, and a first position above every other. A key outside [0, row_counts[s]) is noted in findings[OUTSIDE] and entered as key 0 of its table, so
 // that the kernels after it stay in bounds; the results are unusable then.
 // Deterministic: which entry a key gets depends on the order of threads, what is read out does not.
-// CPU twin: unique.py. Bytes of n positions, u of them first: 164 n + 40 u and the sum's, of which
-// 128 n + 32 u are 32-byte sectors of the table, which stay in the L2 cache; and 16 a place to
+// CPU twin: unique.py. Bytes of n positions, u of them first: 124 n + 40 u, of which
+// 96 n + 32 u are 32-byte sectors of the table, which stay in the L2 cache; and 16 a place to
 // fill.
 
 #define PER_THREAD 4
@@ -122,54 +121,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_first(
-    int64* __restrict__ table,          // (place_count, 2)
-    const uint32* __restrict__ places,  // (n,)
-    const int64 n,
-    int32* __restrict__ flags) {  // (n,) out
-    const int64 step = thread_count();
-    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
-        uint32 firsts[PER_THREAD];
-        UNROLLED(j, PER_THREAD) {
-            const int64 i = begin + j * step;
-            firsts[j] = i < n ? __ldg(first_at(table, __ldg(places + i))) : 0;
-        }
-        UNROLLED(j, PER_THREAD) {
-            const int64 i = begin + j * step;
-            if (i < n) {
-                flags[i] = firsts[j] == i;
-            }
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_number(
     int64* __restrict__ table,          // (place_count, 2), ids written where there is a key
     const uint32* __restrict__ places,  // (n,)
-    const int32* __restrict__ ranks,    // (n,), running sum of unique_first's flags
     const int64 n,
     int64* __restrict__ unique_keys,  // (n,) out, unique count of them written
-    int64* __restrict__ findings) {
-    if (thread_index() == 0) {
-        findings[UNIQUE_COUNT] = ranks[n - 1];
-    }
-    const int64 step = thread_count();
-    for (int64 begin = thread_index(); begin < n; begin += PER_THREAD * step) {
-        uint32 entries[PER_THREAD], firsts[PER_THREAD];
-        UNROLLED(j, PER_THREAD) {
-            const int64 i = begin + j * step;
-            entries[j] = i < n ? __ldg(places + i) : 0;
-            firsts[j] = *first_at(table, entries[j]);
-        }
-        UNROLLED(j, PER_THREAD) {
-            const int64 i = begin + j * step;
-            if (i < n && firsts[j] == i) {
-                const int32 id = __ldg(ranks + i) - 1;
-                *id_at(table, entries[j]) = static_cast<uint32>(id);
-                unique_keys[id] = *key_at(table, entries[j]);
-            }
-        }
-    }
+    int64* __restrict__ findings,
+    uint64* progress) {  // (1 + tiles,), zero
+    number_flagged(
+        n, progress, findings + UNIQUE_COUNT,
+        [&](uint32 i) { return *first_at(table, __ldg(places + i)) == i; },
+        [&](uint32 i, int32 id) {
+            const uint32 entry = __ldg(places + i);
+            *id_at(table, entry) = static_cast<uint32>(id);
+            unique_keys[id] = *key_at(table, entry);
+        });
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_inverse(

@@ -9,7 +9,7 @@ import pytest
 
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_positions import by_id
-from embstore.device.gpu_work import GpuBatch, GpuWork
+from embstore.device.gpu_work import GpuBatch
 from embstore.device.runtime import COMPUTE, DOWN, UP, DeviceArray
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.sources import VERBS
@@ -88,15 +88,6 @@ def test_copy_and_fill_write_all_bytes_and_no_others(runtime):
     wanted = np.zeros(3000, np.int64)
     wanted[5:15], wanted[100:200] = values[10:20], -1
     assert read(runtime, target).tolist() == wanted.tolist()
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_accumulate_is_a_running_sum(runtime, count):
-    values = np.random.default_rng(count).integers(0, 3, count).astype(np.int32)
-    array, work = placed(runtime, values), GpuWork(runtime, 1)
-    work.accumulate(array)
-    work.runtime.submit()
-    assert np.array_equal(read(runtime, array), np.cumsum(values, dtype=np.int32))
 
 
 @pytest.mark.parametrize("count", COUNTS)

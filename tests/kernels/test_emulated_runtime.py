@@ -41,7 +41,6 @@ def product_runtime():
     (on_gpu.test_copies_arrive_in_every_stream, (COMPUTE, COMPUTE, False, 1000)),
     (on_gpu.test_streams_follow_each_other, ()),
     (on_gpu.test_copy_and_fill_write_all_bytes_and_no_others, ()),
-    (on_gpu.test_accumulate_is_a_running_sum, (1000,)),
     (on_gpu.test_sort_is_stable_and_leaves_the_ids, (1000, 8)),
     (on_gpu.test_sort_is_stable_and_leaves_the_ids, (1000, 1 << 20)),
     (on_gpu.test_a_kernel_takes_arrays_and_scalars, ()),
