@@ -29,7 +29,7 @@ constexpr unsigned RESIDENT_MAX = 128;
 constexpr size_t STACK_BYTES = 128 << 10;
 constexpr size_t GUARD_BYTES = 4 << 10;
 constexpr int GARBAGE = 0xa5;
-// Polls for each resident block while no thread ends, passes a barrier or changes memory by an atomic.
+// For each resident block, while no thread ends, passes a barrier or changes memory by an atomic.
 constexpr unsigned POLLS_MAX = 1 << 18;
 constexpr unsigned STAY = 7;             // times of 8 that the next thread is of the same block
 
