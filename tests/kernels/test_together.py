@@ -14,17 +14,23 @@ from embstore.device.gpu_positions import by_id
 from embstore.device.gpu_work import GpuBatch
 from tests.kernels import (
     test_apply,
+    test_begin_update,
+    test_count_accesses,
     test_gather,
     test_group,
     test_insert,
     test_scan,
+    test_scores,
+    test_select_victims,
     test_sum_by_key,
     test_unique,
 )
 from tests.kernels.emulation.build import KernelError, Launch, build, run
 from tests.kernels.emulation.runtime import EmulatedRuntime, run_at_once
 from tests.kernels.emulation.samples import SOURCES, made
-from tests.kernels.samples import down, gpu_device, up
+from tests.kernels.gpu_samples import everything, expected
+from tests.kernels.gpu_samples import made as gpu_made
+from tests.kernels.samples import cpu_devices, down, gpu_device, up
 
 BLOCKS = 5
 TILE = test_group.TILE
@@ -98,6 +104,15 @@ CASES = [
     (test_gather.test_gather_copies_the_weights_of_every_position, {"dim": 64}),
     (test_apply.test_updates_are_those_of_the_numpy_twin,
      {"optimizer": test_apply.OPTIMIZERS[2], "dim": 13, "finite": False}),
+    *((test_begin_update.test_rows_scores_and_flags_are_those_of_an_update_in_steps,
+       {"optimizer": test_begin_update.OPTIMIZERS[i], "dim": 8, "way": way})
+      for i, way in enumerate(test_begin_update.WAYS)),
+    (test_begin_update.test_what_is_wrong_with_one_pool_leaves_every_pool_as_it_is,
+     {"wrong": next(iter(test_begin_update.WRONG)), "way": "grouped"}),
+    (test_count_accesses.test_count_accesses_of_many, {}),
+    (test_scores.test_counts_of_many_slots, {"on_device": True}),
+    (test_select_victims.test_victims_of_many_slots, {"kind": "wide", "count": 4_999}),
+    (test_select_victims.test_victims_of_slots_that_fill_ranges, {"slot_count": 8193}),
     (test_gather.test_look_up_is_unique_probe_touch_and_gather, {"counting": 1, "clock": 9}),
 ]  # fmt: skip
 """Tests of kernels, whose bodies run here with other blocks beside each block; every launch has
@@ -113,6 +128,11 @@ def test_kernels_are_their_twins_together(monkeypatch, check, arguments, residen
     if "monkeypatch" in signature(check).parameters:
         arguments = {**arguments, "monkeypatch": monkeypatch}
     check(**arguments)
+
+
+@pytest.mark.parametrize("resident", [2, 5])
+def test_every_verb_is_its_twin_together(resident):
+    assert everything(gpu_made(resident_blocks=resident)) == expected()
 
 
 # group, whose blocks wait for tickets before theirs
@@ -154,3 +174,21 @@ def test_two_servers_group_on_one_gpu_at_the_same_time(kind, resident, seed):
     run_at_once(first, second, seed=seed, resident_blocks=resident)
     check_first()
     check_second()
+
+
+@pytest.mark.parametrize("resident", [1, 3, 100])
+def test_two_servers_update_on_one_gpu_at_the_same_time(resident):
+    runtimes = [EmulatedRuntime(seed=seed) for seed in range(2)]
+    optimizer = test_begin_update.OPTIMIZERS[2]
+    pools = [
+        test_begin_update.Pool(GpuDevice(runtime, 1), optimizer, dim, seed=dim)
+        for runtime, dim in zip(runtimes, (8, 7), strict=True)
+    ]
+    answers = [pool.device.rows.begin_update([pool.part()]) for pool in pools]
+    run_at_once(*runtimes, resident_blocks=resident)
+    assert [answer() for answer in answers] == [True, True]
+    for pool in pools:
+        alone = test_begin_update.Pool(cpu_devices()[0], optimizer, pool.dim, seed=pool.dim)
+        alone.update()
+        assert pool.contents() == alone.contents()
+        pool.device.close()

@@ -29,7 +29,8 @@ constexpr unsigned RESIDENT_MAX = 128;
 constexpr size_t STACK_BYTES = 128 << 10;
 constexpr size_t GUARD_BYTES = 4 << 10;
 constexpr int GARBAGE = 0xa5;
-constexpr unsigned POLLS_MAX = 1 << 22;  // while no thread ends, passes a barrier or changes by an atomic
+// For each resident block, while no thread ends, passes a barrier or changes memory by an atomic.
+constexpr unsigned POLLS_MAX = 1 << 18;
 constexpr unsigned STAY = 7;             // times of 8 that the next thread is of the same block
 
 }  // namespace shim
@@ -270,7 +271,7 @@ static inline void maybe_give_way() {
 }
 
 static void count_poll(const char* place) {
-    if (++polls == POLLS_MAX) fail_at(place, "polls for what no thread writes");
+    if (++polls == POLLS_MAX * resident) fail_at(place, "polls for what no thread writes");
 }
 
 // An atomic that changes nothing may be of a thread that polls.
