@@ -19,7 +19,6 @@ from tests.kernels import (
     test_gather,
     test_group,
     test_insert,
-    test_scan,
     test_scores,
     test_select_victims,
     test_sum_by_key,
@@ -85,8 +84,6 @@ def test_threads_that_have_parted_are_reported_once_no_block_goes_on():
 
 
 CASES = [
-    *((test_scan.test_accumulate_is_a_running_sum, {"count": n, "ranges_max": 1024, "fibers": True})
-      for n in (1, 4097, 9000)),
     *((test_group.test_group_of_many, {"kind": "some hot", "count": n}) for n in (257, 2049)),
     (test_group.test_kernels_sort_ids_of_any_count, {"kind": "half hot", "count": 6444}),
     *((test_group.test_slots_are_ids_and_a_position_without_one_is_a_group_of_its_own, {"count": n})
