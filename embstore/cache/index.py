@@ -5,7 +5,7 @@ what keeps it usable: it grows with the slots, and is rebuilt, larger, in the ra
 stash is full. Where the device's work is queued, that is asked when the index is used next: the
 device has as a rule been waited for by then. It is too late to refuse that call for it: an error is
 irreversible. A call that only looks keys up asks after it has waited for them
-(`SlotFinder.synchronize`): keys without a place are at worst not found.
+(`Finder.synchronize`): keys without a place are at worst not found.
 """
 
 from contextlib import AbstractContextManager

@@ -15,7 +15,7 @@ if shutil.which(builder.COMPILER) is None:
     pytest.skip(f"needs {builder.COMPILER}", allow_module_level=True)
 
 PART = 256
-STEP_BYTES = 2.23e9
+STEP_BYTES = 2.1e9
 """Of a lookup and an update of 1.05 M keys, by sectors."""
 
 
