@@ -1,10 +1,11 @@
 // Copies of rows: gather, gather_rows and copy_slots of its twin: gather.py. (look_up is locate of
 // probe.cu, touch_once of scores.cu, and gather.)
 //
-// Grid: a group takes ROWS_TOGETHER consecutive positions: so a warp covers 512 bytes of rows or
-// more. Each kind of index is loaded for all of them before the first is used, and all rows of a
-// column before the first store, so that latencies overlap; the search of the segment falls into the
-// first of them. Any grid size. Stores are streamed: nothing here reads them.
+// Grid: a group takes ROWS_GATHERED or ROWS_TOGETHER consecutive positions: so a warp covers 512
+// bytes of rows or more. Each kind of index is loaded for all of them before the first is used, and
+// all rows of a column before the first store, so that latencies overlap; the search of the segment
+// falls into the first of them. A slot is kept for each, not an address: registers are for the rows.
+// Any grid size. Stores are streamed: nothing here reads them.
 //
 // Preconditions: bounds ascend from 0 to n, an empty segment repeats its bound; slabs has an
 // entry, which is read for absent rows; the out of gather_rows begins at 16. Either side of
@@ -17,28 +18,36 @@
 // copy_slots 8 n more.
 
 #define ROWS_TOGETHER 4
+#define ROWS_GATHERED 8  // of gather, which has fewer addresses to keep
+#define GATHER_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
 
-// Copies a lane's columns of each row that is not null.
-template <typename Target>
+// Copies a lane's columns of the rows of slots that are not negative; target_of(r) is where that of
+// slots[r] goes.
+template <int32 ROWS, typename TargetOf>
 __device__ __forceinline__ void copy_rows(
-    const element* const (&rows)[ROWS_TOGETHER], Target* const (&targets)[ROWS_TOGETHER],
-    const Group& group, int32 dim, const int32 width) {
+    const uint64* slabs, const int32 slab_shift, const int32 stride,
+    const int32 (&slots)[ROWS], const TargetOf& target_of, const Group& group, int32 dim,
+    const int32 width) {
     for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
-        float4 pieces[ROWS_TOGETHER];
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (rows[r] != nullptr) {
-                pieces[r] = load_piece(rows[r] + d, width);
+        const element* rows[ROWS];
+        float4 pieces[ROWS];
+        UNROLLED(r, ROWS) {
+            rows[r] = row_of(slabs, slab_shift, stride, max(slots[r], 0)) + d;
+        }
+        UNROLLED(r, ROWS) {
+            if (slots[r] >= 0) {
+                pieces[r] = load_piece(rows[r], width);
             }
         }
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (rows[r] != nullptr) {
-                stream_piece(targets[r] + d, pieces[r], width);
+        UNROLLED(r, ROWS) {
+            if (slots[r] >= 0) {
+                stream_piece(target_of(r) + d, pieces[r], width);
             }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, GATHER_BLOCKS) gather(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,    // (u,), -1: absent; or null: ids are slots
     const int32* __restrict__ inverse,  // (n,) ids
@@ -54,31 +63,26 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gather(
     }
     by_width(dim % 4 == 0, [&](const int32 width) {
         const Group group = group_of(dim / width);
-        const int64 step = group.count * ROWS_TOGETHER;
-        for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
-            int32 ids[ROWS_TOGETHER];
-            int64 found[ROWS_TOGETHER];
-            const element* rows[ROWS_TOGETHER];
-            float* targets[ROWS_TOGETHER];
-            UNROLLED(r, ROWS_TOGETHER) {
-                ids[r] = __ldg(inverse + min(begin + r, n - 1));
+        const int64 step = group.count * ROWS_GATHERED;
+        for (int64 begin = group.index * ROWS_GATHERED; begin < n; begin += step) {
+            int32 found[ROWS_GATHERED];
+            UNROLLED(r, ROWS_GATHERED) {
+                found[r] = begin + r < n ? __ldg(inverse + begin + r) : -1;
             }
-            int32 segment = segment_of(bounds, segments, begin);
-            UNROLLED(r, ROWS_TOGETHER) {
-                while (segment + 1 < segments && __ldg(bounds + segment + 1) <= begin + r) {
-                    ++segment;
+            const int32 segment = segment_of(bounds, segments, begin);
+            UNROLLED(r, ROWS_GATHERED) {
+                if (slots != nullptr && found[r] >= 0) {
+                    found[r] = static_cast<int32>(__ldg(slots + found[r]));
                 }
-                float* out = reinterpret_cast<float*>(__ldg(outs + segment));
-                targets[r] = out + (begin + r - __ldg(bounds + segment)) * dim;
             }
-            UNROLLED(r, ROWS_TOGETHER) {
-                found[r] = slots ? __ldg(slots + ids[r]) : ids[r];
-            }
-            UNROLLED(r, ROWS_TOGETHER) {
-                const element* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
-                rows[r] = begin + r < n && found[r] >= 0 ? row : nullptr;
-            }
-            copy_rows(rows, targets, group, dim, width);
+            copy_rows(slabs, slab_shift, stride, found, [&](const int32 r) {
+                int32 of_row = segment;
+                while (of_row + 1 < segments && __ldg(bounds + of_row + 1) <= begin + r) {
+                    ++of_row;
+                }
+                float* out = reinterpret_cast<float*>(__ldg(outs + of_row));
+                return out + (begin + r - __ldg(bounds + of_row)) * dim;
+            }, group, dim, width);
         }
     });
 }
@@ -91,18 +95,13 @@ __device__ __forceinline__ void copy_records(
     const Group group = group_of(stride / 4);
     const int64 step = group.count * ROWS_TOGETHER;
     for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
-        int64 found[ROWS_TOGETHER];
-        const element* rows[ROWS_TOGETHER];
-        element* targets[ROWS_TOGETHER];
+        int32 found[ROWS_TOGETHER];
         UNROLLED(r, ROWS_TOGETHER) {
-            found[r] = __ldg(slots + min(begin + r, n - 1));
-            targets[r] = target_of(min(begin + r, n - 1));
+            found[r] = begin + r < n ? static_cast<int32>(__ldg(slots + begin + r)) : -1;
         }
-        UNROLLED(r, ROWS_TOGETHER) {
-            const element* row = row_of(slabs, slab_shift, stride, max(found[r], 0ll));
-            rows[r] = begin + r < n && found[r] >= 0 ? row : nullptr;
-        }
-        copy_rows(rows, targets, group, stride, 4);
+        copy_rows(slabs, slab_shift, stride, found, [&](const int32 r) {
+            return target_of(begin + r);
+        }, group, stride, 4);
     }
 }
 

@@ -29,7 +29,7 @@ KERNELS = {
     "apply": ["apply_sgd", "apply_adagrad", "apply_adam", "apply_ftrl"],
 }
 IN_FLIGHT = {
-    "gather": {"gather": (4, 16), "gather_rows": (4, 16), "copy_slots": (4, 16)},
+    "gather": {"gather": (8, 16), "gather_rows": (4, 16), "copy_slots": (4, 16)},
     "gather_pooled": {"gather_pooled": (4, 16)},
     "scatter": {"scatter_rows": (4, 16)},
     "sum_by_key": {"sum_chunks": (4, 16), "combine": (16, 4)},
