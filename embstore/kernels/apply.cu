@@ -4,17 +4,15 @@
 // where a row has state of its own, a formula of rows before it. An optimizer is its formulas, and
 // one kernel at the end of this file that names them.
 //
-// What is applied to which rows is a Call, and so is when: an update of rows that are all there is
-// queued before the host knows what is wrong with it. It then changes nothing if anything is wrong
-// with any batch of its command, by their findings, and touches the score of a row as it changes it.
-// The gradient of a key that occurs once is read where the sum of one was: sum_by_key.cu keeps none.
+// An update of rows that are all there is queued before the host knows what is wrong with it, as a
+// Call: it changes nothing if anything is wrong with any batch of its command, by their findings, and
+// touches the score of a row as it changes it. Of a key that occurs once the gradient is read again.
 //
-// Grid, apply_elements: a group takes ROWS_TOGETHER consecutive rows. Every load of their pieces
-// comes before the first store.
-//
-// Grid, apply_rows: a warp owns a row, a piece is 4 bytes, because lane l adds the squares of
-// elements l, l + 32, ... (rule 3), then the warp folds by shuffles; the first COLUMNS_HELD pieces of
-// a lane are loaded once and stay in registers. Any grid size.
+// Grid: a group takes up to as many rows as it has lanes, each of which looks where one row and its
+// gradient are, and notes its update, all at the same time; then the rows are updated one after the
+// other. By row a warp is a group, with pieces of 4 bytes, because lane l adds the squares of elements
+// l, l + 32, ... (rule 3), then the warp folds by shuffles; the first COLUMNS_HELD pieces of a lane stay
+// in registers. Any grid size.
 //
 // Preconditions: keys, hence slots, unique; sums begins at 16.
 //
@@ -24,7 +22,6 @@
 // Bytes: 16 n of slots and keys, 4 n dim of gradients, and the rows read and written; where sums are
 // not all kept 20 n of starts and positions; where rows are touched a sector, read and written.
 
-#define ROWS_TOGETHER 2
 #define COLUMNS_HELD 4
 #define HELD (COLUMNS_HELD * WARP_THREADS)  // elements of a warp
 #define PIECE_ELEMENTS 4  // at most
@@ -91,8 +88,9 @@ __device__ __forceinline__ Gradient gradient_of(const Rows& of, int64 i, int32 d
         return {of.sums + place * dim, 1.0f, 1.0f, false};
     }
     const int64 position = __ldg(call.positions + start);
-    const Occurrences at =
-        occurrences_of(call.of_segments, static_cast<int32>(call.segments), position);
+    const int32 segments = static_cast<int32>(call.segments);
+    const Occurrences at = occurrences_in(
+        call.of_segments, segments, segment_of(call.of_segments, segments, position));
     const int64 index = position - at.shift;
     return {at.rows + (at.source ? __ldg(at.source + index) : index) * dim,
             at.form == PLAIN ? 1.0f : __ldg(at.coefficients + index),
@@ -100,9 +98,9 @@ __device__ __forceinline__ Gradient gradient_of(const Rows& of, int64 i, int32 d
 }
 
 // Elements as they were read become those of the gradient.
-template <int32 COUNT>
-__device__ __forceinline__ void scale_elements(const Gradient& of, float* values) {
-    UNROLLED(i, COUNT) {
+__device__ __forceinline__ void scale_elements(
+    const Gradient& of, const int32 count, float* values) {
+    UNROLLED(i, count) {
         const float value = values[i];
         values[i] = of.scale * (of.is_divided ? value / of.coefficient : of.coefficient * value);
     }
@@ -155,21 +153,62 @@ __device__ __forceinline__ float rowwise_adagrad_element(float g, float w, float
     return w - rate * g;
 }
 
-template <int32 COUNT>
-__device__ __forceinline__ void load_scalars(const float* of_table, float* scalars) {
-    UNROLLED(i, COUNT) {
-        scalars[i] = __ldg(of_table + i);
+// The flag and the score of a row that is updated.
+__device__ __forceinline__ void note_update(
+    const uint64* slabs, int32 slab_shift, int32 stride, int64 slot, const Call& call) {
+    *dirty_of(slabs, slab_shift, stride, slot) = 1;
+    if (call.clock != 0) {
+        int64* score = score_of(slabs, slab_shift, stride, slot);
+        *score = touched(*score, call.clock, static_cast<int32>(call.counting));
+    }
+}
+
+// Where a row, its gradient and the scalars of its table are; null weights: none.
+struct Update {
+    element* weights;
+    const float* scalars;
+    Gradient g;
+};
+
+template <typename T>
+__device__ __forceinline__ T* of_lane(T* pointer, int32 lane) {
+    return reinterpret_cast<T*>(
+        __shfl_sync(FULL_WARP, reinterpret_cast<uint64>(pointer), lane));
+}
+
+// What another lane of the warp found; all lanes come here.
+__device__ __forceinline__ Update of_lane(const Update& own, int32 lane) {
+    return {of_lane(own.weights, lane), of_lane(own.scalars, lane),
+            {of_lane(own.g.at, lane), __shfl_sync(FULL_WARP, own.g.coefficient, lane),
+             __shfl_sync(FULL_WARP, own.g.scale, lane),
+             __shfl_sync(FULL_WARP, static_cast<int32>(own.g.is_divided), lane) != 0}};
+}
+
+// body(update) for all rows, of each in all lanes of the group; null weights: there is none.
+template <typename Body>
+__device__ __forceinline__ void for_rows(
+    const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,
+    const Rows& rows, const Group& group, const Body& body) {
+    const int64 n = rows.count, each = (n + group.count - 1) / group.count;
+    const int32 share = static_cast<int32>(max(min(each, static_cast<int64>(group.lanes)), 1ll));
+    const int64 step = group.count * share;
+    for (int64 begin = 0; begin < n; begin += step) {
+        const int64 i = begin + group.index * share + group.lane;
+        Update own = {nullptr, nullptr, {nullptr, 1.0f, 1.0f, false}};
+        if (group.lane < share && i < n) {
+            const int64 slot = __ldg(rows.slots + i), table = __ldg(rows.keys + i) >> KEY_BITS;
+            own.weights = row_of(slabs, slab_shift, stride, slot);
+            own.scalars = scalars + table * SCALAR_COLUMNS;
+            own.g = gradient_of(rows, i, dim);
+            note_update(slabs, slab_shift, stride, slot, rows.call);
+        }
+        for (int32 r = 0; r < share; ++r) {
+            body(of_lane(own, threadIdx.x % WARP_THREADS - group.lane + r));
+        }
     }
 }
 
 // Updates by element
-
-// Rows of a group, and what their update needs; a row past the end has null weights.
-struct Updates {
-    element* weights[ROWS_TOGETHER];
-    Gradient g[ROWS_TOGETHER];
-    const float* scalars[ROWS_TOGETHER];
-};
 
 // As load_piece, of rows that are written to here; the rest of `piece` is left as it is.
 __device__ __forceinline__ void read_piece(const float* at, const int32 width, float* piece) {
@@ -209,56 +248,35 @@ __device__ __forceinline__ void store_piece(element* at, const int32 width, cons
     }
 }
 
-// The flag and the score of a row that is updated.
-__device__ __forceinline__ void note_update(
-    const uint64* slabs, int32 slab_shift, int32 stride, int64 slot, const Call& call) {
-    *dirty_of(slabs, slab_shift, stride, slot) = 1;
-    if (call.clock != 0) {
-        int64* score = score_of(slabs, slab_shift, stride, slot);
-        *score = touched(*score, call.clock, static_cast<int32>(call.counting));
-    }
-}
-
 typedef void (*ElementFormula)(float g, float& w, float* state, const float* scalars);
 
-// A group's columns of its rows; `width`, 4 or 1, is a literal wherever this is inlined.
+// A group's columns of a row; `width`, 4 or 1, is a literal wherever this is inlined.
 template <ElementFormula FORMULA, int32 STATES, int32 SCALARS>
-__device__ __forceinline__ void update_rows(
-    const Updates& of, const Group& group, int32 dim, const int32 width) {
+__device__ __forceinline__ void update_columns(
+    const Update& of, const Group& group, int32 dim, const int32 width) {
     for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
-        float parts[ROWS_TOGETHER][1 + STATES][PIECE_ELEMENTS];  // weights, then state
-        float g[ROWS_TOGETHER][PIECE_ELEMENTS];
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (of.weights[r] != nullptr) {
-                UNROLLED(p, 1 + STATES) {
-                    read_piece(of.weights[r] + p * dim + d, width, parts[r][p]);
-                }
-                read_gradient(of.g[r].at + d, width, g[r]);
+        float parts[1 + STATES][PIECE_ELEMENTS], g[PIECE_ELEMENTS];  // weights, then state
+        UNROLLED(p, 1 + STATES) {
+            read_piece(of.weights + p * dim + d, width, parts[p]);
+        }
+        read_gradient(of.g.at + d, width, g);
+        scale_elements(of.g, width, g);
+        float scalars[SCALARS];
+        UNROLLED(i, SCALARS) {
+            scalars[i] = __ldg(of.scalars + i);
+        }
+        UNROLLED(e, width) {
+            float state[1 + STATES];  // not of no elements
+            UNROLLED(p, STATES) {
+                state[p] = parts[1 + p][e];
+            }
+            FORMULA(g[e], parts[0][e], state, scalars);
+            UNROLLED(p, STATES) {
+                parts[1 + p][e] = state[p];
             }
         }
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (of.weights[r] != nullptr) {
-                float scalars[SCALARS];
-                load_scalars<SCALARS>(of.scalars[r], scalars);
-                if (width == 4) {
-                    scale_elements<4>(of.g[r], g[r]);
-                } else {
-                    scale_elements<1>(of.g[r], g[r]);
-                }
-                UNROLLED(e, width) {
-                    float state[1 + STATES];  // not of no elements
-                    UNROLLED(p, STATES) {
-                        state[p] = parts[r][1 + p][e];
-                    }
-                    FORMULA(g[r][e], parts[r][0][e], state, scalars);
-                    UNROLLED(p, STATES) {
-                        parts[r][1 + p][e] = state[p];
-                    }
-                }
-                UNROLLED(p, 1 + STATES) {
-                    store_piece(of.weights[r] + p * dim + d, width, parts[r][p]);
-                }
-            }
+        UNROLLED(p, 1 + STATES) {
+            store_piece(of.weights + p * dim + d, width, parts[p]);
         }
     }
 }
@@ -268,28 +286,13 @@ __device__ __forceinline__ void apply_elements(
     const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,
     const Rows& rows) {
     const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
-    const int64 n = rows.count, step = group.count * ROWS_TOGETHER;
-    for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
-        Updates updates;
-        int64 slots[ROWS_TOGETHER];
-        UNROLLED(r, ROWS_TOGETHER) {
-            const int64 i = min(begin + r, n - 1);
-            slots[r] = __ldg(rows.slots + i);
-            updates.scalars[r] = scalars + (__ldg(rows.keys + i) >> KEY_BITS) * SCALAR_COLUMNS;
-            updates.g[r] = gradient_of(rows, i, dim);
+    for_rows(slabs, slab_shift, stride, dim, scalars, rows, group, [&](const Update& of) {
+        if (of.weights != nullptr) {
+            by_width(dim % 4 == 0, [&](const int32 width) {
+                update_columns<FORMULA, STATES, SCALARS>(of, group, dim, width);
+            });
         }
-        UNROLLED(r, ROWS_TOGETHER) {
-            element* row = row_of(slabs, slab_shift, stride, slots[r]);
-            updates.weights[r] = begin + r < n ? row : nullptr;
-        }
-        by_width(dim % 4 == 0, [&](const int32 width) {
-            update_rows<FORMULA, STATES, SCALARS>(updates, group, dim, width);
-        });
-        const int64 end = min(begin + ROWS_TOGETHER, n);
-        for (int64 i = begin + group.lane; i < end; i += group.lanes) {
-            note_update(slabs, slab_shift, stride, __ldg(rows.slots + i), rows.call);
-        }
-    }
+    });
 }
 
 // Updates by row
@@ -307,62 +310,62 @@ __device__ __forceinline__ void read_columns(
     }
 }
 
-template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT, int32 SCALARS>
-__device__ __forceinline__ void apply_rows(
-    const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,
-    const Rows& rows) {
+template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT>
+__device__ __forceinline__ void update_row(
+    const Gradient& g, element* weights, const float* of_table, int32 dim) {
     const int32 lane = threadIdx.x % WARP_THREADS;
-    const int64 n = rows.count, step = thread_count() / WARP_THREADS;
-    for (int64 i = thread_index() / WARP_THREADS; i < n; i += step) {
-        const int64 slot = __ldg(rows.slots + i);
-        const float* of_table = scalars + (__ldg(rows.keys + i) >> KEY_BITS) * SCALAR_COLUMNS;
-        const Gradient g = gradient_of(rows, i, dim);
-        element* weights = row_of(slabs, slab_shift, stride, slot);
-        float g_held[COLUMNS_HELD], w_held[COLUMNS_HELD];
-        read_columns(weights, 0, dim, w_held);
-        float s = lane == 0 ? static_cast<float>(weights[dim]) : 0.0f;
-        float sum = 0.0f;  // not the first square: no square is -0.0
-        for (int32 begin = 0; begin < dim; begin += HELD) {
-            read_columns(g.at, begin, dim, g_held);
-            scale_elements<COLUMNS_HELD>(g, g_held);
-            UNROLLED(c, COLUMNS_HELD) {
-                sum += g_held[c] * g_held[c];
-            }
+    float g_held[COLUMNS_HELD], w_held[COLUMNS_HELD];
+    read_columns(weights, 0, dim, w_held);
+    float s = lane == 0 ? static_cast<float>(weights[dim]) : 0.0f;
+    float sum = 0.0f;  // not the first square: no square is -0.0
+    for (int32 begin = 0; begin < dim; begin += HELD) {
+        read_columns(g.at, begin, dim, g_held);
+        scale_elements(g, COLUMNS_HELD, g_held);
+        UNROLLED(c, COLUMNS_HELD) {
+            sum += g_held[c] * g_held[c];
         }
+    }
 #pragma unroll
-        for (int32 half = WARP_THREADS / 2; half > 0; half >>= 1) {
-            sum += __shfl_down_sync(FULL_WARP, sum, half);
+    for (int32 half = WARP_THREADS / 2; half > 0; half >>= 1) {
+        sum += __shfl_down_sync(FULL_WARP, sum, half);
+    }
+    float scalar = 0.0f;  // lane 0's is the row's: the others fold what lies beyond the warp
+    if (lane == 0) {
+        scalar = OF_ROW(sum, s, of_table);
+        weights[dim] = static_cast<element>(canonical(s));
+    }
+    scalar = __shfl_sync(FULL_WARP, scalar, 0);
+    for (int32 begin = 0; begin < dim; begin += HELD) {
+        if (dim > HELD) {
+            read_columns(g.at, begin, dim, g_held);
+            read_columns(weights, begin, dim, w_held);
+            scale_elements(g, COLUMNS_HELD, g_held);
         }
-
-        float scalar = 0.0f;  // lane 0's is the row's: the others fold what lies beyond the warp
-        if (lane == 0) {
-            float of_formula[SCALARS];
-            load_scalars<SCALARS>(of_table, of_formula);
-            scalar = OF_ROW(sum, s, of_formula);
-            weights[dim] = static_cast<element>(canonical(s));
-            note_update(slabs, slab_shift, stride, slot, rows.call);
-        }
-        scalar = __shfl_sync(FULL_WARP, scalar, 0);
-        for (int32 begin = 0; begin < dim; begin += HELD) {
-            if (dim > HELD) {
-                read_columns(g.at, begin, dim, g_held);
-                read_columns(weights, begin, dim, w_held);
-                scale_elements<COLUMNS_HELD>(g, g_held);
-            }
-            UNROLLED(c, COLUMNS_HELD) {
-                const int32 d = begin + c * WARP_THREADS + lane;
-                if (d < dim) {
-                    const float w = OF_ELEMENT(g_held[c], w_held[c], scalar);
-                    weights[d] = static_cast<element>(canonical(w));
-                }
+        UNROLLED(c, COLUMNS_HELD) {
+            const int32 d = begin + c * WARP_THREADS + lane;
+            if (d < dim) {
+                const float w = OF_ELEMENT(g_held[c], w_held[c], scalar);
+                weights[d] = static_cast<element>(canonical(w));
             }
         }
     }
 }
 
-// The kernels, apply_<kind> for each optimizer: its formulas, how many floats an element has as
-// state, and how many scalars there are, of `scalars` (tables, 8). `call` is a Call, or null. The blocks of a
-// multiprocessor are as many as leave each thread the registers for its loads in flight.
+template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT>
+__device__ __forceinline__ void apply_rows(
+    const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,
+    const Rows& rows) {
+    const Group group = group_of(WARP_THREADS);
+    for_rows(slabs, slab_shift, stride, dim, scalars, rows, group, [&](const Update& of) {
+        if (of.weights != nullptr) {
+            update_row<OF_ROW, OF_ELEMENT>(of.g, of.weights, of.scalars, dim);
+        }
+    });
+}
+
+// The kernels, apply_<kind> for each optimizer: its formulas, and of elements how many floats are
+// state, and how many scalars there are, of `scalars` (tables, 8). `call` is a Call, or null. Four
+// blocks of a multiprocessor leave each thread the registers for its loads in flight.
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_sgd(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
@@ -372,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_sgd(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) apply_adagrad(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_adagrad(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
     const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
     const int64* call) {
@@ -380,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) apply_adagrad(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) apply_adam(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_adam(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
     const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
     const int64* call) {
@@ -388,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) apply_adam(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) apply_ftrl(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_ftrl(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
     const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
     const int64* call) {
@@ -400,6 +403,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_rowwise_ada
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
     const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
     const int64* call) {
-    apply_rows<rowwise_adagrad, rowwise_adagrad_element, 3>(
+    apply_rows<rowwise_adagrad, rowwise_adagrad_element>(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }

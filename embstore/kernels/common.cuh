@@ -206,19 +206,18 @@ __device__ __forceinline__ int32 segment_of(const int64* bounds, int32 segments,
 // segments are one array of int64: bounds (segments + 1,), then, (segments,) each, addresses of rows,
 // of source and of coefficients (0: absent), and forms.
 struct Occurrences {
-    int64 shift;                // position of the segment's first
+    int32 shift;                // position of the segment's first
     const float* rows;          // (rows, dim)
     const int32* source;        // or null
     const float* coefficients;  // or null
     int32 form;                 // PLAIN, WEIGHTED or DIVIDED
 };
 
-__device__ __forceinline__ Occurrences occurrences_of(
-    const int64* of_segments, int32 segments, int64 position) {
-    const int32 segment = segment_of(of_segments, segments, position);
+__device__ __forceinline__ Occurrences occurrences_in(
+    const int64* of_segments, int32 segments, int32 segment) {
     const int64* own = of_segments + segments + 1 + segment;
     return {
-        __ldg(of_segments + segment),
+        static_cast<int32>(__ldg(of_segments + segment)),
         reinterpret_cast<const float*>(__ldg(own)),
         reinterpret_cast<const int32*>(__ldg(own + segments)),
         reinterpret_cast<const float*>(__ldg(own + 2 * segments)),

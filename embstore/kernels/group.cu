@@ -15,15 +15,12 @@
 //             (totals), those of its digit in the tiles before, and r
 //     number  of sorted items: ids, starts, and of each group its slot and row key
 //
-// A ticket waits only for tickets before it: for all of the phase before, and for what the tiles
-// before count in its own phase.
+// A ticket waits for all of the phase before, and for the counts of tiles before it in its own.
 //
-// Grid: any. An item's rank is the sum of how many of its digit the warps before have, the rounds before
-// in its warp, and the lanes before in its round. The lanes of one digit find each other by a ballot
-// a bit, whatever digits there are: where all ids are alike nothing queues. Rejected: counting in
-// each lane by atomics, whose order is not that of items; a launch for each step, with running sums
-// of all tiles' counts between them (13 launches of 3 passes); a barrier of all blocks, for which
-// all of them must run at the same time.
+// Grid: any. An item's rank is the sum of how many of its digit the warps before have, the rounds
+// before in its warp, and the lanes before in its round. The lanes of one digit find each other by a
+// ballot a bit, whatever digits there are: where all ids are alike nothing queues. Rejected: a barrier
+// of all blocks, which then must run at the same time; 13 launches, with running sums between.
 //
 // Preconditions: ids are below n < 2^31, each from 0 to the largest at least once; progress is zero.
 // Deterministic: ranks are counts, so the result is a function of the ids alone. CPU twin: group.py.
@@ -32,7 +29,6 @@
 
 #define DIGIT_BITS 8
 #define DIGITS (1 << DIGIT_BITS)
-#define RESIDENT_BLOCKS 4
 
 // Of progress: tickets that were drawn, tickets that are done, and totals.
 #define DRAWN 0
@@ -143,8 +139,7 @@ __device__ __forceinline__ void sort_tile(
     UNROLLED(j, ROUNDS) {
         if (tile.begin + j * WARP_THREADS < of.n) {
             const int32 k = places[warp][digit_of(values[j], shift)] + ranks[j];
-            sorted_values[k] = values[j];
-            sorted_positions[k] = positions[j];
+            sorted_values[k] = values[j], sorted_positions[k] = positions[j];
         }
     }
 }
@@ -186,10 +181,9 @@ __device__ __forceinline__ void number_tile(
             }
             if (has_flag(of_round)) {
                 groups.starts[own] = k;
-            }
-            if (has_flag(of_round) && groups.unique_slots) {
-                groups.unique_slots[own] = values[low + j];
-                groups.unique_keys[own] = keys[j];
+                if (groups.unique_slots) {
+                    groups.unique_slots[own] = values[low + j], groups.unique_keys[own] = keys[j];
+                }
             }
             if (k == of.n - 1) {
                 groups.starts[own + 1] = of.n;
@@ -199,7 +193,7 @@ __device__ __forceinline__ void number_tile(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT_BLOCKS) group(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) group(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int32* values,   // (n,) ids or slots
     const int64 n,

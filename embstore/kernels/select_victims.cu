@@ -267,23 +267,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
     int64* __restrict__ victim_scores) {  // (VICTIMS,) out
     // Two, by turns: a warp may fill the next tile's while another still reads this one's.
     __shared__ uint32 tile_counts[2][TILE_WARPS];
-    __shared__ int64 ranks_before[2][WARPS], first_ranks[2];
+    __shared__ int64 sums[WARPS], first_ranks;
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
     const int64 low = blockIdx.x * range_slots;
     const int64 high = min(low + range_slots, slot_count);
     const int64 threshold = threshold_of(search), ties = search[TIES];
-    UNROLLED(kind, 2) {
-        int64 before = 0;
-        for (int64 range = threadIdx.x; range < blockIdx.x; range += BLOCK_THREADS) {
-            before += __ldg(counts + kind * gridDim.x + range);
-        }
-        before = block_sum(before, ranks_before[kind]);
-        if (threadIdx.x == 0) {
-            first_ranks[kind] = before;
-        }
+    int64 before = 0;  // of ranges: below the threshold, and above that at it
+    for (uint32 range = threadIdx.x; range < blockIdx.x; range += BLOCK_THREADS) {
+        const int64 ties_of_range = __ldg(counts + gridDim.x + range);
+        before += __ldg(counts + range) + (ties_of_range << 32);
+    }
+    before = block_sum(before, sums);
+    if (threadIdx.x == 0) {
+        first_ranks = before;
     }
     __syncthreads();
-    int64 below_rank = first_ranks[0], tie_rank = first_ranks[1];
+    int64 below_rank = first_ranks & 0xffffffffll, tie_rank = first_ranks >> 32;
     int32 turn = 0;
     for (int64 tile = low; tile < high; tile += PER_THREAD * BLOCK_THREADS) {
         int64 scores[PER_THREAD];

@@ -11,24 +11,22 @@
 // many positions, and its place in `more` is the window's number: nothing has to be counted before.
 // The id that ends a window has the one that begins in it, or the id that the window begins with.
 //
-// Where not all sums are kept, a key that occurs once stores none: its gradient is read and tested,
-// and read again by apply.cu. That is most keys of a batch, and saves writing and reading their sums.
+// Where not all sums are kept, a key that occurs once, as most do, stores none: its gradient is read
+// and tested, and read again by apply.cu.
 //
-// Grid, sum_chunks: a group owns a chunk, windows' first, which are the longest; ROWS_TOGETHER
-// occurrences at a time, their indices, then their rows, then the additions. The number of ids is
-// findings[UNIQUE_COUNT]. A piece is 4 bytes also where the rows of a segment do not begin at 16.
+// Grid, sum_chunks: a group takes a chunk a round, those of windows first, which are the longest; its
+// lanes look for the chunks of as many rounds at the same time. Of a chunk ROWS_TOGETHER occurrences
+// are in flight. A piece is 4 bytes also where the rows of a segment do not begin at 16.
 //
-// Grid, combine: a warp owns COMBINED_COLUMNS elements, one sector of 32 bytes, of the ids whose first extra
-// chunk begins in one of as many windows as it has lanes. The additions of an element have one order,
-// so they cannot be shared; but a key that is a tenth of a batch has a thousand chunks, and one thread
-// that loads those of its element waits for memory again and again. So SHARERS lanes load
-// ITEMS_TOGETHER chunks each of an element, 4 * 16 in flight, and all of them add up what each has, in
-// the order of chunks, by shuffles: a handful of waits, and an addition every few cycles between.
+// Grid, combine: a warp owns COMBINED_COLUMNS elements, a sector of 32 bytes, of the ids whose first
+// extra chunk begins in one of as many windows as it has lanes. The additions of an element have one
+// order and cannot be shared; but a thread that also loaded its chunks, thousands for a key that is a
+// tenth of a batch, would wait for memory again and again. So SHARERS lanes load ITEMS_TOGETHER chunks
+// each, and all of them add what each has, in the order of chunks, by shuffles.
 //
 // Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; combine
 // follows sum_chunks; coefficients are present unless the form is PLAIN.
-//
-// Determinism: every addition of an element has one place in one order, by whatever lane.
+// Deterministic: every addition of an element has one place in one order, by whatever lane.
 //
 // Bytes: 4 n of positions and 4 n dim of rows read, 4 dim written for each id (that occurs again,
 // where not all are kept) and extra chunk, 8 n of starts, and of each window 8 of ids and 24 of
@@ -38,7 +36,6 @@
 #define ITEMS_TOGETHER 16
 #define COMBINED_COLUMNS 8
 #define SHARERS (WARP_THREADS / COMBINED_COLUMNS)
-#define COMBINE_BLOCKS 3  // of a multiprocessor: registers for the chunks in flight
 
 // By name: of a plain store of the four, which are in registers, compilers make four of 4 bytes.
 __device__ __forceinline__ void store_piece(float* at, float4 piece, const int32 width) {
@@ -61,17 +58,17 @@ __device__ __forceinline__ void find_large(int64* findings, int64 id) {
     }
 }
 
-// The sum over positions[first:last], one after the other, of the piece at column d.
+// The sum over positions[:count], one after the other, of the piece at column d.
 __device__ __forceinline__ float4 sum_of_chunk(
-    const Occurrences& of, const int32* positions, int64 first, int64 last, int32 dim, int32 d,
+    const Occurrences& of, const int32* positions, int32 count, int32 dim, int32 d,
     const int32 width) {
     float4 total = constant(-0.0f);
-    for (int64 begin = first; begin < last; begin += ROWS_TOGETHER) {
-        int64 indices[ROWS_TOGETHER];
+    for (int32 begin = 0; begin < count; begin += ROWS_TOGETHER) {
+        int32 indices[ROWS_TOGETHER];
         float coefficients[ROWS_TOGETHER];
         float4 pieces[ROWS_TOGETHER];
         UNROLLED(r, ROWS_TOGETHER) {
-            indices[r] = __ldg(positions + min(begin + r, last - 1)) - of.shift;
+            indices[r] = __ldg(positions + min(begin + r, count - 1)) - of.shift;
             coefficients[r] = 1.0f;
         }
         if (of.form != PLAIN) {
@@ -86,8 +83,8 @@ __device__ __forceinline__ float4 sum_of_chunk(
         }
         UNROLLED(r, ROWS_TOGETHER) {
             pieces[r] = constant(-0.0f);
-            if (begin + r < last) {
-                pieces[r] = load_piece(of.rows + indices[r] * dim + d, width);
+            if (begin + r < count) {
+                pieces[r] = load_piece(of.rows + static_cast<int64>(indices[r]) * dim + d, width);
             }
         }
         if (of.form == WEIGHTED) {
@@ -100,14 +97,14 @@ __device__ __forceinline__ float4 sum_of_chunk(
             }
         }
         UNROLLED(r, ROWS_TOGETHER) {
-            total = add(total, begin + r < last ? pieces[r] : constant(-0.0f));
+            total = add(total, begin + r < count ? pieces[r] : constant(-0.0f));
         }
     }
     return total;
 }
 
 struct Chunk {
-    int64 id, first;  // first: 0 where no chunk begins in the window
+    int32 id, first;  // first: 0 where no chunk begins in the window
 };
 
 // The extra chunk that begins in a window of positions, if any.
@@ -117,15 +114,16 @@ __device__ __forceinline__ Chunk chunk_in(
     const int64 last_id = __ldg(sorted_ids + high - 1), begin = __ldg(starts + last_id);
     const int64 first = begin + (high - 1 - begin) / CHUNK_OCCURRENCES * CHUNK_OCCURRENCES;
     if (first >= low && first > begin) {
-        return {last_id, first};
+        return {static_cast<int32>(last_id), static_cast<int32>(first)};
     }
     const int64 id = __ldg(sorted_ids + low), start = __ldg(starts + id);
     const int64 chunks = (low - start + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES;
     const int64 next = start + chunks * CHUNK_OCCURRENCES;
-    return {id, next > start && next < min(high, __ldg(starts + id + 1)) ? next : 0};
+    const bool is_here = next > start && next < min(high, __ldg(starts + id + 1));
+    return {static_cast<int32>(id), is_here ? static_cast<int32>(next) : 0};
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_chunks(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) sum_chunks(
     const int64* __restrict__ starts,       // (u + 1,)
     const int32* __restrict__ positions,    // (n,)
     const int32* __restrict__ sorted_ids,   // (n,), of the positions; null: each occurs once
@@ -141,40 +139,53 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) sum_chunks(
     const int64 ids = findings[UNIQUE_COUNT];
     const int64 windows = sorted_ids ? (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES : 0;
     const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
-    for (int64 item = group.index; item < windows + ids; item += group.count) {
-        const bool is_extra = item < windows;
-        Chunk chunk = {item - windows, 0};
-        if (is_extra) {
-            chunk = chunk_in(sorted_ids, starts, n, item);
-            if (chunk.first == 0) {
-                continue;
-            }
-        } else {
-            chunk.first = __ldg(starts + chunk.id);
+    const int32 rounds = static_cast<int32>((windows + ids + group.count - 1) / group.count);
+    for (int32 begin = 0; begin < rounds; begin += group.lanes) {
+        const int64 item = group.index + (begin + group.lane) * group.count;
+        Chunk found = {0, 0};
+        int32 end = 0, segment = 0;  // of a lane's item
+        if (item < windows) {
+            found = chunk_in(sorted_ids, starts, n, item);
+        } else if (item < windows + ids) {
+            found.id = static_cast<int32>(item - windows);
+            found.first = static_cast<int32>(__ldg(starts + found.id));
         }
-        const int64 end = __ldg(starts + chunk.id + 1);
-        const int64 last = min(end, chunk.first + CHUNK_OCCURRENCES);
-        const Occurrences of =
-            occurrences_of(of_segments, segments, __ldg(positions + chunk.first));
-        const bool is_all = !is_extra && last == end;
-        const bool is_stored = keeps_all || !is_all || last > chunk.first + 1;
-        float* target = is_extra ? more + item * dim
-                                 : sums + place_of_sum(keeps_all, chunk.id, chunk.first) * dim;
-        by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
-            for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
-                float4 total =
-                    sum_of_chunk(of, positions, chunk.first, last, dim, d, width);
-                if (is_all) {
-                    total = multiply(scale, total);
-                    if (is_piece_large(total, width)) {
-                        find_large(findings, chunk.id);
+        if (item < windows + ids && (item >= windows || found.first > 0)) {
+            end = static_cast<int32>(__ldg(starts + found.id + 1));
+            segment = segment_of(of_segments, segments, __ldg(positions + found.first));
+        }
+        for (int32 r = 0; r < min(rounds - begin, group.lanes); ++r) {
+            const int32 from = threadIdx.x % WARP_THREADS - group.lane + r;
+            const Chunk chunk = {__shfl_sync(FULL_WARP, found.id, from),
+                                 __shfl_sync(FULL_WARP, found.first, from)};
+            const int32 end_of_id = __shfl_sync(FULL_WARP, end, from);
+            const Occurrences of = occurrences_in(
+                of_segments, segments, __shfl_sync(FULL_WARP, segment, from));
+            const int64 window = group.index + (begin + r) * group.count;
+            if (end_of_id == 0) {
+                continue;  // no chunk
+            }
+            const bool is_extra = window < windows;
+            const int32 left = end_of_id - chunk.first, count = min(left, CHUNK_OCCURRENCES);
+            const bool is_all = !is_extra && count == left;
+            const bool is_stored = keeps_all || !is_all || count > 1;
+            float* target = is_extra ? more + window * dim
+                                     : sums + place_of_sum(keeps_all, chunk.id, chunk.first) * dim;
+            by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
+                for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
+                    float4 total = sum_of_chunk(of, positions + chunk.first, count, dim, d, width);
+                    if (is_all) {
+                        total = multiply(scale, total);
+                        if (is_piece_large(total, width)) {
+                            find_large(findings, chunk.id);
+                        }
+                    }
+                    if (is_stored) {
+                        store_piece(target + d, total, width);
                     }
                 }
-                if (is_stored) {
-                    store_piece(target + d, total, width);
-                }
-            }
-        });
+            });
+        }
     }
 }
 
@@ -186,9 +197,8 @@ __device__ __forceinline__ float sum_of_chunks(
     for (int32 begin = 0; begin < chunks; begin += SHARERS * ITEMS_TOGETHER) {
         float pieces[ITEMS_TOGETHER];
         UNROLLED(c, ITEMS_TOGETHER) {
-            const int32 chunk = begin + share * ITEMS_TOGETHER + c;
-            pieces[c] = has_element && chunk < chunks
-                            ? __ldg(from + static_cast<int64>(chunk) * dim) : -0.0f;
+            const int64 chunk = begin + share * ITEMS_TOGETHER + c;
+            pieces[c] = has_element && chunk < chunks ? __ldg(from + chunk * dim) : -0.0f;
         }
         for (int32 s = 0; s < SHARERS && begin + s * ITEMS_TOGETHER < chunks; ++s) {
             UNROLLED(c, ITEMS_TOGETHER) {
@@ -199,7 +209,7 @@ __device__ __forceinline__ float sum_of_chunks(
     return total;
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, COMBINE_BLOCKS) combine(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) combine(
     const int64* __restrict__ starts,      // (u + 1,)
     const int32* __restrict__ sorted_ids,  // (n,), of the positions
     const int64 n,
