@@ -47,6 +47,7 @@ class Counters:
     )
     evictions_clean: int = _evictions("clean", "dropped, as the disk has them")
     evictions_dirty: int = _evictions("dirty", "appended to the log")
+    evictions_host: int = _evictions("host", "kept in the host's memory, below the GPU's")
     calls_in_parts: int = counter("Calls with more unique keys than the pool has slots.")
     parts: int = counter("Parts that those calls were processed in.")
 
@@ -65,14 +66,14 @@ class Counters:
         self.misses_base += int(origins[2])
 
     def count_evictions(self, slots: int, dirty: int) -> None:
-        """Count rows that left their slots, and how many of them were logged."""
+        """Count rows that left slots and stay nowhere, and how many of them were logged."""
         self.evictions_dirty += dirty
         self.evictions_clean += slots - dirty
 
     @property
     def has_evicted(self) -> bool:
         """Whether a row has ever left."""
-        return self.evictions_clean + self.evictions_dirty > 0
+        return self.evictions_clean + self.evictions_dirty + self.evictions_host > 0
 
     def count_parts(self, parts: int) -> None:
         """Count a call that is done in parts."""

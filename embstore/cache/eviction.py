@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
 from embstore.cache.arena import Arena
@@ -30,8 +31,11 @@ _VACATED_SLOTS_MAX = 1 << 16
 class Tier(Protocol):
     """Where rows may stay that leave (host_tier.py)."""
 
-    def keep(self, keys: Keys, rows: Array, slots: Slots) -> None:
-        """Take the rows that are about to leave slots of the pool."""
+    def make_room(self, count: int) -> Slots:
+        """Return places for up to `count` rows, for `keep`. Raises CapacityError."""
+
+    def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
+        """Take rows that leave slots of the pool, of which `here` is known; False: they stay."""
 
 
 @dataclass(eq=False)
@@ -111,7 +115,8 @@ class Evictor:
         """Add slabs for `count` rows, and ask which rows leave for the others; None: none has
         to."""
         needed = self._needed(count)
-        return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
+        with_rows = self.dirty_max > 0 and self.tier is None
+        return self.scores.ask_victims(needed, with_rows=with_rows) if needed else None
 
     def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
         """Return free slots; where there are too few, rows leave theirs.
@@ -165,20 +170,46 @@ class Evictor:
         self.free(slots, keys[slots])
         self.scores.forget()
 
+    def evict_all(self, slots: Slots) -> None:
+        """Evict the rows of resident slots.
+
+        Raises
+        ------
+        CapacityError : no room in the log. Nothing has changed.
+        """
+        here = self.device.slots.read_slots(self.slots.memory, slots)()
+        self._reserve(int(np.count_nonzero(here.dirty)))
+        self._evict(slots, here)
+
     def _evict(self, slots: Slots, here: SlotContents) -> None:
-        """Free resident slots, of which `here` is known; dirty ones are logged first (room has been
-        reserved)."""
-        count = int(np.count_nonzero(here.dirty))
+        """Free resident slots, of which `here` is known; dirty rows that the tier does not take are
+        logged first (room has been reserved)."""
+        leaving, kept = here.dirty, 0
+        if self.tier is not None:
+            leaving, kept = self._moved(self.tier, slots, here)
+        count = int(np.count_nonzero(leaving))
         if count and here.rows is not None:
-            dirty = np.flatnonzero(here.dirty)
+            dirty = np.flatnonzero(leaving)
             self.storage.appender.append(here.keys[dirty], here.rows, dirty)
         elif count:
-            self.log(here.keys[here.dirty], slots[here.dirty])
-        if self.tier is not None:
-            self.tier.keep(here.keys, self.slots.memory.rows, slots)
+            self.log(here.keys[leaving], slots[leaving])
         self.free(slots, here.keys)
-        self.dirty_max -= count
-        self.counters.count_evictions(len(slots), count)
+        self.dirty_max -= int(np.count_nonzero(here.dirty))
+        self.counters.count_evictions(len(slots) - kept, count)
+        self.counters.evictions_host += kept
+
+    def _moved(self, tier: Tier, slots: Slots, here: SlotContents) -> tuple[NDArray[np.bool_], int]:
+        """Have the tier take rows that leave slots, the last of them where it has not room for all;
+        return which have to be logged, and how many it has taken."""
+        places = tier.make_room(len(slots))
+        left = len(slots) - len(places)
+        self._reserve(int(np.count_nonzero(here.dirty)))  # again: the tier may have used it
+        chosen = np.arange(left, len(slots))
+        if not len(places) or not tier.keep(
+            here.of(chosen), self.slots.memory.rows, slots[left:], places
+        ):
+            return here.dirty, 0
+        return here.dirty & (np.arange(len(slots)) < left), len(places)
 
     # The log
 

@@ -1,19 +1,21 @@
 """The host tier: rows that left a GPU's slots for want of room, in pinned memory below them.
 
-A row that leaves is what storage has (a dirty one is logged first) or what its initializer makes.
-So the tier is a copy, which may be dropped at any time; no bit depends on it, only what a miss
-costs. A row is in the pool or in the tier, never in both: it leaves the tier when it comes back, or
-a row that is written then would leave an old copy behind.
+It is the second level of a write-back cache. A row is in the pool or in the tier, never in both. It
+goes down as it is, also when it is dirty, and is logged when it leaves the tier, or when a commit
+writes what is dirty; a call whose victims find room here logs nothing. When it comes back it is
+dirty again. So the newest content of a row is its slot's in the pool, else its slot's here, else
+storage's.
 
-The GPU's kernels move rows both ways, in the order of all its other work; the host knows keys and
-slots, and waits for nothing. A row that comes back is read over the bus where it is: no call to
-storage, no checksum, no staging.
+The GPU's kernels move rows both ways, in the order of all its other work; the host knows keys,
+slots and flags, and waits for nothing. A row that comes back is read over the bus where it is: no
+call to storage, no checksum, no staging. What is logged the host reads itself, once the GPU has
+done all that was queued: no row is torn (`HostRows`).
 
 The tier has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
 index, and scores, by which the rows that left the GPU longest ago leave. It is as a rule far larger
 than what one call moves; where it is not, it keeps the last of a call's rows. Where memory is
-refused, of the host or for what a copy sends, rows are not kept, or come from storage: no call
-fails for want of the tier.
+refused, of the host or for what a copy sends, rows are logged in place of being kept, or logged and
+read from storage in place of being brought: no call fails for want of the tier.
 
 Rejected: a copy that stays when its row comes back. It saves writing clean rows over the bus a
 second time; but each row that is written or logged has to be looked for then, and the host keeps
@@ -21,8 +23,9 @@ rows that the GPU has.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from embstore.arrays import Keys
+from embstore.arrays import Keys, Rows
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
@@ -32,7 +35,7 @@ from embstore.cache.pins import PoolPins
 from embstore.cache.policies import POLICIES
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Device, Slots
+from embstore.device.base import Array, Device, SlotContents, Slots
 from embstore.errors import CapacityError
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
@@ -57,14 +60,14 @@ class HostTier:
         self.finder = Finder(below, self.slots)
         self.counters = Counters()
         self._scores = Scores(below, self.slots, POLICIES["lru"], Ranks().of)
-        self._evictor = Evictor(
+        self.evictor = Evictor(
             below, storage, arena, layout, self.slots, self.pins, self.finder, self._scores,
             self.counters,
         )  # fmt: skip
         self._above = device.rows
         self._locked = 0  # slots that the running call has found or filled
         self._is_locked = False
-        arena.join(self._evictor)
+        arena.join(self.evictor)
 
     def look(self, keys: Keys) -> Slots:
         """Return the slots of unique row keys, -1 where absent; their rows stay until `unlock`."""
@@ -79,53 +82,88 @@ class HostTier:
         """Rows that `look` has found may leave."""
         self._is_locked = False
 
-    def bring(self, keys: Keys, found: Slots, rows: Array, slots: Slots) -> bool:
-        """Move rows, none of them absent, from where `look` has found them to slots of the pool.
+    def bring(self, found: Slots, rows: Array, slots: Slots) -> NDArray[np.bool_] | None:
+        """Copy rows, none of them absent, from where `look` has found them to slots of the pool;
+        return which are dirty. `release` follows.
 
-        False: they have not come, and are in the tier no more.
+        None: they have not come, and are in the tier no more.
         """
         try:
             self._above.copy_slots(self.slots.memory.rows, found, rows, slots)
-            have_come = True
         except CapacityError:
-            have_come = False
-        self._evictor.free(found, keys)
-        return have_come
+            self.evictor.evict_all(found)
+            return None
+        return self.device.slots.read_slots(self.slots.memory, found)().dirty
 
-    def keep(self, keys: Keys, rows: Array, slots: Slots) -> None:
-        """Take the rows that are about to leave slots of the pool."""
+    def release(self, keys: Keys, found: Slots) -> None:
+        """Forget rows that were brought to slots of the pool, which the index has now."""
+        here = self.device.slots.read_slots(self.slots.memory, found)()
+        self.evictor.free(found, keys)
+        self.evictor.dirty_max -= int(np.count_nonzero(here.dirty))
+
+    def make_room(self, count: int) -> Slots:
+        """Return places for up to `count` rows, for `keep`; others leave for them.
+
+        Raises
+        ------
+        CapacityError : no room in the log for dirty rows that would have to leave.
+        """
         if not self._is_locked:
             self._scores.tick()
             self._locked = 0
-        while self.slots.free_count < len(keys) and self._grow():
+        while self.slots.free_count < count and self._grow():
             pass
-        count = min(len(keys), self.slots.count - self._locked)
-        if count <= 0:
-            return
-        keys, slots = keys[-count:], slots[-count:]
-        places = self._evictor.take(count)
+        count = min(count, self.slots.count - self._locked)
+        return self.evictor.take(count) if count > 0 else np.empty(0, np.int64)
+
+    def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
+        """Take rows that leave slots of the pool, of which `here` is known.
+
+        False: they have not come, and the places are free again.
+        """
+        count, memory = len(places), self.slots.memory
         try:
-            self._above.copy_slots(rows, slots, self.slots.memory.rows, places)
+            self._above.copy_slots(rows, slots, memory.rows, places)
         except CapacityError:
             self.slots.put_back(count)
-            return
+            return False
         score = self._scores.first_score
-        self.slots.index.place(keys, places, self.slots.memory, self.slots.count, score)
+        self.slots.index.place(here.keys, places, memory, self.slots.count, score)
         self._scores.count_touches(count)
+        self.device.slots.mark(memory, places[here.dirty], dirty=True)
+        self.evictor.dirty_max += int(np.count_nonzero(here.dirty))
         self._locked += count
+        return True
+
+    def find(self, keys: Keys) -> Slots:
+        """Return the slots of unique row keys, -1 where absent, without a trace."""
+        slots = np.empty(len(keys), np.int64)
+        self.device.keys.find(self.slots.index.synchronize(), keys, slots)
+        return slots
+
+    def dirty_of(self, keys: Keys) -> tuple[NDArray[np.int64], Rows]:
+        """Return which of unique row keys have a dirty row here, and copies of these."""
+        slots = self.find(keys)
+        here = np.flatnonzero(slots >= 0)
+        dirty = here[self.device.slots.read_slots(self.slots.memory, slots[here])().dirty]
+        return dirty, self.device.rows.read_rows(self.slots.memory.rows, slots[dirty])
+
+    def copy(self, slots: Slots, rows: Array, places: Slots) -> None:
+        """Copy rows of slots to places of rows of the GPU. Raises CapacityError."""
+        self._above.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def _grow(self) -> bool:
         try:
-            return self._evictor.grow()
+            return self.evictor.grow()
         except CapacityError:  # of the first slab
             return False
 
     def purge(self, table_id: int) -> None:
         """Remove the rows of a table."""
-        self._evictor.free_table(table_id)
+        self.evictor.free_table(table_id)
 
     def close(self) -> None:
         """Leave the arena, and free all memory."""
-        self.arena.leave(self._evictor)
+        self.arena.leave(self.evictor)
         self.finder.close()
         self.slots.close()

@@ -2,9 +2,10 @@
 
 - a row key has at most one slot; the index has exactly the resident keys
 - a slot's key is EMPTY_KEY exactly where it is free; each free slot is once in the free list
-- a dirty slot's row is newer than what storage has; a free slot is clean
-- a row of the host tier is in no slot of the pool, and is what storage or its initializer has
-- a row's newest content is its slot's if it has one, else storage's, else its initializer's
+- a dirty slot's row is newer than what storage has, here and in the host tier; a free slot is clean
+- a row of the host tier is in no slot of the pool
+- a row's newest content is its slot's, here or in the host tier, if it has one; else storage's,
+  else its initializer's
 
 It is checked a range of slots at a time, between which commands may change them: what is said of
 one slot holds for the others too, so each range is right or wrong by itself. A key with two slots
@@ -52,6 +53,8 @@ def checks(pool: "Pool") -> Iterator[str]:
         "more rows are dirty than are accounted for": (
             int(np.count_nonzero(dirty)) > pool.evictor.dirty_max
         ),
+        "host tier: more rows are dirty than are accounted for": pool.tier is not None
+        and int(np.count_nonzero(pool.tier.slots.contents().dirty)) > pool.tier.evictor.dirty_max,
         "the arena's budget is exceeded": (
             arena.memory_bytes > arena.budget_bytes and pool.slots.slab_count > 1
         ),

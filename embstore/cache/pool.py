@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from embstore.arrays import Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
@@ -89,7 +90,9 @@ class Pool:
         except BaseException:
             arena.leave(evictor)
             raise
-        evictor.tier = residency.tier = self.tier
+        evictor.tier = residency.tier = self.reader.tier = self.tier
+        if self.tier is not None:
+            self.writer.add_level(self.tier.evictor)
 
     @property
     def policy(self) -> Policy:
@@ -107,6 +110,22 @@ class Pool:
         slots = self.slots
         grown = slots.sizes.slots_max if slots.may_grow else slots.count
         return grown - slots.count + slots.free_count
+
+    @property
+    def dirty_max(self) -> int:
+        """At least the number of dirty rows, in the host tier too. Any thread."""
+        tier, own = self.tier, min(self.evictor.dirty_max, self.slots.resident_count)
+        if tier is None:
+            return own
+        return own + min(tier.evictor.dirty_max, tier.slots.resident_count)
+
+    @property
+    def dirty_keys(self) -> Keys:
+        """The row keys of dirty rows, in the host tier too."""
+        here = [self.slots.contents()]
+        if self.tier is not None:
+            here.append(self.tier.slots.contents())
+        return np.concatenate([level.keys[level.dirty] for level in here])
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
         """Add a table; `parameters` has one entry, its own."""

@@ -293,13 +293,14 @@ class Prefetch:
         answer = pool.device.keys.absent(keys, slots, missing)
         victims = pool.evictor.ask_victims(missing)
         places, absent = answer()
-        taken, rest = pool.residency.take(absent, victims)
+        taken, rest, come = pool.residency.take(absent, victims)
         with pool.storage.irreversible:  # a slot that stayed pending would be read all the same
             pool.residency.insert_pending(absent, taken)
             pool.pins.pin(taken)
             pool.device.keys.set_slots(slots, places, taken)
-            if pool.tier is not None:
-                pool.device.slots.arrive(pool.slots.memory, np.delete(taken, rest))
+            if come is not None:
+                pool.device.slots.arrive(pool.slots.memory, come.slots)
+                pool.residency.have_come(come)
             absent, taken = absent[rest], taken[rest]
             if len(taken):
                 pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step

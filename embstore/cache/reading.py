@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.cache.finder import Finder
+from embstore.cache.host_tier import HostTier
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Batch, Counts, Device, Slots
@@ -36,6 +37,7 @@ class PoolReader:
     slots: PoolSlots
     finder: Finder
     residency: Residency
+    tier: HostTier | None = None
 
     def look_up(
         self,
@@ -141,14 +143,20 @@ class PoolReader:
         rows = self.device.memory.allocate_rows(len(keys), self.layout)
         self.device.rows.gather_rows(self.slots.memory.rows, slots, rows, 0)
         places, absent = self.device.keys.absent(keys, slots, missing)()
+        if self.tier is not None:
+            found = self.tier.find(absent)
+            here = found >= 0
+            self.tier.copy(found[here], rows, places[here])
+            places, absent = places[~here], absent[~here]
+            missing = len(absent)
         step = self.slots.sizes.staging_rows
         for low in range(0, missing, step):
             part = slice(low, low + step)
-            stored, found = self._stored(absent[part])
-            self.device.rows.scatter_rows(stored, rows, np.where(found, places[part], -1))
-            new = places[part][~found]
+            stored, is_stored = self._stored(absent[part])
+            self.device.rows.scatter_rows(stored, rows, np.where(is_stored, places[part], -1))
+            new = places[part][~is_stored]
             if len(new):
-                self.residency.initialize(rows, new, absent[part][~found])
+                self.residency.initialize(rows, new, absent[part][~is_stored])
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def look(self, keys: Keys) -> "Looked":
@@ -163,6 +171,11 @@ class PoolReader:
         written[clean] = self.storage.rows.has(keys[resident[clean]])
         in_cache = resident[written]
         copies = self.device.rows.read_rows(self.slots.memory.rows, slots[in_cache])
+        if self.tier is not None:
+            places, below = self.tier.dirty_of(keys[absent])
+            copies = np.concatenate([copies, below])
+            in_cache = np.concatenate([in_cache, absent[places]])
+            absent = np.delete(absent, places)
         located = self.storage.rows.locate(keys[absent])
         self.storage.rows.count_read(located, self.layout.record_bytes)
         return Looked(self.storage.rows, len(keys), in_cache, copies, absent, located)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,25 @@ _RANKED_SLOTS = 1 << 16
 _ALL = slice(None)
 
 
+class Come(NamedTuple):
+    """Rows of the host tier that were copied to slots of the pool, and are in both."""
+
+    keys: Keys
+    found: Slots  # of the tier
+    slots: Slots  # of the pool
+    dirty: NDArray[np.bool_]
+
+
+class Taken(NamedTuple):
+    """Slots for absent keys."""
+
+    slots: Slots
+    rest: NDArray[np.int64] | slice = _ALL
+    """Which of the keys have their rows still to come."""
+    come: Come | None = None
+    """The rows of the others."""
+
+
 @dataclass(eq=False)
 class Residency:
     """Which rows of one pool are in its slots. Engine thread only."""
@@ -54,6 +74,8 @@ class Residency:
     tier: HostTier | None = None
     missed_rows: Counter[int] = field(default_factory=Counter)
     """By table id: rows that lookups have brought in."""
+    risen: list[Keys] | None = None
+    """Of dirty rows that came from the tier, since somebody put a list here."""
 
     # Parts of a call
 
@@ -147,10 +169,11 @@ class Residency:
         step = self.slots.sizes.staging_rows
         if self.tier is None and len(keys) > step:  # the disk works while victims leave
             self.storage.rows.prefetch(keys, self.layout.record_bytes)
-        slots, rest = self.take(keys, victims)
+        taken = self.take(keys, victims)
+        slots = taken.slots
         try:
             self.stages.laps += "evict", now()
-            stored, targets = keys[rest], slots[rest]
+            stored, targets = keys[taken.rest], slots[taken.rest]
             if self.tier is not None and len(stored) > step:
                 self.storage.rows.prefetch(stored, self.layout.record_bytes)
             for low in range(0, len(stored), step):
@@ -162,12 +185,12 @@ class Residency:
             self.finder.moves += 1
             self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, score)
             self.scores.admit(slots, keys, touched=len(slots))
+            if taken.come is not None:
+                self.have_come(taken.come)
         self.stages.laps += "insert", now()
         return slots
 
-    def take(
-        self, keys: Keys, victims: Answer[Victims] | None
-    ) -> tuple[Slots, NDArray[np.int64] | slice]:
+    def take(self, keys: Keys, victims: Answer[Victims] | None) -> Taken:
         """Return slots for absent keys, whose victims leave, and which of the keys have their rows
         still to come: those that the host tier has are in their slots then.
 
@@ -181,24 +204,35 @@ class Residency:
             self.device.memory.secure(len(keys))
         if self.tier is None:
             if victims is None:
-                return self.slots.take(len(keys)), _ALL
-            return self.evictor.take(len(keys), victims), _ALL
+                return Taken(self.slots.take(len(keys)))
+            return Taken(self.evictor.take(len(keys), victims))
         found = self.tier.look(keys)
         try:
             slots = self.evictor.take(len(keys), victims)
         finally:
             self.tier.unlock()
-        rows = self.slots.memory.rows
+        there = np.flatnonzero(found >= 0)
         try:
-            there = np.flatnonzero(found >= 0)
-            have_come = self.tier.bring(keys[there], found[there], rows, slots[there])
+            dirty = self.tier.bring(found[there], self.slots.memory.rows, slots[there])
         except BaseException:
             self.slots.put_back(len(slots))
             raise
-        if not have_come:
-            return slots, _ALL
-        self.counters.misses_host += len(there)
-        return slots, np.flatnonzero(found < 0)
+        if dirty is None:
+            return Taken(slots)
+        come = Come(keys[there], found[there], slots[there], dirty)
+        return Taken(slots, np.flatnonzero(found < 0), come)
+
+    def have_come(self, come: Come) -> None:
+        """Let go of rows in the tier that the pool's index has now."""
+        assert self.tier is not None
+        dirty = come.slots[come.dirty]
+        if len(dirty):
+            self.device.slots.mark(self.slots.memory, dirty, dirty=True)
+            self.evictor.dirty_max += len(dirty)
+            if self.risen is not None:
+                self.risen.append(come.keys[come.dirty])
+        self.tier.release(come.keys, come.found)
+        self.counters.misses_host += len(come.keys)
 
     def _fill(self, keys: Keys, slots: Slots) -> None:
         """Write the stored or initial rows of keys to free slots."""

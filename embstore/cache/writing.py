@@ -25,6 +25,11 @@ _PIECE_BYTES = 2 << 20
 """Of rows that are logged at once, while calls wait."""
 
 
+Place = tuple[int, int]
+"""A level of the cache, 0 or 1 for the host tier, and a slot of it."""
+FIRST: Place = 0, 0
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The slots of a write's rows, unless a row has left its slot since."""
@@ -47,7 +52,12 @@ class PoolWriter:
     residency: Residency
 
     def __post_init__(self) -> None:
+        self._levels = [self.evictor]
         self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
+
+    def add_level(self, evictor: Evictor) -> None:
+        """Log what is dirty in the host tier, too."""
+        self._levels.append(evictor)
 
     def begin(
         self, batch: Batch, gradients: list[Gradients], scale: np.float32, slots: Array
@@ -136,58 +146,69 @@ class PoolWriter:
         finally:
             self.arena.is_fixed = False
 
-    def dirty_range(self, low: int) -> tuple[int | None, Keys]:
-        """Return the row keys in dirty slots from `low` on, of so many slots as are looked at in
-        well under a millisecond, and the first slot that was not; None: there is none.
+    def dirty_range(self, at: Place) -> tuple[Place | None, Keys]:
+        """Return the row keys in dirty slots from a place on, of so many slots as are looked at in
+        well under a millisecond, and the first place that was not; None: there is none.
 
-        low : what was returned before; there may be fewer slots since
+        at : FIRST, or what was returned before; there may be fewer slots since
         """
-        high = max(low, min(low + _LOOKED_AT, self.slots.count))
-        here = self.device.slots.read_range(self.slots.memory, low, high)
-        return (high if high < self.slots.count else None), here.keys[here.dirty]
+        level, low = self._levels[at[0]], at[1]
+        high = max(low, min(low + _LOOKED_AT, level.slots.count))
+        here = level.device.slots.read_range(level.slots.memory, low, high)
+        return self._after(at[0], high), here.keys[here.dirty]
+
+    def _after(self, level: int, high: int) -> Place | None:
+        if high < self._levels[level].slots.count:
+            return level, high
+        return (level + 1, 0) if level + 1 < len(self._levels) else None
 
     def flush(self) -> int:
-        """Log all dirty rows; return how many. They stay resident, clean.
+        """Log all dirty rows; return how many. They stay where they are, clean.
 
         Raises
         ------
         CapacityError : the disk is full. Rows not yet logged stay dirty.
         """
-        here = self.slots.contents()
-        slots = np.flatnonzero(here.dirty)
-        keys = here.keys[slots]
-        self.storage.appender.expect(len(slots))
-        step = self.evictor.logged_rows_max
-        for low in range(0, len(slots), step):
-            self._log_and_clean(slots[low : low + step], keys[low : low + step])
-        self.evictor.dirty_max = 0
-        return len(slots)
+        count = 0
+        for level in self._levels:
+            here = level.slots.contents()
+            slots = np.flatnonzero(here.dirty)
+            keys = here.keys[slots]
+            self.storage.appender.expect(len(slots))
+            step = level.logged_rows_max
+            for low in range(0, len(slots), step):
+                self._log_and_clean(level, slots[low : low + step], keys[low : low + step])
+            level.dirty_max = 0
+            count += len(slots)
+        return count
 
-    def flush_range(self, low: int, table_id: int | None = None) -> tuple[int, int]:
-        """Log dirty rows in slots from `low` on, of one table or of all, what takes a few
-        milliseconds; return the first slot that was not looked at, and how many rows were logged.
+    def flush_range(self, at: Place, table_id: int | None = None) -> tuple[Place | None, int]:
+        """Log dirty rows in slots from a place on, of one table or of all, what takes a few
+        milliseconds; return the first place that was not looked at, and how many rows were logged.
 
         Raises
         ------
         CapacityError : the disk is full. Nothing has changed.
         """
-        high = min(low + _LOOKED_AT, self.slots.count)
-        here = self.device.slots.read_range(self.slots.memory, low, high)
-        most = min(max(1, _PIECE_BYTES // self.layout.row_bytes), self.evictor.logged_rows_max)
+        level, low = self._levels[at[0]], at[1]
+        high = max(low, min(low + _LOOKED_AT, level.slots.count))
+        here = level.device.slots.read_range(level.slots.memory, low, high)
+        most = min(max(1, _PIECE_BYTES // self.layout.row_bytes), level.logged_rows_max)
         is_of = True if table_id is None else here.keys >> KEY_BITS == table_id
         places = np.flatnonzero(here.dirty & is_of)
+        after = self._after(at[0], high)
         if len(places) > most:
             places = places[:most]
-            high = low + int(places[-1]) + 1
-        self._log_and_clean(low + places, here.keys[places])
-        return high, len(places)
+            after = at[0], low + int(places[-1]) + 1
+        self._log_and_clean(level, low + places, here.keys[places])
+        return after, len(places)
 
-    def _log_and_clean(self, slots: Slots, keys: Keys) -> None:
+    def _log_and_clean(self, level: Evictor, slots: Slots, keys: Keys) -> None:
         if len(slots):
             self.storage.appender.reserve(len(slots), self.layout.record_bytes, bounded=False)
-            self.evictor.log(keys, slots)
-            self.device.slots.mark(self.slots.memory, slots, dirty=False)
-            self.evictor.dirty_max -= len(slots)
+            level.log(keys, slots)
+            level.device.slots.mark(level.slots.memory, slots, dirty=False)
+            level.dirty_max -= len(slots)
 
     def close(self) -> None:
         """Refer to no memory of the device."""

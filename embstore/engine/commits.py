@@ -29,6 +29,7 @@ from contextlib import ExitStack, closing
 from time import monotonic
 
 from embstore.cache.pool import Pool
+from embstore.cache.writing import FIRST, Place
 from embstore.commands import Progress
 from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.tables.slices import Slices
@@ -218,12 +219,13 @@ class OwnCommits:
         return sum(self._flush_pool(pool, slices) for pool in pools)
 
     def _flush_pool(self, pool: Pool, slices: Slices, table_id: int | None = None) -> int:
-        low = flushed = 0
-        while not self._stopping.is_set():
+        flushed = 0
+        at: Place | None = FIRST
+        while at is not None and not self._stopping.is_set():
             with slices.one():
-                if self._tables.pools.get(pool.layout) is not pool or low >= pool.slots.count:
+                if self._tables.pools.get(pool.layout) is not pool:
                     break
-                low, rows = pool.writer.flush_range(low, table_id)
+                at, rows = pool.writer.flush_range(at, table_id)
             flushed += rows
         return flushed
 

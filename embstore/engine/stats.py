@@ -90,7 +90,7 @@ class TableStats:
         lambda t: t.state.skipped_updates,
     )
     resident_rows: int = gauge("Rows of the table in the cache.", lambda t: t.resident)
-    dirty_rows: int = gauge("Resident rows that are newer than on the disk.", lambda t: t.dirty)
+    dirty_rows: int = gauge("Cached rows that are newer than on the disk.", lambda t: t.dirty)
     row_bytes: int = gauge("Size of a row, weights and state.")
     resident_bytes: int = gauge("Size of the resident rows.", lambda t: t.resident * t.row_bytes)
 
@@ -104,8 +104,8 @@ class PoolStats:
     slots: int = gauge("Rows that the pool has room for.", lambda p: p.slots.count)
     resident_rows: int = gauge("Rows in the pool.", lambda p: p.slots.resident_count)
     dirty_rows: int = gauge(
-        "Resident rows that are newer than on the disk.",
-        lambda p: int(np.count_nonzero(p.slots.contents().dirty)),
+        "Cached rows that are newer than on the disk.",
+        lambda p: len(p.dirty_keys),
     )
     memory_bytes: int = gauge("Memory of rows, index and staging.", lambda p: p.slots.memory_bytes)
     occupancy: float | None = ratio(
@@ -285,7 +285,7 @@ def _rows_of_tables(pool: "Pool") -> tuple[dict[int, int], dict[int, int]]:
     """Return how many rows of each table id are resident, and how many of those are dirty."""
     here = pool.slots.contents()
     ids = here.keys >> KEY_BITS  # -1 where the slot is free
-    return _counts_of(ids[ids >= 0]), _counts_of(ids[here.dirty])
+    return _counts_of(ids[ids >= 0]), _counts_of(pool.dirty_keys >> KEY_BITS)
 
 
 def _counts_of(ids: Any) -> dict[int, int]:

@@ -318,10 +318,7 @@ class Tables:
     @property
     def dirty_bytes(self) -> int:
         """What a commit may have to write of the cache, at most. Any thread."""
-        return sum(
-            min(pool.evictor.dirty_max, pool.slots.resident_count) * pool.layout.record_bytes
-            for pool in list(self.pools.values())
-        )
+        return sum(pool.dirty_max * pool.layout.record_bytes for pool in list(self.pools.values()))
 
     def check_integrity(self, slices: Slices) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold."""

@@ -14,6 +14,7 @@ import numpy as np
 from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_BITS, Keys
 from embstore.cache.pool import Pool
+from embstore.cache.writing import FIRST, Place
 from embstore.tables.slices import Slices
 
 _SHIFT = BLOCK_KEYS.bit_length() - 1
@@ -23,15 +24,21 @@ class WrittenKeys:
     """The written row keys of a table. Made with slices of the engine; then any thread."""
 
     def __init__(self, pool: Pool, table_id: int, slices: Slices) -> None:
-        dirty = [np.empty(0, np.int64)]
-        low: int | None = 0
-        while low is not None:
-            with slices.one():
-                low, keys = pool.writer.dirty_range(low)
-                if low is None:
-                    self._stored = pool.storage.rows.keys(table_id)
-            dirty.append(keys[keys >> KEY_BITS == table_id])
-        self._dirty = np.sort(np.concatenate(dirty))
+        found = [np.empty(0, np.int64)]
+        at: Place | None = FIRST
+        try:
+            while at is not None:
+                with slices.one():
+                    if at == FIRST:  # what rises from the host tier may pass by
+                        pool.residency.risen = found
+                    at, keys = pool.writer.dirty_range(at)
+                    found.append(keys)
+                    if at is None:
+                        self._stored = pool.storage.rows.keys(table_id)
+        finally:
+            pool.residency.risen = None
+        dirty = np.unique(np.concatenate(found))
+        self._dirty = dirty[dirty >> KEY_BITS == table_id]
         self._logged = self._stored.logged()
 
     def blocks(self) -> Keys:

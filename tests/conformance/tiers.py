@@ -1,4 +1,4 @@
-"""What a host tier has, compared with what a miss would find without it."""
+"""Rows of a host tier that are clean, compared with what a miss would find without it."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from embstore.arrays import EMPTY_KEY
 
 
 def check_tier(pool):
-    """Compare every row of a pool's host tier with storage's, or with its initial row."""
+    """Compare every clean row of a pool's host tier with storage's, or with its initial row."""
     tier = pool.tier
     if tier is None:
         return
-    here = tier.slots.keys
-    slots = np.flatnonzero(here != EMPTY_KEY)
-    keys, device = here[slots], pool.device
+    here = tier.slots.contents()
+    slots = np.flatnonzero((here.keys != EMPTY_KEY) & ~here.dirty)
+    keys, device = here.keys[slots], pool.device
     expected = np.zeros((len(keys), pool.layout.stride), pool.layout.element)
     found = np.zeros(len(keys), np.uint8)
     pool.storage.rows.read(keys, expected, found)
