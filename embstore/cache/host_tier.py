@@ -50,7 +50,13 @@ class HostTier:
     """
 
     def __init__(
-        self, device: Device, storage: Storage, arena: Arena, layout: Layout, tables: set[int]
+        self,
+        device: Device,
+        storage: Storage,
+        arena: Arena,
+        layout: Layout,
+        tables: set[int],
+        counters: Counters,
     ) -> None:
         below = device.below()
         assert below is not None, f"{device.name} has nothing below"
@@ -58,11 +64,10 @@ class HostTier:
         self.slots = PoolSlots(below, layout, arena.budget_bytes, storage.irreversible)
         self.pins = PoolPins(below, self.slots)
         self.finder = Finder(below, self.slots)
-        self.counters = Counters()
         self._scores = Scores(below, self.slots, POLICIES["lru"], Ranks().of)
         self.evictor = Evictor(
             below, storage, arena, layout, self.slots, self.pins, self.finder, self._scores,
-            self.counters,
+            counters,
         )  # fmt: skip
         self._above = device.rows
         self._locked = 0  # slots that the running call has found or filled

@@ -86,7 +86,9 @@ class Pool:
         try:
             slots.add_slab()
             if host_arena is not None:
-                self.tier = HostTier(device, storage, host_arena, layout, self.tables)
+                self.tier = HostTier(
+                    device, storage, host_arena, layout, self.tables, self.counters
+                )
         except BaseException:
             arena.leave(evictor)
             raise

@@ -173,8 +173,9 @@ class PoolReader:
         copies = self.device.rows.read_rows(self.slots.memory.rows, slots[in_cache])
         if self.tier is not None:
             places, below = self.tier.dirty_of(keys[absent])
-            copies = np.concatenate([copies, below])
             in_cache = np.concatenate([in_cache, absent[places]])
+            order = np.argsort(in_cache)
+            in_cache, copies = in_cache[order], np.concatenate([copies, below])[order]
             absent = np.delete(absent, places)
         located = self.storage.rows.locate(keys[absent])
         self.storage.rows.count_read(located, self.layout.record_bytes)
@@ -193,7 +194,7 @@ class Looked:
 
     stored: StoredRows
     count: int
-    in_cache: Slots  # (m,) which of the keys
+    in_cache: Slots  # (m,) which of the keys, ascending
     copies: Rows  # (m, stride)
     absent: Slots  # (k,) which of the keys are not in the cache
     located: Located  # where these are

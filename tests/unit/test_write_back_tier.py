@@ -1,0 +1,142 @@
+"""Dirty rows in the host tier: logged by nobody's call, found by every read, lost by no refusal."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from embstore.arrays import EMPTY_KEY, KEY_MASK
+from embstore.cache import writing
+from embstore.errors import CapacityError
+from embstore.tables.written_keys import WrittenKeys
+from tests.unit.test_host_tier import ROWS, batches_of, counts, opened, pool_of, train
+
+
+def figures(store):
+    return store.stats()["cache"]["pools"][0]
+
+
+def below(store):
+    """Return the keys of dirty rows in the tier."""
+    here = pool_of(store).tier.slots.contents()
+    return here.keys[here.dirty] & KEY_MASK
+
+
+@pytest.fixture
+def stores(tmp_path):
+    """A store whose tier has dirty rows, and one without a tier, both after the same updates."""
+    both = opened(tmp_path / "tier"), opened(tmp_path / "none", host_cache_bytes=None)
+    for store in both:
+        train(store, *batches_of(20))
+    assert len(below(both[0])) > 500
+    yield both
+    for store in both:
+        store.close()
+
+
+def test_calls_whose_victims_have_room_below_log_nothing(stores):
+    store, without = stores
+    found = figures(store)
+    assert found["evictions_dirty"] == 0 < found["evictions_host"]
+    assert figures(without)["evictions_dirty"] > 0
+    assert counts(store)[1] == 0 == store.stats()["storage"]["bytes_written"]
+    assert found["dirty_rows"] == len(np.unique(np.concatenate(batches_of(20))))
+    assert store.stats()["tables"]["t0"]["dirty_rows"] == found["dirty_rows"]
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "flush", "flush the table", "close"])
+def test_dirty_rows_below_are_written(stores, tmp_path, how):
+    store, without = stores
+    dirty = figures(store)["dirty_rows"]
+    if how == "checkpoint":
+        store.checkpoint("a")
+    elif how != "close":
+        logged = store.flush() if how == "flush" else store.table("t0").flush()
+        assert logged == dirty
+    if how != "close":
+        assert figures(store)["dirty_rows"] == 0
+        store.check_integrity()
+    store.close()
+    again = opened(tmp_path / "tier", host_cache_bytes=None)
+    assert again.table("t0").digest() == without.table("t0").digest()
+    again.close()
+
+
+def test_reads_that_leave_no_trace_find_them(stores):
+    store, without = stores
+    keys, there = np.arange(ROWS), pool_of(store).tier.slots.keys.copy()
+    for read in (
+        lambda s: s.table("t0").lookup(keys, admit=False),
+        lambda s: s.table("t0").lookup_pooled(keys, np.arange(0, ROWS + 1, 4), admit=False),
+        lambda s: np.hstack(s.table("t0").read_rows(keys)),
+    ):
+        assert read(store).tobytes() == read(without).tobytes()
+    assert np.array_equal(pool_of(store).tier.slots.keys, there)
+    assert store.table("t0").digest() == without.table("t0").digest()
+
+
+def test_a_row_that_comes_back_is_dirty_again(stores):
+    store, without = stores
+    keys = below(store)[:50]
+    store.table("t0").lookup(keys)
+    here = pool_of(store).slots.contents()
+    assert np.isin(keys, here.keys[here.dirty] & KEY_MASK).all()
+    store.check_integrity()
+    store.checkpoint("a")
+    for one in (store, without):
+        train(one, *batches_of(5, seed=1))
+    assert store.table("t0").digest() == without.table("t0").digest()
+
+
+def test_written_keys_have_rows_that_rise_while_they_are_listed(stores, monkeypatch):
+    store, _ = stores
+    pool, written = pool_of(store), np.unique(np.concatenate(batches_of(20)))
+    monkeypatch.setattr(writing, "_LOOKED_AT", 64)
+    risen = []
+
+    class Slices:
+        @contextmanager
+        def one(self):
+            with store.executor.tables.reading():
+                yield
+            keys = below(store)[-40:]  # far from where the list is
+            store.table("t0").lookup(keys)
+            risen.append(keys)
+
+    found = WrittenKeys(pool, 0, Slices())
+    assert len(np.unique(np.concatenate(risen))) > 500
+    blocks = found.blocks()
+    assert np.array_equal(found.in_blocks(blocks) & KEY_MASK, written)
+    assert pool.residency.risen is None
+
+
+def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch):
+    store = opened(tmp_path / "tier", host_cache_bytes=40_000)
+    without = opened(tmp_path / "none", host_cache_bytes=None)
+    batches = batches_of(20)
+    for one in (store, without):
+        train(one, *batches)
+    assert figures(store)["evictions_dirty"] > 0, "the tier is full"
+    reserve = store.executor.storage.appender.reserve
+
+    def full(records, record_bytes, **options):
+        if records:
+            raise CapacityError("the disk is full")
+        reserve(records, record_bytes, **options)
+
+    monkeypatch.setattr(store.executor.storage.appender, "reserve", full)
+    refused = 0
+    for keys in batches_of(10, seed=3):
+        try:
+            store.table("t0").lookup(keys)
+        except CapacityError:
+            refused += 1
+        store.check_integrity()
+    assert refused > 0
+    monkeypatch.undo()
+    assert store.table("t0").digest() == without.table("t0").digest()
+    keys = np.concatenate([pool_of(store).slots.keys, pool_of(store).tier.slots.keys])
+    keys = keys[keys != EMPTY_KEY]
+    assert len(np.unique(keys)) == len(keys)
+    store.close()
+    without.close()
