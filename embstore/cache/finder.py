@@ -3,9 +3,9 @@
 **Batches.** A trainer looks rows up, computes, and updates the same keys. Comparing keys with those
 of the last call reads them once; making them unique hashes each and writes a table (on the CPU, for
 53,248 keys, 0.03 ms against 0.43). So the last batch is kept, with a copy of its keys, in memory
-that only grows. Where work is queued a batch stays on the device, and what is saved is a copy,
-eight launches and their work, for a GPU a tenth of a millisecond; for more than COMPARED_KEYS_MAX
-keys the host takes longer to compare them. Keys in the device's memory are not compared.
+that only grows. Where work is queued a batch stays on the device, and what is saved is a copy and
+some launches, for a GPU a tenth of a millisecond; for more than COMPARED_KEYS_MAX keys the host
+takes longer to compare them. Keys in the device's memory are not compared.
 
 **Slots.** A call asks for its slots several times, and the update after a lookup once more. So the
 last answer is kept, and is right as long as no row has come to a slot or left one (`moves`).

@@ -132,7 +132,8 @@ def test_matrix(backend, cache_bytes, trace, store):
     assert not done["merge_failures"]
     if "one_store" in backend.offers:
         assert done["folds"] and done["compactions"]
-        assert bool(done["evictions_dirty"] and done["evictions_clean"]) == (size != "large")
+        left = [done["evictions_host"] or done[f"evictions_{kind}"] for kind in ("dirty", "clean")]
+        assert all(left) == any(left) == (size != "large")
         assert bool(done["calls_in_parts"]) == (size != "large")
 
 
@@ -142,6 +143,6 @@ def work(store):
     kinds = ("folds", "compactions", "merge_failures")
     done = Counter({kind: stats["storage"][kind] for kind in kinds})
     for pool in stats["cache"]["pools"]:
-        for kind in ("evictions_dirty", "evictions_clean", "calls_in_parts"):
+        for kind in ("evictions_dirty", "evictions_clean", "evictions_host", "calls_in_parts"):
             done[kind] += pool[kind]
     return done

@@ -35,11 +35,11 @@ IN_FLIGHT = {
     "sum_by_key": {"sum_chunks": (4, 16), "combine": (16, 4)},
     "probe": {"locate": (8, 16)},
     "apply": {
-        "apply_sgd": (4, 16),
-        "apply_adagrad": (6, 16),
+        "apply_sgd": (2, 16),
+        "apply_adagrad": (3, 16),
         "apply_rowwise_adagrad": (9, 4),
-        "apply_adam": (8, 16),
-        "apply_ftrl": (8, 16),
+        "apply_adam": (4, 16),
+        "apply_ftrl": (4, 16),
     },
 }
 """Loads of rows, or of buckets, that a lane has in flight, and the bytes of one. In `combine` 4

@@ -87,7 +87,7 @@ def test_optimizer_state_survives_the_whole_way_round(open_twin, optimizer, limi
         table.lookup(rng.permutation(2000))  # evict
         keys = rng.permutation(trained)[:100]
         twin.on("a", "update", keys, normal(rng, 100, 10))  # reload
-    assert total(twin.store, "evictions_dirty") > 300
+    assert total(twin.store, "evictions_dirty") + total(twin.store, "evictions_host") > 300
     twin.checkpoint("c")
     twin.on("a", "update", trained, normal(rng, 300, 10))
     twin.restore("c")
