@@ -122,7 +122,7 @@ class OwnCommits:
         uncommitted = self._seen[2]
         if uncommitted <= ROWS_BYTES_LEAST // 4:  # as after most commands
             return False
-        dirty = max(ROWS_BYTES_LEAST, tables.arena.memory_bytes)
+        dirty = max(ROWS_BYTES_LEAST, tables.cache_bytes_used)
         rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
         # Where folds are behind, another commit only adds to what they have to do.
         is_worth = uncommitted > log.bytes // 2

@@ -316,6 +316,12 @@ class Tables:
         return self.frame.command_number == head.command and self.places == head.places
 
     @property
+    def cache_bytes_used(self) -> int:
+        """Bytes of all pools, and of their host tiers."""
+        host = self.host_arena
+        return self.arena.memory_bytes + (0 if host is None else host.memory_bytes)
+
+    @property
     def dirty_bytes(self) -> int:
         """What a commit may have to write of the cache, at most. Any thread."""
         return sum(pool.dirty_max * pool.layout.record_bytes for pool in list(self.pools.values()))

@@ -19,7 +19,7 @@ SUMS = frozenset(
         *("slots", "memory_bytes", "host_rows", "calls_in_parts", "parts"),
         *("accesses", "access_hits", "unique_keys", "unique_hits"),
         *("misses_log", "misses_base", "misses_initializer", "misses_host"),
-        *("evictions_clean", "evictions_dirty"),
+        *("evictions_clean", "evictions_dirty", "evictions_host"),
         # the cache
         *("budget_bytes", "host_budget_bytes", "host_memory_bytes"),
         # storage

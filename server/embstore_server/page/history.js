@@ -174,7 +174,7 @@ function rates(before, look) {
 }
 
 function evictions(pool) {
-  return pool.evictions_clean + pool.evictions_dirty;
+  return pool.evictions_clean + pool.evictions_dirty + (pool.evictions_host || 0);
 }
 
 function difference(now, before) {
