@@ -1,12 +1,12 @@
-"""Where the time of calls goes: seconds and counts by stage, measured by laps.
+"""Time of calls by stage, measured by laps.
 
-A lap is the time since the last lap; so stages add up to the call. Each part of a call notes its
+A lap is the time since the last lap; so stages add up to the call. Each part of a call appends its
 name and the time at its end:
 
     stages.laps += "gather", now()
 
-which calls no function of Python: a call of few keys would notice. Laps are added up when somebody
-asks, or when there are many.
+This calls no Python function, which a call of few keys would notice. Laps are added up when the
+totals are read, or when there are many.
 """
 
 from dataclasses import dataclass

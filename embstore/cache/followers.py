@@ -1,8 +1,8 @@
-"""Who keeps track of the rows that commands write: the digests of a pool's tables.
+"""Callbacks with the keys of written rows: the digests of a pool's tables subscribe to them.
 
-Where work is queued, the keys of a command are on the device, and to bring each command's to the
-host would idle it. They are collected there, in memory that was allocated when the first table was
-followed, and brought when they are asked for, or when that memory is full.
+On a GPU the keys of a command are in the device's memory, and a download after each command would
+idle it. The keys are collected in a buffer on the device, allocated when the first table is
+followed. They are downloaded when a digest needs them, or when the buffer is full.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Note = Callable[[Keys], None]
 
 
 class Followers:
-    """The followers of one pool's tables. Engine thread only."""
+    """The callbacks of one pool, by table. Engine thread only."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -24,20 +24,22 @@ class Followers:
         self._count = 0
 
     def follow(self, table_id: int, note: Note) -> None:
-        """Have `note` called with the row keys of a table that are written from now on.
+        """Call `note` with the row keys of a table that are written from now on.
 
-        Raises CapacityError: no memory on the device.
+        Raises
+        ------
+        CapacityError : the device has no memory for the buffer.
         """
         if self._device.is_queued and self._collected is None:
             self._collected = self._device.memory.allocate(COLLECTED_KEYS, "int64")
         self._notes[note] = table_id
 
     def leave(self, table_id: int) -> None:
-        """Forget a table."""
+        """Drop the callbacks of a table."""
         self._notes = {note: own for note, own in self._notes.items() if own != table_id}
 
     def written(self, keys: Array) -> None:
-        """Take up row keys that a command has written, of any tables."""
+        """Note row keys that a command has written, (n,) int64, of any tables of the pool."""
         if not self._notes:
             return
         if self._collected is None or len(keys) > len(self._collected):
@@ -50,7 +52,7 @@ class Followers:
         self._count = end
 
     def take_up(self) -> None:
-        """Tell the followers of all that was written so far."""
+        """Download the collected keys, and call back with them."""
         if self._count:
             assert self._collected is not None
             keys = self._device.memory.download(self._collected[: self._count])
@@ -62,5 +64,5 @@ class Followers:
             note(keys[keys >> KEY_BITS == table_id])
 
     def close(self) -> None:
-        """Refer to no memory of the device."""
+        """Drop the buffer."""
         self._collected, self._count = None, 0

@@ -12,7 +12,7 @@ gather, one apply. A pool is made of
     tier        rows that left a GPU, where there is room below   host_tier.py
     reader      rows gathered for calls                           reading.py
     writer      rows summed, changed and logged                   writing.py
-    followers   who keeps track of the rows that are written      followers.py
+    followers   callbacks with the keys of written rows           followers.py
 
 The slots, and what is known of each, are in the device's memory; the list of free ones is on the
 host. What is true between commands: `integrity.py`.
