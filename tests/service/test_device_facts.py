@@ -118,18 +118,18 @@ def test_the_thread_that_does_a_brief_call(
 ) -> None:
     made: Any = device()
     threads: set[str] = set()
-    synchronize = made.keys.synchronize
+    look_up = made.rows.look_up
 
-    def noted(*batches: Any) -> None:
+    def noted(*arguments: Any) -> Any:
         threads.add(threading.current_thread().name)
-        synchronize(*batches)
+        return look_up(*arguments)
 
     with served(tmp_path / "store", made) as store:
         table = store.create_table(
             "a", dim=4, rows=99, optimizer=Sgd(0.1), initializer=Uniform(-1, 1)
         )
         table.lookup([1, 2])
-        monkeypatch.setattr(made.keys, "synchronize", noted)
+        monkeypatch.setattr(made.rows, "look_up", noted)
         for _ in range(3):
             table.lookup([1, 2])
             table.update([1, 2], np.ones((2, 4), np.float32))

@@ -60,7 +60,13 @@ def state(store):
 
 
 def killed(store, path, **options):
-    """Return the store as it opens after a kill at this moment."""
+    """Return the store as it opens after a kill at this moment.
+
+    What the log's thread has begun to write is written first: of a file that is written to, a copy
+    may have a later record without an earlier one, which no kill leaves.
+    """
+    if (log := store.executor.log) is not None:
+        log.files.wait(log.files.appended, written=True)
     copy = path.with_name(f"{path.name}-{len(os.listdir(path.parent))}")
     copy_of_open(path, copy)
     return opened(copy, **options)
