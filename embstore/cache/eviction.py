@@ -37,6 +37,9 @@ class Tier(Protocol):
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
         """Take rows that leave slots of the pool, of which `here` is known; False: they stay."""
 
+    def put_back(self, places: Slots) -> None:
+        """Free places again that `make_room` has returned."""
+
 
 @dataclass(eq=False)
 class Evictor:
@@ -203,7 +206,11 @@ class Evictor:
         return which have to be logged, and how many it has taken."""
         places = tier.make_room(len(slots))
         left = len(slots) - len(places)
-        self._reserve(int(np.count_nonzero(here.dirty)))  # again: the tier may have used it
+        try:
+            self._reserve(int(np.count_nonzero(here.dirty)))  # again: the tier may have used it
+        except BaseException:
+            tier.put_back(places)
+            raise
         chosen = np.arange(left, len(slots))
         if not len(places) or not tier.keep(
             here.of(chosen), self.slots.memory.rows, slots[left:], places

@@ -1,6 +1,7 @@
 """Dirty rows in the host tier: logged by nobody's call, found by every read, lost by no refusal."""
 
 from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
@@ -110,17 +111,19 @@ def test_written_keys_have_rows_that_rise_while_they_are_listed(stores, monkeypa
     assert pool.residency.risen is None
 
 
-def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch, nth):
+    """The room is for victims, for those of the tier, and again for what it does not take."""
     store = opened(tmp_path / "tier", host_cache_bytes=40_000)
     without = opened(tmp_path / "none", host_cache_bytes=None)
     batches = batches_of(20)
     for one in (store, without):
         train(one, *batches)
     assert figures(store)["evictions_dirty"] > 0, "the tier is full"
-    reserve = store.executor.storage.appender.reserve
+    reserve, asked = store.executor.storage.appender.reserve, count(1)
 
     def full(records, record_bytes, **options):
-        if records:
+        if records and next(asked) % nth == 0:
             raise CapacityError("the disk is full")
         reserve(records, record_bytes, **options)
 
