@@ -206,17 +206,19 @@ class Evictor:
         return which have to be logged, and how many it has taken."""
         places = tier.make_room(len(slots))
         left = len(slots) - len(places)
+        leaving, chosen = here.dirty.copy(), np.arange(left, len(slots))
+        leaving[left:] = False
         try:
-            self._reserve(int(np.count_nonzero(here.dirty)))  # again: the tier may have used it
+            self._reserve(int(np.count_nonzero(leaving)))  # again: the tier may have used it
         except BaseException:
             tier.put_back(places)
             raise
-        chosen = np.arange(left, len(slots))
-        if not len(places) or not tier.keep(
+        if not len(places) or tier.keep(
             here.of(chosen), self.slots.memory.rows, slots[left:], places
         ):
-            return here.dirty, 0
-        return here.dirty & (np.arange(len(slots)) < left), len(places)
+            return leaving, len(places)
+        self._reserve(int(np.count_nonzero(here.dirty)))
+        return here.dirty, 0
 
     # The log
 

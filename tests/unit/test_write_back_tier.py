@@ -143,3 +143,20 @@ def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, m
     assert len(np.unique(keys)) == len(keys)
     store.close()
     without.close()
+
+
+def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
+    """It reserves that before the first row changes; later a lack of room would fail the store."""
+    store = opened(tmp_path / "tier", host_cache_bytes=40_000)
+    without = opened(tmp_path / "none", host_cache_bytes=None)
+    log, (keys,) = store.executor.storage.log, batches_of(1, 1500, seed=3)
+    for one in (store, without):
+        train(one, *batches_of(20))
+    assert figures(store)["evictions_dirty"] > 0, "the tier is full"
+    assert figures(store)["slots"] < len(keys)
+    log._rows_max = log.index.size + len(keys)
+    for one in (store, without):
+        train(one, keys)
+    assert store.table("t0").digest() == without.table("t0").digest()
+    store.close()
+    without.close()
