@@ -8,6 +8,7 @@ import pytest
 
 from embstore.arrays import EMPTY_KEY, KEY_MASK
 from embstore.cache import writing
+from embstore.device.gpu_rows import GpuRows
 from embstore.errors import CapacityError
 from embstore.tables.written_keys import WrittenKeys
 from tests.unit.test_host_tier import ROWS, batches_of, counts, opened, pool_of, train
@@ -157,6 +158,29 @@ def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
     log._rows_max = log.index.size + len(keys)
     for one in (store, without):
         train(one, keys)
+    assert store.table("t0").digest() == without.table("t0").digest()
+    store.close()
+    without.close()
+
+
+def test_victims_that_cannot_be_logged_have_not_sunk(tmp_path, monkeypatch):
+    """The tier has room for some of them, and the device none to send the others to the host."""
+    store = opened(tmp_path / "tier", host_cache_bytes=25_000)
+    without = opened(tmp_path / "none", host_cache_bytes=None)
+    first, second = batches_of(2, 700, seed=3)
+    for one in (store, without):
+        train(one, first)
+
+    def refused(self, rows, slots):
+        raise CapacityError("no memory for a piece")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GpuRows, "row_pieces", refused)
+        with pytest.raises(CapacityError):
+            store.table("t0").lookup(second)
+    store.check_integrity()
+    for one in (store, without):
+        train(one, second)
     assert store.table("t0").digest() == without.table("t0").digest()
     store.close()
     without.close()
