@@ -123,7 +123,9 @@ class Arena:
         needed = slots.grown_bytes - slots.memory_bytes
         others = [p for p in self.pools if p is not pool]
         spare = sum(p.slots.memory_bytes - p.slots.sizes.least_bytes for p in others)
-        if self.is_fixed or self.memory_bytes - spare + needed > self.budget_bytes:
+        if self.is_fixed:
+            spare = 0
+        if self.memory_bytes - spare + needed > self.budget_bytes:
             return False
         while self.memory_bytes + needed > self.budget_bytes:
             floor = self.budget_bytes // (2 * len(self.pools))

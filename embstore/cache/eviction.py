@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
 from embstore.cache.arena import Arena
@@ -36,6 +35,9 @@ class Tier(Protocol):
 
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
         """Take rows that leave slots of the pool, of which `here` is known; False: they stay."""
+
+    def put_back(self, places: Slots) -> None:
+        """Free places again that `make_room` has returned."""
 
 
 @dataclass(eq=False)
@@ -184,32 +186,34 @@ class Evictor:
     def _evict(self, slots: Slots, here: SlotContents) -> None:
         """Free resident slots, of which `here` is known; dirty rows that the tier does not take are
         logged first (room has been reserved)."""
-        leaving, kept = here.dirty, 0
-        if self.tier is not None:
-            leaving, kept = self._moved(self.tier, slots, here)
-        count = int(np.count_nonzero(leaving))
-        if count and here.rows is not None:
-            dirty = np.flatnonzero(leaving)
-            self.storage.appender.append(here.keys[dirty], here.rows, dirty)
-        elif count:
-            self.log(here.keys[leaving], slots[leaving])
+        if self.tier is None:
+            logged, kept = self._log_dirty(slots, here), 0
+        else:
+            logged, kept = self._sink(self.tier, slots, here)
         self.free(slots, here.keys)
         self.dirty_max -= int(np.count_nonzero(here.dirty))
-        self.counters.count_evictions(len(slots) - kept, count)
+        self.counters.count_evictions(len(slots) - kept, logged)
         self.counters.evictions_host += kept
 
-    def _moved(self, tier: Tier, slots: Slots, here: SlotContents) -> tuple[NDArray[np.bool_], int]:
+    def _sink(self, tier: Tier, slots: Slots, here: SlotContents) -> tuple[int, int]:
         """Have the tier take rows that leave slots, the last of them where it has not room for all;
-        return which have to be logged, and how many it has taken."""
+        return how many of the others were logged, and how many it has taken.
+
+        It takes them last: a call that is refused before has moved no row.
+        """
         places = tier.make_room(len(slots))
         left = len(slots) - len(places)
-        self._reserve(int(np.count_nonzero(here.dirty)))  # again: the tier may have used it
-        chosen = np.arange(left, len(slots))
-        if not len(places) or not tier.keep(
-            here.of(chosen), self.slots.memory.rows, slots[left:], places
-        ):
-            return here.dirty, 0
-        return here.dirty & (np.arange(len(slots)) < left), len(places)
+        above, below = here.of(np.arange(left)), here.of(np.arange(left, len(slots)))
+        try:
+            self._reserve(int(np.count_nonzero(above.dirty)))  # again: the tier may have used it
+            logged = self._log_dirty(slots[:left], above)
+        except BaseException:
+            tier.put_back(places)
+            raise
+        if not len(places) or tier.keep(below, self.slots.memory.rows, slots[left:], places):
+            return logged, len(places)
+        self._reserve(int(np.count_nonzero(below.dirty)))
+        return logged + self._log_dirty(slots[left:], below), 0
 
     # The log
 
@@ -217,6 +221,16 @@ class Evictor:
     def logged_rows_max(self) -> int:
         """Rows that are logged at once, so that the log's segments keep about their size."""
         return max(1, self.storage.segment_bytes // (2 * self.layout.row_bytes))
+
+    def _log_dirty(self, slots: Slots, here: SlotContents) -> int:
+        """Log those of the rows of slots that are dirty; return how many. Room has been
+        reserved."""
+        dirty = np.flatnonzero(here.dirty)
+        if len(dirty) and here.rows is not None:
+            self.storage.appender.append(here.keys[dirty], here.rows, dirty)
+        elif len(dirty):
+            self.log(here.keys[dirty], slots[dirty])
+        return len(dirty)
 
     def log(self, keys: Keys, slots: Slots) -> None:
         """Append the rows of slots to the log. Room has been reserved."""

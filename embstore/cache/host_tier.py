@@ -121,6 +121,10 @@ class HostTier:
         count = min(count, self.slots.count - self._locked)
         return self.evictor.take(count) if count > 0 else np.empty(0, np.int64)
 
+    def put_back(self, places: Slots) -> None:
+        """Free places again that `make_room` has returned."""
+        self.slots.put_back(len(places))
+
     def keep(self, here: SlotContents, rows: Array, slots: Slots, places: Slots) -> bool:
         """Take rows that leave slots of the pool, of which `here` is known.
 
@@ -129,9 +133,11 @@ class HostTier:
         count, memory = len(places), self.slots.memory
         try:
             self._above.copy_slots(rows, slots, memory.rows, places)
-        except CapacityError:
-            self.slots.put_back(count)
-            return False
+        except BaseException as exc:
+            self.put_back(places)
+            if isinstance(exc, CapacityError):
+                return False
+            raise
         score = self._scores.first_score
         self.slots.index.place(here.keys, places, memory, self.slots.count, score)
         self._scores.count_touches(count)

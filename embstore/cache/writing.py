@@ -136,7 +136,7 @@ class PoolWriter:
         the caller has made it irreversible.
         """
         self.evictor.dirty_max += len(keys)
-        self.arena.is_fixed = True  # room was reserved for the rows that are where they are
+        self._fix_arenas(True)  # room was reserved for the rows that are where they are
         try:
             if prepared is not None and prepared.moves == self.finder.moves:
                 change(prepared.slots, 0, len(keys))
@@ -144,7 +144,11 @@ class PoolWriter:
             for low, high in self.residency.parts(len(keys)):
                 change(self.residency.make_resident(keys[low:high]), low, high)
         finally:
-            self.arena.is_fixed = False
+            self._fix_arenas(False)
+
+    def _fix_arenas(self, is_fixed: bool) -> None:
+        for level in self._levels:
+            level.arena.is_fixed = is_fixed
 
     def dirty_range(self, at: Place) -> tuple[Place | None, Keys]:
         """Return the row keys in dirty slots from a place on, of so many slots as are looked at in

@@ -1,12 +1,14 @@
 """Dirty rows in the host tier: logged by nobody's call, found by every read, lost by no refusal."""
 
 from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
 
 from embstore.arrays import EMPTY_KEY, KEY_MASK
 from embstore.cache import writing
+from embstore.device.gpu_rows import GpuRows
 from embstore.errors import CapacityError
 from embstore.tables.written_keys import WrittenKeys
 from tests.unit.test_host_tier import ROWS, batches_of, counts, opened, pool_of, train
@@ -110,17 +112,19 @@ def test_written_keys_have_rows_that_rise_while_they_are_listed(stores, monkeypa
     assert pool.residency.risen is None
 
 
-def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch, nth):
+    """The room is for victims, for those of the tier, and again for what it does not take."""
     store = opened(tmp_path / "tier", host_cache_bytes=40_000)
     without = opened(tmp_path / "none", host_cache_bytes=None)
     batches = batches_of(20)
     for one in (store, without):
         train(one, *batches)
     assert figures(store)["evictions_dirty"] > 0, "the tier is full"
-    reserve = store.executor.storage.appender.reserve
+    reserve, asked = store.executor.storage.appender.reserve, count(1)
 
     def full(records, record_bytes, **options):
-        if records:
+        if records and next(asked) % nth == 0:
             raise CapacityError("the disk is full")
         reserve(records, record_bytes, **options)
 
@@ -138,5 +142,45 @@ def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, m
     keys = np.concatenate([pool_of(store).slots.keys, pool_of(store).tier.slots.keys])
     keys = keys[keys != EMPTY_KEY]
     assert len(np.unique(keys)) == len(keys)
+    store.close()
+    without.close()
+
+
+def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
+    """It reserves that before the first row changes; later a lack of room would fail the store."""
+    store = opened(tmp_path / "tier", host_cache_bytes=40_000)
+    without = opened(tmp_path / "none", host_cache_bytes=None)
+    log, (keys,) = store.executor.storage.log, batches_of(1, 1500, seed=3)
+    for one in (store, without):
+        train(one, *batches_of(20))
+    assert figures(store)["evictions_dirty"] > 0, "the tier is full"
+    assert figures(store)["slots"] < len(keys)
+    log._rows_max = log.index.size + len(keys)
+    for one in (store, without):
+        train(one, keys)
+    assert store.table("t0").digest() == without.table("t0").digest()
+    store.close()
+    without.close()
+
+
+def test_victims_that_cannot_be_logged_have_not_sunk(tmp_path, monkeypatch):
+    """The tier has room for some of them, and the device none to send the others to the host."""
+    store = opened(tmp_path / "tier", host_cache_bytes=25_000)
+    without = opened(tmp_path / "none", host_cache_bytes=None)
+    first, second = batches_of(2, 700, seed=3)
+    for one in (store, without):
+        train(one, first)
+
+    def refused(self, rows, slots):
+        raise CapacityError("no memory for a piece")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GpuRows, "row_pieces", refused)
+        with pytest.raises(CapacityError):
+            store.table("t0").lookup(second)
+    store.check_integrity()
+    for one in (store, without):
+        train(one, second)
+    assert store.table("t0").digest() == without.table("t0").digest()
     store.close()
     without.close()
