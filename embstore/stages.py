@@ -46,7 +46,7 @@ class Stages:
         """Of the work at hand: a server puts a new one here before each task."""
         self._by_name: dict[str, StageStats] = {}
 
-    def settle(self) -> None:
+    def add_up(self) -> None:
         """Add up the laps."""
         laps, self.laps, began = self.laps, [], 0
         for place in range(0, len(laps), 2):
@@ -64,7 +64,7 @@ class Stages:
     @property
     def by_name(self) -> dict[str, StageStats]:
         """All stages so far."""
-        self.settle()
+        self.add_up()
         return self._by_name
 
     def seconds(self) -> dict[str, float]:

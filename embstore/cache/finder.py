@@ -122,7 +122,7 @@ class Finder:
             self._device.keys.probe(index.arrays, batch, slots)
             self._found_for, self._found, self._probed_at = batch, slots, index.rebuilds
         if self.arriving and not self._device.is_queued:
-            self._settle(batch)
+            self._note_found(batch)
         elif not self._device.is_queued:
             keys, self._missing, self._found_at = batch.unique_keys, batch.found.missing, self.moves
             self._found_for, self._found = keys, slots[: len(keys)]
@@ -139,9 +139,9 @@ class Finder:
         if self._device.is_queued:
             self._device.keys.synchronize(batch)
             if self._found_for is batch:
-                self._settle(batch)
+                self._note_found(batch)
 
-    def _settle(self, batch: Batch) -> None:
+    def _note_found(self, batch: Batch) -> None:
         """Take up the slots that were found for a batch."""
         keys, missing = batch.unique_keys, batch.found.missing
         self.note(keys, self._found[: len(keys)], missing)

@@ -38,20 +38,30 @@ class Followers:
         """Drop the callbacks of a table."""
         self._notes = {note: own for note, own in self._notes.items() if own != table_id}
 
+    def prepare(self, count: int) -> None:
+        """Make room for the keys of a command, before it changes a row.
+
+        Raises
+        ------
+        CapacityError : the device has no memory for them.
+        """
+        if self._collected is not None and self._count + count > len(self._collected):
+            self.download()
+            if count > len(self._collected):
+                self._collected = self._device.memory.allocate(count, "int64")
+
     def written(self, keys: Array) -> None:
         """Note row keys that a command has written, (n,) int64, of any tables of the pool."""
         if not self._notes:
             return
-        if self._collected is None or len(keys) > len(self._collected):
+        if self._collected is None:
             self._tell(self._device.memory.download(keys))
             return
-        if self._count + len(keys) > len(self._collected):
-            self.take_up()
         end = self._count + len(keys)
         self._device.memory.copy(keys, self._collected[self._count : end])
         self._count = end
 
-    def take_up(self) -> None:
+    def download(self) -> None:
         """Download the collected keys, and call back with them."""
         if self._count:
             assert self._collected is not None

@@ -77,7 +77,7 @@ class TableDigest:
 
     def begin(self, pool: Pool, table_id: int) -> None:
         """Begin a digest of the table as it is now."""
-        pool.followers.take_up()
+        pool.followers.download()
         pool.followers.follow(table_id, self.note_written)
         changed = None if self._blocks is None else self._changed.members()
         reading, nothing = Reading(pool, table_id, changed), KeySet()

@@ -163,7 +163,7 @@ class Frame:
             if self._is_busy:
                 raise InvalidArgumentError(_IS_BUSY)
             if len(self.stages.laps) > LAPS_MAX:
-                self.stages.settle()
+                self.stages.add_up()
             self.stages.laps += "", now()
             self.storage.is_changing = False
             self._is_busy = True

@@ -139,6 +139,8 @@ def _is_updated(
     if any(table.digest.reading is not None for table in tables):
         return False
     _set_scalars(tables, learning_rate)
+    for part in parts:
+        part.pool.followers.prepare(len(part.batch.unique_keys))
     updates = [
         part.pool.writer.begin(part.batch, part.gradients, scale, slots)
         for part, slots in zip(parts, found, strict=True)
@@ -316,6 +318,8 @@ def _write(
     for table in tables:
         if table.digest.reading is not None:
             _set_aside(table, writes)
+    for pool, keys, _ in writes:
+        pool.followers.prepare(len(keys))
     # Rows, leaves and t change together: whatever interrupts this, a signal too, fails the store.
     storage = tables[0].pool.storage
     storage.is_changing = True

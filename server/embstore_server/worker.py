@@ -278,13 +278,13 @@ class Worker:
             )
         else:
             stages = self._engine.tables.stages
-            stages.settle()  # of what is no task
+            stages.add_up()  # of what is no task
             stages.of_work = task.stage_seconds
             try:
                 result = task.work(self._engine)
             except BaseException as exc:
                 error = _untraced(exc)
-            stages.settle()
+            stages.add_up()
         task.run_s = monotonic() - started
         self.running = None
         task.work = _done
