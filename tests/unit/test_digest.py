@@ -1,11 +1,15 @@
 """The digest kept by block: the same as computed whole, wherever rows are, for what changed."""
 
 import numpy as np
+import pytest
 
 from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_MASK
+from embstore.cache import followers
+from embstore.device.gpu import GpuDevice
 from embstore.tables.digest import KeySet, TableDigest
 from embstore.tables.slices import Slices
+from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.unit.small_stores import (
     generator,
     make_table,
@@ -110,3 +114,20 @@ def test_key_set_holds_what_a_set_holds():
         keys.add(added, 8)
         model |= set((added >> 8).tolist())
         assert keys.members().tolist() == sorted(model)
+
+
+@pytest.mark.parametrize("room", [50, 1 << 21])
+def test_keys_that_wait_on_a_gpu_are_in_the_next_digest(tmp_path, monkeypatch, room):
+    """Collected in little room, which a call of more keys makes larger, and in much."""
+    monkeypatch.setattr(followers, "COLLECTED_KEYS", room)
+    found, options = [], {"cache_bytes": 1 << 20}
+    for device in (GpuDevice(EmulatedRuntime(), 1), "cpu"):
+        rng = generator(SEED)
+        with opened(tmp_path / str(len(found)), device=device, **options) as store:
+            tables = [make_table(store, name, rows=ROWS) for name in ("a", "b")]
+            found.append([table.digest() for table in tables])
+            for size in (20, 40, 300, 10):
+                for table in tables:
+                    table.update(rng.integers(0, ROWS, size), np.ones((size, 4), np.float32))
+                found[-1] += [table.digest() for table in tables]
+    assert found[0] == found[1]
