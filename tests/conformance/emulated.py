@@ -20,7 +20,7 @@ class Emulated(Embedded):
     offers = Embedded.offers - {"memory"}
     device = "emulated"
     host_cache_bytes: int | None = None
-    durability = "interval"
+    durability = "checkpoint"
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         if "device" in options:
