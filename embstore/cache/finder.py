@@ -123,7 +123,7 @@ class Finder:
             self._found_for, self._found, self._probed_at = batch, slots, index.rebuilds
         if self.arriving and not self._device.is_queued:
             self._note_found(batch)
-        elif not self._device.is_queued:
+        elif not self._device.is_queued:  # as `note`, of which a call of few keys would notice
             keys, self._missing, self._found_at = batch.unique_keys, batch.found.missing, self.moves
             self._found_for, self._found = keys, slots[: len(keys)]
 

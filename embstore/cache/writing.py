@@ -69,7 +69,7 @@ class PoolWriter:
         return PoolUpdate(
             batch, gradients, scale, self.layout.optimizer, self.slots.memory, slots,
             self.residency.parameters, self.layout.dim, scores.clock, scores.policy.counting,
-            self._room_for(-(-len(batch.inverse) // 2)), keeps_sums=False,
+            self._room_for(-(-len(batch.inverse) // 2)),
         )  # fmt: skip
 
     def end(self, batch: Batch) -> None:

@@ -152,9 +152,7 @@ class PoolUpdate:
     """That scores have then; 0: they stay."""
     counting: int
     sums: Array
-    """Room for the scaled sums: (positions, dim) or more if all are kept, else half as many."""
-    keeps_sums: bool
-    """Whether `sums` has that of each id then; else its content is of no use."""
+    """Room for the sums of keys that occur again, (positions / 2, dim) or more; of no use then."""
 
 
 SlotMemory = Any

@@ -272,8 +272,7 @@ class GpuRows:
         work, staging = self._work, self._work.staging
         named = [part for part in parts if part.batch.position_count]
         summed = [
-            self._sum(p.batch, p.gradients, p.scale, p.sums, p.dim, keeps_all=p.keeps_sums)
-            for p in named
+            self._sum(p.batch, p.gradients, p.scale, p.sums, p.dim, keeps_all=False) for p in named
         ]
         gates = [own.findings.address for own in summed]
         updates = [self._update(part, own, gates) for part, own in zip(named, summed, strict=True)]
@@ -298,11 +297,10 @@ class GpuRows:
 
     def _update(self, part: PoolUpdate, summed: Summed, gates: Sequence[int]) -> _Launch:
         """Return the launch that applies what was summed, unless a gate is closed."""
-        starts = 0 if part.keeps_sums else summed.starts.address
         (call,) = self._work.send_numbers([
-            part.clock, part.counting, summed.findings.address, starts, summed.positions.address,
-            summed.of_segments.address, summed.segments, int(part.scale.view(np.uint32)),
-            len(gates), *gates,
+            part.clock, part.counting, summed.findings.address, summed.starts.address,
+            summed.positions.address, summed.of_segments.address, summed.segments,
+            int(part.scale.view(np.uint32)), len(gates), *gates,
         ])  # fmt: skip
         keys, n = part.batch.unique_keys, part.batch.position_count
         return self._applied(

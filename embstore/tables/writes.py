@@ -8,6 +8,10 @@ An update runs in four steps, so that what is refused has changed nothing:
 3. rows are made resident, or room is reserved for those that will have to leave;
 4. the optimizer is applied, tables count (rules 4, 5).
 
+On a GPU whose rows are all there, with nothing to log, all four are queued before the device is
+waited for, and the last does nothing where the second would refuse (`_is_updated`). If it did
+nothing, the steps follow one by one.
+
 From step 4 on only a broken disk, a lost device or a corrupt record of a call larger than the cache
 can stop a command; the store then fails as a whole (storage.py), because some of its rows have
 changed.

@@ -21,7 +21,7 @@ from tests.kernels.test_apply import KINDS, OPTIMIZERS, table_scalars
 
 SEED, ROWS, CLOCK, SCALE = 12, 250, 70, np.float32(1 / 3)
 """Rows of each of three tables."""
-WAYS = "grouped", "unique", "all sums kept"
+WAYS = "grouped", "unique"
 
 
 class Pool:
@@ -71,11 +71,10 @@ class Pool:
         else:
             room = 512
             batch, slots = self.device.keys.group(self.index, self.memory, room, self.segments, 0)
-        keeps, n = way == "all sums kept", batch.position_count
-        sums = self.device.memory.allocate(n if keeps else n // 2, np.float32, width=self.dim)
+        sums = self.device.memory.allocate(batch.position_count // 2, np.float32, width=self.dim)
         return PoolUpdate(
             batch, self.gradients, SCALE, self.optimizer.kind, self.memory, slots, self.parameters,
-            self.dim, clock, COUNT_UP, sums, keeps,
+            self.dim, clock, COUNT_UP, sums,
         )  # fmt: skip
 
     def update(self):

@@ -14,14 +14,15 @@ import embstore
 from embstore import CapacityError, InvalidArgumentError, RowWiseAdagrad, Store, Uniform
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_keys import GpuKeys
+from embstore.errors import DeviceError
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 SEED, ROWS, DIM = 20_261_126, 700, 8
 NAMES = "a", "b"
 
 
-def opened(path: Path, device: Any) -> Store:
-    store = embstore.open(path, device=device, cache_bytes=1 << 20, durability="commands")
+def opened(path: Path, device: Any, durability: Any = "commands") -> Store:
+    store = embstore.open(path, device=device, cache_bytes=1 << 20, durability=durability)
     for name in NAMES:
         store.create_table(
             name, dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
@@ -29,11 +30,11 @@ def opened(path: Path, device: Any) -> Store:
     return store
 
 
-@pytest.fixture
-def stores(tmp_path: Path) -> Iterator[list[Store]]:
-    """A store on the emulated GPU, and one on the CPU."""
-    device = GpuDevice(EmulatedRuntime(), 1)
-    with opened(tmp_path / "gpu", device) as gpu, opened(tmp_path / "cpu", "cpu") as cpu:
+@pytest.fixture(params=["commands", "checkpoint"])
+def stores(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Store]]:
+    """A store on the emulated GPU, and one on the CPU. What is not logged is queued whole."""
+    device, how = GpuDevice(EmulatedRuntime(), 1), request.param
+    with opened(tmp_path / "gpu", device, how) as gpu, opened(tmp_path / "cpu", "cpu", how) as cpu:
         yield [gpu, cpu]
 
 
@@ -82,7 +83,10 @@ def test_rows_digests_and_a_replay_are_those_of_the_cpu(
             store.update(named)
     assert sum(not batch.found.missing for batch in grouped) > 6
     same(stores)
-    stores[0].executor.abandon()  # type: ignore[attr-defined]
+    engine: Any = stores[0].executor
+    if engine.log is None:  # nothing is executed again then
+        stores[0].checkpoint("end")
+    engine.abandon()
     with embstore.open(tmp_path / "gpu", device="cpu") as again:
         same([again, stores[1]])
 
@@ -273,3 +277,42 @@ def test_rows_of_a_refused_lookup_may_leave(refusing: tuple[Refusing, Store]) ->
     refused(runtime, store, resident)
     assert len(table.lookup(np.arange(slots))) == slots
     store.check_integrity()
+
+
+class FailsLater(EmulatedRuntime):
+    """Fails in the kernel that applies an update, behind what its call waits for."""
+
+    is_armed = False
+
+    def launch(self, kernel: str, blocks: int, *arguments: Any) -> None:
+        if self.is_armed and kernel.startswith("apply_"):
+            self._give(self._fail)
+        else:
+            super().launch(kernel, blocks, *arguments)
+
+    def _fail(self) -> None:
+        self.is_lost = True
+        self._check()
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "interval", "commands"])
+def test_a_gpu_that_fails_after_an_update_was_acknowledged(tmp_path: Path, durability: str) -> None:
+    """The next call hears of it, and what was acknowledged is in the log, where there is one."""
+    runtime, keys = FailsLater(), np.arange(50)
+    gradients = np.ones((50, DIM), np.float32)
+    store = opened(tmp_path / "store", GpuDevice(runtime, 1), durability)
+    table = store.table("a")
+    table.update(keys, gradients)
+    store.checkpoint("one")
+    digests = [table.digest()]
+    runtime.is_armed = True
+    assert table.update(keys, gradients).t == 2
+    with pytest.raises(DeviceError):
+        table.lookup(keys)
+    store.close()
+    with opened(tmp_path / "twin", "cpu") as twin:
+        for _ in range(2):
+            twin.table("a").update(keys, gradients)
+        digests.append(twin.table("a").digest())
+    with opened(tmp_path / "store", "cpu", durability) as again:
+        assert again.table("a").digest() == digests[durability != "checkpoint"]
