@@ -28,7 +28,7 @@ _VACATED_SLOTS_MAX = 1 << 16
 
 
 class Tier(Protocol):
-    """Where rows may stay that leave (host_tier.py)."""
+    """Where rows may stay that leave, beside calls (host_tier.py); in calls: exchange.py."""
 
     def make_room(self, count: int) -> Slots:
         """Return places for up to `count` rows, for `keep`. Raises CapacityError."""
@@ -102,7 +102,7 @@ class Evictor:
         for high in range(self.slots.count, low, -step):
             begin = max(low, high - step)
             here = self.device.slots.read_range(self.slots.memory, begin, high)
-            self._reserve(int(np.count_nonzero(here.dirty)))
+            self.reserve(int(np.count_nonzero(here.dirty)))
             pinned = (here.keys != EMPTY_KEY) & (here.scores >> PIN_SHIFT != 0)  # pending ones, too
             if pinned.any():
                 self.finder.finish_arriving()
@@ -116,9 +116,8 @@ class Evictor:
     def ask_victims(self, count: int) -> Answer[Victims] | None:
         """Add slabs for `count` rows, and ask which rows leave for the others; None: none has
         to."""
-        needed = self._needed(count)
-        with_rows = self.dirty_max > 0 and self.tier is None
-        return self.scores.ask_victims(needed, with_rows=with_rows) if needed else None
+        needed = self.needed(count)
+        return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 
     def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
         """Return free slots; where there are too few, rows leave theirs.
@@ -129,14 +128,14 @@ class Evictor:
         ------
         CapacityError : no room in the log for the rows that would have to leave.
         """
-        needed = self._needed(count)
+        needed = self.needed(count)
         if needed:
             # At worst every victim is dirty; the reservation stands before the first is logged.
-            self._reserve(min(needed, self.dirty_max))
+            self.reserve(min(needed, self.dirty_max))
             self._evict(*self.scores.victims(needed, begun))
         return self.slots.take(count)
 
-    def _needed(self, count: int) -> int:
+    def needed(self, count: int) -> int:
         """Return how many rows must leave so that `count` slots are free; add slabs before."""
         while self.slots.free_count < count and self.grow():
             pass
@@ -153,7 +152,7 @@ class Evictor:
         if count <= 0:
             return 0
         self.scores.tick()
-        self._reserve(min(count, self.dirty_max))
+        self.reserve(min(count, self.dirty_max))
         self._evict(*self.scores.victims(count))
         return count
 
@@ -172,22 +171,11 @@ class Evictor:
         self.free(slots, keys[slots])
         self.scores.forget()
 
-    def evict_all(self, slots: Slots) -> None:
-        """Evict the rows of resident slots.
-
-        Raises
-        ------
-        CapacityError : no room in the log. Nothing has changed.
-        """
-        here = self.device.slots.read_slots(self.slots.memory, slots)()
-        self._reserve(int(np.count_nonzero(here.dirty)))
-        self._evict(slots, here)
-
     def _evict(self, slots: Slots, here: SlotContents) -> None:
         """Free resident slots, of which `here` is known; dirty rows that the tier does not take are
         logged first (room has been reserved)."""
         if self.tier is None:
-            logged, kept = self._log_dirty(slots, here), 0
+            logged, kept = self.log_dirty(slots, here), 0
         else:
             logged, kept = self._sink(self.tier, slots, here)
         self.free(slots, here.keys)
@@ -205,15 +193,15 @@ class Evictor:
         left = len(slots) - len(places)
         above, below = here.of(np.arange(left)), here.of(np.arange(left, len(slots)))
         try:
-            self._reserve(int(np.count_nonzero(above.dirty)))  # again: the tier may have used it
-            logged = self._log_dirty(slots[:left], above)
+            self.reserve(int(np.count_nonzero(above.dirty)))  # again: the tier may have used it
+            logged = self.log_dirty(slots[:left], above)
         except BaseException:
             tier.put_back(places)
             raise
         if not len(places) or tier.keep(below, self.slots.memory.rows, slots[left:], places):
             return logged, len(places)
-        self._reserve(int(np.count_nonzero(below.dirty)))
-        return logged + self._log_dirty(slots[left:], below), 0
+        self.reserve(int(np.count_nonzero(below.dirty)))
+        return logged + self.log_dirty(slots[left:], below), 0
 
     # The log
 
@@ -222,7 +210,7 @@ class Evictor:
         """Rows that are logged at once, so that the log's segments keep about their size."""
         return max(1, self.storage.segment_bytes // (2 * self.layout.row_bytes))
 
-    def _log_dirty(self, slots: Slots, here: SlotContents) -> int:
+    def log_dirty(self, slots: Slots, here: SlotContents) -> int:
         """Log those of the rows of slots that are dirty; return how many. Room has been
         reserved."""
         dirty = np.flatnonzero(here.dirty)
@@ -238,5 +226,6 @@ class Evictor:
         for piece, host_rows, places in self.device.rows.row_pieces(rows, slots):
             self.storage.appender.append(keys[piece], host_rows, places)
 
-    def _reserve(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:
+        """Reserve room in the log for so many rows. Raises CapacityError."""
         self.storage.appender.reserve(rows, self.layout.record_bytes)

@@ -11,7 +11,7 @@ irreversible. A call that only looks keys up asks after it has waited for them
 from contextlib import AbstractContextManager
 
 from embstore.arrays import Keys
-from embstore.device.base import Answer, Device, IndexArrays, SlotMemory, Slots
+from embstore.device.base import Answer, Array, Device, IndexArrays, SlotMemory, Slots
 
 
 class SlotIndex:
@@ -74,6 +74,14 @@ class SlotIndex:
     def erase(self, keys: Keys) -> None:
         """Remove present keys."""
         self._device.keys.erase(self.synchronize(), keys)
+
+    def exchange(
+        self, erased: Array, keys: Array, slots: Array, memory: SlotMemory, slot_count: int
+    ) -> None:
+        """Remove present keys, and add absent ones, which the slots have already."""
+        arrays = self.synchronize()
+        self._device.keys.erase(arrays, erased)
+        self._inserted = self._device.keys.insert(arrays, keys, slots), memory, slot_count
 
     def _rebuild(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
         while True:

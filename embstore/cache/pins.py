@@ -70,6 +70,12 @@ class PoolPins:
         """Add a pin to each of the slots; -1 is skipped."""
         self.known_count += self._device.slots.pin(self._slots.memory, slots)()
 
+    def pin_first(self, slots: Array) -> None:
+        """Add a pin to each of the slots, none of which has one. Does not wait."""
+        pinned, count = self._device.slots.pin(self._slots.memory, slots), len(slots)
+        self.known_count += count
+        self._asked.append(lambda: count - pinned())
+
     def unpin(self, slots: Array | Slots) -> None:
         """Remove a pin from each of the slots; -1 is skipped."""
         self._asked.append(self._device.slots.unpin(self._slots.memory, slots))

@@ -9,7 +9,8 @@ gather, one apply. A pool is made of
     scores      which rows leave first                            scores.py, policies.py
     evictor     slots for rows that come; rows that leave         eviction.py
     residency   rows brought to slots                             residency.py
-    tier        rows that left a GPU, where there is room below   host_tier.py
+    tier        level two: rows that left level one's slots       host_tier.py
+    exchange    rows that change levels                           exchange.py
     reader      rows gathered for calls                           reading.py
     writer      rows summed, changed and logged                   writing.py
     followers   callbacks with the keys of written rows           followers.py
@@ -26,6 +27,7 @@ from embstore.arrays import Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
+from embstore.cache.exchange import Exchange
 from embstore.cache.finder import Finder
 from embstore.cache.followers import Followers
 from embstore.cache.host_tier import HostTier
@@ -92,8 +94,13 @@ class Pool:
         except BaseException:
             arena.leave(evictor)
             raise
-        evictor.tier = residency.tier = self.reader.tier = self.tier
+        evictor.tier = self.reader.tier = self.tier
         if self.tier is not None:
+            assert device.levels is not None
+            residency.exchange = Exchange(
+                device, device.levels, storage, slots, pins, finder, scores, evictor, self.tier,
+                self.counters,
+            )  # fmt: skip
             self.writer.add_level(self.tier.evictor)
 
     @property

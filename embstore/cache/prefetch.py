@@ -210,6 +210,8 @@ class Prefetch:
         ):
             pass
         wanted = min(self._cleared, pool.pins.most - pool.pins.count) - pool.slots.free_count
+        if pool.tier is not None:  # rows leave for others, and are not logged
+            wanted = 0
         if wanted > 0:  # calls may have touched the rows that are there: they shall not leave
             pool.scores.foresee(found.slots, np.full(len(found.slots), use.rank))
             wanted = wanted if self._may_leave(wanted, use.ceiling) else 0
@@ -290,21 +292,22 @@ class Prefetch:
     def _take(self, keys: Array, slots: Array, missing: int) -> None:
         pool = self.pool
         pool.scores.tick()
-        answer = pool.device.keys.absent(keys, slots, missing)
-        victims = pool.evictor.ask_victims(missing)
-        places, absent = answer()
-        taken, rest, come = pool.residency.take(absent, victims)
+        if pool.residency.exchange is not None:
+            absent = pool.residency.exchange.bring(keys, slots, missing, None)
+            places, absent_keys, victims = absent.places, absent.keys, None
+        else:
+            answer = pool.device.keys.absent(keys, slots, missing)
+            victims = pool.evictor.ask_victims(missing)
+            places, absent_keys = answer()
+        if not len(absent_keys):
+            return
+        taken = pool.residency.take(len(absent_keys), victims)
         with pool.storage.irreversible:  # a slot that stayed pending would be read all the same
-            pool.residency.insert_pending(absent, taken)
+            pool.residency.insert_pending(absent_keys, taken)
             pool.pins.pin(taken)
             pool.device.keys.set_slots(slots, places, taken)
-            if come is not None:
-                pool.device.slots.arrive(pool.slots.memory, come.slots)
-                pool.residency.have_come(come)
-            absent, taken = absent[rest], taken[rest]
-            if len(taken):
-                pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
-                self._planned.append((absent, taken))
+            pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
+            self._planned.append((absent_keys, taken))
 
     def begin(self) -> Collection | None:
         """Return the collection of all rows planned since the last; None: there are none."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys, Rows
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
+from embstore.cache.exchange import Exchange
 from embstore.cache.finder import Finder
-from embstore.cache.host_tier import HostTier
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores, Victims
@@ -33,26 +32,6 @@ from embstore.stages import Stages, now
 from embstore.storage.storage import Storage
 
 _RANKED_SLOTS = 1 << 16
-_ALL = slice(None)
-
-
-class Come(NamedTuple):
-    """Rows of the host tier that were copied to slots of the pool, and are in both."""
-
-    keys: Keys
-    found: Slots  # of the tier
-    slots: Slots  # of the pool
-    dirty: NDArray[np.bool_]
-
-
-class Taken(NamedTuple):
-    """Slots for absent keys."""
-
-    slots: Slots
-    rest: NDArray[np.int64] | slice = _ALL
-    """Which of the keys have their rows still to come."""
-    come: Come | None = None
-    """The rows of the others."""
 
 
 @dataclass(eq=False)
@@ -71,11 +50,10 @@ class Residency:
     evictor: Evictor
     counters: Counters
     stages: Stages
-    tier: HostTier | None = None
+    exchange: Exchange | None = None
+    """With level two, where there is one."""
     missed_rows: Counter[int] = field(default_factory=Counter)
     """By table id: rows that lookups have brought in."""
-    risen: list[Keys] | None = None
-    """Of dirty rows that came from the tier, since somebody put a list here."""
 
     # Parts of a call
 
@@ -136,20 +114,28 @@ class Residency:
         hits: Answer[tuple[int, int]] | None = None
         if batch is not None:
             hits = self.device.keys.count_accesses(batch, slots, first, first + count, counts)
-        if missing:
+        if missing and self.exchange is not None:
+            missed = None if batch is None else self.missed_rows
+            tables = len(self.parameters.seeds)
+            absent = self.exchange.bring(keys, slots, missing, score, missed, tables)
+            self.stages.laps += "evict", now()
+            if len(absent.keys):
+                fetched = self._fetch(absent.keys, None, score)
+                self.device.keys.set_slots(slots, absent.places, fetched)
+        elif missing:
             answer = self.device.keys.absent(keys, slots, missing)
             victims = self.evictor.ask_victims(missing)
-            places, absent = answer()
+            places, absent_keys = answer()
             if batch is not None:
-                self._count_missed(absent)
-            fetched = self._fetch(absent, victims, score)
+                self._count_missed(absent_keys)
+            fetched = self._fetch(absent_keys, victims, score)
+            self.device.keys.set_slots(slots, places, fetched)
         if hits is not None:  # asked for before, and known since that answer
             accesses, of_them_hits = hits()
             self.counters.count_lookup(
                 keys=count, missing=missing, accesses=accesses, hits=of_them_hits
             )
         if missing:
-            self.device.keys.set_slots(slots, places, fetched)
             finder.note(keys, slots, 0)
         return slots
 
@@ -163,36 +149,29 @@ class Residency:
     def _fetch(self, keys: Keys, victims: Answer[Victims] | None, score: int) -> Slots:
         """Bring absent rows in, whose slots have this score then, and return the slots.
 
-        Victims leave first. Then the rows come, from the host tier, and the others one staging
-        buffer after the other: while the device copies one in, the next is read.
+        Victims leave first. Then the rows come, one staging buffer after the other: while the
+        device copies one in, the next is read.
         """
         step = self.slots.sizes.staging_rows
-        if self.tier is None and len(keys) > step:  # the disk works while victims leave
+        if len(keys) > step:  # the disk works while victims leave
             self.storage.rows.prefetch(keys, self.layout.record_bytes)
-        taken = self.take(keys, victims)
-        slots = taken.slots
+        slots = self.take(len(keys), victims)
         try:
             self.stages.laps += "evict", now()
-            stored, targets = keys[taken.rest], slots[taken.rest]
-            if self.tier is not None and len(stored) > step:
-                self.storage.rows.prefetch(stored, self.layout.record_bytes)
-            for low in range(0, len(stored), step):
-                self._fill(stored[low : low + step], targets[low : low + step])
+            for low in range(0, len(keys), step):
+                self._fill(keys[low : low + step], slots[low : low + step])
         except BaseException:
             self.slots.put_back(len(slots))
             raise
-        with self.storage.irreversible:  # half of it: a row in two places, or in none
+        with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.place(keys, slots, self.slots.memory, self.slots.count, score)
             self.scores.admit(slots, keys, touched=len(slots))
-            if taken.come is not None:
-                self.have_come(taken.come)
         self.stages.laps += "insert", now()
         return slots
 
-    def take(self, keys: Keys, victims: Answer[Victims] | None) -> Taken:
-        """Return slots for absent keys, whose victims leave, and which of the keys have their rows
-        still to come: those that the host tier has are in their slots then.
+    def take(self, count: int, victims: Answer[Victims] | None) -> Slots:
+        """Return slots for absent keys, whose victims leave.
 
         victims : what `ask_victims` has returned for as many keys
 
@@ -201,38 +180,8 @@ class Residency:
         CapacityError : no room in the log for the rows that would have to leave.
         """
         if self.device.is_queued:
-            self.device.memory.secure(len(keys))
-        if self.tier is None:
-            if victims is None:
-                return Taken(self.slots.take(len(keys)))
-            return Taken(self.evictor.take(len(keys), victims))
-        found = self.tier.look(keys)
-        try:
-            slots = self.evictor.take(len(keys), victims)
-        finally:
-            self.tier.unlock()
-        there = np.flatnonzero(found >= 0)
-        try:
-            dirty = self.tier.bring(found[there], self.slots.memory.rows, slots[there])
-        except BaseException:
-            self.slots.put_back(len(slots))
-            raise
-        if dirty is None:
-            return Taken(slots)
-        come = Come(keys[there], found[there], slots[there], dirty)
-        return Taken(slots, np.flatnonzero(found < 0), come)
-
-    def have_come(self, come: Come) -> None:
-        """Let go of rows in the tier that the pool's index has now."""
-        assert self.tier is not None
-        dirty = come.slots[come.dirty]
-        if len(dirty):
-            self.device.slots.mark(self.slots.memory, dirty, dirty=True)
-            self.evictor.dirty_max += len(dirty)
-            if self.risen is not None:
-                self.risen.append(come.keys[come.dirty])
-        self.tier.release(come.keys, come.found)
-        self.counters.misses_host += len(come.keys)
+            self.device.memory.secure(count)
+        return self.slots.take(count) if victims is None else self.evictor.take(count, victims)
 
     def _fill(self, keys: Keys, slots: Slots) -> None:
         """Write the stored or initial rows of keys to free slots."""
@@ -295,5 +244,5 @@ class Residency:
         self.missed_rows.pop(table_id, None)
         self.finder.finish_arriving()
         self.evictor.free_table(table_id)
-        if self.tier is not None:
-            self.tier.purge(table_id)
+        if self.exchange is not None:
+            self.exchange.tier.purge(table_id)

@@ -104,7 +104,7 @@ class Scores:
             self._touches = 0
             self.forget()
 
-    def admit(self, slots: Slots, keys: Keys, *, touched: int = 0) -> None:
+    def admit(self, slots: Array | Slots, keys: Array | Keys, *, touched: int = 0) -> None:
         """Score slots that were just given to rows: `touched` of them by the running call, as
         `first_score` says; or they are pending.
 
@@ -126,9 +126,10 @@ class Scores:
             self.device.slots.set_counts(self.slots.memory, slots, touches)
             self.forget()
 
-    def rank_again(self, slots: Array | Slots, keys: Keys) -> None:
+    def rank_again(self, slots: Array | Slots, keys: Array | Keys) -> None:
         """Set the counts of rows to their levels, which are 0 of rows without a profile."""
-        self.device.slots.set_counts(self.slots.memory, slots, self.levels(keys))
+        levels = self.levels(self.device.memory.download(keys))
+        self.device.slots.set_counts(self.slots.memory, slots, levels)
 
     def foresee(self, slots: Array | Slots, ranks: NDArray[np.int64]) -> None:
         """Score slots by their next use, or as touched now; see `DeviceSlots.foresee`."""

@@ -196,6 +196,25 @@ class Selected:
     """Returns what is in some of those that were to be read."""
 
 
+@dataclass(frozen=True)
+class Missing:
+    """The keys of a call that have no slot in level one, (m,), on the device: first those that have
+    none in level two either."""
+
+    keys: Array  # int64
+    places: Array  # int32, ids in the call
+    below: Array  # int64, slots of level two, -1 for the first
+    victims: Array
+    """Slots of level one, of lowest score."""
+    absent: int
+    """Keys that neither level has."""
+    dirty: int
+    """Dirty rows of the others."""
+    dirty_victims: int
+    by_table: NDArray[np.int64]
+    """Of all the keys, by table id."""
+
+
 class DeviceMemory(Protocol):
     """Memory of a device: what arrays are allocated in, and copies between it and the host."""
 
@@ -348,7 +367,7 @@ class DeviceKeys(Protocol):
     def absent(self, keys: Array, slots: Array, missing: int) -> Answer[tuple[Slots, Keys]]:
         """Return the positions of the `missing` -1 in `slots`, ascending, and the keys there."""
 
-    def set_slots(self, slots: Array, places: Slots, values: Slots) -> None:
+    def set_slots(self, slots: Array, places: Array | Slots, values: Array | Slots) -> None:
         """slots[places[i]] = values[i]."""
 
     def count_accesses(
@@ -359,14 +378,16 @@ class DeviceKeys(Protocol):
         counts : (n,), accesses that each position stands for; None: 1 each
         """
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> Answer[bool]:
+    def insert(
+        self, index: IndexArrays, keys: Array | Keys, slots: Array | Slots
+    ) -> Answer[bool]:
         """Add absent, unique keys. False: the stash is full and the index unusable; build a larger
         one."""
 
     def insert_slots(self, index: IndexArrays, memory: SlotMemory, slot_count: int) -> bool:
         """Add the keys of all slots, as `insert`, to an empty index."""
 
-    def erase(self, index: IndexArrays, keys: Keys) -> None:
+    def erase(self, index: IndexArrays, keys: Array | Keys) -> None:
         """Remove present, unique keys."""
 
 
@@ -493,7 +514,7 @@ class DeviceRows(Protocol):
 
     def copy_slots(self, rows: Array, slots: Slots, targets: Array, places: Slots) -> None:
         """targets[places[i]] = rows[slots[i]], whole rows: from one pool's slots to another's, of
-        which one may be `Device.below`'s. Both are (n,), without -1, `places` unique."""
+        which one may be of level two. Both are (n,), without -1, `places` unique."""
 
     def read_rows(self, rows: Array, slots: Array) -> Rows:
         """Return a copy of the rows of slots, all present. Waits."""
@@ -609,6 +630,49 @@ class DeviceSlots(Protocol):
         """
 
 
+class DeviceLevels(Protocol):
+    """What a device does between two levels of the cache (cache/exchange.py)."""
+
+    @property
+    def below(self) -> "Device":
+        """The device of level two: this one, whose kernels read and write rows in pinned memory."""
+
+    def look(
+        self,
+        keys: Array,
+        slots: Array,
+        missing: int,
+        index: IndexArrays,
+        below: SlotMemory,
+        memory: SlotMemory,
+        slot_count: int,
+        clock: int,
+        leaving: int,
+        tables: int,
+    ) -> Answer[Missing]:
+        """Look in level two, of which `index` and `below` are, for the `missing` keys that have -1
+        in `slots`, and for `leaving` victims in level one, as `DeviceSlots.select_victims`.
+
+        tables : of so many the keys are counted
+        """
+
+    def exchange(
+        self,
+        memory: SlotMemory,
+        below_memory: SlotMemory,
+        slots: Array,
+        below: Array,
+        keys: Array,
+        first_up: int,
+        first_down: int,
+        score: int,
+        below_score: int,
+    ) -> Array:
+        """Exchange rows between slots and those `below`, with all that is known of them: pairs from
+        `first_up` on have rows that come up, for `keys`; those from `first_down` on have rows that
+        go down, or leave the cache where `below` is -1. Returns the keys that were in `slots`."""
+
+
 class Device(Protocol):
     """What the cache needs of a device."""
 
@@ -620,14 +684,13 @@ class Device(Protocol):
     keys: DeviceKeys
     rows: DeviceRows
     slots: DeviceSlots
+    @property
+    def levels(self) -> DeviceLevels | None:
+        """What it does between two levels; None: the cache has one, in the host's memory."""
 
     @property
     def is_lost(self) -> bool:
         """Whether the device has failed: nothing in its memory may be trusted."""
-
-    def below(self) -> "Device | None":
-        """Return the device of slots between this one's and storage, whose rows `copy_slots` reads
-        and writes; None: this one's memory is the host's."""
 
     def finish(self) -> None:
         """Wait for all that is queued: when it is done, nothing refers to a caller's arrays."""

@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 from embstore.arithmetic.jit import compile_kernels
-from embstore.device.base import DeviceKeys, DeviceMemory, DeviceRows, DeviceSlots
+from embstore.device.base import DeviceKeys, DeviceLevels, DeviceMemory, DeviceRows, DeviceSlots
 from embstore.device.cpu_keys import CpuKeys
 from embstore.device.cpu_memory import CpuMemory
 from embstore.device.cpu_rows import CpuRows
@@ -37,6 +37,7 @@ class CpuDevice:
     name = "cpu"
     is_queued = False
     is_lost = False
+    levels: DeviceLevels | None = None
 
     def __init__(self, threads: int | None = None) -> None:
         self.work = CpuWork(threads or min(THREADS_MAX, os.cpu_count() or 1))
@@ -52,9 +53,6 @@ class CpuDevice:
     def warm_up(self) -> None:
         """Load every kernel, or compile it."""
         compile_kernels()
-
-    def below(self) -> None:
-        """Return None: there is no faster memory to be below of."""
 
     def finish(self) -> None:
         """Return at once: every call has waited for its threads."""

@@ -13,18 +13,19 @@ the host waits where the protocol says that a result is known, once a call when 
     gpu_keys     unique, probe, the index             slabs     memory of slots
     gpu_rows     gather, sums, optimizers, misses
     gpu_slots    what is in slots, victims
-    gpu_host     slots on the host, below the GPU's
+    gpu_levels   rows that go down to level two and come up
 
 Several tables of a pool cost one launch of each kernel, not one each.
 """
 
+from copy import copy
 from typing import Any
 
 from embstore.arithmetic.jit import compile_kernels
-from embstore.device.base import DeviceKeys, DeviceMemory, DeviceRows, DeviceSlots
-from embstore.device.gpu_host import HostDevice
+from embstore.device.base import DeviceKeys, DeviceLevels, DeviceMemory, DeviceRows, DeviceSlots
 from embstore.device.gpu_keys import GpuKeys
-from embstore.device.gpu_memory import GpuMemory
+from embstore.device.gpu_levels import GpuLevels
+from embstore.device.gpu_memory import GpuMemory, PinnedMemory
 from embstore.device.gpu_rows import GpuRows
 from embstore.device.gpu_slots import GpuSlots
 from embstore.device.gpu_work import GpuWork
@@ -46,24 +47,20 @@ class GpuDevice:
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
         self.name = runtime.name
         self.runtime = runtime
-        self._threads = threads
-        self._host: HostDevice | None = None
         self.work = GpuWork(runtime, threads)
         self.memory: DeviceMemory = GpuMemory(self.work)
         self.keys: DeviceKeys = GpuKeys(self.work)
         self.rows: DeviceRows = GpuRows(self.work)
         self.slots: DeviceSlots = GpuSlots(self.work)
+        self.levels: DeviceLevels | None = None
+        below = copy(self)
+        below.memory = PinnedMemory(self.work)
+        self.levels = GpuLevels(below, self.work)
 
     @property
     def is_lost(self) -> bool:
         """Whether the device has failed."""
         return self.runtime.is_lost
-
-    def below(self) -> HostDevice:
-        """Return the host, with rows in pinned memory."""
-        if self._host is None:
-            self._host = HostDevice(self.work, self._threads)
-        return self._host
 
     def finish(self) -> None:
         """Wait for all that is queued."""
@@ -81,5 +78,3 @@ class GpuDevice:
     def close(self) -> None:
         """End the threads, and wait for all work. Arrays that were handed out stay valid."""
         self.work.close()
-        if self._host is not None:
-            self._host.close()

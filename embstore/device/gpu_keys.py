@@ -160,10 +160,14 @@ class GpuKeys:
 
         return answer
 
-    def set_slots(self, slots: DeviceArray, places: Slots, values: Slots) -> None:
+    def set_slots(
+        self, slots: DeviceArray, places: DeviceArray | Slots, values: DeviceArray | Slots
+    ) -> None:
         n = len(places)
         if n:
-            d_places, d_values = self._work.send(places.astype(np.int32), values)
+            if isinstance(places, np.ndarray):
+                places = places.astype(np.int32)
+            d_places, d_values = self._work.all_resident(places, values)
             self._work.launch("put_slots", n, slots, d_places, d_values, np.int64(n))
 
     def count_accesses(
@@ -185,11 +189,13 @@ class GpuKeys:
 
         return answer
 
-    def insert(self, index: IndexArrays, keys: Keys, slots: Slots) -> Answer[bool]:
+    def insert(
+        self, index: IndexArrays, keys: DeviceArray | Keys, slots: DeviceArray | Slots
+    ) -> Answer[bool]:
         n = len(keys)
         if n == 0:
             return lambda: True
-        d_keys, d_slots = self._work.send(keys, slots)
+        d_keys, d_slots = self._work.all_resident(keys, slots)
         findings, rest_count = self._work.send_numbers(NOTHING_FOUND, [0])
         rest = self._work.scratch.take(n, np.int64)
         self._work.launch(
@@ -215,10 +221,10 @@ class GpuKeys:
         self._work.launch("insert_slots_rest", 1, *into, *left, np.int64(room), findings)
         return not self._work.download(findings)[REFUSED]
 
-    def erase(self, index: IndexArrays, keys: Keys) -> None:
+    def erase(self, index: IndexArrays, keys: DeviceArray | Keys) -> None:
         n = len(keys)
         if n:
-            d_keys, (rest_count,) = self._work.upload(keys), self._work.send_numbers([0])
+            d_keys, (rest_count,) = self._work.resident(keys), self._work.send_numbers([0])
             rest = self._work.scratch.take(n, np.int64)
             self._work.launch(
                 "erase", n, *parameters_of(index), d_keys, np.int64(n), rest, rest_count

@@ -14,7 +14,14 @@ from embstore.device.buckets import STASH_KEYS, bucket_count, index_bytes
 from embstore.device.gpu_work import GpuWork
 from embstore.device.runtime import DeviceArray
 from embstore.device.shared import SharedArray
-from embstore.device.slabs import FLAT_SHIFT, METADATA_BYTES, SlabRows, Slabs, allocated_bytes
+from embstore.device.slabs import (
+    FLAT_SHIFT,
+    METADATA_BYTES,
+    PinnedSlabs,
+    SlabRows,
+    Slabs,
+    allocated_bytes,
+)
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
@@ -31,6 +38,7 @@ class GpuMemory:
     slots_max = (1 << 31) - 1  # kernels count them in int32
     frees_parts = False
     staging_bytes_max = 4 << 20
+    _slabs: type[Slabs] = Slabs
 
     def __init__(self, work: GpuWork) -> None:
         self._work = work
@@ -62,8 +70,8 @@ class GpuMemory:
         return 1 << (wanted.bit_length() - 1)
 
     def allocate_slots(self, layout: Layout) -> Slabs:
-        table = self._work.scratch.plain(16, np.uint64)
-        return Slabs(self._work.runtime, self._work.scratch, SlabRows(table, 0, layout))
+        table = self._work.scratch.plain(32, np.uint64)
+        return self._slabs(self._work.runtime, self._work.scratch, SlabRows(table, 0, layout))
 
     def reserve_slots(
         self, memory: Slabs, slot_count: int, slots_max: int, slab_slots: int
@@ -162,3 +170,19 @@ class GpuMemory:
             raise InvalidArgumentError(
                 f"expected an array that its library gives away by DLPack: {exc}"
             ) from exc
+
+
+class PinnedMemory(GpuMemory):
+    """The `DeviceMemory` of level two: rows in pinned memory of the host, all else as `GpuMemory`.
+
+    Bytes that it counts are the host's; those on the GPU count in the budget of level one.
+    """
+
+    staging_bytes_max = 0
+    _slabs = PinnedSlabs
+
+    def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
+        return row_bytes
+
+    def index_bytes(self, slot_count: int) -> int:
+        return 0

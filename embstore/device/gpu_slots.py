@@ -166,33 +166,36 @@ class GpuSlots:
             none = np.empty(0, np.int64)
             return lambda: Selected(none, none, lambda slots: self.read_slots(memory, slots)())
         work, first = self._work, min(first, count)
-        searches = [_Search(work, memory, slot_count, clock, count)]
+        searches = [Search(work, memory, slot_count, clock, count)]
         if 0 < first < count:
-            searches.append(_Search(work, memory, slot_count, clock, first))
+            searches.append(Search(work, memory, slot_count, clock, first))
 
-        def look() -> Answer[SlotContents]:
+        def look() -> tuple[list[Answer[NDArray[np.int64]]], Answer[SlotContents]]:
             for search in searches:
                 search.look()
             read = searches[-1].victims[:first]
             is_small = first * memory.rows.layout.row_bytes < LARGE_BYTES
-            return self._read(memory, first, read, 0, with_rows=with_rows and is_small)
+            here = self._read(memory, first, read, 0, with_rows=with_rows and is_small)
+            return [work.ask(search.both) for search in searches], here
 
         looked = look()
 
         def answer() -> Selected:
-            here = looked
+            asked, here = looked
             while False in [search.is_done() for search in searches]:  # each is asked
-                here = look()
-            (slots, scores), (read, _) = searches[0].found, searches[-1].found
+                asked, here = look()
+            both = [ask() for ask in asked]
+            (slots, scores), named = (np.split(both[0], 2), both[-1][: searches[-1].found])
+            slots, scores = slots[: searches[0].found], scores[: searches[0].found]
             contents = here()
             return Selected(
-                slots, scores, lambda chosen: contents.of(np.searchsorted(read, chosen))
+                slots, scores, lambda chosen: contents.of(np.searchsorted(named, chosen))
             )
 
         return answer
 
 
-class _Search:
+class Search:
     """The slots of lowest score, looked for on the device (`select_victims.cu`).
 
     Until it is done the victims are slots that there are, but none of the lowest.
@@ -208,8 +211,9 @@ class _Search:
         (self._search,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
         self._bins = work.scratch.take(BINS, np.int64)
         self._counts = work.scratch.take(2 * ranges, np.int32)
-        self._both = work.scratch.take(2 * count, np.int64)
-        self.victims, self._scores = self._both[:count], self._both[count:]
+        self.both = work.scratch.take(2 * count, np.int64)
+        """The victims, and their scores."""
+        self.victims, self._scores = self.both[:count], self.both[count:]
         named = (*memory.rows.arguments, np.int64(slot_count), np.int64(clock), self._search)
         self._candidates: tuple[Argument, ...] = named
         work.runtime.fill(self._bins, 0)
@@ -226,11 +230,10 @@ class _Search:
         work.runtime.launch(
             "collect_victims", self._ranges, *in_ranges, self._counts, self.victims, self._scores
         )
-        self._asked = work.ask(self._search), work.ask(self._both)
+        self._asked = work.ask(self._search)
 
     def is_done(self) -> bool:
         """Wait, and return whether the victims are found; once for each look."""
-        state, both = (answer() for answer in self._asked)
-        count, found = len(both) // 2, int(state[VICTIMS])
-        self.found = both[:found], both[count : count + found]
+        state = self._asked()
+        self.found = int(state[VICTIMS])
         return int(state[STATE]) == DONE

@@ -43,7 +43,7 @@ NULL = np.uint64(0)
 _KEPT_MAX = 16
 TILE = 8 * BLOCK_THREADS
 """Items of a ticket (`common.cuh`)."""
-_SECURED_BYTES, _SECURED_BYTES_LEAST = 96, 8 << 20
+_SECURED_BYTES, _SECURED_BYTES_LEAST = 192, 8 << 20
 """Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
 call whatever its slots."""
 
@@ -219,6 +219,11 @@ class GpuWork:
     def resident(self, array: NDArray[Any] | DeviceArray) -> DeviceArray:
         """Return the array in the device's memory."""
         return array if isinstance(array, DeviceArray) else self.upload(array)
+
+    def all_resident(self, *arrays: NDArray[Any] | DeviceArray) -> list[DeviceArray]:
+        """Return arrays in the device's memory; those of the host are sent together."""
+        sent = iter(self.send(*[a for a in arrays if not isinstance(a, DeviceArray)]))
+        return [a if isinstance(a, DeviceArray) else next(sent) for a in arrays]
 
     def secure(self, count: int) -> None:
         """Reserve scratch and pinned buffers to change so many slots."""

@@ -1,10 +1,11 @@
-"""The slots of a pool in a GPU's memory: slabs of a power of two of them, one allocation each.
+"""The slots of a level of the cache on a GPU: slabs of a power of two of them.
 
-    slab of C slots    rows C x row bytes | keys C int64 | scores C int64 | dirty C uint8
+    slab of C slots    rows C x row bytes    and    keys C int64 | scores C int64 | dirty C uint8
 
-so that slots are added and dropped without a copy. Kernels find a slot's slab in a table of
-addresses (`common.cuh`). Rows that are no slots (copies for one call) are one slab without
-metadata.
+so that slots are added and dropped without a copy. Kernels find a slot's row and its metadata in a
+table of addresses (`common.cuh`). Of level one both are one allocation. Of level two the rows are
+in pinned memory of the host, which the kernels read and write over the bus. Rows that are no slots
+(copies for one call) are one slab without metadata.
 
 When a pool's slab size grows with its budget, allocations stay as small as the smallest size so
 far, of which the larger ones are multiples. When it shrinks, each slab is copied into smaller ones,
@@ -35,7 +36,7 @@ FLAT_SHIFT = 62
 class SlabRows:
     """Rows as kernels take them: three parameters."""
 
-    table: DeviceArray  # (slabs,) uint64 addresses
+    table: DeviceArray  # (2 * slabs,) uint64 addresses, of rows and of metadata in turn
     shift: int
     layout: Layout
     owner: Any = None  # keeps the memory of flat rows alive
@@ -49,6 +50,13 @@ class SlabRows:
 def allocated_bytes(size: int) -> int:
     """Return what an allocation of so many bytes takes of the device's memory."""
     return size if size < _GRAIN_BYTES // 2 else -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
+
+
+class Slab(NamedTuple):
+    """The memory of a run of slots."""
+
+    rows: DeviceArray
+    metadata: DeviceArray
 
 
 class Located(NamedTuple):
@@ -69,7 +77,7 @@ class Slabs:
     runtime: Runtime
     scratch: Scratch
     rows: SlabRows
-    slabs: list[DeviceArray] = field(default_factory=list)
+    slabs: list[Slab] = field(default_factory=list)
     located: Located | None = None
 
     def reserve(self, slab_slots: int) -> None:
@@ -95,19 +103,21 @@ class Slabs:
         self.located = None
         self._use(self.slabs[: len(self.slabs) - count])
 
-    def _use(self, slabs: list[DeviceArray]) -> None:
-        if len(slabs) > len(self.rows.table):
-            self.rows.table = self.scratch.plain(2 * len(slabs), np.uint64)
+    def _use(self, slabs: list[Slab]) -> None:
+        if 2 * len(slabs) > len(self.rows.table):
+            self.rows.table = self.scratch.plain(4 * len(slabs), np.uint64)
         if slabs:
-            addresses = np.array([slab.address for slab in slabs], np.uint64)
-            self.runtime.upload(addresses, self.rows.table[: len(slabs)])
+            addresses = np.array([part.address for slab in slabs for part in slab], np.uint64)
+            self.runtime.upload(addresses, self.rows.table[: len(addresses)])
         self.slabs = slabs
 
-    def _allocate(self, shift: int) -> DeviceArray:
-        return self.scratch.plain((self.rows.layout.row_bytes + METADATA_BYTES) << shift, np.uint8)
+    def _allocate(self, shift: int) -> Slab:
+        row_bytes = self.rows.layout.row_bytes
+        memory = self.scratch.plain((row_bytes + METADATA_BYTES) << shift, np.uint8)
+        return Slab(memory[: row_bytes << shift], memory[row_bytes << shift :])
 
     def _split(self, shift: int) -> None:
-        smaller: list[DeviceArray] = []
+        smaller: list[Slab] = []
         while self.slabs:
             try:
                 pieces = [self._allocate(shift) for _ in range(1 << (self.rows.shift - shift))]
@@ -124,10 +134,30 @@ class Slabs:
         self.rows.shift = shift
         self._use(smaller)
 
-    def _copy_piece(self, slab: DeviceArray, number: int, piece: DeviceArray, shift: int) -> None:
-        at, piece_at = 0, 0
-        for item_bytes in (self.rows.layout.row_bytes, 8, 8, 1):
-            size, low = item_bytes << shift, at + (number * item_bytes << shift)
-            self.runtime.copy(slab[low : low + size], piece[piece_at : piece_at + size])
-            at += item_bytes << self.rows.shift
-            piece_at += size
+    def _copy_piece(self, slab: Slab, number: int, piece: Slab, shift: int) -> None:
+        self._copy(slab.rows, 0, number, piece.rows, 0, self.rows.layout.row_bytes, shift)
+        before = 0
+        for item_bytes in (8, 8, 1):
+            at, piece_at = before << self.rows.shift, before << shift
+            self._copy(slab.metadata, at, number, piece.metadata, piece_at, item_bytes, shift)
+            before += item_bytes
+
+    def _copy(
+        self, source: DeviceArray, at: int, number: int, target: DeviceArray, target_at: int,
+        item_bytes: int, shift: int,
+    ) -> None:  # fmt: skip
+        """Copy the items of piece `number`; those of all begin at `at`."""
+        size, low = item_bytes << shift, at + (number * item_bytes << shift)
+        self.runtime.copy(source[low : low + size], target[target_at : target_at + size])
+
+
+class PinnedSlabs(Slabs):
+    """Slabs whose rows are in pinned memory of the host."""
+
+    def _allocate(self, shift: int) -> Slab:
+        memory = self.runtime.allocate_host(self.rows.layout.row_bytes << shift)
+        rows = DeviceArray(memory.ctypes.data, len(memory), np.uint8, memory)
+        return Slab(rows, self.scratch.plain(METADATA_BYTES << shift, np.uint8))
+
+    def _split(self, shift: int) -> None:
+        raise AssertionError("the budget of level two does not change")

@@ -118,7 +118,7 @@ def open(
         undo.callback(made.close)
         jit.compile_kernels()  # those of the device too, and none in the middle of training
         budget = _budget(made, cache_bytes, share)
-        if host_cache_bytes is not None and made.below() is None:
+        if host_cache_bytes is not None and made.levels is None:
             raise InvalidArgumentError(
                 f"expected no host_cache_bytes on device {made.name!r}, found {host_cache_bytes}: "
                 "the cache is in the host's memory there; give as much more cache_bytes"

@@ -4,14 +4,16 @@
 // on serving a kernel whose header has changed). No toolkit header: NVRTC and the host compiler of
 // the emulation (tests/kernels) both compile this as it is.
 //
-// Memory of a pool. Rows live in **slabs** of C = 1 << slab_shift slots; a slab is one allocation:
+// Memory of a pool. Rows live in **slabs** of C = 1 << slab_shift slots, which come and go without a
+// copy. A slab is two blocks of memory:
 //
-//     rows  C x stride elements | keys  C int64 | scores  C int64 | dirty  C uint8
+//     rows  C x stride elements    and    keys  C int64 | scores  C int64 | dirty  C uint8
 //
-// so that slabs come and go without a copy, and take what they say. A row's address costs one load
-// more than in one array; the table of slabs is small, and stays in the nearest cache. Flat arrays
-// of rows, without metadata, are one slab with slab_shift 62. Kernels take the table of slabs, (slab
-// count,) addresses, slab_shift, and the stride, the elements of a row, a multiple of 4.
+// The rows may be pinned memory of the host; the metadata is always the GPU's. An address costs one
+// load more than in one array; the table of slabs is small, and stays in the nearest cache. Flat
+// arrays of rows, without metadata, are one slab with slab_shift 62. Kernels take the table of slabs,
+// (slab count, 2) addresses of rows and of metadata, slab_shift, and the stride, the elements of a
+// row, a multiple of 4.
 
 typedef long long int64;
 typedef unsigned long long uint64;
@@ -108,35 +110,40 @@ __device__ __forceinline__ bool tells_and_may_go_on(const int64* findings, int64
 
 // Slots
 
-__device__ __forceinline__ uint64 slab_address(const uint64* slabs, int32 slab_shift, int64 slot) {
-    return __ldg(slabs + (slot >> slab_shift));
-}
-
 __device__ __forceinline__ int64 place_in_slab(int32 slab_shift, int64 slot) {
     return slot & ((1ll << slab_shift) - 1);
 }
 
+__device__ __forceinline__ uint64 rows_of_slab(const uint64* slabs, int32 slab_shift, int64 slot) {
+    return __ldg(slabs + 2 * (slot >> slab_shift));
+}
+
+__device__ __forceinline__ uint64 metadata_of_slab(
+    const uint64* slabs, int32 slab_shift, int64 slot) {
+    return __ldg(slabs + 2 * (slot >> slab_shift) + 1);
+}
+
 __device__ __forceinline__ element* row_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    return reinterpret_cast<element*>(slab_address(slabs, slab_shift, slot)) +
+    return reinterpret_cast<element*>(rows_of_slab(slabs, slab_shift, slot)) +
            place_in_slab(slab_shift, slot) * stride;
 }
 
 __device__ __forceinline__ int64* key_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    uint64 keys = slab_address(slabs, slab_shift, slot) + ((ELEMENT_BYTES * stride) << slab_shift);
-    return reinterpret_cast<int64*>(keys) + place_in_slab(slab_shift, slot);
+    return reinterpret_cast<int64*>(metadata_of_slab(slabs, slab_shift, slot)) +
+           place_in_slab(slab_shift, slot);
 }
 
 __device__ __forceinline__ int64* score_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    uint64 scores = slab_address(slabs, slab_shift, slot) + ((ELEMENT_BYTES * stride + 8) << slab_shift);
+    uint64 scores = metadata_of_slab(slabs, slab_shift, slot) + (8ull << slab_shift);
     return reinterpret_cast<int64*>(scores) + place_in_slab(slab_shift, slot);
 }
 
 __device__ __forceinline__ uint8* dirty_of(
     const uint64* slabs, int32 slab_shift, int32 stride, int64 slot) {
-    uint64 dirty = slab_address(slabs, slab_shift, slot) + ((ELEMENT_BYTES * stride + 16) << slab_shift);
+    uint64 dirty = metadata_of_slab(slabs, slab_shift, slot) + (16ull << slab_shift);
     return reinterpret_cast<uint8*>(dirty) + place_in_slab(slab_shift, slot);
 }
 
@@ -186,6 +193,40 @@ __device__ __forceinline__ uint32 equal_ways(const Bucket& bucket, int64 key) {
         equal |= (bucket.pairs[pair].y == key ? 2u : 0u) << (2 * pair);
     }
     return equal;
+}
+
+__device__ __forceinline__ Bucket load_bucket(const int64* bucket_keys, int64 bucket) {
+    const longlong2* pairs =
+        reinterpret_cast<const longlong2*>(bucket_keys + bucket * BUCKET_WIDTH);
+    Bucket loaded;
+    UNROLLED(pair, BUCKET_WIDTH / 2) {
+        loaded.pairs[pair] = __ldg(pairs + pair);
+    }
+    return loaded;
+}
+
+// The slot of a key, -1: it has none.
+__device__ __forceinline__ int64 slot_of(
+    const int64* bucket_keys, const uint32* bucket_slots, const int64 bucket_count,
+    const int64* stash_keys, const uint32* stash_slots, const int64* stash_count, const int64 key) {
+    int64 first, second;
+    buckets_of(key, bucket_count, first, second);
+    const Bucket one = load_bucket(bucket_keys, first);
+    const Bucket other = load_bucket(bucket_keys, second);
+    const uint32 equal = equal_ways(one, key) | equal_ways(other, key) << BUCKET_WIDTH;
+    if (equal) {
+        const int32 way = __ffs(equal) - 1;
+        const int64 bucket = way < BUCKET_WIDTH ? first : second;
+        return __ldg(bucket_slots + bucket * BUCKET_WIDTH + (way & (BUCKET_WIDTH - 1)));
+    }
+    int64 slot = -1;
+    const int64 stashed = __ldg(stash_count);
+    for (int64 place = 0; place < stashed; ++place) {
+        if (__ldg(stash_keys + place) == key) {
+            slot = __ldg(stash_slots + place);
+        }
+    }
+    return slot;
 }
 
 // The segment of a position: bounds[segment] <= position < bounds[segment + 1].

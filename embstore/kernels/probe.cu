@@ -18,40 +18,6 @@
 // Of a multiprocessor, so that a thread of locate has registers for both of its buckets.
 #define LOCATE_BLOCKS 6
 
-__device__ __forceinline__ Bucket load_bucket(const int64* bucket_keys, int64 bucket) {
-    const longlong2* pairs =
-        reinterpret_cast<const longlong2*>(bucket_keys + bucket * BUCKET_WIDTH);
-    Bucket loaded;
-    UNROLLED(pair, BUCKET_WIDTH / 2) {
-        loaded.pairs[pair] = __ldg(pairs + pair);
-    }
-    return loaded;
-}
-
-// The slot of a key, -1: it has none.
-__device__ __forceinline__ int64 slot_of(
-    const int64* bucket_keys, const uint32* bucket_slots, const int64 bucket_count,
-    const int64* stash_keys, const uint32* stash_slots, const int64* stash_count, const int64 key) {
-    int64 first, second;
-    buckets_of(key, bucket_count, first, second);
-    const Bucket one = load_bucket(bucket_keys, first);
-    const Bucket other = load_bucket(bucket_keys, second);
-    const uint32 equal = equal_ways(one, key) | equal_ways(other, key) << BUCKET_WIDTH;
-    if (equal) {
-        const int32 way = __ffs(equal) - 1;
-        const int64 bucket = way < BUCKET_WIDTH ? first : second;
-        return __ldg(bucket_slots + bucket * BUCKET_WIDTH + (way & (BUCKET_WIDTH - 1)));
-    }
-    int64 slot = -1;
-    const int64 stashed = __ldg(stash_count);
-    for (int64 place = 0; place < stashed; ++place) {
-        if (__ldg(stash_keys + place) == key) {
-            slot = __ldg(stash_slots + place);
-        }
-    }
-    return slot;
-}
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) probe(
     const int64* __restrict__ bucket_keys,    // (bucket_count, 8)
     const uint32* __restrict__ bucket_slots,  // (bucket_count, 8)

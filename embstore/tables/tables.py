@@ -251,8 +251,8 @@ class Tables:
     def check_room_for(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint whose tables the cache, or the host tier, has no room for."""
         self._check_arena_for(checkpoint, self.arena, self.device)
-        if self.host_arena is not None and (below := self.device.below()) is not None:
-            self._check_arena_for(checkpoint, self.host_arena, below)
+        if self.host_arena is not None and (levels := self.device.levels) is not None:
+            self._check_arena_for(checkpoint, self.host_arena, levels.below)
 
     def _check_arena_for(self, checkpoint: Checkpoint, arena: Arena, device: Device) -> None:
         needed, layouts = 0, set()

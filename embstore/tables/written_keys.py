@@ -24,19 +24,20 @@ class WrittenKeys:
     """The written row keys of a table. Made with slices of the engine; then any thread."""
 
     def __init__(self, pool: Pool, table_id: int, slices: Slices) -> None:
-        found = [np.empty(0, np.int64)]
+        found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
         at: Place | None = FIRST
         try:
             while at is not None:
                 with slices.one():
-                    if at == FIRST:  # what rises from the host tier may pass by
-                        pool.residency.risen = found
+                    if at == FIRST and exchange is not None:  # what rises may pass by
+                        exchange.risen = found
                     at, keys = pool.writer.dirty_range(at)
                     found.append(keys)
                     if at is None:
                         self._stored = pool.storage.rows.keys(table_id)
         finally:
-            pool.residency.risen = None
+            if exchange is not None:
+                exchange.risen = None
         dirty = np.unique(np.concatenate(found))
         self._dirty = dirty[dirty >> KEY_BITS == table_id]
         self._logged = self._stored.logged()

@@ -135,7 +135,8 @@ def slots_with(device, rows, *, keys=(), scores=(), dirty=(), slab_slots=SLAB_SL
     for number, slab in enumerate(memory.slabs):
         part = slice(number * slab_slots, (number + 1) * slab_slots)
         parts = [np.frombuffer(all_values[part].tobytes(), np.uint8) for all_values in values]
-        overwrite(device, slab, np.concatenate(parts))
+        overwrite(device, slab.rows, parts[0])
+        overwrite(device, slab.metadata, np.concatenate(parts[1:]))
     return memory
 
 

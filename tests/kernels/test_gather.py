@@ -133,7 +133,7 @@ def test_copy_slots_copies_whole_records_to_slots_of_another_pool(stride):
 def test_rows_go_to_the_slots_below_a_gpu_and_come_back():
     """Those are the host's to number, and nobody's but the GPU's to read."""
     rng, device = np.random.default_rng(SEED), gpu_device()
-    rows, below = records(rng, 64, 8), device.below()
+    rows, below = records(rng, 64, 8), device.levels.below
     memory, back = slots_with(device, rows), slots_with(device, np.zeros((64, 8), np.float32))
     kept = below.memory.allocate_slots(wide(8))
     below.memory.reserve_slots(kept, 0, 96, 32)
@@ -144,7 +144,7 @@ def test_rows_go_to_the_slots_below_a_gpu_and_come_back():
     device.rows.copy_slots(kept.rows, places, back.rows, everywhere)
     assert bits(rows_in(device, back, 64)) == bits(rows)
     below.memory.drop_slots(kept, 32, 96)
-    assert len(kept.slabs.slabs) == 1
+    assert len(kept.slabs) == 1
     first = places < 32
     device.rows.copy_slots(kept.rows, places[first], back.rows, everywhere[: first.sum()])
     assert bits(rows_in(device, back, first.sum())) == bits(rows[first])

@@ -109,13 +109,13 @@ def test_written_keys_have_rows_that_rise_while_they_are_listed(stores, monkeypa
     assert len(np.unique(np.concatenate(risen))) > 500
     blocks = found.blocks()
     assert np.array_equal(found.in_blocks(blocks) & KEY_MASK, written)
-    assert pool.residency.risen is None
+    assert pool.residency.exchange.risen is None
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch, nth):
     """The room is for victims, for those of the tier, and again for what it does not take."""
-    store = opened(tmp_path / "tier", host_cache_bytes=40_000)
+    store = opened(tmp_path / "tier", host_cache_bytes=20_000)
     without = opened(tmp_path / "none", host_cache_bytes=None)
     batches = batches_of(20)
     for one in (store, without):
@@ -148,7 +148,7 @@ def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, m
 
 def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
     """It reserves that before the first row changes; later a lack of room would fail the store."""
-    store = opened(tmp_path / "tier", host_cache_bytes=40_000)
+    store = opened(tmp_path / "tier", host_cache_bytes=20_000)
     without = opened(tmp_path / "none", host_cache_bytes=None)
     log, (keys,) = store.executor.storage.log, batches_of(1, 1500, seed=3)
     for one in (store, without):
@@ -165,7 +165,7 @@ def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
 
 def test_victims_that_cannot_be_logged_have_not_sunk(tmp_path, monkeypatch):
     """The tier has room for some of them, and the device none to send the others to the host."""
-    store = opened(tmp_path / "tier", host_cache_bytes=25_000)
+    store = opened(tmp_path / "tier", host_cache_bytes=14_000)
     without = opened(tmp_path / "none", host_cache_bytes=None)
     first, second = batches_of(2, 700, seed=3)
     for one in (store, without):

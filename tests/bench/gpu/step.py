@@ -102,7 +102,7 @@ class Step:
     def _beside_a_row(self) -> float:
         """Return the bytes of a slot beside its row: metadata, index, and the host's free list."""
         pool = self.store.pool
-        slabs = sum(slab.nbytes for slab in pool.slots.memory.slabs)
+        slabs = sum(part.nbytes for slab in pool.slots.memory.slabs for part in slab)
         rows = 4 * pool.layout.stride * pool.slots.count
         index = sum(array.nbytes for array in vars(pool.slots.index.synchronize()).values())
         return float((slabs - rows + index + pool.slots._free.nbytes) / pool.slots.count)

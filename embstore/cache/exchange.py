@@ -1,0 +1,198 @@
+"""The exchange: missing rows come up from level two, and victims of level one go down in their place.
+
+A call's missing keys are looked up in level two on the GPU. Each row that is found changes places
+with a victim of level one: one kernel carries both over the bus at once. Keys that neither level
+has need slots as well. Their victims go down into free slots of level two, for which its own rows
+leave, if need be; where level two has no room for all, the first of the victims are logged in place
+of that. All room is found before a row moves, so a call that is refused has moved none.
+
+    missing keys   | absent from both    | found in level two                    |
+    slots          | free ones  | victims of level one                           |
+    go to          |            | places     | the slots that the others leave   |
+
+The host waits once, for how many keys are absent, and how many rows are dirty. Where some are
+absent it waits once more, for their keys and for the slots that their victims leave: those are free
+then, and the rows come as they do to a cache of one level.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from embstore.arrays import Keys
+from embstore.cache.counters import Counters
+from embstore.cache.eviction import Evictor
+from embstore.cache.finder import Finder
+from embstore.cache.host_tier import HostTier
+from embstore.cache.pins import PoolPins
+from embstore.cache.scores import Scores
+from embstore.cache.slots import PoolSlots
+from embstore.device.base import Array, Device, DeviceLevels, Missing, SlotContents, Slots
+from embstore.storage.storage import Storage
+
+_NO_SLOTS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """The keys of a call that neither level has; level one has free slots for them."""
+
+    keys: Keys
+    places: Slots
+    """Their ids in the call."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What moves: pairs of a slot of level one and a slot of level two."""
+
+    slots: Array
+    first: int
+    """Of the missing keys, the first that has a pair."""
+    first_up: int
+    first_down: int
+    left: Slots
+    """Slots of victims whose keys are absent, or of their own; they are free then."""
+    logged: int
+    """Of these rows, those that leave the cache, which are the first."""
+    dirty_down: int
+
+
+@dataclass(eq=False)
+class Exchange:
+    """Moves rows between the levels of a pool. Engine thread only."""
+
+    device: Device
+    levels: DeviceLevels
+    storage: Storage
+    slots: PoolSlots
+    pins: PoolPins
+    finder: Finder
+    scores: Scores
+    evictor: Evictor
+    tier: HostTier
+    counters: Counters
+    risen: list[Keys] | None = None
+    """Of dirty rows that came up, since somebody put a list here."""
+
+    def bring(
+        self,
+        keys: Array,
+        slots: Array,
+        missing: int,
+        score: int | None,
+        missed_rows: Counter[int] | None = None,
+        tables: int = 0,
+    ) -> Absent:
+        """Bring up the rows of a call's missing keys that level two has; their slots are written to
+        `slots`, which has -1 where a key is missing. Return the keys that it has not, for which
+        there are free slots.
+
+        score : of rows that come, and are touched by the call; None: they are pinned in place of it
+        missed_rows, tables : where missing keys are counted by table, with ids below `tables`
+
+        Raises
+        ------
+        CapacityError : no room in the log for rows that must leave, or no memory. No row has moved.
+        """
+        tier, memory = self.tier, self.slots.memory
+        self.device.memory.secure(missing)
+        leaving = self.evictor.needed(missing)
+        found = self.levels.look(
+            keys, slots, missing, tier.slots.index.synchronize(), tier.slots.memory, memory,
+            self.slots.count, self.scores.clock, leaving, 0 if missed_rows is None else tables,
+        )()  # fmt: skip
+        if missed_rows is not None:
+            ids = np.flatnonzero(found.by_table)
+            missed_rows.update(dict(zip(ids.tolist(), found.by_table[ids].tolist(), strict=True)))
+        absent, victims = self._asked(found, missing - leaving)
+        plan = self._planned(found, missing, leaving, victims)
+        if len(plan.slots):
+            with self.storage.irreversible:
+                self._move(found, slots, plan, score)
+        return absent
+
+    def _asked(self, found: Missing, free: int) -> tuple[Absent, Slots]:
+        """Return the absent keys, and the slots of the victims that leave for them. Waits."""
+        if not found.absent:
+            return Absent(np.empty(0, np.int64), _NO_SLOTS), _NO_SLOTS
+        victims = max(found.absent - free, 0)
+        arrays = found.keys[: found.absent], found.places[: found.absent], found.victims[:victims]
+        keys, places, slots = (ask() for ask in [self.device.memory.ask(a) for a in arrays])
+        return Absent(keys, places), slots
+
+    def _planned(self, found: Missing, missing: int, leaving: int, victims: Slots) -> _Plan:
+        """Find room for everything that moves. Raises CapacityError."""
+        free, memory = missing - leaving, self.device.memory
+        if len(victims):
+            before = self.evictor.dirty_max
+            logged = self._make_places(found, free, victims, missing - found.absent)
+            dirty_down = found.dirty_victims - (before - self.evictor.dirty_max)
+            return _Plan(found.victims, free, len(victims), 0, victims, logged, dirty_down)
+        pairs = memory.allocate(missing - found.absent, np.int64)
+        taken = self.slots.take(free - found.absent)
+        if len(taken):
+            memory.copy(memory.upload(taken), pairs[: len(taken)])
+        if leaving:
+            memory.copy(found.victims, pairs[len(taken) :])
+        return _Plan(pairs, found.absent, 0, len(taken), _NO_SLOTS, 0, found.dirty_victims)
+
+    def _make_places(self, found: Missing, free: int, victims: Slots, staying: int) -> int:
+        """Give victims whose keys' rows are absent places in level two; return how many have none,
+        the first, which are logged."""
+        tier, memory = self.tier, self.device.memory
+        places = tier.make_room(len(victims), found.below, staying)
+        logged = len(victims) - len(places)
+        try:
+            if logged:
+                here = self.device.slots.read_slots(self.slots.memory, victims[:logged])()
+                self._log(victims[:logged], here)
+        except BaseException:
+            tier.put_back(places)
+            raise
+        if len(places):
+            end = free + len(victims)
+            memory.copy(memory.upload(places), found.below[free + logged : end])
+        return logged
+
+    def _log(self, slots: Slots, here: SlotContents) -> None:
+        self.evictor.reserve(int(np.count_nonzero(here.dirty)))
+        dirty = self.evictor.log_dirty(slots, here)
+        self.counters.count_evictions(len(slots), dirty)
+        self.device.slots.mark(self.slots.memory, slots[here.dirty], dirty=False)
+        self.evictor.dirty_max -= dirty
+
+    def _move(self, found: Missing, slots: Array, plan: _Plan, score: int | None) -> None:
+        one, two, tier = self.slots, self.tier.slots, self.tier
+        up, down = plan.first_up, plan.first_down
+        keys, below = found.keys[plan.first :], found.below[plan.first :]
+        come, come_keys = plan.slots[up:], keys[up:]
+        tier.scores.tick()
+        left_keys = self.levels.exchange(
+            one.memory, two.memory, plan.slots, below, keys, up, down, score or 0,
+            tier.scores.first_score,
+        )  # fmt: skip
+        self.finder.moves += 1
+        tier.finder.moves += 1
+        one.index.exchange(left_keys[down:], come_keys, come, one.memory, one.count)
+        sunk = down + plan.logged
+        two.index.exchange(come_keys, left_keys[sunk:], below[sunk:], two.memory, two.count)
+        self.device.keys.set_slots(slots, found.places[found.absent :], come)
+        if score is None:
+            self.pins.pin_first(come)
+        self.scores.admit(come, come_keys, touched=0 if score is None else len(come))
+        tier.scores.count_touches(len(left_keys) - sunk)
+        one.free(plan.left)
+        if down:  # rows that came to free slots have left slots without a victim
+            two.free(self.device.memory.download(below[:down]))
+        self._count(found, plan, len(come), len(left_keys) - sunk)
+        if self.risen is not None and found.dirty:
+            here = self.device.slots.read_slots(one.memory, come)()
+            self.risen.append(here.keys[here.dirty])
+
+    def _count(self, found: Missing, plan: _Plan, came: int, sunk: int) -> None:
+        self.counters.misses_host += came
+        self.counters.evictions_host += sunk
+        self.evictor.dirty_max += found.dirty - plan.dirty_down
+        self.tier.evictor.dirty_max += plan.dirty_down - found.dirty

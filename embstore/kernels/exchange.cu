@@ -1,0 +1,175 @@
+// Rows change levels of the cache: those that a call misses come up from level two, and victims of
+// level one go down into the slots that these leave. Rows of level two are pinned memory of the host,
+// read and written over the bus.
+//
+//     find_below    the i with slots[i] < 0, ascending, keys[i] of each, and its slot in level two, -1
+//                   where it has none
+//     part_missing  of these, those without a slot in level two first, in their order, the others
+//                   from the end on backwards; findings[MISSING] = how many have none
+//     count_dirty   *count += how many of slots are dirty; -1 is skipped
+//     count_tables  counts[t] += keys of table t
+//     exchange      of pair i, from first_up on the row of below[i] comes to slots[i], for keys[i];
+//                   from first_down on the row that was in slots[i] goes to below[i], or nowhere, where
+//                   that is -1; left_keys[i] = its key. A slot that a row has left and none has come
+//                   to is free.
+//
+// Grid: exchange a group for ROWS_TOGETHER consecutive pairs, all of whose pieces, of both ways, are
+// loaded before the first is stored: the bus carries both ways at once. find_below and part_missing
+// draw tiles; the others a thread an element, grid-stride.
+//
+// Preconditions: slots and below unique but for -1; below[i] >= 0 where a row comes up; a slot that
+// is not left is free. Deterministic: bits are copied, and an element is written by one thread.
+// Bytes of n pairs: 4 stride n each way over the bus, as much from and to level one, and some 150 n of
+// metadata. CPU twin: none, a CPU has one level (tests/kernels/test_exchange.py has the formulas).
+
+#define ROWS_TOGETHER 4
+#define EXCHANGE_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) find_below(
+    const int64* __restrict__ slots,  // (u,)
+    const int64* __restrict__ keys,   // (u,)
+    const int64 u,
+    const int64* __restrict__ bucket_keys,    // (bucket_count, 8), of level two
+    const uint32* __restrict__ bucket_slots,  // (bucket_count, 8)
+    const int64 bucket_count,
+    const int64* __restrict__ stash_keys,    // (256,)
+    const uint32* __restrict__ stash_slots,  // (256,)
+    const int64* __restrict__ stash_count,   // (1,)
+    int64* __restrict__ missing_keys,  // (missing,) out
+    int32* __restrict__ places,        // (missing,) out
+    int64* __restrict__ below,         // (missing,) out
+    uint64* progress) {                // (1 + tiles,), zero
+    number_flagged(
+        u, progress, nullptr, [&](uint32 i) { return __ldg(slots + i) < 0; },
+        [&](uint32 i, int32 at) {
+            const int64 key = __ldg(keys + i);
+            missing_keys[at] = key;
+            places[at] = i;
+            below[at] = slot_of(
+                bucket_keys, bucket_slots, bucket_count, stash_keys, stash_slots, stash_count, key);
+        });
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) part_missing(
+    const int64* __restrict__ keys,    // (n,)
+    const int32* __restrict__ places,  // (n,)
+    const int64* __restrict__ below,   // (n,)
+    const int64 n,
+    int64* __restrict__ parted_keys,    // (n,) out
+    int32* __restrict__ parted_places,  // (n,) out
+    int64* __restrict__ parted_below,   // (n,) out
+    int64* findings,
+    uint64* progress_below,  // (1 + tiles,), zero, as progress
+    uint64* progress) {
+    const auto put = [&](uint32 i, int64 at) {
+        parted_keys[at] = __ldg(keys + i);
+        parted_places[at] = __ldg(places + i);
+        parted_below[at] = __ldg(below + i);
+    };
+    number_flagged(
+        n, progress, findings + MISSING, [&](uint32 i) { return __ldg(below + i) < 0; },
+        [&](uint32 i, int32 at) { put(i, at); });
+    number_flagged(
+        n, progress_below, nullptr, [&](uint32 i) { return __ldg(below + i) >= 0; },
+        [&](uint32 i, int32 at) { put(i, n - 1 - at); });
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_dirty(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int64* __restrict__ slots,  // (n,), -1: skipped
+    const int64 n,
+    int64* count) {
+    __shared__ int64 counts[WARPS];
+    int64 dirty = 0;
+    for (int64 i = thread_index(); i < n; i += thread_count()) {
+        const int64 slot = __ldg(slots + i);
+        dirty += slot >= 0 && *dirty_of(slabs, slab_shift, stride, slot) != 0;
+    }
+    add_of_block(count, dirty, counts);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_tables(
+    const int64* __restrict__ keys,  // (n,), as a rule those of a table one after the other
+    const int64 n,
+    int64* counts) {  // (tables,)
+    const int64 whole = (n + WARP_THREADS - 1) / WARP_THREADS * WARP_THREADS;
+    for (int64 i = thread_index(); i < whole; i += thread_count()) {
+        const int64 table = i < n ? __ldg(keys + i) >> KEY_BITS : -1;
+        const uint32 alike =
+            __ballot_sync(FULL_WARP, table == __shfl_sync(FULL_WARP, table, 0));
+        if (threadIdx.x % WARP_THREADS == 0) {
+            add_to(counts + table, __popc(alike));
+        } else if (table >= 0 && !has_flag(alike)) {
+            add_to(counts + table, 1);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, EXCHANGE_BLOCKS) exchange(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const uint64* __restrict__ below_slabs, const int32 below_shift,
+    const int64* __restrict__ slots,  // (n,)
+    const int64* __restrict__ below,  // (n,)
+    const int64* __restrict__ keys,   // (n,)
+    const int64 n,
+    const int64 first_up,
+    const int64 first_down,
+    const int64 score,
+    const int64 below_score,
+    int64* __restrict__ left_keys) {  // (n,) out
+    const Group group = group_of(stride / 4);
+    const int64 step = group.count * ROWS_TOGETHER;
+    for (int64 begin = group.index * ROWS_TOGETHER; begin < n; begin += step) {
+        element *here[ROWS_TOGETHER], *there[ROWS_TOGETHER];
+        UNROLLED(r, ROWS_TOGETHER) {
+            const int64 i = min(begin + r, n - 1), place = __ldg(below + i);
+            here[r] = row_of(slabs, slab_shift, stride, __ldg(slots + i));
+            there[r] = begin + r < n && place >= 0
+                           ? row_of(below_slabs, below_shift, stride, place)
+                           : nullptr;
+        }
+        for (int32 d = group.lane * 4; d < stride; d += group.lanes * 4) {
+            float4 up[ROWS_TOGETHER], down[ROWS_TOGETHER];
+            UNROLLED(r, ROWS_TOGETHER) {
+                if (there[r] != nullptr && begin + r >= first_up) {
+                    up[r] = load_four_once(there[r] + d);
+                }
+            }
+            UNROLLED(r, ROWS_TOGETHER) {
+                if (there[r] != nullptr && begin + r >= first_down) {
+                    down[r] = load_four_once(here[r] + d);
+                }
+            }
+            UNROLLED(r, ROWS_TOGETHER) {
+                if (there[r] != nullptr && begin + r >= first_down) {
+                    store_four(there[r] + d, down[r]);
+                }
+            }
+            UNROLLED(r, ROWS_TOGETHER) {
+                if (there[r] != nullptr && begin + r >= first_up) {
+                    store_four(here[r] + d, up[r]);
+                }
+            }
+        }
+        for (int64 i = begin + group.lane; i < min(begin + ROWS_TOGETHER, n); i += group.lanes) {
+            const int64 slot = __ldg(slots + i), place = __ldg(below + i);
+            const bool comes = i >= first_up, leaves = i >= first_down;
+            int64* key = key_of(slabs, slab_shift, stride, slot);
+            uint8* dirty = dirty_of(slabs, slab_shift, stride, slot);
+            const int64 left_key = leaves ? *key : EMPTY_KEY;
+            const uint8 left_dirty = leaves ? *dirty : 0;
+            uint8 come_dirty = 0;
+            if (place >= 0) {
+                uint8* dirty_below = dirty_of(below_slabs, below_shift, stride, place);
+                come_dirty = comes ? *dirty_below : 0;
+                *dirty_below = left_dirty;
+                *key_of(below_slabs, below_shift, stride, place) = left_key;
+                *score_of(below_slabs, below_shift, stride, place) = below_score;
+            }
+            left_keys[i] = left_key;
+            *key = comes ? __ldg(keys + i) : EMPTY_KEY;
+            *dirty = come_dirty;
+            *score_of(slabs, slab_shift, stride, slot) = score;
+        }
+    }
+}
