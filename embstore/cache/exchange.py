@@ -10,8 +10,9 @@ of that. All room is found before a row moves, so a call that is refused has mov
     slots          | free ones  | victims of level one                           |
     go to          |            | places     | the slots that the others leave   |
 
-The host waits once, for how many keys are absent, and how many rows are dirty. Where some are
-absent it waits once more, for their keys and for the slots that their victims leave: those are free
+The host waits once, for how many keys are absent, and how many rows are dirty. Where the calls
+before missed rows and had to send others down, that is asked (`ask`) with the batch, before it is
+known that rows are missing, and is waited for with it. Where some are absent the host waits once more, for their keys and for the slots that their victims leave: those are free
 then, and the rows come as they do to a cache of one level.
 """
 
@@ -28,7 +29,19 @@ from embstore.cache.host_tier import HostTier
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import Array, Device, DeviceLevels, Missing, SlotContents, Slots
+from embstore.device.base import (
+    Answer,
+    Array,
+    Batch,
+    Counts,
+    Device,
+    DeviceLevels,
+    IndexArrays,
+    Missing,
+    SlotContents,
+    Slots,
+    TableParameters,
+)
 from embstore.storage.storage import Storage
 
 _NO_SLOTS = np.empty(0, np.int64)
@@ -41,6 +54,19 @@ class Absent:
     keys: Keys
     places: Slots
     """Their ids in the call."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked about a batch before it was synchronized."""
+
+    batch: Batch
+    moves: int
+    rebuilds: int
+    """Of level two's index, in which keys inserted last may have had no place."""
+    missing: Answer[Missing]
+    hits: Answer[tuple[int, int]] | None
+    """Of a lookup: accesses, and those that hit."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +99,51 @@ class Exchange:
     evictor: Evictor
     tier: HostTier
     counters: Counters
+    parameters: TableParameters
     risen: list[Keys] | None = None
     """Of dirty rows that came up, since somebody put a list here."""
+    _asked: Asked | None = None
+    _full: tuple[int, int] = (-1, -1)
+    """The arena's era, and how many slots there were, when there was no slab for missing rows."""
+
+    def ask(self, batch: Batch, counts: Counts | None, *, is_lookup: bool) -> None:
+        """Queue what a call needs to know whose batch is not synchronized yet, if rows of such a
+        call are missing as a rule, and there are no slabs for them.
+
+        counts : accesses that each position of a lookup stands for; None: 1 each
+        """
+        finder, self._asked = self.finder, None
+        misses = finder.lookups_miss if is_lookup else finder.updates_miss
+        is_full = self._full == (self.evictor.arena.era, self.slots.count)
+        if not (misses and is_full and finder.is_asked(batch)):
+            return
+        slots = finder.found
+        self.scores.protect(slots, batch)
+        hits = None
+        if is_lookup:
+            hits = self.device.keys.count_accesses(batch, slots, 0, len(slots), counts)
+        index = self.tier.slots.index
+        missing = self._look(index.arrays, batch.unique_keys, slots, batch)
+        self._asked = Asked(batch, finder.moves, index.rebuilds, missing, hits)
+
+    def asked(self, keys: Array) -> Asked | None:
+        """Return what was asked of these keys, a batch's, if it is right still."""
+        asked, self._asked = self._asked, None
+        if asked is None or asked.batch.unique_keys is not keys:
+            return None
+        index = self.tier.slots.index
+        index.synchronize()
+        is_right = asked.moves == self.finder.moves and asked.rebuilds == index.rebuilds
+        return asked if is_right else None
+
+    def _look(
+        self, index: IndexArrays, keys: Array, slots: Array, batch: Batch | None
+    ) -> Answer[Missing]:
+        one, two = self.slots, self.tier.slots
+        return self.levels.look(
+            keys, slots, batch, index, two.memory, one.memory, one.count, self.scores.clock,
+            one.free_count, len(self.parameters.seeds),
+        )  # fmt: skip
 
     def bring(
         self,
@@ -83,37 +152,41 @@ class Exchange:
         missing: int,
         score: int | None,
         missed_rows: Counter[int] | None = None,
-        tables: int = 0,
+        asked: Asked | None = None,
     ) -> Absent:
         """Bring up the rows of a call's missing keys that level two has; their slots are written to
         `slots`, which has -1 where a key is missing. Return the keys that it has not, for which
         there are free slots.
 
         score : of rows that come, and are touched by the call; None: they are pinned in place of it
-        missed_rows, tables : where missing keys are counted by table, with ids below `tables`
+        missed_rows : where missing keys are counted by table
+        asked : what was asked of these keys
 
         Raises
         ------
         CapacityError : no room in the log for rows that must leave, or no memory. No row has moved.
         """
-        tier, memory = self.tier, self.slots.memory
         self.device.memory.secure(missing)
-        leaving = self.evictor.needed(missing)
-        found = self.levels.look(
-            keys, slots, missing, tier.slots.index.synchronize(), tier.slots.memory, memory,
-            self.slots.count, self.scores.clock, leaving, 0 if missed_rows is None else tables,
-        )()  # fmt: skip
+        if asked is None:
+            needed = self.evictor.needed(missing)
+            found = self._look(self.tier.slots.index.synchronize(), keys, slots, None)()
+            self._full = (self.evictor.arena.era, self.slots.count) if needed else (-1, -1)
+        else:
+            found = asked.missing()
+        leaving = len(found.victims)
+        assert len(found.keys) == missing, "other keys were asked for"
+        assert leaving == max(missing - self.slots.free_count, 0), "there are too few slots"
         if missed_rows is not None:
             ids = np.flatnonzero(found.by_table)
             missed_rows.update(dict(zip(ids.tolist(), found.by_table[ids].tolist(), strict=True)))
-        absent, victims = self._asked(found, missing - leaving)
+        absent, victims = self._known(found, missing - leaving)
         plan = self._planned(found, missing, leaving, victims)
         if len(plan.slots):
             with self.storage.irreversible:
                 self._move(found, slots, plan, score)
         return absent
 
-    def _asked(self, found: Missing, free: int) -> tuple[Absent, Slots]:
+    def _known(self, found: Missing, free: int) -> tuple[Absent, Slots]:
         """Return the absent keys, and the slots of the victims that leave for them. Waits."""
         if not found.absent:
             return Absent(np.empty(0, np.int64), _NO_SLOTS), _NO_SLOTS
@@ -130,12 +203,13 @@ class Exchange:
             logged = self._make_places(found, free, victims, missing - found.absent)
             dirty_down = found.dirty_victims - (before - self.evictor.dirty_max)
             return _Plan(found.victims, free, len(victims), 0, victims, logged, dirty_down)
-        pairs = memory.allocate(missing - found.absent, np.int64)
+        pairs = found.victims
+        if free > found.absent:
+            pairs = memory.allocate(missing - found.absent, np.int64)
+            memory.copy(found.victims, pairs[free - found.absent :])
         taken = self.slots.take(free - found.absent)
         if len(taken):
             memory.copy(memory.upload(taken), pairs[: len(taken)])
-        if leaving:
-            memory.copy(found.victims, pairs[len(taken) :])
         return _Plan(pairs, found.absent, 0, len(taken), _NO_SLOTS, 0, found.dirty_victims)
 
     def _make_places(self, found: Missing, free: int, victims: Slots, staying: int) -> int:

@@ -72,13 +72,22 @@ class Finder:
             missing, the batch is void
         """
         device = self._device
-        if grouped and device.is_queued and not (self.lookups_miss or self.updates_miss):
+        if grouped and device.is_queued and not self.updates_miss:
             batch = None if self.arriving else self._grouped(segments)
             if batch is not None:
                 return batch
         batch = self.unique(segments)
         self.look(batch)
         return batch
+
+    def is_asked(self, batch: Batch) -> bool:
+        """Return whether the slots of a batch are being looked for, and no row is under way."""
+        return self._found_for is batch and not self.arriving
+
+    @property
+    def found(self) -> Array:
+        """Where the slots found last are."""
+        return self._found
 
     def unique(self, segments: Sequence[Segment]) -> Batch:
         """Return the batch of a call, as `DeviceKeys.unique` or `again`."""

@@ -113,9 +113,7 @@ class HostTier:
 
     def find(self, keys: Keys) -> Slots:
         """Return the slots of unique row keys, -1 where absent, without a trace."""
-        return self.device.memory.download(
-            self.finder.locate(self.device.memory.upload(keys))[0]
-        )
+        return self.device.memory.download(self.finder.locate(self.device.memory.upload(keys))[0])
 
     def dirty_of(self, keys: Keys) -> tuple[NDArray[np.int64], Rows]:
         """Return which of unique row keys have a dirty row here, and copies of these."""

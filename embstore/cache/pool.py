@@ -99,7 +99,7 @@ class Pool:
             assert device.levels is not None
             residency.exchange = Exchange(
                 device, device.levels, storage, slots, pins, finder, scores, evictor, self.tier,
-                self.counters,
+                self.counters, self.parameters,
             )  # fmt: skip
             self.writer.add_level(self.tier.evictor)
 

@@ -99,6 +99,7 @@ class Residency:
         CorruptTableError : a stored record is not what was written.
         """
         count, finder = len(keys), self.finder
+        asked = None if self.exchange is None else self.exchange.asked(keys)
         slots, missing = finder.find(keys)
         if missing:
             moves = finder.moves
@@ -113,11 +114,12 @@ class Residency:
             return slots
         hits: Answer[tuple[int, int]] | None = None
         if batch is not None:
-            hits = self.device.keys.count_accesses(batch, slots, first, first + count, counts)
+            hits = None if asked is None else asked.hits
+            if hits is None:
+                hits = self.device.keys.count_accesses(batch, slots, first, first + count, counts)
         if missing and self.exchange is not None:
             missed = None if batch is None else self.missed_rows
-            tables = len(self.parameters.seeds)
-            absent = self.exchange.bring(keys, slots, missing, score, missed, tables)
+            absent = self.exchange.bring(keys, slots, missing, score, missed, asked)
             self.stages.laps += "evict", now()
             if len(absent.keys):
                 fetched = self._fetch(absent.keys, None, score)

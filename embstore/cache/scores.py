@@ -32,7 +32,7 @@ from embstore.arrays import Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Answer, Array, Batch, Device, SlotContents, Slots
-from embstore.score import CLOCK_BITS, COUNT_NONE, COUNT_UP, FORESEEN, PIN_ONE
+from embstore.score import CLOCK_BITS, COUNT_KEEP, COUNT_NONE, COUNT_UP, FORESEEN, PIN_ONE
 
 _LOOKED_AT = 64
 _LOWERED_SHARE = 64
@@ -93,6 +93,13 @@ class Scores:
         `count_touches` follows then."""
         memory = self.slots.memory
         self.device.slots.touch(memory, slots, self.clock, self.policy.counting, batch)
+
+    def protect(self, slots: Array, batch: Batch) -> None:
+        """Begin a call as `tick`, of which the slots found for a batch, before it is synchronized,
+        are no victims; their counts stay."""
+        self.clock += 1
+        memory = self.slots.memory
+        self.device.slots.touch(memory, slots, self.clock, COUNT_KEEP, batch, always=True)
 
     def count_touches(self, touched: int) -> None:
         """Count slots that were touched, and age counts when it is time."""

@@ -378,9 +378,7 @@ class DeviceKeys(Protocol):
         counts : (n,), accesses that each position stands for; None: 1 each
         """
 
-    def insert(
-        self, index: IndexArrays, keys: Array | Keys, slots: Array | Slots
-    ) -> Answer[bool]:
+    def insert(self, index: IndexArrays, keys: Array | Keys, slots: Array | Slots) -> Answer[bool]:
         """Add absent, unique keys. False: the stash is full and the index unusable; build a larger
         one."""
 
@@ -568,11 +566,14 @@ class DeviceSlots(Protocol):
         clock: int,
         counting: int,
         batch: Batch | None = None,
+        *,
+        always: bool = False,
     ) -> None:
         """Score the slots of a call, -1 skipped: count << 40 | clock. The clock is below 2**40.
 
         batch : where work is queued: the slots are those that were probed for it; they are scored
-            if, once it is synchronized, none is missing and no key outside its table
+            if, once it is synchronized, none is missing and no key outside its table; `always`:
+            those that are there, in any case
         counting : what becomes of the count: COUNT_NONE 0, COUNT_UP one more (saturating),
             COUNT_KEEP what it was
 
@@ -641,19 +642,21 @@ class DeviceLevels(Protocol):
         self,
         keys: Array,
         slots: Array,
-        missing: int,
+        batch: Batch | None,
         index: IndexArrays,
         below: SlotMemory,
         memory: SlotMemory,
         slot_count: int,
         clock: int,
-        leaving: int,
+        free: int,
         tables: int,
     ) -> Answer[Missing]:
-        """Look in level two, of which `index` and `below` are, for the `missing` keys that have -1
-        in `slots`, and for `leaving` victims in level one, as `DeviceSlots.select_victims`.
+        """Look in level two, of which `index` and `below` are, for the keys that have -1 in
+        `slots`, and in level one for victims, as `DeviceSlots.select_victims`, for as many of them
+        as are more than `free`.
 
-        tables : of so many the keys are counted
+        batch : whose keys they are, before it is synchronized; None: all of `keys`
+        tables : the keys are counted by table id, below this
         """
 
     def exchange(
@@ -684,6 +687,7 @@ class Device(Protocol):
     keys: DeviceKeys
     rows: DeviceRows
     slots: DeviceSlots
+
     @property
     def levels(self) -> DeviceLevels | None:
         """What it does between two levels; None: the cache has one, in the host's memory."""

@@ -56,6 +56,8 @@ class CpuSlots:
         clock: int,
         counting: int,
         batch: Batch | None = None,
+        *,
+        always: bool = False,
     ) -> None:
         score_kernels.touch(memory.scores, slots, clock, counting)
 

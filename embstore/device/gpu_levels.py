@@ -1,22 +1,22 @@
 """Rows that change levels of the cache: what is launched to find them, and to exchange them.
 
-The host learns a few numbers, which it waits for once: how many of the missing rows neither level
-has, and how many rows are dirty. Keys, slots and victims stay on the device (`exchange.cu`).
+How many keys are missing, how many neither level has, and which rows leave for them is found out on
+the device, by one kernel after the other. So it can be asked before the host knows that any are
+missing, and the host waits for all of it once (`exchange.cu`).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embstore.device.base import Answer, Device, IndexArrays, Missing
+from embstore.device.base import Answer, Batch, Device, IndexArrays, Missing
 from embstore.device.gpu_slots import Search
-from embstore.device.gpu_work import LANES, MISSING, NOTHING_FOUND, TILE, GpuWork, parameters_of
-from embstore.device.runtime import DeviceArray
+from embstore.device.gpu_work import LANES, NULL, TILE, GpuWork, findings_of, parameters_of
+from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
 
-_DIRTY, _DIRTY_VICTIMS = 4, 5
-"""Of the numbers that are waited for; MISSING is one, too."""
+_MISSING, _ABSENT, _DIRTY, _DIRTY_VICTIMS, _TABLES = range(5)
+"""Numbers that are waited for."""
 
 
 @dataclass(frozen=True)
@@ -30,64 +30,73 @@ class GpuLevels:
         self,
         keys: DeviceArray,
         slots: DeviceArray,
-        missing: int,
+        batch: Batch | None,
         index: IndexArrays,
         below: Slabs,
         memory: Slabs,
         slot_count: int,
         clock: int,
-        leaving: int,
+        free: int,
         tables: int,
     ) -> Answer[Missing]:
-        work, n, scratch = self.work, missing, self.work.scratch
-        found = scratch.parts(n, np.int64, np.int32, np.int64)
-        parted = scratch.parts(n, np.int64, np.int32, np.int64)
-        keys_found, places, below_found = parted
-        numbers = work.scratch.take(len(NOTHING_FOUND) + tables, np.int64)
+        work, u, scratch = self.work, len(keys), self.work.scratch
+        found = scratch.parts(u, np.int64, np.int32, np.int64)
+        parted = scratch.parts(u, np.int64, np.int32, np.int64)
+        numbers = scratch.take(_TABLES + tables, np.int64)
         work.runtime.fill(numbers, 0)
+        parts = [numbers[i : i + 1] for i in range(_TABLES)]
+        missing, absent, dirty, dirty_victims = parts
+        search = Search(work, memory, slot_count, clock, min(u, slot_count))
+        count_at: Argument = NULL if batch is None else findings_of(batch) or NULL
         work.launch_in_tiles(
-            "find_below", len(slots), slots, keys, np.int64(len(slots)), *parameters_of(index),
-            *found,
+            "find_below", u, slots, keys, count_at, np.int64(u), *parameters_of(index), *found,
+            missing,
         )  # fmt: skip
-        tiles = -(-n // TILE)
         work.launch_in_tiles(
-            "part_missing", n, *found, np.int64(n), *parted, numbers,
-            work.zeros(1 + tiles, np.uint64),
+            "part_missing", u, *found, missing, np.int64(free), *parted, absent, search.state,
+            work.zeros(1 + -(-u // TILE), np.uint64),
         )  # fmt: skip
-        self._count_dirty(below, parted[2], numbers[_DIRTY:])
+        self._count_dirty(below, parted[2], missing, dirty)
         if tables:
-            work.launch("count_tables", n, parted[0], np.int64(n), numbers[len(NOTHING_FOUND) :])
-        search = Search(work, memory, slot_count, clock, leaving) if leaving else None
+            work.launch("count_tables", u, parted[0], missing, numbers[_TABLES:])
 
-        def ask() -> Answer[NDArray[np.int64]]:
-            if search is not None:
-                search.look()
-                work.runtime.fill(numbers[_DIRTY_VICTIMS : _DIRTY_VICTIMS + 1], 0)
-                self._count_dirty(memory, search.victims, numbers[_DIRTY_VICTIMS:])
-            return work.ask(numbers)
+        def ask() -> Answer[tuple[list[int], np.ndarray]]:
+            search.look()
+            work.runtime.fill(dirty_victims, 0)
+            self._count_dirty(memory, search.victims, search.count, dirty_victims)
+            asked = work.ask(numbers)
+
+            def answer() -> tuple[list[int], np.ndarray]:
+                known = asked()
+                return known[:_TABLES].tolist(), known[_TABLES:]
+
+            return answer
 
         asked = ask()
 
         def answer() -> Missing:
-            known = asked()
-            while search is not None and not search.is_done():
-                known = ask()()
+            counts, by_table = asked()
+            while not search.is_done():
+                counts, by_table = ask()()
+            n = counts[_MISSING]
+            keys, places, in_below = (part[:n] for part in parted)
             return Missing(
-                keys_found,
+                keys,
                 places,
-                below_found,
-                victims=search.victims if search else work.scratch.take(0, np.int64),
-                absent=int(known[MISSING]),
-                dirty=int(known[_DIRTY]),
-                dirty_victims=int(known[_DIRTY_VICTIMS]),
-                by_table=known[len(NOTHING_FOUND) :],
+                in_below,
+                search.victims[: search.found],
+                absent=counts[_ABSENT],
+                dirty=counts[_DIRTY],
+                dirty_victims=counts[_DIRTY_VICTIMS],
+                by_table=by_table,
             )
 
         return answer
 
-    def _count_dirty(self, memory: Slabs, slots: DeviceArray, count: DeviceArray) -> None:
-        n = len(slots)
-        self.work.launch("count_dirty", n, *memory.rows.arguments, slots, np.int64(n), count)
+    def _count_dirty(
+        self, memory: Slabs, slots: DeviceArray, n_at: DeviceArray, count: DeviceArray
+    ) -> None:
+        self.work.launch("count_dirty", len(slots), *memory.rows.arguments, slots, n_at, count)
 
     def exchange(
         self,

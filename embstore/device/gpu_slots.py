@@ -124,11 +124,13 @@ class GpuSlots:
         clock: int,
         counting: int,
         batch: Batch | None = None,
+        *,
+        always: bool = False,
     ) -> None:
         findings = findings_of(batch) if batch is not None else None
         self._over_slots(
             "touch", memory, slots, np.int64(clock), np.int32(counting),
-            NULL if findings is None else findings,
+            NULL if findings is None else findings, np.int32(always),
         )  # fmt: skip
 
     def set_counts(
@@ -198,7 +200,8 @@ class GpuSlots:
 class Search:
     """The slots of lowest score, looked for on the device (`select_victims.cu`).
 
-    Until it is done the victims are slots that there are, but none of the lowest.
+    Until it is done the victims are slots that there are, but none of the lowest. A kernel that is
+    launched before may lower their number in `state`.
     """
 
     def __init__(
@@ -208,13 +211,14 @@ class Search:
         self._range_slots = _RANGE_SLOTS * max(1, slot_count // (_RANGE_SLOTS * _RANGES))
         ranges = -(-slot_count // self._range_slots)
         self._work, self._slot_count, self._ranges = work, slot_count, ranges
-        (self._search,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
+        (self.state,) = work.send_numbers([0, PIN_ONE, 0, 0, PIN_ONE, count, count, 0])
+        self.count = self.state[VICTIMS : VICTIMS + 1]
         self._bins = work.scratch.take(BINS, np.int64)
         self._counts = work.scratch.take(2 * ranges, np.int32)
         self.both = work.scratch.take(2 * count, np.int64)
         """The victims, and their scores."""
         self.victims, self._scores = self.both[:count], self.both[count:]
-        named = (*memory.rows.arguments, np.int64(slot_count), np.int64(clock), self._search)
+        named = (*memory.rows.arguments, np.int64(slot_count), np.int64(clock), self.state)
         self._candidates: tuple[Argument, ...] = named
         work.runtime.fill(self._bins, 0)
         work.runtime.fill(self.victims, 0)
@@ -225,12 +229,12 @@ class Search:
         for _ in range(_ROUNDS):
             work.launch("score_range", self._slot_count, *self._candidates)
             work.launch("count_scores", self._slot_count, *self._candidates, self._bins)
-            work.runtime.launch("narrow_search", 1, self._search, self._bins)
+            work.runtime.launch("narrow_search", 1, self.state, self._bins)
         work.runtime.launch("count_victims", self._ranges, *in_ranges, self._counts)
         work.runtime.launch(
             "collect_victims", self._ranges, *in_ranges, self._counts, self.victims, self._scores
         )
-        self._asked = work.ask(self._search)
+        self._asked = work.ask(self.state)
 
     def is_done(self) -> bool:
         """Wait, and return whether the victims are found; once for each look."""

@@ -74,6 +74,20 @@ __device__ __forceinline__ bool may_go_on(const int64* findings) {
 #define ABOVE_RANK (-PIN_ONE)  // bits 52..63
 #define PENDING static_cast<int64>(1ull << 63)
 
+// Fields of a search for victims (select_victims.cu). TIES: victims from FLOOR on; once it is DONE, the
+// most at the threshold, HIGHEST.
+#define COUNT 0
+#define LOWEST 1
+#define HIGHEST 2
+#define FLOOR 3
+#define CEILING 4
+#define TIES 5
+#define VICTIMS 6
+#define STATE 7
+#define SEEKING 0  // COUNT, LOWEST, HIGHEST are not known
+#define COUNTING 1
+#define DONE 2
+
 #define NAN_BITS 0x7fc00000u
 #define INFINITY_BITS 0x7f800000u
 #define LARGE_EXPONENT 0x5c000000u  // of 2**57 (embstore/arithmetic/sums.py)

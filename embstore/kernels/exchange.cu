@@ -3,9 +3,10 @@
 // read and written over the bus.
 //
 //     find_below    the i with slots[i] < 0, ascending, keys[i] of each, and its slot in level two, -1
-//                   where it has none
+//                   where it has none; *missing = how many they are
 //     part_missing  of these, those without a slot in level two first, in their order, the others
-//                   from the end on backwards; findings[MISSING] = how many have none
+//                   from the end on backwards; *absent = how many have none; and what is to be
+//                   searched (select_victims.cu): as many victims as are more than `free`
 //     count_dirty   *count += how many of slots are dirty; -1 is skipped
 //     count_tables  counts[t] += keys of table t
 //     exchange      of pair i, from first_up on the row of below[i] comes to slots[i], for keys[i];
@@ -28,6 +29,7 @@
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) find_below(
     const int64* __restrict__ slots,  // (u,)
     const int64* __restrict__ keys,   // (u,)
+    const int64* __restrict__ count_at,  // (1,) or null: u is the number of keys
     const int64 u,
     const int64* __restrict__ bucket_keys,    // (bucket_count, 8), of level two
     const uint32* __restrict__ bucket_slots,  // (bucket_count, 8)
@@ -38,9 +40,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) find_below(
     int64* __restrict__ missing_keys,  // (missing,) out
     int32* __restrict__ places,        // (missing,) out
     int64* __restrict__ below,         // (missing,) out
+    int64* missing,                    // (1,), 0 before
     uint64* progress) {                // (1 + tiles,), zero
     number_flagged(
-        u, progress, nullptr, [&](uint32 i) { return __ldg(slots + i) < 0; },
+        count_at ? __ldg(count_at) : u, progress, missing, [&](uint32 i) { return __ldg(slots + i) < 0; },
         [&](uint32 i, int32 at) {
             const int64 key = __ldg(keys + i);
             missing_keys[at] = key;
@@ -54,20 +57,27 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) part_missing(
     const int64* __restrict__ keys,    // (n,)
     const int32* __restrict__ places,  // (n,)
     const int64* __restrict__ below,   // (n,)
-    const int64 n,
+    const int64* __restrict__ missing,  // (1,), n
+    const int64 free,
     int64* __restrict__ parted_keys,    // (n,) out
     int32* __restrict__ parted_places,  // (n,) out
     int64* __restrict__ parted_below,   // (n,) out
-    int64* findings,
+    int64* absent,           // (1,), 0 before
+    int64* search,           // (8,)
     uint64* progress_below,  // (1 + tiles,), zero, as progress
     uint64* progress) {
+    const int64 n = __ldg(missing);
+    if (thread_index() == 0) {
+        search[TIES] = search[VICTIMS] = max(n - free, 0ll);
+        search[STATE] = n > free ? SEEKING : DONE;
+    }
     const auto put = [&](uint32 i, int64 at) {
         parted_keys[at] = __ldg(keys + i);
         parted_places[at] = __ldg(places + i);
         parted_below[at] = __ldg(below + i);
     };
     number_flagged(
-        n, progress, findings + MISSING, [&](uint32 i) { return __ldg(below + i) < 0; },
+        n, progress, absent, [&](uint32 i) { return __ldg(below + i) < 0; },
         [&](uint32 i, int32 at) { put(i, at); });
     number_flagged(
         n, progress_below, nullptr, [&](uint32 i) { return __ldg(below + i) >= 0; },
@@ -77,9 +87,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) part_missing(
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_dirty(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,), -1: skipped
-    const int64 n,
+    const int64* __restrict__ n_at,   // (1,), n
     int64* count) {
     __shared__ int64 counts[WARPS];
+    const int64 n = __ldg(n_at);
     int64 dirty = 0;
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 slot = __ldg(slots + i);
@@ -90,8 +101,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_dirty(
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_tables(
     const int64* __restrict__ keys,  // (n,), as a rule those of a table one after the other
-    const int64 n,
+    const int64* __restrict__ n_at,  // (1,), n
     int64* counts) {  // (tables,)
+    const int64 n = __ldg(n_at);
     const int64 whole = (n + WARP_THREADS - 1) / WARP_THREADS * WARP_THREADS;
     for (int64 i = thread_index(); i < whole; i += thread_count()) {
         const int64 table = i < n ? __ldg(keys + i) >> KEY_BITS : -1;

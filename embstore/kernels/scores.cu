@@ -26,8 +26,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     const int64 n,
     const int64 clock,
     const int32 counting,
-    const int64* __restrict__ findings) {  // (8,) of what the slots were found for, or null
-    const int64 count_of_slots = findings ? (may_go_on(findings) ? findings[UNIQUE_COUNT] : 0) : n;
+    const int64* __restrict__ findings,  // (8,) of what the slots were found for, or null
+    const int32 always) {                // also where keys are missing
+    const bool goes_on = !findings || always || may_go_on(findings);
+    const int64 count_of_slots = goes_on ? (findings ? findings[UNIQUE_COUNT] : n) : 0;
     for (int64 i = thread_index(); i < count_of_slots; i += thread_count()) {
         const int64 slot = __ldg(slots + i);
         if (slot < 0) {

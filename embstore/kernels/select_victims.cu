@@ -41,19 +41,6 @@
 #define BINS_PER_THREAD (BINS / BLOCK_THREADS)
 #define NO_SCORE (-1ll)  // below every floor
 
-// Of `search`. TIES: victims from FLOOR on; once it is DONE, the most at the threshold, HIGHEST.
-#define COUNT 0
-#define LOWEST 1
-#define HIGHEST 2
-#define FLOOR 3
-#define CEILING 4
-#define TIES 5
-#define VICTIMS 6
-#define STATE 7
-#define SEEKING 0  // COUNT, LOWEST, HIGHEST are not known
-#define COUNTING 1
-#define DONE 2
-
 // A bin is 1 << shift scores; bin 0 begins at the lowest.
 __device__ __forceinline__ int32 shift_of(int64 lowest, int64 highest) {
     return max(64 - BIN_BITS - __clzll(highest - lowest), 0);

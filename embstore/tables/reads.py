@@ -29,7 +29,7 @@ def lookup(
     if _needs_no_batch(shares) and _looked_up(shares, outs, admit=admit):
         stages.laps += "gather", now()
         return True
-    parts = batches(shares, known=True)
+    parts = batches(shares, of="lookup" if admit else "", known=True)
     stages.laps += "unique", now()
     for part in parts:
         part.pool.finder.lookups_miss = part.batch.found.missing > 0

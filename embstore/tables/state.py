@@ -94,7 +94,7 @@ class PoolBatch:
 
 
 def batches(
-    shares: Sequence[Share], *, grouped: bool = False, known: bool = False
+    shares: Sequence[Share], *, grouped: bool = False, of: str = "", known: bool = False
 ) -> list[PoolBatch]:
     """Return the command's batches, one a pool. Their kernels are queued: `synchronize` before
     anything is done with their findings.
@@ -102,6 +102,8 @@ def batches(
     Parameters
     ----------
     grouped : by slot, where that is better; these may turn out to be void
+    of : "lookup" or "update", if rows that are missing will come: they are asked for
+        (`Exchange.ask`)
     known : wait for the findings
 
     Raises
@@ -117,6 +119,8 @@ def batches(
         segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
         counts = _counts(group)
         batch = pool.finder.resolve(segments, grouped=grouped)
+        if of and pool.residency.exchange is not None:
+            pool.residency.exchange.ask(batch, counts, is_lookup=of == "lookup")
         part = PoolBatch(pool, group, batch, counts)
         if not pool.device.is_queued and batch.found.outside >= 0:
             raise _out_of_range(part, batch.found.outside)

@@ -93,7 +93,7 @@ def update(
     tables = [share.table for share in shares]
     if parts is None:
         check_writer(tables, "")
-        parts = batches(shares, grouped=True)
+        parts = batches(shares, grouped=True, of="update")
     stages.laps += "unique", now()
     scale = np.float32(options.gradient_scale)
     if options.learning_rate is not None:
@@ -103,10 +103,10 @@ def update(
             stages.laps += "apply", now()
             return True
         if any(part.needs_order for part in parts):
-            parts = batches(shares)
+            parts = _in_order(parts, shares)
     sums = sums_of(parts, scale)
     if sums is None:
-        parts = batches(shares)
+        parts = _in_order(parts, shares)
         sums = sums_of(parts, scale)
         assert sums is not None, "only a batch by slots can be void"
     wrong: list[tuple[int, Gradient]] = []
@@ -122,6 +122,13 @@ def update(
     named = [(p.pool, p.batch.unique_keys, s) for p, s in zip(parts, sums, strict=True)]
     _apply(named, tables, options.learning_rate, stages)
     return True
+
+
+def _in_order(parts: Sequence[PoolBatch], shares: Sequence[Share]) -> list[PoolBatch]:
+    """Return the batches of an update anew, with keys by occurrence."""
+    for part in parts:
+        part.pool.finder.updates_miss = part.batch.found.missing > 0
+    return batches(shares, of="update")
 
 
 def _is_updated(
