@@ -47,7 +47,8 @@ class Tables:
         device: Device,
         *,
         cache_bytes: int,
-        host_cache_bytes: int | None,
+        host_cache_bytes: int,
+        host_cache_reason: str,
         cache_split: CacheSplit,
         policy: str,
         limits: Limits,
@@ -58,6 +59,7 @@ class Tables:
         self.limits = limits
         self.policy = policy
         self.arena = Arena(cache_bytes)
+        self.host_cache_reason = host_cache_reason
         self.host_arena = Arena(host_cache_bytes, "host_cache_bytes") if host_cache_bytes else None
         self.reading, self.writing = self.frame.reading, self.frame.writing
         self.background = self.frame.background

@@ -65,7 +65,7 @@ def stores():
     OPENED.pop()
 
 
-def opened(tmp_path, tables, cache_bytes, host_cache_bytes=None, durability="checkpoint"):
+def opened(tmp_path, tables, cache_bytes, host_cache_bytes=0, durability="checkpoint"):
     runtime = CountingRuntime()
     store = embstore.open(
         tmp_path / "store", device=GpuDevice(runtime, 1), cache_bytes=cache_bytes,
@@ -143,7 +143,7 @@ def few_keys_of(store, rng):
     return {name: rng.integers(0, ROWS, max(FEW_KEYS // len(tables), 1)) for name in tables}
 
 
-@pytest.mark.parametrize("host_cache_bytes", [None, 1 << 24])
+@pytest.mark.parametrize("host_cache_bytes", [0, 1 << 24])
 @pytest.mark.parametrize("tables", [1, 26])
 def test_the_calls_of_rows_that_are_missing(tmp_path, tables, host_cache_bytes):
     """Most rows do not fit, and those that leave are dirty. That no key was without a place in the
@@ -165,12 +165,12 @@ def test_the_calls_of_rows_that_are_missing(tmp_path, tables, host_cache_bytes):
         count("lookup", store.lookup, few_keys_of(store, rng))
     pool = store.stats()["cache"]["pools"][0]
     logged, kept = pool["evictions_dirty"], pool["evictions_host"]
-    if host_cache_bytes is None:
+    if not host_cache_bytes:
         assert logged > pool["evictions_clean"] >= kept == 0
     else:
         assert kept > logged == 0, "all that left the GPU had room below, dirty or not"
     came = pool["misses_log"] + pool["misses_base"], pool["misses_host"]
-    assert came[host_cache_bytes is None] == 0 < came[host_cache_bytes is not None]
+    assert came[not host_cache_bytes] == 0 < came[host_cache_bytes > 0]
     waits = {name: sorted(each["waits"] for each in costs) for name, costs in found.items()}
     assert [of_verb[len(of_verb) // 2] for of_verb in waits.values()] == [3, 1, 2]
     assert max(max(of_verb) for of_verb in waits.values()) == 4, "also where victims are searched"
@@ -217,7 +217,9 @@ def test_a_closed_store_leaves_nothing_on_the_device(tmp_path):
     gc.collect()
     gc.disable()
     try:
-        store = embstore.open(tmp_path, device=GpuDevice(runtime), cache_bytes=1 << 20)
+        store = embstore.open(
+            tmp_path, device=GpuDevice(runtime), cache_bytes=1 << 20, host_cache_bytes=0
+        )
         table = store.create_table(
             "a", dim=8, rows=500, optimizer=Adam(0.1), initializer=Uniform(-1, 1)
         )
