@@ -5,6 +5,7 @@ import threading
 from contextlib import ExitStack
 
 from embstore.arithmetic import jit
+from embstore.cache.arena import HostCache
 from embstore.cache.policies import policy_of
 from embstore.cache_split import SPLITS, CacheSplit
 from embstore.checks.arguments import expect, integer, number, one_of
@@ -15,7 +16,7 @@ from embstore.durability import LEVELS, Durability
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
-from embstore.host.facts import THREADS_MAX, free_bytes
+from embstore.host.facts import HOST_PARTS, THREADS_MAX, free_bytes
 from embstore.host.workers import COPY_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
@@ -26,9 +27,6 @@ SYNC_EVERY_S = 1.0
 RECOVERY_S = 30.0
 DEFAULT_CACHE_BYTES = 1 << 30
 """Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
-HOST_PARTS = 4
-"""Of the host's free memory, one part in so many is level two of a GPU's cache by default: the
-trainer, the page cache and storage's indexes need the rest."""
 
 
 def open(
@@ -123,7 +121,7 @@ def open(
         undo.callback(made.close)
         jit.compile_kernels()  # those of the device too, and none in the middle of training
         budget = _budget(made, cache_bytes, share)
-        host_budget, host_reason = _host_budget(made, host_cache_bytes)
+        host_cache = _host_cache(made, host_cache_bytes)
         storage = Storage(
             files or Files(path),
             read_only=read_only,
@@ -136,8 +134,7 @@ def open(
             storage,
             made,
             cache_bytes=budget,
-            host_cache_bytes=host_budget,
-            host_cache_reason=host_reason,
+            host_cache=host_cache,
             cache_split=cache_split,
             policy=policy,
             limits=limits,
@@ -169,19 +166,19 @@ def _budget(device: Device, cache_bytes: int | str, share: float | None) -> int:
     return budget
 
 
-def _host_budget(device: Device, asked: int | None) -> tuple[int, str]:
-    """Return the bytes of level two of the cache, and why it has so many."""
+def _host_cache(device: Device, asked: int | None) -> HostCache:
+    """Return how large level two of the cache may be."""
     if device.below() is None:
         if asked:
             raise InvalidArgumentError(
                 f"expected no host_cache_bytes on device {device.name!r}, found {asked}: "
                 "the cache is in the host's memory there; give as much more cache_bytes"
             )
-        return 0, f"none: on device {device.name} the cache is in the host's memory"
+        return HostCache(0, f"none: on device {device.name} the cache is in the host's memory")
     if asked is not None:
-        return asked, "as given" if asked else "none, as given"
+        return HostCache(asked, "as given" if asked else "none, as given")
     free = free_bytes()
-    return free // HOST_PARTS, f"a quarter of the host's free memory, {free} bytes"
+    return HostCache(free // HOST_PARTS, f"a quarter of the host's free memory, {free} bytes")
 
 
 def _wire_codec() -> Codec:

@@ -220,9 +220,9 @@ class CacheStats:
     memory_bytes: int = gauge("Memory that the cache takes.", lambda t: t.arena.memory_bytes)
     host_budget_bytes: int = gauge(
         "Pinned memory of the host that level two of a GPU's cache may take; 0: there is none.",
-        lambda t: t.host_arena.budget_bytes if t.host_arena else 0,
+        lambda t: t.host_cache.budget_bytes,
     )
-    host_budget_reason: str = text("Why level two may take as much.", lambda t: t.host_cache_reason)
+    host_budget_reason: str = text("Why level two may take as much.", lambda t: t.host_cache.reason)
     host_memory_bytes: int = gauge(
         "Memory of the host that level two takes.",
         lambda t: t.host_arena.memory_bytes if t.host_arena else 0,

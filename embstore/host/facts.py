@@ -13,6 +13,9 @@ from typing import Any
 
 THREADS_MAX = 256
 """More are a mistake: the system may have no room for their stacks."""
+HOST_PARTS = 4
+"""Of the host's free memory, one part in so many is level two of a GPU's cache by default: the
+trainer, the page cache and storage's indexes need the rest."""
 _ROOT = Path("/")
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -48,9 +51,9 @@ def free_bytes(root: Path = _ROOT) -> int:
     return free
 
 
-def swap_bytes() -> int:
+def swap_bytes(root: Path = _ROOT) -> int:
     """Return the bytes that the memory of this process can be swapped to."""
-    return min(_sizes(_ROOT / "proc/meminfo").get("SwapTotal:", 0), _least("memory.swap.max"))
+    return min(_sizes(root / "proc/meminfo").get("SwapTotal:", 0), _least("memory.swap.max", root))
 
 
 def _groups(root: Path) -> Iterator[Path]:
@@ -64,9 +67,9 @@ def _groups(root: Path) -> Iterator[Path]:
             yield from (top / one for one in (place, *place.parents))
 
 
-def _least(name: str) -> int:
+def _least(name: str, root: Path = _ROOT) -> int:
     """Return the least limit that files of this name give, as control groups have them."""
-    limits = (_number(group / name) for group in _groups(_ROOT))
+    limits = (_number(group / name) for group in _groups(root))
     return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 
