@@ -1,9 +1,11 @@
 """The host tier: rows that left a GPU come back from pinned memory, and are what storage has."""
 
+from io import StringIO
 from itertools import count
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import embstore
 from embstore import Adam, RowWiseAdagrad, Uniform
@@ -12,6 +14,7 @@ from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_rows import GpuRows
 from embstore.engine import opening
 from embstore.errors import CapacityError, CorruptTableError, DeviceError, InvalidArgumentError
+from embstore_server.cli.top_view import Look, drawn
 from tests.conformance.backends import TINY
 from tests.conformance.tiers import check_tier
 from tests.kernels.emulation.runtime import EmulatedRuntime
@@ -356,6 +359,16 @@ def test_rows_and_misses_are_counted_by_level(tmp_path):
     after = store.stats()["cache"]
     (pool,) = after["pools"]
     assert after["host_hit_rate"] == pool["host_hit_rate"] == pool["misses_host"] / 1150 > 0
+    console = Console(file=StringIO(), width=200)
+    console.print(drawn(Look(store.stats(), 0.0)))
+    shown = " ".join(console.file.getvalue().split())
+    for text in (
+        "level two",
+        "its hits",
+        "missed: host / log / base / new",
+        "of 1 MiB of the host's",
+    ):
+        assert text in shown
     store.close()
 
 
