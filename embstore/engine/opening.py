@@ -28,6 +28,9 @@ RECOVERY_S = 30.0
 DEFAULT_CACHE_BYTES = 1 << 30
 """Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
 
+_HOST_BYTES_MIN = 64 << 20
+"""Less has hardly a slab for each of many row layouts, and no open is to fail for a default."""
+
 
 def open(
     path: str | os.PathLike[str],
@@ -178,6 +181,10 @@ def _host_cache(device: Device, asked: int | None) -> HostCache:
     if asked is not None:
         return HostCache(asked, "as given" if asked else "none, as given")
     free = free_bytes()
+    if free // HOST_PARTS < _HOST_BYTES_MIN:
+        return HostCache(
+            0, f"none: a quarter of the host's free memory, {free} bytes, is too little"
+        )
     return HostCache(free // HOST_PARTS, f"a quarter of the host's free memory, {free} bytes")
 
 

@@ -319,15 +319,16 @@ def test_the_cpu_has_nothing_below(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "size", "reason"),
+    ("free", "given", "size", "reason"),
     [
-        (None, 1 << 20, "a quarter of the host's free memory, 4194304 bytes"),
-        (0, 0, "none, as given"),
-        (1 << 19, 1 << 19, "as given"),
+        (1 << 30, None, 1 << 28, "a quarter of the host's free memory, 1073741824 bytes"),
+        (99, None, 0, "none: a quarter of the host's free memory, 99 bytes, is too little"),
+        (1 << 30, 0, 0, "none, as given"),
+        (99, 1 << 19, 1 << 19, "as given"),
     ],
 )
-def test_the_size_of_level_two_and_why_it_has_it(tmp_path, monkeypatch, given, size, reason):
-    monkeypatch.setattr(opening, "free_bytes", lambda: 4 << 20)
+def test_the_size_of_level_two_and_why_it_has_it(tmp_path, monkeypatch, free, given, size, reason):
+    monkeypatch.setattr(opening, "free_bytes", lambda: free)
     store = opened(tmp_path / "store", host_cache_bytes=given)
     for keys in (np.arange(600), np.arange(600, 1200), np.arange(600)):
         train(store, keys)
