@@ -21,10 +21,17 @@ that stay as they were made. A cache could then not become smaller than the slab
 budget, and one that grew a thousandfold would do so in steps too small to be worth one.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from embstore.cache.slots import PoolSlots
 from embstore.errors import CapacityError
+
+
+class HostCache(NamedTuple):
+    """The memory of the host that level two of a GPU's cache may take, and why as much."""
+
+    budget_bytes: int = 0
+    reason: str = ""
 
 
 class Member(Protocol):

@@ -1,7 +1,8 @@
 """What a pool did, in numbers that only grow. Both hit definitions: by unique key and by access.
 
 **By access**, a key that a call names five times counts five times, hit or miss; **by unique key**,
-once. Hits are those of lookups; misses those of all commands, by origin: updates bring rows in too.
+once. Hits are those of lookups in level one; misses those of all commands, by origin: updates bring
+rows in too. A miss whose origin is the host is a hit of level two; the others miss in both levels.
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ class Counters:
     unique_hit_rate: float | None = ratio(
         "Unique keys that hit.", lambda c: share(c.unique_hits, c.unique_keys)
     )
+    host_hit_rate: float | None = ratio(
+        "Rows missing in level one that level two had; none until a row went down.",
+        lambda c: share(c.misses_host, c.misses_below),
+    )
     accesses: int = counter("Keys of lookups, repeated ones each time.")
     access_hits: int = counter("Accesses that found their row resident.")
     unique_keys: int = counter("Keys of lookups, each once a call.")
@@ -41,13 +46,13 @@ class Counters:
     misses_base: int = _misses("base")
     misses_initializer: int = _misses("initializer")
     misses_host: int = counter(
-        "Rows that a command brought in from the host's memory, below the GPU's.",
+        "Rows that a command brought in from level two, in the host's memory.",
         metric="misses",
         labels={"origin": "host"},
     )
     evictions_clean: int = _evictions("clean", "dropped, as the disk has them")
     evictions_dirty: int = _evictions("dirty", "appended to the log")
-    evictions_host: int = _evictions("host", "kept in the host's memory, below the GPU's")
+    evictions_host: int = _evictions("host", "kept in level two, in the host's memory")
     calls_in_parts: int = counter("Calls with more unique keys than the pool has slots.")
     parts: int = counter("Parts that those calls were processed in.")
 
@@ -74,6 +79,13 @@ class Counters:
     def has_evicted(self) -> bool:
         """Whether a row has ever left."""
         return self.evictions_clean + self.evictions_dirty + self.evictions_host > 0
+
+    @property
+    def misses_below(self) -> int:
+        """Rows that were brought in from anywhere, once a row went down to level two; else 0."""
+        if not self.evictions_host:
+            return 0
+        return self.misses_host + self.misses_log + self.misses_base + self.misses_initializer
 
     def count_parts(self, parts: int) -> None:
         """Count a call that is done in parts."""

@@ -19,6 +19,7 @@ from weakref import WeakMethod
 
 from embstore import commands as c
 from embstore.arithmetic.denormals import kept
+from embstore.cache.arena import HostCache
 from embstore.cache_split import CacheSplit
 from embstore.checks import checked
 from embstore.commands import Command, Effect, Progress
@@ -103,7 +104,7 @@ class Engine:
         device: Device,
         *,
         cache_bytes: int,
-        host_cache_bytes: int | None = None,
+        host_cache: HostCache,
         cache_split: CacheSplit = "measured",
         policy: str,
         limits: Limits,
@@ -119,7 +120,7 @@ class Engine:
             storage,
             device,
             cache_bytes=cache_bytes,
-            host_cache_bytes=host_cache_bytes,
+            host_cache=host_cache,
             cache_split=cache_split,
             policy=policy,
             limits=limits,

@@ -5,6 +5,7 @@ import threading
 from contextlib import ExitStack
 
 from embstore.arithmetic import jit
+from embstore.cache.arena import HostCache
 from embstore.cache.policies import policy_of
 from embstore.cache_split import SPLITS, CacheSplit
 from embstore.checks.arguments import expect, integer, number, one_of
@@ -15,7 +16,7 @@ from embstore.durability import LEVELS, Durability
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
-from embstore.host.facts import THREADS_MAX
+from embstore.host.facts import HOST_PARTS, THREADS_MAX, free_bytes
 from embstore.host.workers import COPY_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
@@ -26,6 +27,9 @@ SYNC_EVERY_S = 1.0
 RECOVERY_S = 30.0
 DEFAULT_CACHE_BYTES = 1 << 30
 """Room for two million rows of 128 fp32 with row-wise state; a trainer's host has this to spare."""
+
+_HOST_BYTES_MIN = 64 << 20
+"""Less has hardly a slab for each of many row layouts, and no open is to fail for a default."""
 
 
 def open(
@@ -57,8 +61,10 @@ def open(
         one and CuPy is installed, else the CPU; or a device, which the store closes
     cache_bytes : memory of the device for resident rows, their index and staging; or a share, as
         "80%", of the memory of a GPU that is free and not kept for calls, or of the host's
-    host_cache_bytes : of a GPU: pinned memory of the host for rows that have left the GPU's, which
-        its kernels read when they come back; None: such rows are read from storage
+    host_cache_bytes : of a GPU: pinned memory of the host, taken as rows need it, for level two of
+        the cache: rows that left the GPU's memory, which its kernels move there and back. None: a
+        quarter of the host's free memory; 0: there is no level two, and rows that leave are read
+        from storage when they come back
     cache_split : how tables of several row layouts share `cache_bytes` once it is spent:
         "measured", so that as few lookups as possible miss; or "demand", first come, first served
     policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that
@@ -97,7 +103,7 @@ def open(
     if share is None:
         integer(cache_bytes, 'cache_bytes, if no share as "80%",', 1)
     if host_cache_bytes is not None:
-        integer(host_cache_bytes, "host_cache_bytes", 1)
+        integer(host_cache_bytes, "host_cache_bytes", 0)
     one_of(cache_split, "cache_split", SPLITS)
     integer(checkpoints_keep, "checkpoints_keep", 1)
     number(warm_up, "warm_up", 0, 1)
@@ -118,11 +124,7 @@ def open(
         undo.callback(made.close)
         jit.compile_kernels()  # those of the device too, and none in the middle of training
         budget = _budget(made, cache_bytes, share)
-        if host_cache_bytes is not None and made.levels is None:
-            raise InvalidArgumentError(
-                f"expected no host_cache_bytes on device {made.name!r}, found {host_cache_bytes}: "
-                "the cache is in the host's memory there; give as much more cache_bytes"
-            )
+        host_cache = _host_cache(made, host_cache_bytes)
         storage = Storage(
             files or Files(path),
             read_only=read_only,
@@ -135,7 +137,7 @@ def open(
             storage,
             made,
             cache_bytes=budget,
-            host_cache_bytes=host_cache_bytes,
+            host_cache=host_cache,
             cache_split=cache_split,
             policy=policy,
             limits=limits,
@@ -165,6 +167,25 @@ def _budget(device: Device, cache_bytes: int | str, share: float | None) -> int:
         )
     device.memory.check_budget(budget, 0)
     return budget
+
+
+def _host_cache(device: Device, asked: int | None) -> HostCache:
+    """Return how large level two of the cache may be."""
+    if device.levels is None:
+        if asked:
+            raise InvalidArgumentError(
+                f"expected no host_cache_bytes on device {device.name!r}, found {asked}: "
+                "the cache is in the host's memory there; give as much more cache_bytes"
+            )
+        return HostCache(0, f"none: on device {device.name} the cache is in the host's memory")
+    if asked is not None:
+        return HostCache(asked, "as given" if asked else "none, as given")
+    free = free_bytes()
+    if free // HOST_PARTS < _HOST_BYTES_MIN:
+        return HostCache(
+            0, f"none: a quarter of the host's free memory, {free} bytes, is too little"
+        )
+    return HostCache(free // HOST_PARTS, f"a quarter of the host's free memory, {free} bytes")
 
 
 def _wire_codec() -> Codec:

@@ -2,8 +2,8 @@
 """The stats of an open store, in one document: `Store.stats()`. In its turn on the engine.
 
 REST shows the same document, with what only the server knows, and metrics and `embstore stats` are
-made of it. Resident and dirty rows are counted in one pass over a pool's slots for all of its
-tables: a pass for each table would stall training whenever somebody asks.
+made of it. Resident and dirty rows are counted in one pass over the slots of each level of a pool
+for all of its tables: a pass for each table would stall training whenever somebody asks.
 """
 
 from dataclasses import dataclass
@@ -42,17 +42,66 @@ from embstore.storage.stats import StorageStats
 
 if TYPE_CHECKING:
     from embstore.cache.pool import Pool
+    from embstore.cache.slots import PoolSlots
     from embstore.engine.engine import Engine
     from embstore.tables.state import TableState
     from embstore.tables.tables import Tables
 
 
+class CountedLevel(NamedTuple):
+    """Resident and dirty rows of one level of a pool, by table id."""
+
+    resident: dict[int, int]
+    dirty: dict[int, int]
+
+
+class CountedPool(NamedTuple):
+    """A pool, with the rows of its level one and of its level two."""
+
+    pool: "Pool"
+    levels: tuple[CountedLevel, CountedLevel]
+
+    @classmethod
+    def of(cls, pool: "Pool") -> "CountedPool":
+        """Count the rows of a pool."""
+        host = CountedLevel({}, {}) if pool.tier is None else _rows_of(pool.tier.slots)
+        return cls(pool, (_rows_of(pool.slots), host))
+
+    @property
+    def host(self) -> "PoolSlots | None":
+        """The slots of level two."""
+        return self.pool.tier.slots if self.pool.tier else None
+
+    @property
+    def resident(self) -> tuple[int, int]:
+        """Resident rows of both levels, and those of level two."""
+        two = self.host.resident_count if self.host else 0
+        return self.pool.slots.resident_count + two, two
+
+    @property
+    def dirty(self) -> tuple[int, int]:
+        """Dirty rows of both levels, and those of level two."""
+        one, two = (sum(level.dirty.values()) for level in self.levels)
+        return one + two, two
+
+
 class CountedTable(NamedTuple):
-    """A table, and how many of its rows are resident and dirty."""
+    """A table, and the rows of its pool."""
 
     state: "TableState"
-    resident: int
-    dirty: int
+    levels: tuple[CountedLevel, CountedLevel]
+
+    @property
+    def resident(self) -> tuple[int, int]:
+        """Resident rows in both levels, and those in level two."""
+        one, two = (level.resident.get(self.state.table_id, 0) for level in self.levels)
+        return one + two, two
+
+    @property
+    def dirty(self) -> tuple[int, int]:
+        """Dirty rows in both levels, and those in level two."""
+        one, two = (level.dirty.get(self.state.table_id, 0) for level in self.levels)
+        return one + two, two
 
     @property
     def row_bytes(self) -> int:
@@ -89,33 +138,43 @@ class TableStats:
         "Updates skipped because a gradient, or its square, was not finite.",
         lambda t: t.state.skipped_updates,
     )
-    resident_rows: int = gauge("Rows of the table in the cache.", lambda t: t.resident)
-    dirty_rows: int = gauge("Cached rows that are newer than on the disk.", lambda t: t.dirty)
+    resident_rows: int = gauge(
+        "Rows of the table in the cache, both levels.", lambda t: t.resident[0]
+    )
+    host_rows: int = gauge("Those in level two, on the host.", lambda t: t.resident[1])
+    dirty_rows: int = gauge(
+        "Cached rows that are newer than on the disk, both levels.", lambda t: t.dirty[0]
+    )
+    host_dirty_rows: int = gauge("Those in level two, on the host.", lambda t: t.dirty[1])
     row_bytes: int = gauge("Size of a row, weights and state.")
-    resident_bytes: int = gauge("Size of the resident rows.", lambda t: t.resident * t.row_bytes)
+    resident_bytes: int = gauge("Size of the resident rows.", lambda t: t.resident[0] * t.row_bytes)
 
 
 @dataclass
 class PoolStats:
     """The rows of all tables of one layout, which share slots. Counts are since it was made."""
 
-    dim: int = label("Elements of a row's weights.", lambda p: p.layout.dim)
-    optimizer: str = label("Kind of optimizer.", lambda p: p.layout.optimizer)
-    slots: int = gauge("Rows that the pool has room for.", lambda p: p.slots.count)
-    resident_rows: int = gauge("Rows in the pool.", lambda p: p.slots.resident_count)
+    dim: int = label("Elements of a row's weights.", lambda p: p.pool.layout.dim)
+    optimizer: str = label("Kind of optimizer.", lambda p: p.pool.layout.optimizer)
+    slots: int = gauge("Rows that level one has room for.", lambda p: p.pool.slots.count)
+    host_slots: int = gauge(
+        "Rows that level two, on the host, has room for.",
+        lambda p: p.host.count if p.host else 0,
+    )
+    resident_rows: int = gauge("Rows in the pool, both levels.", lambda p: p.resident[0])
+    host_rows: int = gauge("Those in level two, on the host.", lambda p: p.resident[1])
     dirty_rows: int = gauge(
-        "Cached rows that are newer than on the disk.",
-        lambda p: len(p.dirty_keys),
+        "Cached rows that are newer than on the disk, both levels.", lambda p: p.dirty[0]
     )
-    memory_bytes: int = gauge("Memory of rows, index and staging.", lambda p: p.slots.memory_bytes)
+    host_dirty_rows: int = gauge("Those in level two, on the host.", lambda p: p.dirty[1])
+    memory_bytes: int = gauge(
+        "Memory of rows, index and staging.", lambda p: p.pool.slots.memory_bytes
+    )
     occupancy: float | None = ratio(
-        "Slots with a row.", lambda p: share(p.slots.resident_count, p.slots.count)
+        "Slots of level one with a row.",
+        lambda p: share(p.pool.slots.resident_count, p.pool.slots.count),
     )
-    host_rows: int = gauge(
-        "Rows in the host's memory below the GPU's.",
-        lambda p: p.tier.slots.resident_count if p.tier else 0,
-    )
-    counters: Counters = inline(lambda p: p.counters)
+    counters: Counters = inline(lambda p: p.pool.counters)
 
 
 @dataclass
@@ -160,11 +219,12 @@ class CacheStats:
     budget_bytes: int = gauge("Memory that the cache may take.", lambda t: t.arena.budget_bytes)
     memory_bytes: int = gauge("Memory that the cache takes.", lambda t: t.arena.memory_bytes)
     host_budget_bytes: int = gauge(
-        "Memory of the host that rows below the GPU's may take.",
-        lambda t: t.host_arena.budget_bytes if t.host_arena else 0,
+        "Pinned memory of the host that level two of a GPU's cache may take; 0: there is none.",
+        lambda t: t.host_cache.budget_bytes,
     )
+    host_budget_reason: str = text("Why level two may take as much.", lambda t: t.host_cache.reason)
     host_memory_bytes: int = gauge(
-        "Memory of the host that rows below the GPU's take.",
+        "Memory of the host that level two takes.",
         lambda t: t.host_arena.memory_bytes if t.host_arena else 0,
     )
     access_hit_rate: float | None = ratio(
@@ -173,7 +233,13 @@ class CacheStats:
     unique_hit_rate: float | None = ratio(
         "Unique keys that hit.", lambda t: share(_sum(t, "unique_hits"), _sum(t, "unique_keys"))
     )
-    pools: list[PoolStats] = part("By layout of rows.", lambda t: t.pools.values(), metric="pool")
+    host_hit_rate: float | None = ratio(
+        "Rows missing in level one that level two had; none until a row went down.",
+        lambda t: share(_sum(t, "misses_host"), _sum(t, "misses_below")),
+    )
+    pools: list[PoolStats] = part(
+        "By layout of rows.", lambda t: map(CountedPool.of, t.pools.values()), metric="pool"
+    )
     split: SplittingStats = part(
         "How the cache is split between pools.", lambda t: t.splitting, metric="cache_split"
     )
@@ -267,25 +333,20 @@ def store_stats(engine: "Engine") -> dict[str, Any]:
 
 def table_stats(table: "TableState") -> dict[str, Any]:
     """Return the stats of one table; see `Table.stats`."""
-    return document(TableStats, _counted(table, *_rows_of_tables(table.pool)))
+    return document(TableStats, CountedTable(table, CountedPool.of(table.pool).levels))
 
 
 def _counted_tables(tables: "Tables") -> dict[str, CountedTable]:
-    """Return all tables by name, with their resident and dirty rows."""
-    counts = {id(pool): _rows_of_tables(pool) for pool in tables.pools.values()}
-    return {t.name: _counted(t, *counts[id(t.pool)]) for t in tables.by_id.values()}
+    """Return all tables by name, with the rows of their pools."""
+    levels = {id(pool): CountedPool.of(pool).levels for pool in tables.pools.values()}
+    return {t.name: CountedTable(t, levels[id(t.pool)]) for t in tables.by_id.values()}
 
 
-def _counted(table: "TableState", resident: dict[int, int], dirty: dict[int, int]) -> CountedTable:
-    table_id = table.table_id
-    return CountedTable(table, resident.get(table_id, 0), dirty.get(table_id, 0))
-
-
-def _rows_of_tables(pool: "Pool") -> tuple[dict[int, int], dict[int, int]]:
+def _rows_of(slots: "PoolSlots") -> CountedLevel:
     """Return how many rows of each table id are resident, and how many of those are dirty."""
-    here = pool.slots.contents()
+    here = slots.contents()
     ids = here.keys >> KEY_BITS  # -1 where the slot is free
-    return _counts_of(ids[ids >= 0]), _counts_of(pool.dirty_keys >> KEY_BITS)
+    return CountedLevel(_counts_of(ids[ids >= 0]), _counts_of(ids[here.dirty]))
 
 
 def _counts_of(ids: Any) -> dict[int, int]:

@@ -1,49 +1,102 @@
-"""Facts about the host: processor and memory."""
+"""Facts about the host: processor and memory, as far as this process may have it.
+
+A container's memory is limited by control groups, of version 1 or 2. A process is in one, and each
+of those above it has a limit as well; a container may see its own as the root.
+"""
 
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 THREADS_MAX = 256
 """More are a mistake: the system may have no room for their stacks."""
+HOST_PARTS = 4
+"""Of the host's free memory, one part in so many is level two of a GPU's cache by default: the
+trainer, the page cache and storage's indexes need the rest."""
+_ROOT = Path("/")
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of versions 2 and 1: limit, use, and which line of memory.stat is page cache to be dropped."""
 
 
 def host_facts() -> dict[str, Any]:
     """Return the processor's model, and memory in bytes: all that the process may have (a container
-    may be limited), and what of the host's is free."""
+    may be limited), and the part that is free."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [_least(limit) for limit, _, _ in _GROUP_FILES]
     return {
         "model": _processor(),
-        "memory_bytes": min(
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit("memory.max")
-        ),
-        "memory_free_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"),
+        "memory_bytes": min(whole, *limits),
+        "memory_free_bytes": free_bytes(),
     }
 
 
-def _limit(name: str) -> int:
-    """Return a limit of the control group, as a container sees it."""
-    try:
-        return int(Path("/sys/fs/cgroup", name).read_text())
-    except (OSError, ValueError):  # there is none, or it is "max"
-        return sys.maxsize
+def free_bytes(root: Path = _ROOT) -> int:
+    """Return the bytes of memory that this process can still have without swapping: the system's
+    MemAvailable, or less where a control group leaves less."""
+    free = _sizes(root / "proc/meminfo").get("MemAvailable:")
+    if free is None:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for group in _groups(root):
+        for limit_file, used_file, dropped in _GROUP_FILES:
+            limit, used = _number(group / limit_file), _number(group / used_file)
+            if limit is not None and used is not None:
+                used -= _sizes(group / "memory.stat").get(dropped, 0)
+                free = min(free, max(limit - used, 0))
+    return free
 
 
-def swap_bytes() -> int:
+def swap_bytes(root: Path = _ROOT) -> int:
     """Return the bytes that the memory of this process can be swapped to."""
+    return min(_sizes(root / "proc/meminfo").get("SwapTotal:", 0), _least("memory.swap.max", root))
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the directories of the control groups that this process is in, and of those above."""
+    top = root / "sys/fs/cgroup"
+    yield from (top, top / "memory")
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            place = Path(controllers and "memory", path.lstrip("/"))
+            yield from (top / one for one in (place, *place.parents))
+
+
+def _least(name: str, root: Path = _ROOT) -> int:
+    """Return the least limit that files of this name give, as control groups have them."""
+    limits = (_number(group / name) for group in _groups(root))
+    return min((limit for limit in limits if limit is not None), default=sys.maxsize)
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None: there is none, or it is "max"."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Return the bytes that the lines of a file give, by their first word."""
+    words = (line.split() for line in _lines(path))
+    return {w[0]: int(w[1]) << (10 if w[2:] == ["kB"] else 0) for w in words if len(w) > 1}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
     except OSError:
-        return 0
-    host = sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
-    return min(host, _limit("memory.swap.max"))
+        return []
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    lines = _lines(_ROOT / "proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    if not names:
+        return platform.processor() or platform.machine()
+    return names[0]

@@ -143,7 +143,9 @@ class Reading:
         each."""
         written: WrittenKeys | None = None
         blocks = self.changed
-        rows_asked = self._pool.storage.rows.logged_rows + self._pool.slots.resident_count
+        levels = self._pool, self._pool.tier
+        cached_rows = sum(level.slots.resident_count for level in levels if level is not None)
+        rows_asked = self._pool.storage.rows.logged_rows + cached_rows
         if self._is_whole or len(blocks) * BLOCK_KEYS > rows_asked:
             written = WrittenKeys(self._pool, self._table_id, slices)
             blocks = written.blocks() if self._is_whole else blocks

@@ -11,7 +11,7 @@ import numpy as np
 
 from embstore.arithmetic import SCALARS
 from embstore.arrays import TABLE_IDS_MAX
-from embstore.cache.arena import Arena
+from embstore.cache.arena import Arena, HostCache
 from embstore.cache.pool import Pool
 from embstore.cache.sizes import Sizes
 from embstore.cache_split import CacheSplit
@@ -47,7 +47,7 @@ class Tables:
         device: Device,
         *,
         cache_bytes: int,
-        host_cache_bytes: int | None,
+        host_cache: HostCache,
         cache_split: CacheSplit,
         policy: str,
         limits: Limits,
@@ -55,10 +55,10 @@ class Tables:
         self.frame = Frame(storage, device)
         self.storage = storage
         self.device = device
-        self.limits = limits
-        self.policy = policy
+        self.limits, self.policy, self.host_cache = limits, policy, host_cache
         self.arena = Arena(cache_bytes)
-        self.host_arena = Arena(host_cache_bytes, "host_cache_bytes") if host_cache_bytes else None
+        below = host_cache.budget_bytes
+        self.host_arena = Arena(below, "host_cache_bytes") if below else None
         self.reading, self.writing = self.frame.reading, self.frame.writing
         self.background = self.frame.background
         self.stages = self.frame.stages

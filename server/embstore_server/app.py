@@ -211,11 +211,19 @@ def _open(settings: Settings) -> Engine:
         read_only=settings.read_only,
         threads=settings.threads,
     )
-    cast(Engine, store.executor).backups.within = settings.backup_within
     store.warm_up()
-    model = store.device_facts["model"]
-    event(logging.INFO, "opened", device=store.device, model=model)
-    return cast(Engine, store.executor)
+    engine = cast(Engine, store.executor)
+    engine.backups.within = settings.backup_within
+    event(
+        logging.INFO,
+        "opened",
+        device=store.device,
+        model=store.device_facts["model"],
+        cache_bytes=store.cache_bytes,
+        host_cache_bytes=engine.tables.host_cache.budget_bytes,
+        host_cache=engine.tables.host_cache.reason,
+    )
+    return engine
 
 
 def _after_commit(engine: Engine, service: Service, loop: asyncio.AbstractEventLoop) -> None:

@@ -98,10 +98,11 @@ class Settings:
         "that is free and not kept for calls, or of the host's.",
         1 << 30,
     )
-    # Pinned memory is taken from all else on the host.
+    # Rows come back from there at the speed of the bus; the rest of the host's memory is others'.
     host_cache_bytes: int | None = setting(
-        kinds.BYTES,
-        "Pinned memory of the host for rows that have left a GPU's cache. Default: none.",
+        kinds.BYTES_OR_NONE,
+        "Level two of a GPU's cache: pinned memory of the host, taken as rows need it, for rows "
+        "that left the GPU; none: a quarter of the host's free memory; 0: no level two.",
         None,
     )
     # It reads fewer rows, or does nothing where tables have one layout.

@@ -129,6 +129,11 @@ class MemoryStats:
     cache_bytes: int = _memory(
         "cache", "Rows, their index and staging.", lambda m: m.store["cache"]["memory_bytes"]
     )
+    host_cache_bytes: int = _memory(
+        "host_cache",
+        "Pinned memory of level two of a GPU's cache.",
+        lambda m: m.store["cache"]["host_memory_bytes"],
+    )
     log_index_bytes: int = _memory(
         "log_index", "Index of the log.", lambda m: m.store["storage"]["log_index_bytes"]
     )

@@ -19,7 +19,7 @@ class Emulated(Embedded):
 
     offers = Embedded.offers - {"memory"}
     device = "emulated"
-    host_cache_bytes: int | None = None
+    host_cache_bytes = 0
     durability = "checkpoint"
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:

@@ -65,7 +65,7 @@ def stores():
     OPENED.pop()
 
 
-def opened(tmp_path, tables, cache_bytes, host_cache_bytes=None, durability="checkpoint"):
+def opened(tmp_path, tables, cache_bytes, host_cache_bytes=0, durability="checkpoint"):
     runtime = CountingRuntime()
     store = embstore.open(
         tmp_path / "store", device=GpuDevice(runtime, 1), cache_bytes=cache_bytes,
@@ -249,7 +249,9 @@ def test_a_closed_store_leaves_nothing_on_the_device(tmp_path):
     gc.collect()
     gc.disable()
     try:
-        store = embstore.open(tmp_path, device=GpuDevice(runtime), cache_bytes=1 << 20)
+        store = embstore.open(
+            tmp_path, device=GpuDevice(runtime), cache_bytes=1 << 20, host_cache_bytes=0
+        )
         table = store.create_table(
             "a", dim=8, rows=500, optimizer=Adam(0.1), initializer=Uniform(-1, 1)
         )

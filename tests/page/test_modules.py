@@ -23,8 +23,9 @@ const of = (at, {keys, hits, name, steps, instance, calls}) => ({
   stats: {
     service: {instance, uptime_s: at, queue_calls: 0, inflight_bytes: 0},
     storage: {bytes_read: keys, bytes_written: 0},
-    cache: {pools: [{optimizer: "sgd", dim: 4, slots: 8, resident_rows: 4, accesses: keys,
-      unique_keys: keys, unique_hits: hits, evictions_clean: keys, evictions_dirty: 0}]},
+    cache: {pools: [{optimizer: "sgd", dim: 4, slots: 8, resident_rows: 6, host_rows: 2,
+      accesses: keys, unique_keys: keys, unique_hits: hits,
+      evictions_clean: keys, evictions_dirty: 0, evictions_host: 0}]},
     sessions: {open: [{name, lookup_keys: keys, lookup_hits: hits, steps_finished: steps}],
       planning: {stage_seconds: {}}},
     stages: {},

@@ -247,6 +247,30 @@ def test_size_of_other_rows(shell: Shell, profile_path: Path) -> None:
     assert wide["cache_bytes"][-1] > 6 * narrow["cache_bytes"][-1]
 
 
+def test_size_of_two_levels(shell: Shell, profile_path: Path) -> None:
+    """Both hit as one cache that is as large as both; keys of level two are in the GPU's memory."""
+    words = ["size", "--profile", profile_path, "--policy", "lru", "--row-bytes", "64"]
+    alone = shell(*words, "--json").document
+    words += ["--host-cache-bytes", "6400"]
+    found = shell(*words, "--json").document
+    below = [min(100, found["rows"] - slots) for slots in found["slots"]]
+    assert found["host_rows"] == below
+    assert found["host_pinned_bytes"] == [64 * rows for rows in below]
+    both = [slots + rows for slots, rows in zip(found["slots"], below, strict=True)]
+    rates = hit_rates(Profile.load(profile_path), both, "lru").by_access
+    assert found["policies"]["lru"]["both_by_access"] == rates.tolist()
+    for name in ("by_access", "by_unique"):
+        assert found["policies"]["lru"][name] == alone["policies"]["lru"][name]
+    keys = [a - b for a, b in zip(found["cache_bytes"], alone["cache_bytes"], strict=True)]
+    assert keys == found["host_key_bytes"]
+    assert alone["host_rows"] == [0] * len(below)
+    shown = shell(*words).out
+    for word in ("level two", "lru, both", "up to 100 rows in 6.25 KiB of pinned memory"):
+        assert word in shown
+    assert "bytes for a row of 64" in shown
+    assert "both" not in shell("size", "--profile", profile_path).out
+
+
 def test_size_shows_a_table_a_plot_and_a_picture(
     shell: Shell, profile_path: Path, tmp_path: Path
 ) -> None:

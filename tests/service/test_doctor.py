@@ -114,7 +114,15 @@ FILES: list[Case] = [
     (machine.of_processor, {"proc/cpuinfo": OLD_CPU}, "warn", ("Some CPU", "AVX2")),
     (machine.of_processor, {"proc/cpuinfo": OLD_CPU.replace("avx", "avx avx2")}, "ok", ()),
     (machine.of_memory, {"proc/meminfo": MEMINFO}, "ok", ("2 GiB",)),
-    (machine.of_memory, GROUP, "warn", ("511 MiB",)),
+    (machine.of_memory, GROUP, "warn", ("511 MiB", "1 MiB of swap")),
+    (partial(machine.of_level_two, has_gpu=False), GROUP, "ok", ("none: without a GPU",)),
+    (partial(machine.of_level_two, has_gpu=True), GROUP, "warn", ("127.8 MiB", "go to the disk")),
+    (
+        partial(machine.of_level_two, has_gpu=True),
+        {"proc/meminfo": "MemAvailable: 8388608 kB\n"},
+        "ok",
+        ("2 GiB by default", "33,554,432 rows of 64 bytes", "1.25 GiB of the GPU's", "528 bytes"),
+    ),
     (
         machine.of_overcommit,
         {"proc/sys/vm/overcommit_memory": "2\n"},

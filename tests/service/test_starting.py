@@ -3,6 +3,7 @@ costs."""
 
 import asyncio
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,16 +20,20 @@ import pytest
 from grpc import StatusCode
 
 import embstore
+from embstore.device.gpu import GpuDevice
+from embstore.engine import opening
 from embstore.errors import DeadlineError, StoreClosedError
 from embstore_client import connect, transport
 from embstore_client.wire import WireError
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS, Outgoing
+from embstore_server import app
 from embstore_server.metrics import Metrics
 from embstore_server.rest.app import make_rest
 from embstore_server.rest.serving import Late
 from embstore_server.service import Service
 from embstore_server.settings import Settings
+from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.service.faults.processes import free_port
 from tests.service.faults.wire import Wire, refusal
 from tests.style.sources import ROOT
@@ -127,6 +132,19 @@ def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: 
     assert rest[-1]["note"] == "nothing was open"
     assert "kernels prepared" not in [entry["event"] for entry in rest]
     assert not (tmp_path / "store").exists()
+
+
+def test_the_log_says_how_large_level_two_may_be_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = GpuDevice(EmulatedRuntime(), 1)
+    monkeypatch.setattr(opening, "open_device", lambda *_: gpu)
+    monkeypatch.setattr(opening, "free_bytes", lambda: 1 << 30)
+    caplog.set_level(logging.INFO, "embstore")
+    app._open(Settings(data=tmp_path / "store", device="cuda")).close()
+    (said,) = (vars(one) for one in caplog.records if one.getMessage() == "opened")
+    assert said["embstore_fields"]["host_cache_bytes"] == 1 << 28
+    assert said["embstore_fields"]["host_cache"].startswith("a quarter of the host's free memory")
 
 
 LOADED = """

@@ -48,7 +48,8 @@ class OfAStream(Exported):
 
 @pytest.fixture
 def store(tmp_path):
-    with embstore.open(tmp_path, device=GpuDevice(EmulatedRuntime()), cache_bytes=20_000) as opened:
+    options = {"cache_bytes": 20_000, "host_cache_bytes": 0}
+    with embstore.open(tmp_path, device=GpuDevice(EmulatedRuntime()), **options) as opened:
         for name in ("host", "device"):
             opened.create_table(
                 name, dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1),

@@ -70,7 +70,8 @@ def test_slots_of_a_gpu_are_counted_in_int32():
 
 def test_a_search_for_dirty_rows_ends_where_slots_have_gone_meanwhile(tmp_path):
     """Of a digest: on a GPU it asked for fewer slots than none."""
-    with opened(tmp_path, cache_bytes=SMALL, device=GpuDevice(EmulatedRuntime(), 1)) as store:
+    device = GpuDevice(EmulatedRuntime(), 1)
+    with opened(tmp_path, cache_bytes=SMALL, host_cache_bytes=0, device=device) as store:
         slots, writer = (getattr(pool_of(filled(store, 10)), name) for name in ("slots", "writer"))
         found, keys = writer.dirty_range((0, slots.count + 100))
         assert found is None

@@ -38,7 +38,8 @@ class Refusing(EmulatedRuntime):
 def train(path, runtime):
     """Return the digest after some steps, each tried again once; and how often one was refused."""
     rng, refusals = np.random.default_rng(SEED), 0
-    with embstore.open(path, device=GpuDevice(runtime), cache_bytes=CACHE_BYTES) as store:
+    options = {"cache_bytes": CACHE_BYTES, "host_cache_bytes": 0}
+    with embstore.open(path, device=GpuDevice(runtime), **options) as store:
         kind = {"dim": DIM, "rows": ROWS, "optimizer": Adagrad(0.1), "initializer": Uniform(-1, 1)}
         while not store.tables():
             refusals += tried(partial(store.create_table, "a", **kind))

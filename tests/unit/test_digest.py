@@ -120,7 +120,7 @@ def test_key_set_holds_what_a_set_holds():
 def test_keys_that_wait_on_a_gpu_are_in_the_next_digest(tmp_path, monkeypatch, room):
     """Collected in little room, which a call of more keys makes larger, and in much."""
     monkeypatch.setattr(followers, "COLLECTED_KEYS", room)
-    found, options = [], {"cache_bytes": 1 << 20}
+    found, options = [], {"cache_bytes": 1 << 20, "host_cache_bytes": 0}
     for device in (GpuDevice(EmulatedRuntime(), 1), "cpu"):
         rng = generator(SEED)
         with opened(tmp_path / str(len(found)), device=device, **options) as store:

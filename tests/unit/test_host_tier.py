@@ -1,17 +1,21 @@
 """The host tier: rows that left a GPU come back from pinned memory, and are what storage has."""
 
 from contextlib import suppress
+from io import StringIO
 from itertools import count
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import embstore
 from embstore import Adam, RowWiseAdagrad, Uniform
 from embstore.arrays import EMPTY_KEY
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_memory import GpuMemory
+from embstore.engine import opening
 from embstore.errors import CapacityError, CorruptTableError, DeviceError, InvalidArgumentError
+from embstore_server.cli.top_view import Look, drawn
 from tests.conformance.backends import TINY
 from tests.conformance.tiers import check_tier
 from tests.kernels.emulation.runtime import EmulatedRuntime
@@ -73,7 +77,7 @@ def test_a_row_that_comes_back_is_no_call_to_storage(tmp_path):
         train(store, keys[low : low + 100])
     pool = store.stats()["cache"]["pools"][0]
     assert pool["slots"] < ROWS // 4
-    assert pool["resident_rows"] + pool["host_rows"] == len(keys)
+    assert pool["resident_rows"] == len(keys)
     for low in range(0, len(keys), 100):
         store.table("t0").lookup(keys[low : low + 100])
     came, bytes_read = counts(store)
@@ -84,7 +88,7 @@ def test_a_row_that_comes_back_is_no_call_to_storage(tmp_path):
 
 
 def test_without_a_tier_the_same_calls_read_storage(tmp_path):
-    store = opened(tmp_path / "store", host_cache_bytes=None)
+    store = opened(tmp_path / "store", host_cache_bytes=0)
     for _ in range(2):
         train(store, *batches_of(20))
     came, bytes_read = counts(store)
@@ -128,7 +132,7 @@ def digests_of(path, **options):
 
 
 def test_a_tier_of_any_size_changes_no_bit(tmp_path):
-    expected, _ = digests_of(tmp_path / "without", host_cache_bytes=None)
+    expected, _ = digests_of(tmp_path / "without", host_cache_bytes=0)
     shares = []
     for size in (1 << 17, 1 << 19, 1 << 22):
         found, came = digests_of(tmp_path / str(size), host_cache_bytes=size)
@@ -220,7 +224,7 @@ def test_without_any_pinned_memory_tables_are_made_restored_and_used(tmp_path):
     store.check_integrity()
     expected = store.table("t0").digest()
     store.close()
-    store = opened(tmp_path / "other", host_cache_bytes=None)
+    store = opened(tmp_path / "other", host_cache_bytes=0)
     train(store, *batches_of(20))
     assert store.table("t0").digest() == expected
     store.close()
@@ -256,7 +260,7 @@ def test_a_call_without_memory_for_its_exchange_moves_no_row(
                 patiently(step.update, {"t0": np.ones((150, DIM), np.float32)})
         return store.table("t0").digest()
 
-    store = opened(tmp_path / "without", host_cache_bytes=None)
+    store = opened(tmp_path / "without", host_cache_bytes=0)
     expected = life(store)
     store.close()
     monkeypatch.setattr(GpuMemory, "secure", some)
@@ -291,8 +295,66 @@ def test_a_checkpoint_whose_tables_have_no_room_in_the_tier_is_refused(tmp_path)
 def test_the_cpu_has_nothing_below(tmp_path):
     with pytest.raises(InvalidArgumentError, match="no host_cache_bytes on device 'cpu'"):
         embstore.open(tmp_path / "store", device="cpu", host_cache_bytes=1 << 20)
-    with pytest.raises(InvalidArgumentError, match="host_cache_bytes"):
-        opened(tmp_path / "store", host_cache_bytes=0)
+    for none in (None, 0):
+        with embstore.open(tmp_path / "store", device="cpu", host_cache_bytes=none) as store:
+            cache = store.stats()["cache"]
+            assert cache["host_budget_bytes"] == 0
+            assert cache["host_budget_reason"].startswith("none: on device cpu")
+
+
+@pytest.mark.parametrize(
+    ("free", "given", "size", "reason"),
+    [
+        (1 << 30, None, 1 << 28, "a quarter of the host's free memory, 1073741824 bytes"),
+        (99, None, 0, "none: a quarter of the host's free memory, 99 bytes, is too little"),
+        (1 << 30, 0, 0, "none, as given"),
+        (99, 1 << 19, 1 << 19, "as given"),
+    ],
+)
+def test_the_size_of_level_two_and_why_it_has_it(tmp_path, monkeypatch, free, given, size, reason):
+    monkeypatch.setattr(opening, "free_bytes", lambda: free)
+    store = opened(tmp_path / "store", host_cache_bytes=given)
+    for keys in (np.arange(600), np.arange(600, 1200), np.arange(600)):
+        train(store, keys)
+    cache = store.stats()["cache"]
+    assert (cache["host_budget_bytes"], cache["host_budget_reason"]) == (size, reason)
+    (pool,) = cache["pools"]
+    assert (pool["host_rows"] > 0) == (pool["misses_host"] > 0) == (size > 0)
+    store.close()
+
+
+def test_rows_and_misses_are_counted_by_level(tmp_path):
+    store = opened(tmp_path / "store", tables=2)
+    for low in range(0, 1000, 100):
+        train(store, np.arange(low, low + 100))
+    train(store, np.arange(50), table="t1")
+    stats = store.stats()
+    (pool,), tables = stats["cache"]["pools"], stats["tables"]
+    above, below = (pool_of(store).slots, pool_of(store).tier.slots)
+    assert (pool["slots"], pool["host_slots"]) == (above.count, below.count)
+    assert pool["resident_rows"] == pool["dirty_rows"] == 1050
+    assert pool["host_rows"] == pool["host_dirty_rows"] == below.resident_count > 0
+    assert pool["occupancy"] == above.resident_count / above.count
+    for name in ("resident_rows", "host_rows", "dirty_rows", "host_dirty_rows"):
+        assert sum(table[name] for table in tables.values()) == pool[name]
+    assert (tables["t1"]["resident_rows"], tables["t1"]["host_rows"]) == (50, 0)
+    assert store.table("t0").stats() == tables["t0"]
+    assert pool["host_hit_rate"] == 0.0
+    train(store, np.arange(100))
+    after = store.stats()["cache"]
+    (pool,) = after["pools"]
+    assert after["host_hit_rate"] == pool["host_hit_rate"] == pool["misses_host"] / 1150 > 0
+    console = Console(file=StringIO(), width=200)
+    console.print(drawn(Look(store.stats(), 0.0)))
+    shown = " ".join(console.file.getvalue().split())
+    for text in (
+        "level two",
+        "its hits",
+        "missed: host / log / base / new",
+        "of 1 MiB of the host's",
+    ):
+        assert text in shown
+    store.close()
 
 
 def test_a_device_that_fails_while_rows_move_loses_nothing_committed(tmp_path):

@@ -68,6 +68,7 @@ def test_what_is_read_is_the_same(tmp_path, refusals, seed):
     with embstore.open(tmp_path / "cpu", device="cpu", cache_bytes=1 << 20) as store:
         expected = life(store, seed)
     device = GpuDevice(EmulatedRuntime(), 1)
-    with embstore.open(tmp_path / "gpu", device=device, cache_bytes=1 << 20) as store:
+    budgets = {"cache_bytes": 1 << 20, "host_cache_bytes": 0}
+    with embstore.open(tmp_path / "gpu", device=device, **budgets) as store:
         assert life(store, seed) == expected
     assert len(refusals) > 3

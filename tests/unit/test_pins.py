@@ -15,7 +15,7 @@ ROWS = 500
 @pytest.fixture
 def store(tmp_path):
     with embstore.open(
-        tmp_path, device=GpuDevice(EmulatedRuntime()), cache_bytes=1 << 20
+        tmp_path, device=GpuDevice(EmulatedRuntime()), cache_bytes=1 << 20, host_cache_bytes=0
     ) as opened:
         opened.create_table("a", dim=4, rows=ROWS, optimizer=Sgd(0.1), initializer=Uniform(-1, 1))
         opened.pin_hot_set(HotSet({"a": np.arange(300)}))

@@ -12,6 +12,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import Profile, TableProfile, Trace
+from embstore_server.sizing.curves import curves
 from embstore_server.sizing.prediction import hit_rates, lookahead_traffic
 from tests.unit.small_stores import make_table, opened, resident_keys
 
@@ -280,3 +281,22 @@ def test_first_counts_under_lfu_are_shares_of_the_touches_between_halvings():
     counts = np.array([1, 3, 70, 5_000_000, 900])
     found = POLICIES["lfu"].first_counts(counts, 1_000_000, 500)
     assert found.tolist() == [1, 1, 1, 2047, 9]
+
+
+@pytest.mark.parametrize("host_bytes", [0, 16 * 300])
+def test_a_curve_says_what_both_levels_hit(host_bytes):
+    """What level two has room for is what it has now, and what is free of its budget."""
+    rng = np.random.default_rng(7)
+    counted = profile([{"a": zipf(rng, 1000, 1.1, 200)} for _ in range(20)], rows=1000)
+    pool = {"dim": 4, "optimizer": "sgd", "slots": 100, "host_slots": min(host_bytes, 100)}
+    free = host_bytes - 16 * pool["host_slots"]
+    cache = {"pools": [pool], "host_budget_bytes": free + 50, "host_memory_bytes": 50}
+    table = {"dim": 4, "optimizer": "sgd", "rows": 1000, "row_bytes": 16}
+    (curve,) = curves(counted, {"cache": cache, "tables": {"a": table}})
+    below = [min(host_bytes // 16, 1000 - slots) for slots in curve.slots]
+    assert curve.host_rows == below
+    both = np.add(curve.slots, below)
+    for policy, hits in curve.both.items():
+        assert hits == hit_rates(counted, both, policy).by_access.tolist()
+        assert (hits == curve.policies[policy]) == (host_bytes == 0)
+    assert sorted(curve.cache_bytes) == curve.cache_bytes

@@ -32,7 +32,8 @@ def lived(path: Path, policy: str, device: Device) -> tuple[Any, ...]:
         return found
 
     device.rows.look_up = noted  # type: ignore[method-assign]
-    with embstore.open(path, device=device, cache_bytes=160 << 10, policy=policy) as store:  # type: ignore[arg-type]
+    budgets = {"cache_bytes": 160 << 10, "host_cache_bytes": 0}
+    with embstore.open(path, device=device, policy=policy, **budgets) as store:  # type: ignore[arg-type]
         tables = [
             store.create_table(
                 name, dim=dim, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)

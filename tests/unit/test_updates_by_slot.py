@@ -22,7 +22,9 @@ NAMES = "a", "b"
 
 
 def opened(path: Path, device: Any, durability: Any = "commands") -> Store:
-    store = embstore.open(path, device=device, cache_bytes=1 << 20, durability=durability)
+    store = embstore.open(
+        path, device=device, cache_bytes=1 << 20, host_cache_bytes=0, durability=durability
+    )
     for name in NAMES:
         store.create_table(
             name, dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
@@ -156,7 +158,9 @@ def test_slots_are_looked_for_again_where_rows_have_moved(tmp_path: Path) -> Non
     rng = np.random.default_rng(SEED)
     made = []
     for name, device in (("gpu", GpuDevice(EmulatedRuntime(), 1)), ("cpu", "cpu")):
-        store = embstore.open(tmp_path / name, device=device, cache_bytes=40_000)
+        store = embstore.open(
+            tmp_path / name, device=device, cache_bytes=40_000, host_cache_bytes=0
+        )
         store.create_table(
             "a", dim=DIM, rows=ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
         )
@@ -238,7 +242,7 @@ def refusing(tmp_path: Path) -> Iterator[tuple[Refusing, Store]]:
     """A store on a device that may refuse, its packs allocated, with a cache of few rows."""
     runtime = Refusing()
     device = GpuDevice(runtime, 1)
-    with embstore.open(tmp_path, device=device, cache_bytes=40_000) as store:
+    with embstore.open(tmp_path, device=device, cache_bytes=40_000, host_cache_bytes=0) as store:
         store.create_table(
             "a", dim=DIM, rows=2 * ROWS, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(-1, 1)
         )

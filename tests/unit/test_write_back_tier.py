@@ -27,7 +27,7 @@ def below(store):
 @pytest.fixture
 def stores(tmp_path):
     """A store whose tier has dirty rows, and one without a tier, both after the same updates."""
-    both = opened(tmp_path / "tier"), opened(tmp_path / "none", host_cache_bytes=None)
+    both = opened(tmp_path / "tier"), opened(tmp_path / "none", host_cache_bytes=0)
     for store in both:
         train(store, *batches_of(20))
     assert len(below(both[0])) > 500
@@ -59,7 +59,7 @@ def test_dirty_rows_below_are_written(stores, tmp_path, how):
         assert figures(store)["dirty_rows"] == 0
         store.check_integrity()
     store.close()
-    again = opened(tmp_path / "tier", host_cache_bytes=None)
+    again = opened(tmp_path / "tier", host_cache_bytes=0)
     assert again.table("t0").digest() == without.table("t0").digest()
     again.close()
 
@@ -116,7 +116,7 @@ def test_written_keys_have_rows_that_rise_while_they_are_listed(stores, monkeypa
 def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch, nth):
     """The room is for victims, for those of the tier, and again for what it does not take."""
     store = opened(tmp_path / "tier", host_cache_bytes=20_000)
-    without = opened(tmp_path / "none", host_cache_bytes=None)
+    without = opened(tmp_path / "none", host_cache_bytes=0)
     batches = batches_of(20)
     for one in (store, without):
         train(one, *batches)
@@ -149,7 +149,7 @@ def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, m
 def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
     """It reserves that before the first row changes; later a lack of room would fail the store."""
     store = opened(tmp_path / "tier", host_cache_bytes=20_000)
-    without = opened(tmp_path / "none", host_cache_bytes=None)
+    without = opened(tmp_path / "none", host_cache_bytes=0)
     log, (keys,) = store.executor.storage.log, batches_of(1, 1500, seed=3)
     for one in (store, without):
         train(one, *batches_of(20))
@@ -166,7 +166,7 @@ def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
 def test_victims_that_cannot_be_logged_have_not_sunk(tmp_path, monkeypatch):
     """The tier has room for some of them, and the device none to send the others to the host."""
     store = opened(tmp_path / "tier", host_cache_bytes=14_000)
-    without = opened(tmp_path / "none", host_cache_bytes=None)
+    without = opened(tmp_path / "none", host_cache_bytes=0)
     first, second = batches_of(2, 700, seed=3)
     for one in (store, without):
         train(one, first)

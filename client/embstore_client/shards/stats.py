@@ -16,7 +16,8 @@ SUMS = frozenset(
     (
         # tables and pools
         *("lookup_keys", "missed_rows", "resident_rows", "dirty_rows", "resident_bytes"),
-        *("slots", "memory_bytes", "host_rows", "calls_in_parts", "parts"),
+        *("host_rows", "host_dirty_rows"),
+        *("slots", "host_slots", "memory_bytes", "calls_in_parts", "parts"),
         *("accesses", "access_hits", "unique_keys", "unique_hits"),
         *("misses_log", "misses_base", "misses_initializer", "misses_host"),
         *("evictions_clean", "evictions_dirty", "evictions_host"),
@@ -32,6 +33,7 @@ SUMS = frozenset(
     )
 )
 
+_ORIGINS = ("host", "log", "base", "initializer")
 LABELS = ("dim", "optimizer")
 """What a pool is known by."""
 
@@ -79,6 +81,12 @@ def _share(count: float, whole: float) -> float | None:
     return count / whole if whole else None
 
 
+def _host_hit_rate(whole: Mapping[str, Any]) -> float | None:
+    pools = [one for one in whole.get("pools", [whole]) if one["evictions_host"]]
+    misses = [sum(one[f"misses_{name}"] for name in _ORIGINS) for one in pools]
+    return _share(sum(one["misses_host"] for one in pools), sum(misses))
+
+
 def _hit_rate(table: Mapping[str, Any]) -> float | None:
     return _share(max(table["lookup_keys"] - table["missed_rows"], 0), table["lookup_keys"])
 
@@ -87,5 +95,6 @@ RATES: Mapping[str, Any] = {
     "hit_rate": _hit_rate,
     "access_hit_rate": _of_pools("access_hits", "accesses"),
     "unique_hit_rate": _of_pools("unique_hits", "unique_keys"),
-    "occupancy": lambda pool: _share(pool["resident_rows"], pool["slots"]),
+    "host_hit_rate": _host_hit_rate,
+    "occupancy": lambda pool: _share(pool["resident_rows"] - pool["host_rows"], pool["slots"]),
 }

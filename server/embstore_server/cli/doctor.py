@@ -28,10 +28,11 @@ def doctor(
     from embstore_server.doctor.findings import System
 
     system = System()
+    has_gpu = installed.has_gpu(system)
     findings = [
-        *limits.looked_at(system, has_gpu=installed.has_gpu(system)),
+        *limits.looked_at(system, has_gpu=has_gpu),
         *disk.looked_at(system, data),
-        *machine.looked_at(system),
+        *machine.looked_at(system, has_gpu=has_gpu),
         *installed.looked_at(system),
     ]
     document = {"findings": [asdict(finding) for finding in findings]}

@@ -18,6 +18,8 @@ from embstore_server.cli.stats import by_name
 if TYPE_CHECKING:
     from embstore.handles.table import Table
 
+_OF_STATS = ("row_bytes", "resident_rows", "host_rows", "dirty_rows", "host_dirty_rows")
+
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
@@ -125,7 +127,7 @@ def _shown(table: "Table") -> Shown:
         "optimizer": optimizer,
         "initializer": {"kind": config.initializer.kind, **asdict(config.initializer)},
         "seed": config.seed,
-        **{name: stats[name] for name in ("row_bytes", "resident_rows", "dirty_rows")},
+        **{name: stats[name] for name in _OF_STATS},
     }
     shown = described | {"seed": str(config.seed)}  # an identifier: no thousands separators
     lines = [(key.replace("_", " "), _text(value)) for key, value in shown.items()]

@@ -76,36 +76,30 @@ def _head(look: Look) -> RenderableType:
 
 
 def _pools(look: Look) -> RenderableType:
-    rows = []
+    rows: list[dict[str, str]] = []
     for index, pool in enumerate(look.stats["cache"]["pools"]):
         keys, hits = (
             look.grown(lambda stats, i=index, n=name: _of_pool(stats, i, n))  # type: ignore[misc]
             for name in ("unique_keys", "unique_hits")
         )
         recent = share(hits, keys) if keys and hits is not None else None
-        dirty = share(pool["dirty_rows"], pool["slots"])
-        missed = "misses_log", "misses_base", "misses_initializer"
-        rows.append(
-            (
-                f"{pool['optimizer']} {pool['dim']}",
-                _bar(pool["occupancy"]),
-                f"{pool['slots']:,}",
-                _percent(dirty),
-                _percent(recent),
-                _percent(pool["unique_hit_rate"]),
-                " / ".join(f"{pool[name]:,}" for name in missed),
-            )
-        )
-    heads = (
-        "layout",
-        "rows in slots",
-        "slots",
-        "dirty",
-        "hits now",
-        "since start",
-        "missed: log / base / new",
-    )
-    return _table(heads, rows, "no tables yet")
+        row = {
+            "layout": f"{pool['optimizer']} {pool['dim']}",
+            "rows in slots": _bar(pool["occupancy"]),
+            "slots": f"{pool['slots']:,}",
+            "dirty": _percent(share(pool["dirty_rows"], pool["resident_rows"])),
+            "hits now": _percent(recent),
+            "since start": _percent(pool["unique_hit_rate"]),
+        }
+        missed = ["log", "base", "initializer"]
+        if look.stats["cache"]["host_budget_bytes"]:
+            row["level two"] = f"{pool['host_rows']:,}"
+            row["its hits"] = _percent(pool["host_hit_rate"])
+            missed.insert(0, "host")
+        head = "missed: " + " / ".join(missed).replace("initializer", "new")
+        rows.append(row | {head: " / ".join(f"{pool[f'misses_{name}']:,}" for name in missed)})
+    heads = list(rows[0]) if rows else []
+    return _table(heads, [list(row.values()) for row in rows], "no tables yet")
 
 
 def _of_pool(stats: dict[str, Any], index: int, name: str) -> Any:
@@ -178,6 +172,9 @@ def _memory(look: Look) -> RenderableType:
     pinned = f"{look.stats['sessions']['planning']['pinned_rows']:,} rows"
     counts, index = frequency["memory_bytes"], look.stats["storage"]["log_index_bytes"]
     rows = [("cache", of_cache), ("counts", bytes_text(counts)), ("log index", bytes_text(index))]
+    if cache["host_budget_bytes"]:
+        used, budget = bytes_text(cache["host_memory_bytes"]), cache["host_budget_bytes"]
+        rows.insert(1, ("level two", f"{used} of {bytes_text(budget)} of the host's"))
     return _table(("memory", ""), [*rows, ("pinned", pinned)], "")
 
 

@@ -6,22 +6,27 @@ from collections.abc import Iterator
 
 from embstore.arithmetic.denormals import keeping, keeps_denormals
 from embstore.errors import DeviceError
+from embstore.host.facts import HOST_PARTS, free_bytes, swap_bytes
 from embstore_server.doctor.findings import Finding, System, fail, ok, warn
 from embstore_server.parsing import bytes_text
 
-MEMORY_SMALL_BYTES = 1 << 30
+MEMORY_SMALL_BYTES = LEVEL_TWO_SMALL_BYTES = 1 << 30
 SHARED_SMALL_BYTES = 64 << 20
 """What Docker gives a container by itself."""
 FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"}
 """Those that are read without the kernel."""
 CORES_FEW = 2
+_ROW_BYTES = (64, 528)
+"""Of 16 elements, and of 128 with row-wise state."""
+_KEY_BYTES = 40
+"""Of the GPU's memory, at most, for a row of level two: key, score, flag, a part of the index."""
 
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 _NOT_SYNCHRONIZED = 0x40
 _NO_OVERCOMMIT = 2
 
 
-def looked_at(system: System) -> Iterator[Finding]:
+def looked_at(system: System, *, has_gpu: bool) -> Iterator[Finding]:
     """Yield what there is to say of the machine."""
     yield of_clock_source(system)
     yield of_clock(synchronized=clock_is_synchronized())
@@ -29,6 +34,7 @@ def looked_at(system: System) -> Iterator[Finding]:
     yield of_processor(system)
     yield of_denormals()
     yield of_memory(system)
+    yield of_level_two(system, has_gpu=has_gpu)
     yield of_overcommit(system)
     yield of_huge_pages(system)
     yield of_shared_memory(system)
@@ -113,18 +119,29 @@ def of_denormals() -> Finding:
 
 def of_memory(system: System) -> Finding:
     """Judge the memory that is there for a cache."""
-    lines = (line.split() for line in system.text("proc/meminfo").splitlines())
-    sizes = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 2}
-    free = sizes.get("MemAvailable", 0)
-    limit = system.number("sys/fs/cgroup/memory.max")
-    used = system.number("sys/fs/cgroup/memory.current") or 0
-    if limit is not None:
-        free = min(free, max(limit - used, 0))
-    found = f"{bytes_text(free)} to be had, {bytes_text(sizes.get('SwapTotal', 0))} of swap"
+    free = free_bytes(system.root)
+    found = f"{bytes_text(free)} to be had, {bytes_text(swap_bytes(system.root))} of swap"
     if free < MEMORY_SMALL_BYTES:
         change = "give --cache-bytes less than its 1 GiB, or the machine (or control group) more"
         return warn("memory", found, change)
     return ok("memory", found)
+
+
+def of_level_two(system: System, *, has_gpu: bool) -> Finding:
+    """Judge the host's memory that a GPU's cache has below it by default."""
+    if not has_gpu:
+        return ok("level two", "none: without a GPU the whole cache is in memory of the host")
+    size = free_bytes(system.root) // HOST_PARTS
+    rows = (
+        f"{size // row_bytes:,} rows of {row_bytes} bytes, whose keys take up to "
+        f"{bytes_text(size // row_bytes * _KEY_BYTES)} of the GPU's cache"
+        for row_bytes in _ROW_BYTES
+    )
+    found = f"{bytes_text(size)} by default, a quarter of that: {', or '.join(rows)}"
+    if size < LEVEL_TWO_SMALL_BYTES:
+        change = "give the machine (or control group) more: rows that leave the GPU go to the disk"
+        return warn("level two", found, change)
+    return ok("level two", f"{found}; of several servers give each its --host-cache-bytes")
 
 
 def of_overcommit(system: System) -> Finding:

@@ -119,7 +119,7 @@ function gauges({ stats }) {
     queue: stats.service.queue_calls,
     inflight: stats.service.inflight_bytes,
     sessions: stats.sessions.open.length,
-    occupancy: slots ? sum(pools.map((pool) => pool.resident_rows)) / slots : null,
+    occupancy: slots ? sum(pools.map((pool) => pool.resident_rows - pool.host_rows)) / slots : null,
   };
 }
 
@@ -174,7 +174,7 @@ function rates(before, look) {
 }
 
 function evictions(pool) {
-  return pool.evictions_clean + pool.evictions_dirty + (pool.evictions_host || 0);
+  return pool.evictions_clean + pool.evictions_dirty + pool.evictions_host;
 }
 
 function difference(now, before) {

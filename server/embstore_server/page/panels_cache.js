@@ -6,6 +6,8 @@ import { bytes, count, percent, rate, whole } from "./format.js";
 import { poolName, sum } from "./history.js";
 
 const TABLES_SHOWN = 12;
+const levelTwo = (one) => (one.host_slots ? `${count(one.host_rows)} rows, ${percent(one.host_hit_rate)} hit` : "-");
+const dirtyShare = (one) => (one.resident_rows ? one.dirty_rows / one.resident_rows : 0);
 const FEW_CALLS = 100;
 
 export function memory({ resize }) {
@@ -13,7 +15,7 @@ export function memory({ resize }) {
   head.append(h("button", { id: "resize", type: "button", textContent: "Resize cache", onclick: resize }));
   const names = {
     cache: "Cache: rows, index, staging",
-    host: "Rows below the GPU's, on the host",
+    host: "Level two: rows on the host",
     counts: "Counts and recorded calls",
     log: "Index of the log",
     inflight: "Requests and replies in flight",
@@ -49,10 +51,11 @@ export function occupancy({ policy }) {
       { head: "layout", text: (one) => poolName(one) },
       { head: "rows in slots", className: "number", share: (one) => one.occupancy, text: (one) => percent(one.occupancy) },
       { head: "slots", className: "number", text: (one) => whole(one.slots) },
-      { head: "dirty", className: "number", share: (one) => one.dirty_rows / one.slots, text: (one) => percent(one.dirty_rows / one.slots) },
+      { head: "level two", className: "number", text: levelTwo },
+      { head: "dirty", className: "number", share: dirtyShare, text: (one) => percent(dirtyShare(one)) },
       { head: "memory", className: "number", text: (one) => bytes(one.memory_bytes) },
       { head: "hit rate", className: "number", text: (one) => percent(one.unique_hit_rate) },
-      { head: "missed: log / base / new", className: "number", text: (one) => [one.misses_log, one.misses_base, one.misses_initializer].map(count).join(" / ") },
+      { head: "missed: host / log / base / new", className: "number", text: (one) => [one.misses_host, one.misses_log, one.misses_base, one.misses_initializer].map(count).join(" / ") },
       { head: "evicted", className: "number", text: (one) => rate(one.evicted) },
     ],
     poolName,
@@ -65,6 +68,8 @@ export function occupancy({ policy }) {
     const { planning } = stats.sessions;
     const { hot_set: hot, warming } = stats.frequency;
     const parts = [`${whole(planning.pinned_rows)} rows pinned for announced steps`];
+    const { host_budget_bytes: below, host_budget_reason: reason } = stats.cache;
+    if (below) parts.push(`level two: up to ${bytes(below)} of the host's memory, ${reason}`);
     if (hot.version) parts.push(`hot set ${hot.version}: ${whole(hot.pinned_rows)} of ${whole(hot.rows)} rows pinned`);
     if (warming.running) parts.push(`warming up: ${whole(warming.rows)} of ${whole(warming.of)} rows`);
     setText(note, parts.join(" · "));
@@ -110,6 +115,10 @@ export function missRatio() {
       values: hits.map((share) => 1 - share),
       label: `${percent(1 - hits[today])} today`,
     }));
+    if (curve.host_rows[today]) {
+      const both = curve.both[hitRates.policy];
+      lines.push({ name: `${hitRates.policy}, both levels`, values: both.map((share) => 1 - share), label: `${percent(1 - both[today])} today` });
+    }
     chart.set(curve.cache_bytes, lines, { at: curve.cache_bytes[today], text: "today" });
     setText(about, curve.method === "recorded" ? `from ${curve.calls} recorded calls` : "estimated from counts");
     const few = curve.method === "recorded" && curve.calls < FEW_CALLS;

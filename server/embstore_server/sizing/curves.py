@@ -4,7 +4,8 @@
 A **curve** is what a pool's cache would have hit, of the accesses that the store has counted, at
 sizes from a ten-thousandth of its rows to all of them, and at the size it has now; under each
 policy, so that the present one stands beside the others. It is a prediction (prediction.py), from
-recorded calls where the store recorded some.
+recorded calls where the store recorded some. A cache of two levels hits in one of both as a cache
+hits that is as large as both together: exactly so with LRU.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from embstore.cache.policies import POLICIES
 from embstore.profiles.profile import Profile
 from embstore.stats import gauge, text
 from embstore_server.sizing.prediction import hit_rates
-from embstore_server.sizing.sizes import cache_bytes, layout_of_bytes, looked_at
+from embstore_server.sizing.sizes import host_rows, layout_of_bytes, level_bytes, looked_at
 
 _EVERY = 2
 """Of the sizes that are worth a look, one in so many is predicted: a server has other work."""
@@ -34,8 +35,14 @@ class Curve:
     calls: int = gauge("Recorded calls that were simulated. A row's first use is a miss in them.")
     slots_now: int = gauge("Rows that the pool has room for now.")
     slots: list[int] = text("Sizes of the pool in rows, ascending; slots_now among them.")
-    cache_bytes: list[int] = text("The budget that each size needs, if the pool has it alone.")
+    cache_bytes: list[int] = text(
+        "The budget that each size needs, if the pool has it alone; with keys of level two's rows."
+    )
     policies: dict[str, list[float]] = text("Share of accesses that hit at each size, by policy.")
+    host_rows: list[int] = text("Rows that level two, on the host, has room for at each size.")
+    both: dict[str, list[float]] = text(
+        "Share of accesses that find their row in one of both levels, by policy."
+    )
 
 
 def curves(profile: Profile, stats: Mapping[str, Any]) -> list[Curve]:
@@ -56,17 +63,27 @@ def curves(profile: Profile, stats: Mapping[str, Any]) -> list[Curve]:
             and profile.tables[name].accesses
         }
         if tables:
-            found.append(_curve(profile, pool, tables))
+            found.append(_curve(profile, pool, tables, stats["cache"]))
     return found
 
 
-def _curve(profile: Profile, pool: Mapping[str, Any], tables: Mapping[str, Any]) -> Curve:
+def _curve(
+    profile: Profile, pool: Mapping[str, Any], tables: Mapping[str, Any], cache: Mapping[str, Any]
+) -> Curve:
     rows = sum(table["rows"] for table in tables.values())
     now = max(1, int(pool["slots"]))
     slots = np.unique(np.append(looked_at(rows)[::_EVERY], [min(now, rows), rows]))
-    layout = layout_of_bytes(next(iter(tables.values()))["row_bytes"])
-    names = list(tables)
-    predicted = {policy: hit_rates(profile, slots, policy, tables=names) for policy in POLICIES}
+    row_bytes = next(iter(tables.values()))["row_bytes"]
+    layout, names = layout_of_bytes(row_bytes), list(tables)
+    host_bytes = pool["host_slots"] * row_bytes
+    host_bytes += max(cache["host_budget_bytes"] - cache["host_memory_bytes"], 0)
+    below = host_rows(row_bytes, host_bytes, rows - slots)
+    sizes = np.union1d(slots, slots + below)
+    predicted = {policy: hit_rates(profile, sizes, policy, tables=names) for policy in POLICIES}
+    levels = {
+        policy: [rates.at(of).by_access.tolist() for of in (slots, slots + below)]
+        for policy, rates in predicted.items()
+    }
     return Curve(
         dim=pool["dim"],
         optimizer=pool["optimizer"],
@@ -75,6 +92,8 @@ def _curve(profile: Profile, pool: Mapping[str, Any], tables: Mapping[str, Any])
         calls=profile.trace.calls if profile.trace is not None else 0,
         slots_now=min(now, rows),
         slots=slots.tolist(),
-        cache_bytes=[cache_bytes(layout, int(count)) for count in slots],
-        policies={policy: rates.by_access.tolist() for policy, rates in predicted.items()},
+        cache_bytes=level_bytes(layout, slots, below).tolist(),
+        policies={policy: one for policy, (one, _) in levels.items()},
+        host_rows=below.tolist(),
+        both={policy: both for policy, (_, both) in levels.items()},
     )

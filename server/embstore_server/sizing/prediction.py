@@ -70,6 +70,11 @@ class HitRates:
     method: str
     """"recorded": calls were simulated; "counted": estimated from counts alone."""
 
+    def at(self, slots: NDArray[np.int64]) -> "HitRates":
+        """Return those of some of the sizes, which are ascending."""
+        places = np.searchsorted(self.slots, slots)
+        return HitRates(slots, self.by_access[places], self.by_unique[places], self.method)
+
 
 @dataclass(frozen=True, eq=False)
 class LookaheadTraffic:

@@ -2,7 +2,8 @@
 
 A slot takes its row (`embstore.layout`), its metadata and its share of the
 index besides, and a pool some memory to bring rows in (`embstore.cache.sizes`); what is computed
-here is what a pool on the CPU would be given the budget for, to a slab.
+here is what a pool on the CPU would be given the budget for, to a slab. Level two of a GPU's cache
+has its rows in pinned memory of the host, and all else of its slots in the GPU's.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,33 @@ def cache_bytes(layout: Layout, slots: int) -> int:
         index = device.memory.index_bytes(whole)
         needed = max(whole * sizes.slot_bytes + index + sizes.staging_bytes, sizes.least_bytes)
     return needed
+
+
+def level_bytes(
+    layout: Layout, slots: NDArray[np.int64], below: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the cache_bytes, (s,), of so many slots with so many rows below them in level two."""
+    counts = zip(slots.tolist(), below.tolist(), strict=True)
+    found = [cache_bytes(layout, count) + host_key_bytes(more) for count, more in counts]
+    return np.maximum.accumulate(np.array(found, np.int64))
+
+
+def host_rows(row_bytes: int, host_bytes: int, below: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many rows of `below`, those that level one has no slot for, level two may have.
+
+    Parameters
+    ----------
+    host_bytes : pinned memory of the host
+    below : (s,) rows
+    """
+    return np.clip(below, 0, host_bytes // row_bytes)
+
+
+def host_key_bytes(rows: int) -> int:
+    """Return the bytes of a GPU's cache_bytes that keys, scores, flags and index of so many rows of
+    level two take, whatever the rows' size is."""
+    memory = CpuDevice(threads=1).memory
+    return rows * memory.slot_bytes(1, 0) + memory.index_bytes(rows) if rows else 0
 
 
 def looked_at(rows: int) -> NDArray[np.int64]:

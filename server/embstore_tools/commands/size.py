@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from embstore.cache.policies import POLICIES
 from embstore.errors import InvalidArgumentError
-from embstore_server.cli import output
+from embstore_server.cli import output, parameters
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
@@ -41,6 +41,12 @@ def size(
     warm_up: Annotated[
         float, flag("Share of the slots filled before the first call.", "SHARE")
     ] = 0.0,
+    host_cache_bytes: Annotated[
+        str | None,
+        flag(
+            "Level two of a GPU's cache: pinned memory of the host.", "BYTES", show_default="none"
+        ),
+    ] = None,
     lookahead: Annotated[
         int | None, flag("Steps of the working set.", "COUNT", min=1, show_default=str(_STEPS))
     ] = None,
@@ -49,7 +55,9 @@ def size(
 ) -> None:
     """Predict how much cache is needed: hit rates and traffic by size, from a profile.
 
-    Hit rates are by access, and a row's first access misses. Hit rates by unique key: --json.
+    Hit rates are by access, and a row's first access misses. Hit rates by unique key: --json. With
+    --host-cache-bytes, hit rates of both levels together as well; the cache has the keys of level
+    two's rows then, too.
     """
     from embstore.profiles.profile import Profile
     from embstore_tools.profiling import plots
@@ -62,7 +70,10 @@ def size(
     if picture is not None:
         plots.check_picture(picture)
     loaded = Profile.load(profile)
-    found = _hit_rates(loaded, of_rows, policy, warm_up=warm_up, target=target_hit_rate)
+    host_bytes = parameters.byte_count("--host-cache-bytes", host_cache_bytes) or 0
+    found = _hit_rates(
+        loaded, of_rows, policy, warm_up=warm_up, target=target_hit_rate, host_bytes=host_bytes
+    )
     found["lookahead"] = _lookahead(loaded, found, lookahead)
     if picture is not None:
         plots.write_picture(picture, [_plot(found)])
@@ -79,10 +90,13 @@ def _hit_rates(
     *,
     warm_up: float,
     target: float,
+    host_bytes: int,
 ) -> dict[str, Any]:
     """Return hit rates by size for each policy, and the size that reaches the target."""
+    import numpy as np
+
     from embstore_server.sizing.prediction import hit_rates
-    from embstore_server.sizing.sizes import cache_bytes, looked_at
+    from embstore_server.sizing.sizes import host_key_bytes, host_rows, level_bytes, looked_at
     from embstore_tools.profiling.plots import known_rows
 
     rows = sum(map(known_rows, profile.tables.values()))
@@ -93,11 +107,16 @@ def _hit_rates(
             f"{advice}"
         )
     slots = looked_at(rows)
+    below = host_rows(of_rows.row_bytes, host_bytes, rows - slots)
+    sizes = np.union1d(slots, slots + below)
     found: dict[str, Any] = {
         "rows": rows,
         "row_bytes": of_rows.row_bytes,
         "slots": slots.tolist(),
-        "cache_bytes": [cache_bytes(of_rows, int(count)) for count in slots],
+        "cache_bytes": level_bytes(of_rows, slots, below).tolist(),
+        "host_rows": below.tolist(),
+        "host_pinned_bytes": (below * of_rows.row_bytes).tolist(),
+        "host_key_bytes": [host_key_bytes(count) for count in below.tolist()],
         "policies": {},
         "target_hit_rate": target,
         "needed": {},
@@ -105,15 +124,23 @@ def _hit_rates(
     names = list(dict.fromkeys(policies or POLICIES))
     with output.progress("policies", len(names)) as advance:
         for name in names:
-            rates = hit_rates(profile, slots, name, warm_up)
-            by_access, by_unique = _known(rates.by_access), _known(rates.by_unique)
-            found["policies"][name] = {"by_access": by_access, "by_unique": by_unique}
+            known = hit_rates(profile, sizes, name, warm_up)
+            rates, both = known.at(slots), known.at(slots + below)
+            found["policies"][name] = {
+                "by_access": _known(rates.by_access),
+                "by_unique": _known(rates.by_unique),
+                "both_by_access": _known(both.by_access),
+                "both_by_unique": _known(both.by_unique),
+            }
             found["method"] = rates.method
             needed = _enough(profile, rates, name, warm_up, target)
-            found["needed"][name] = needed and {
-                "slots": needed,
-                "cache_bytes": cache_bytes(of_rows, needed),
-            }
+            if needed is not None:
+                one = np.array([needed])
+                more = host_rows(of_rows.row_bytes, host_bytes, rows - one)
+                size = int(level_bytes(of_rows, one, more)[0])
+                found["needed"][name] = {"slots": needed, "cache_bytes": size}
+            else:
+                found["needed"][name] = None
             advance(1)
     return found
 
@@ -165,12 +192,17 @@ def _show(found: dict[str, Any]) -> None:
     from embstore_tools.profiling import plots
 
     ahead = found["lookahead"]
+    has_host = any(found["host_rows"])
     columns = ["cache", "slots", "of rows", *found["policies"]]
+    columns += ["level two", *(f"{name}, both" for name in found["policies"])] if has_host else []
     columns += [] if ahead is None else ["fetched a step", "bytes"]
     lines = []
     for i, slots in enumerate(found["slots"]):
         line = [bytes_text(found["cache_bytes"][i]), slots, f"{slots / found['rows']:.2%}"]
         line += [f"{rates['by_access'][i]:.1%}" for rates in found["policies"].values()]
+        if has_host:
+            both = [f"{rates['both_by_access'][i]:.1%}" for rates in found["policies"].values()]
+            line += [found["host_rows"][i], *both]
         if ahead is not None:
             line += [round(ahead["fetched_rows"][i]), bytes_text(round(ahead["fetched_bytes"][i]))]
         lines.append(line)
@@ -184,7 +216,20 @@ def _show(found: dict[str, Any]) -> None:
             f"{bytes_text(round(ahead['working_set_bytes']))}"
         )
     output.show_text("\n" + of_steps)
+    if has_host:
+        output.show_text(_of_host(found))
     output.show_text(_answer(found))
+
+
+def _of_host(found: dict[str, Any]) -> str:
+    """Return one sentence that says what level two takes of both memories."""
+    rows, row_bytes = max(found["host_rows"]), found["row_bytes"]
+    pinned, keys = max(found["host_pinned_bytes"]), max(found["host_key_bytes"])
+    return (
+        f"level two has up to {rows:,} rows in {bytes_text(pinned)} of pinned memory; their keys "
+        f"and index take {bytes_text(keys)} of the GPU's, which count in the cache: "
+        f"{keys / rows:.0f} bytes for a row of {row_bytes}, {keys / pinned:.0%} of what it takes"
+    )
 
 
 def _plot(found: dict[str, Any]) -> "Plot":

@@ -47,7 +47,7 @@ class Tiers:
             path,
             device,
             cache_bytes=cache_bytes,
-            host_cache_bytes=2 * cache_bytes if has_tier else None,
+            host_cache_bytes=2 * cache_bytes if has_tier else 0,
             rows=self._footprint.rows,
             dim=dim,
         )

@@ -396,7 +396,7 @@ def test_a_swap_that_finds_no_room_in_the_log_leaves_the_set_before(backend, ope
     files = RefusingFiles(backend.path())
     backend._files = lambda path: files
     limits = Limits(log_rows_max=PIECE_ROWS * 2) if short_of == "log_rows_max" else None
-    twin = open_twin(cache_bytes=LARGE_BYTES, limits=limits, host_cache_bytes=None)
+    twin = open_twin(cache_bytes=LARGE_BYTES, limits=limits, host_cache_bytes=0)
     store, table = twin.store, twin.create_table("a", **NARROW)
     table.lookup(np.arange(ROWS))
     count, kept = total(store, "slots"), total(store, "slots") // 2

@@ -151,7 +151,7 @@ def calls_of(store):
         return {verb: t["codes"] for verb, t in totals.items() if verb != "RenewLease"}
     figures = store.stats()
     pools = [
-        {n: v for n, v in pool.items() if n not in ("resident_rows", "dirty_rows")}
+        {n: v for n, v in pool.items() if not n.endswith("_rows")}
         for pool in figures["cache"]["pools"]
     ]
     return figures["command"], figures["stages"], pools

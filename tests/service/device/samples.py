@@ -68,6 +68,7 @@ class GpuServer(Served):
         device = GpuDevice(self.runtime, 1)
         options = {"durability": settings.pop("durability")} if "durability" in settings else {}
         options["cache_bytes"] = settings.pop("cache_bytes", 1 << 20)
+        options["host_cache_bytes"] = 0
         super().__init__(path, lambda: embstore.open(path, device=device, **options), **settings)
         self.on_engine(make_tables)
 
