@@ -100,7 +100,7 @@ class Program:
 
     def main(self) -> int:
         """Run what was asked for and return the exit status."""
-        arguments = self._parse()
+        arguments = self.chosen()
         scale = getattr(self.scale, arguments.size)()
         with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.dir) as folder:
             run = Run(scale, pathlib.Path(folder))
@@ -127,7 +127,8 @@ class Program:
             print(f"written: {path}")
         return 1 if results["failed"] else 0
 
-    def _parse(self) -> argparse.Namespace:
+    def chosen(self) -> argparse.Namespace:
+        """Return the arguments of the command line; `only` names parts, and no groups."""
         prog = ".".join(filter(None, ["python -m tests.bench", self.name]))
         parser = argparse.ArgumentParser(prog=prog, description=self.about)
         names = [*self.parts, *self.groups]

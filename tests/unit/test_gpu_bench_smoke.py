@@ -2,11 +2,13 @@
 
 import pathlib
 import shutil
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.bench.gpu.__main__ import PROGRAM
 from tests.bench.gpu.law import Zipf
 from tests.bench.gpu.scale import full
 from tests.bench.gpu.tiers import PROMISED, SETTINGS
@@ -50,6 +52,11 @@ def check_tiers(results: dict[str, Any]) -> None:
         for window in (found["plain"], *found["look-ahead"].values()):
             assert window["highest_ms"] >= window["ms"] > 0 and window["device"]["launches"] > 0
     assert results[PROMISED.part]["plain"]["commits"] and results[PROMISED.part]["plain"]["merges"]
+
+
+def test_tiers_stand_for_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "tiers", "timeline", PROMISED.part])
+    assert PROGRAM.chosen().only == [*(setting.part for setting in SETTINGS), "timeline"]
 
 
 def test_a_yardstick_call_has_about_350000_unique_keys() -> None:

@@ -90,14 +90,13 @@ def _window(tiers: "Tiers", session: Ahead, wanted_ms: float) -> dict[str, Any]:
     before = session.sums()
     found = take(store, session.step, scale.tier_steps, scale.lookahead_window_s)
     sums = {k: since(before[k], after, found["steps"]) for k, after in session.sums().items()}
-    return found | sums | _beside(found["ms"], computing.ms, median(session.computed_ms))
+    beside_ms = median(session.computed_ms)
+    return found | sums | {"computing_beside_ms": beside_ms} | _ratios(found, computing.ms)
 
 
-def _beside(step_ms: float, alone_ms: float, beside_ms: float) -> dict[str, Any]:
-    """Return a step's time beside its computing's, as that takes an idle device."""
-    return {
-        "computing_ms": alone_ms,
-        "computing_beside_ms": beside_ms,
-        "beyond_ms": step_ms - alone_ms,
-        "ratio": step_ms / alone_ms if alone_ms else None,
-    }
+def _ratios(found: dict[str, Any], computing_ms: float) -> dict[str, Any]:
+    """Return how much longer a step takes than its computing does on an idle device."""
+    ratios = {"computing_ms": computing_ms, "beyond_ms": found["ms"] - computing_ms}
+    for name, ms in (("ratio", found["ms"]), ("quiet_ratio", found["quiet_ms"])):
+        ratios[name] = ms / computing_ms if ms and computing_ms else None
+    return ratios
