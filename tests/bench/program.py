@@ -95,10 +95,12 @@ class Program:
     """Draws pictures of the results beside a path, and returns theirs."""
     sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"quick": NOTHING})
     """Other sizes than the full one, and what is said of them."""
+    groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Names that stand for several parts."""
 
     def main(self) -> int:
         """Run what was asked for and return the exit status."""
-        arguments = self._parse()
+        arguments = self.chosen()
         scale = getattr(self.scale, arguments.size)()
         with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.dir) as folder:
             run = Run(scale, pathlib.Path(folder))
@@ -125,10 +127,12 @@ class Program:
             print(f"written: {path}")
         return 1 if results["failed"] else 0
 
-    def _parse(self) -> argparse.Namespace:
+    def chosen(self) -> argparse.Namespace:
+        """Return the arguments of the command line; `only` names parts, and no groups."""
         prog = ".".join(filter(None, ["python -m tests.bench", self.name]))
         parser = argparse.ArgumentParser(prog=prog, description=self.about)
-        parser.add_argument("--only", nargs="+", choices=self.parts, default=self.parts)
+        names = [*self.parts, *self.groups]
+        parser.add_argument("--only", nargs="+", choices=names, default=self.parts)
         sizes = parser.add_mutually_exclusive_group()
         for size, said in self.sizes.items():
             sizes.add_argument(
@@ -141,7 +145,10 @@ class Program:
             )
         parser.add_argument("--json", type=pathlib.Path, help="where results go, plots beside it")
         parser.add_argument("--dir", help=f"folder for the stores; needs {self.room}")
-        return parser.parse_args()
+        arguments = parser.parse_args()
+        named = [self.groups.get(name, [name]) for name in arguments.only]
+        arguments.only = list(dict.fromkeys(part for parts in named for part in parts))
+        return arguments
 
     def _path_of(self, results: dict[str, Any]) -> pathlib.Path:
         stamp = results["date"][:16].replace(":", "")

@@ -23,7 +23,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.bench.gpu import guard, host, kernels, peer_torch, public, scale, shared, step, tiers
+from tests.bench.gpu import (
+    guard,
+    host,
+    kernels,
+    peer_torch,
+    public,
+    scale,
+    shared,
+    step,
+    tiers,
+    timeline,
+)
 from tests.bench.gpu.goals import GOALS
 from tests.bench.gpu.machine import Machine, versions
 from tests.bench.program import NOTHING, Program, Run
@@ -38,7 +49,8 @@ PARTS: dict[str, Callable[..., Any]] = {
     "shared": shared.measure,
     "public": public.measure,
     "torch": peer_torch.measure,
-    "tiers": tiers.measure,
+    **tiers.PARTS,
+    "timeline": timeline.measure,
 }
 
 
@@ -68,6 +80,7 @@ PROGRAM = Program(
     about=__doc__,
     room="about 20 GB",
     parts=list(PARTS),
+    groups={"tiers": list(tiers.PARTS)},
     measure=measure,
     scale=scale,
     goals=GOALS,

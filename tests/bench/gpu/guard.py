@@ -18,7 +18,7 @@ from tests.bench.gpu.law import Footprint, Zipf
 from tests.bench.gpu.machine import Machine
 from tests.bench.gpu.scale import Scale
 from tests.bench.gpu.step import DIM
-from tests.bench.gpu.tiers import budget_for
+from tests.bench.gpu.stores import budget_for
 
 NARROW_DIM = 20
 CACHE_BYTES = 1 << 20

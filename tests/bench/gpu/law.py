@@ -62,7 +62,3 @@ class Footprint:
     def batch(self, count: int) -> Keys:
         """Draw `count` keys of the run again."""
         return self._accesses[self._rng.integers(0, len(self._accesses), count)]
-
-    def some(self, count: int) -> Keys:
-        """Return `count` keys, all different."""
-        return self._rng.permutation(self.rows)[:count].astype(np.int64)

@@ -20,9 +20,21 @@ from embstore.device.runtime import COMPUTE, DOWN, UP, Argument, DeviceArray, Ru
 from tests.bench.gpu.scale import Scale
 
 LAUNCH_CUSHIONS = 1
+PINNED_COPIES = 4
 VERB_CUSHIONS = 8
 """Copies before a sample. A launch takes the host some 10 us, a verb some 300; a copy of 256 MiB
 takes a GPU of 4 TB/s 120 us."""
+
+
+ASKED = (
+    "launches",
+    "copies",
+    "uploads",
+    "downloads",
+    "waits",
+    "uploaded_bytes",
+    "downloaded_bytes",
+)
 
 
 class EventClock:
@@ -81,7 +93,8 @@ def sample_ms(clock: Any, work: Callable[[], Any]) -> float:
 
 
 class LaunchTimer:
-    """A runtime that can tell what each launch took, on its own behind a cushion of its own.
+    """A runtime that counts what it is asked for, and can tell what each launch took, on its own
+    behind a cushion of its own.
 
     So a verb that waits in between, or copies between host and device, still tells the time of its
     kernels. They begin with an empty L2 cache then, which in a call they may not.
@@ -91,6 +104,9 @@ class LaunchTimer:
         self.clock = clock
         self._runtime = runtime
         self._spans: list[tuple[str, Any, Any]] | None = None
+        self.asked = dict.fromkeys(ASKED, 0)
+        """Calls by kind, and the bytes of copies between host and device; rows that kernels move
+        are not among them."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runtime, name)
@@ -114,6 +130,7 @@ class LaunchTimer:
         return found
 
     def _timed(self, name: str, give: Callable[[], None]) -> None:
+        self.asked["launches"] += 1
         if self._spans is None:
             give()
             return
@@ -127,6 +144,51 @@ class LaunchTimer:
 
     def fill(self, array: DeviceArray, byte: int) -> None:
         self._timed("fill", lambda: self._runtime.fill(array, byte))
+
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
+        self.asked["copies"] += 1
+        self._runtime.copy(source, target)
+
+    def upload(self, source: Any, target: DeviceArray, *, stream: int = COMPUTE) -> None:
+        self.asked["uploads"] += 1
+        self.asked["uploaded_bytes"] += target.nbytes
+        self._runtime.upload(source, target, stream=stream)
+
+    def download(self, source: DeviceArray, target: Any, *, stream: int = COMPUTE) -> None:
+        self.asked["downloads"] += 1
+        self.asked["downloaded_bytes"] += source.nbytes
+        self._runtime.download(source, target, stream=stream)
+
+    def wait(self, mark: Any) -> None:
+        self.asked["waits"] += 1
+        self._runtime.wait(mark)
+
+
+def pinned_bytes_per_s(device: GpuDevice, scale: Scale) -> dict[str, float]:
+    """Return what copies from and to pinned memory move, each way by itself, and both at once."""
+    runtime = timer_of(device)
+    hosts = [runtime.allocate_host(scale.pinned_bytes) for _ in range(2)]
+    d_memories = [runtime.allocate(scale.pinned_bytes, np.uint8) for _ in range(2)]
+    for host in hosts:
+        host[:] = 1
+
+    def up() -> None:
+        runtime.upload(hosts[0], d_memories[0], stream=UP)
+
+    def down() -> None:
+        runtime.download(d_memories[1], hosts[1], stream=DOWN)
+
+    found = {}
+    for name, ways in {"up": [up], "down": [down], "each way at once": [up, down]}.items():
+        spent = []
+        for _ in range(1 + PINNED_COPIES):
+            begin = time.perf_counter()
+            for way in ways:
+                way()
+            wait(device)
+            spent.append(time.perf_counter() - begin)
+        found[name] = scale.pinned_bytes / median(spent[1:])
+    return found
 
 
 TOOLS = ("nvcc", "cuobjdump", "compute-sanitizer", "ncu", "nsys")

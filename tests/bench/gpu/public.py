@@ -22,8 +22,8 @@ import numpy as np
 from tests.bench.gpu.law import Footprint, Zipf
 from tests.bench.gpu.machine import Machine, wait
 from tests.bench.gpu.scale import Scale
-from tests.bench.gpu.shared import Arrays, served
-from tests.bench.gpu.stores import NAME, DeviceStore
+from tests.bench.gpu.shared import served
+from tests.bench.gpu.stores import NAME, Arrays, DeviceStore, arrays_of
 from tests.bench.stores import create_table
 
 CHECKPOINT, DEFAULTS = "checkpoint", "a server's defaults"
@@ -43,19 +43,6 @@ class Way(NamedTuple):
     table: Any
     array: Arrays
     synchronize: Callable[[], None]
-
-
-class OfTheDevice:
-    """An array in the memory of an emulated device, as another library shows it."""
-
-    def __init__(self, device: Any, array: Any) -> None:
-        self._d_array = device.memory.upload(np.ascontiguousarray(array))
-        self.__cuda_array_interface__ = {
-            "shape": array.shape,
-            "typestr": array.dtype.str,
-            "data": (self._d_array.address, False),
-            "version": 2,
-        }
 
 
 class _Engine:
@@ -91,7 +78,7 @@ class Public:
             self._prepare(store.table, level)
             store.finish_merges()
             synchronize = lambda: wait(device)  # noqa: E731
-            ways = {"in process": Way(store.table, self._array_of(device), synchronize)}
+            ways = {"in process": Way(store.table, arrays_of(device, self.scale), synchronize)}
             if level == CHECKPOINT:
                 ways["engine"] = Way(_Engine(store), device.memory.upload, synchronize)
             return {name: self._measured(way) for name, way in ways.items()}
@@ -103,13 +90,6 @@ class Public:
             table = create_table(store, NAME, self._run.rows, self.dim)
             self._prepare(table, level)
             return {"another process": self._measured(Way(table, array, synchronize))}
-
-    def _array_of(self, device: Any) -> Arrays:
-        if self.scale.emulated:
-            return lambda array: OfTheDevice(device, array)
-        import cupy
-
-        return cupy.asarray  # type: ignore[no-any-return]
 
     def _prepare(self, table: Any, level: str) -> None:
         """Have all rows resident, and the digest taken where a server's has been."""

@@ -34,13 +34,26 @@ class Scale:
     steps: int = 64
     cache_bytes: int = 6 << 30
 
-    cached_share: float = 0.8
-    cached_settle_steps: int = 40
-    cached_steps: int = 40
+    footprint_batches: int = 8
+    """Their unique keys are the rows of the store that tiers are measured on."""
     written_keys: int = 250_000
-    """Of a call that writes rows before they are measured."""
-    held_rows: int = 400_000
-    held_repeats: int = 5
+    """Keys of a call that writes rows before they are measured."""
+    drawn_batches: int = 24
+    """Batches of a size, in turn: together they have nearly all rows."""
+    moved_repeats: int = 5
+    moved_keys: int = 400_000
+    """Keys of a lookup whose rows are all missing."""
+    settle_steps: int = 24
+    tier_steps: int = 40
+    settle_s: float = 1.5
+    promised_s: float = 8.0
+    """Longest window of the goals' setting, in which a commit and a merge should end."""
+    window_s: float = 3.0
+    lookahead_window_s: float = 1.5
+    computations_ms: tuple[float, ...] = (5.0, 0.0, 20.0)
+    lookahead_steps: int = 4
+    fold_bytes: int = 64 << 20
+    """A store's default."""
     pinned_bytes: int = 256 << 20
 
     call_keys: tuple[int, ...] = (2048, 65_536)
@@ -49,6 +62,7 @@ class Scale:
     host_keys: int = 2048
     host_calls: int = 200
     torch_repeats: int = 12
+    timeline_steps: int = 8
     guard_rounds: int = 4
     guard_keys: int = 20_000
 
@@ -64,9 +78,12 @@ def quick() -> Scale:
         repeats=7,
         step_batches=4,
         steps=16,
-        cached_settle_steps=12,
-        cached_steps=12,
-        held_repeats=2,
+        moved_repeats=2,
+        settle_steps=12,
+        tier_steps=12,
+        promised_s=2.0,
+        window_s=1.0,
+        lookahead_window_s=1.0,
         torch_repeats=5,
         guard_rounds=2,
     )
@@ -91,14 +108,23 @@ def emulated() -> Scale:
         step_batches=2,
         steps=2,
         cache_bytes=1 << 20,
-        cached_settle_steps=2,
-        cached_steps=2,
-        written_keys=100,
-        held_rows=50,
-        held_repeats=1,
+        footprint_batches=20,
+        written_keys=300,
+        drawn_batches=16,
+        moved_repeats=1,
+        moved_keys=100,
+        settle_steps=1,
+        tier_steps=2,
+        promised_s=60.0,
+        window_s=0.1,
+        lookahead_window_s=0.1,
+        computations_ms=(5.0, 0.0),
+        lookahead_steps=2,
+        fold_bytes=4096,
         pinned_bytes=4096,
         call_keys=(40,),
         host_calls=100,
+        timeline_steps=1,
         guard_rounds=1,
         guard_keys=60,
     )

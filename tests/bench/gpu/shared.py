@@ -20,15 +20,12 @@ from embstore_client import connect
 from tests.bench import serving
 from tests.bench.gpu.machine import Machine, wait
 from tests.bench.gpu.scale import Scale
-from tests.bench.gpu.stores import NAME, DeviceStore
+from tests.bench.gpu.stores import NAME, Arrays, DeviceStore
 from tests.bench.stores import create_table
 from tests.serving import Server as ServerHere
 
 KEYS_MAX = 200_000
 CACHE_BYTES_MAX = 2 << 30
-
-Arrays = Callable[[Any], Any]
-"""Returns an array where a trainer has it."""
 
 
 class Calls:

@@ -1,213 +1,180 @@
-"""A cache that is smaller than the footprint, over rows that were all written before.
+"""A cache that is smaller than its rows, with level two below it or without.
 
-The rows are the unique keys of a run of `step_batches` batches, numbered in a random order; the
-steps draw that run's accesses again (`law.py`); the cache has slots for `cached_share` of them. The
-files of the rows have just been written, so that they are in the page cache.
+A **setting** is a part of its own: ``--only tiers-0.7-rest``; ``--only tiers`` means all of them.
+The name says for which share of the rows the cache has slots, and how much of the rest level two,
+pinned memory of the host, has room for: the rest, half of it, or none. Each setting begins with a
+fresh copy of one written store (`written.py`), so that the others do not change what it finds. Its
+measurements share that copy, in an order that `order` repeats:
 
-The way of missing rows alone is measured by making rows resident none of which is, with slots free
-for all: from storage, and in a second store from the host tier, which had them from the GPU. Beside
-it pinned memory is copied, in the same process.
+* **moved**: lookups whose rows are all missing, after each row was looked up once. Where level two
+  holds the rest, each row comes up from there and another goes down for it: the exchange alone.
+  Where it is absent, rows come from files in the page cache.
+* **plain**: a window of lookups and updates (`window.py`), once the cache has settled
+* **look-ahead**: a window of steps of a session for each time of computing (`ahead.py`)
+
+A step has 1.05 million keys, which the run draws again. A tenth of the rows is fewer than one such
+step has, so that nothing could be planned; steps have an eighth of the keys there.
 """
 
 import contextlib
 import pathlib
+import shutil
 import time
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from embstore.cache.sizes import Sizes
-from embstore.device.gpu import GpuDevice
-from embstore.device.runtime import DOWN, UP
-from embstore.layout import Layout
-from tests.bench.gpu.law import Footprint, Zipf
-from tests.bench.gpu.machine import Machine, median, timer_of, wait
+from embstore.config import Limits
+from tests.bench.gpu.ahead import measure_ahead
+from tests.bench.gpu.machine import Machine, median, pinned_bytes_per_s
 from tests.bench.gpu.scale import Scale
-from tests.bench.gpu.step import DIM
-from tests.bench.gpu.stores import DeviceStore, since
+from tests.bench.gpu.stores import budget_for, level_two_for, since
+from tests.bench.gpu.window import take
+from tests.bench.gpu.written import Written, written
 
-COPIES = 4
+LEVEL_TWO = {"rest": 1.75, "half": 0.5, "none": 0.0}
+"""Slots of level two for each row that the cache has no slot for. More than one for the rest: rows
+that trade places are in both levels for a moment."""
+ABSENT = 0
+"""The option `host_cache_bytes` of a store without level two."""
+FEWER_KEYS = {0.7: 1, 0.1: 8}
+"""By share, a step has one key in so many of the yardstick's."""
+
+
+class Setting(NamedTuple):
+    """Slots of the cache, as a share of all rows, and how much of the rest level two holds."""
+
+    share: float
+    level_two: str
+
+    @property
+    def part(self) -> str:
+        return f"tiers-{self.share:g}-{self.level_two}"
+
+
+SETTINGS = [Setting(share, level_two) for level_two in LEVEL_TWO for share in FEWER_KEYS]
+PROMISED = SETTINGS[0]
+"""The setting of the goals. Its window is longer, for a commit and a merge to end in it."""
 
 
 class Tiers:
-    """A store whose rows are all on the host, some of them in the cache too."""
+    """A store of a setting, and the calls of its training."""
 
     def __init__(
-        self, machine: Machine, scale: Scale, path: pathlib.Path, *, has_tier: bool = False
+        self, machine: Machine, scale: Scale, setting: Setting, run: Written, path: pathlib.Path
     ) -> None:
-        self._scale = scale
-        self._device = device = machine.device()
+        self.scale = scale
+        self.device = device = machine.device()
         device.warm_up()
-        dim = min(DIM, max(scale.dims))
-        run = Zipf(scale).batches(scale.step_batches, scale.keys)
-        self._footprint = Footprint(run, scale.seed)
-        wanted = int(scale.cached_share * self._footprint.rows)
-        cache_bytes = budget_for(wanted, dim, device)
-        self.store = DeviceStore(
+        slots = int(setting.share * run.rows)
+        below = int(LEVEL_TWO[setting.level_two] * (run.rows - slots))
+        self.store = run.open(
             path,
             device,
-            cache_bytes=cache_bytes,
-            host_cache_bytes=2 * cache_bytes if has_tier else 0,
-            rows=self._footprint.rows,
-            dim=dim,
+            cache_bytes=budget_for(slots, run.dim, device),
+            host_cache_bytes=level_two_for(below, run.dim) or ABSENT,
+            limits=Limits(fold_bytes=scale.fold_bytes),
         )
-        rng = np.random.default_rng(scale.seed)
-        gradients = rng.standard_normal((scale.keys, dim), np.float32) * np.float32(0.01)
-        self._d_gradients = device.memory.upload(gradients)
-        self._d_out = device.memory.allocate(scale.keys, np.float32, width=dim)
-        self._write_all()
+        self.rows, self.dim = run.rows, run.dim
+        self.batches = run.batches(scale.keys // FEWER_KEYS[setting.share])
+        self.gradients = run.gradients
+        self._d_batches = [device.memory.upload(keys) for keys in self.batches]
+        self._d_gradients = device.memory.upload(self.gradients[: len(self.batches[0])])
+        self._d_out = device.memory.allocate(scale.keys, np.float32, width=run.dim)
+        self._steps = 0
+        self._slice_keys = min(scale.moved_keys, slots // 2, scale.keys)
+        self._next_key = 0
 
-    def _write_all(self) -> None:
-        """Update every row once, and have storage do what is due."""
-        step = min(self._scale.written_keys, self._scale.keys)
-        for low in range(0, self._footprint.rows, step):
-            keys = np.arange(low, min(low + step, self._footprint.rows))
-            d_keys = self._device.memory.upload(keys)
-            self.store.update(d_keys, self._d_gradients[: len(keys)])
-        self._settle()
+    def fill(self) -> None:
+        """Look every row up, so that both levels are full."""
+        for _ in range(-(-self.rows // self._slice_keys)):
+            self._look_at_next()
 
-    def _settle(self) -> None:
-        self.store.store.flush()
-        self.store.finish_merges()
+    def _look_at_next(self) -> float:
+        """Look up the rows that were looked up longest ago; return the seconds of the call."""
+        keys = np.arange(self._next_key, self._next_key + self._slice_keys) % self.rows
+        self._next_key = int(keys[-1]) + 1
+        d_keys, d_out = self.device.memory.upload(keys), self._d_out[: len(keys)]
+        self.store.wait()
+        begin = time.perf_counter()
+        self.store.lookup(d_keys, d_out)
+        self.store.wait()
+        return time.perf_counter() - begin
 
-    def from_storage(self) -> dict[str, Any]:
-        """Return the way of rows from the page cache to slots."""
-        pool, device = self.store.pool, self._device
-        count = min(self._scale.held_rows, pool.slots.count)
-        before = vars(pool.counters).copy()
-        spent = []
-        for _ in range(1 + self._scale.held_repeats):
-            with self.store.engine.reading():
-                pool.writer.flush()
-                pool.residency.purge(0)
-                # Of table 0, whose row keys are its keys.
-                d_keys = device.memory.upload(self._footprint.some(count))
-                wait(device)
-                begin = time.perf_counter()
-                pool.residency.make_resident(d_keys)
-                wait(device)
-                spent.append(time.perf_counter() - begin)
-        seconds, moved = median(spent[1:]), count * pool.layout.row_bytes
-        pinned = pinned_bytes_per_s(device, self._scale)
-        origins = {
-            name: (getattr(pool.counters, f"misses_{name}") - before[f"misses_{name}"]) / len(spent)
-            for name in ("log", "base", "initializer")
-        }
+    def moved(self) -> dict[str, Any]:
+        """Return what calls take whose rows are all missing, and the bytes that they move."""
+        repeats, row_bytes = self.scale.moved_repeats, self.store.pool.layout.row_bytes
+        self._look_at_next()
+        before = self.store.sums()
+        seconds = median([self._look_at_next() for _ in range(repeats)])
+        sums = {k: since(before[k], found, repeats) for k, found in self.store.sums().items()}
+        counters = sums["counters"]
+        missing = sum(count for name, count in counters.items() if name.startswith("misses_"))
         return {
-            "rows": count,
-            "origins": origins,
+            "rows": self._slice_keys,
             "ms": 1e3 * seconds,
-            "bytes": moved,
-            "bytes_per_s": moved / seconds,
-            "pinned_bytes_per_s": pinned,
-            "share": moved / seconds / pinned["up"],
+            "bytes_per_s": {
+                "up": missing * row_bytes / seconds,
+                "down": counters["evictions_host"] * row_bytes / seconds,
+            },
+            "pinned_bytes_per_s": pinned_bytes_per_s(self.device, self.scale),
+            **sums,
         }
 
-    def from_tier(self) -> dict[str, Any]:
-        """Return the way of rows from the GPU's slots to the host tier, and back."""
-        pool, device = self.store.pool, self._device
-        count = min(self._scale.held_rows, pool.slots.count)
-        spent: dict[str, list[float]] = {"down": [], "up": []}
-        came = pool.counters.misses_host
-        for _ in range(1 + self._scale.held_repeats):
-            with self.store.engine.reading():
-                pool.writer.flush()
-                keys = self._footprint.some(count)
-                d_keys = device.memory.upload(keys)
-                pool.residency.make_resident(d_keys)
-                wait(device)
-                times = [time.perf_counter()]
-                evicted = pool.evictor.evict(pool.slots.count)
-                wait(device)
-                times.append(time.perf_counter())
-                pool.residency.make_resident(d_keys)
-                wait(device)
-                times.append(time.perf_counter())
-                for way, rows, seconds in zip(spent, (evicted, count), np.diff(times), strict=True):
-                    spent[way].append(rows * pool.layout.row_bytes / seconds)
-        return {
-            "rows": count,
-            "came": (pool.counters.misses_host - came) / len(spent["up"]),
-            "bytes_per_s": {way: median(rates[1:]) for way, rates in spent.items()},
-            "pinned_bytes_per_s": pinned_bytes_per_s(device, self._scale),
-        }
-
-    def steps(self) -> dict[str, Any]:
-        scale, pool = self._scale, self.store.pool
-        for _ in range(scale.cached_settle_steps):
-            self._step()
+    def settle(self) -> None:
+        """Take steps until rows are where steps leave them."""
+        until = time.perf_counter() + self.scale.settle_s
+        for _ in range(self.scale.settle_steps):
+            if time.perf_counter() < until:
+                self.step()
         self.store.finish_merges()
-        counters, stages = vars(pool.counters).copy(), self.store.stages_ms()
-        spent = [self._step() for _ in range(scale.cached_steps)]
-        grown = {
-            name: (value - counters[name]) / scale.cached_steps
-            for name, value in vars(pool.counters).items()
-            if value is not None  # a rate, which is made of the others
-        }
-        return {
-            "footprint_rows": self._footprint.rows,
-            "slots": pool.slots.count,
-            "share": pool.slots.count / self._footprint.rows,
-            "ms": median(spent),
-            "quartiles_ms": np.percentile(spent, [25, 75]).tolist(),
-            "highest_ms": max(spent),
-            "unique_keys": grown["unique_keys"],
-            "missing_keys": grown["unique_keys"] - grown["unique_hits"],
-            "counters": grown,
-            "stages_ms": since(stages, self.store.stages_ms(), scale.cached_steps),
-        }
 
-    def _step(self) -> float:
-        """Do a step with keys that are on the device; return its milliseconds."""
-        d_keys = self._device.memory.upload(self._footprint.batch(self._scale.keys))
-        wait(self._device)
-        begin = time.perf_counter()
-        self.store.lookup(d_keys, self._d_out)
+    def step(self) -> None:
+        """Look a batch up and update it; keys, rows and gradients are on the device."""
+        d_keys = self._d_batches[self._steps % len(self._d_batches)]
+        self._steps += 1
+        self.store.lookup(d_keys, self._d_out[: len(d_keys)])
         self.store.update(d_keys, self._d_gradients)
-        wait(self._device)
-        return 1e3 * (time.perf_counter() - begin)
 
-    def close(self) -> None:
-        self.store.close()
-
-
-def budget_for(slots: int, dim: int, device: GpuDevice) -> int:
-    """Return a budget in which a pool of row-wise Adagrad comes to about so many slots."""
-    layout = Layout(dim, 1, "rowwise_adagrad")
-    slot_bytes = Sizes.of(layout, 1, device).slot_bytes
-    sizes = Sizes.of(layout, slots * slot_bytes, device)
-    count = -(-slots // sizes.slab_slots) * sizes.slab_slots
-    # The index is made for the slots that there may be, of which the last slab is not granted.
-    index_bytes = device.memory.index_bytes(count + sizes.slab_slots)
-    return max(count * slot_bytes + index_bytes + sizes.staging_bytes, sizes.least_bytes)
+    def held(self) -> dict[str, Any]:
+        """Return how many rows each level holds."""
+        stats = self.store.store.stats()["cache"]
+        pool = stats["pools"][0]
+        return {
+            "rows": self.rows,
+            "slots": pool["slots"],
+            "share": pool["slots"] / self.rows,
+            "level_two_rows": pool["host_rows"],
+            "level_two_share": pool["host_rows"] / self.rows,
+        }
 
 
-def pinned_bytes_per_s(device: GpuDevice, scale: Scale) -> dict[str, float]:
-    """Return what copies from and to pinned memory move, each way by itself."""
-    runtime = timer_of(device)
-    host = runtime.allocate_host(scale.pinned_bytes)
-    host[:] = 1
-    d_memory = runtime.allocate(scale.pinned_bytes, np.uint8)
-    ways = {
-        "up": lambda: runtime.upload(host, d_memory, stream=UP),
-        "down": lambda: runtime.download(d_memory, host, stream=DOWN),
-    }
-    found = {}
-    for way, copy in ways.items():
-        copy()
-        wait(device)
-        begin = time.perf_counter()
-        for _ in range(COPIES):
-            copy()
-        wait(device)
-        found[way] = COPIES * scale.pinned_bytes / (time.perf_counter() - begin)
-    return found
+@contextlib.contextmanager
+def opened(machine: Machine, scale: Scale, setting: Setting, path: pathlib.Path) -> Iterator[Tiers]:
+    """Yield the store of a setting, both levels full; it is gone afterwards."""
+    tiers = Tiers(machine, scale, setting, written(machine, scale, path.parent), path)
+    try:
+        tiers.fill()
+        yield tiers
+    finally:
+        tiers.store.abandon()
+        shutil.rmtree(path)
 
 
-def measure(machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
-    """Return the figures of missing rows, and of steps that have some, with a host tier and
-    without."""
-    with contextlib.closing(Tiers(machine, scale, path / "without")) as tiers:
-        figures = {"storage": tiers.from_storage(), "cached": tiers.steps()}
-    with contextlib.closing(Tiers(machine, scale, path / "with", has_tier=True)) as tiers:
-        return figures | {"host_tier": tiers.from_tier(), "cached_with_tier": tiers.steps()}
+def measure(setting: Setting, machine: Machine, scale: Scale, path: pathlib.Path) -> dict[str, Any]:
+    """Return the figures of a setting, in the order in which they were taken."""
+    plain_s = scale.promised_s if setting is PROMISED else scale.window_s
+    with opened(machine, scale, setting, path) as tiers:
+        found: dict[str, Any] = {"keys": len(tiers.batches[0])}
+        found["moved"] = tiers.moved()
+        tiers.settle()
+        found["held"] = tiers.held()
+        found["plain"] = take(tiers.store, tiers.step, scale.tier_steps, plain_s)
+        found["look-ahead"] = measure_ahead(tiers)
+    ahead = [f"look-ahead, {name}" for name in found["look-ahead"]]
+    return found | {"order": ["moved", "plain", *ahead]}
+
+
+PARTS = {setting.part: partial(measure, setting) for setting in SETTINGS}

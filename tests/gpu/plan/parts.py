@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests import installed
+from tests.bench.gpu import tiers
 from tests.gpu.plan.runner import Part
 
 CONFORMANCE_PROCESSES = 8
 NO_OTHER_PLUGINS = "--disable-plugin-autoload"
 """Warnings are errors: a plugin of the machine that warns at its start would end the run."""
 PROFILED = "unique_enter|sum_chunks|combine|apply_.*|gather.*|probe"
+OTHER_TIERS = [part for part in tiers.PARTS if part != tiers.PROMISED.part]
 NO_GPU = "is of a real GPU; the emulation has guards of its own"
 
 
@@ -74,6 +76,7 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
     ncu += [f"regex:{PROFILED}", "--launch-skip", "20", "--launch-count", "24"]
     return [
         run.benchmark("versions", "what is installed, what compiles", 30),
+        run.benchmark(tiers.PROMISED.part, "missing rows at the speed of the bus, and hidden", 40),
         Part(
             "runtime",
             "every method of the runtime, and what its failures are",
@@ -84,6 +87,13 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
         ),
         Part("verbs", "every verb of the device, small", run.program("tests.gpu.every_verb"), 20),
         run.benchmark("digests", "one digest on CPU and device", 40, is_quick=True),
+        run.benchmark("tiers", "smaller caches, less below them", 75, *OTHER_TIERS),
+        run.benchmark(
+            "timeline",
+            "kernels, copies and the gaps between them",
+            45,
+            lacks=None if is_emulated else lacks_of_torch,
+        ),
         run.benchmark(
             "first", "kernels and the step, few samples", 60, "kernels", "step", is_quick=True
         ),
@@ -153,7 +163,6 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             90,
             lacks=lacks_of_a_server,
         ),
-        run.benchmark("tiers", "the cache at 0.8 of the footprint", 90),
         run.benchmark("torch", "torch on the same step", 40, lacks=lacks_of_torch),
         Part(
             "profile",
