@@ -9,7 +9,7 @@ else in storage.
 Level two has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
 index, and scores, by which the rows that left level one longest ago leave. Of a slot only the row is
 in the host's memory; its key, its score, its flag and the index are in the GPU's, about 40 bytes a
-slot. So the GPU alone finds rows, chooses victims and moves rows between the levels
+slot, which count in the budget of level one (`sizes.py`). So the GPU alone finds rows, chooses victims and moves rows between the levels
 (`exchange.py`), in the order of all its other work: no row is torn, and the host waits for a few
 numbers only.
 
@@ -54,6 +54,7 @@ class HostTier:
         device: Device,
         storage: Storage,
         arena: Arena,
+        above: PoolSlots,
         layout: Layout,
         tables: set[int],
         counters: Counters,
@@ -61,7 +62,8 @@ class HostTier:
         assert device.levels is not None, f"a cache on {device.name} has one level"
         self.device = below = device.levels.below
         self.arena, self.layout, self.tables = arena, layout, tables
-        self.slots = PoolSlots(below, layout, arena.budget_bytes, storage.irreversible)
+        self._above = above
+        self.slots = PoolSlots(below, layout, above.sizes.below_bytes, storage.irreversible)
         self.pins = PoolPins(below, self.slots)
         self.finder = Finder(below, self.slots)
         self.scores = Scores(below, self.slots, POLICIES["lru"], Ranks().of)
@@ -127,6 +129,9 @@ class HostTier:
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def _grow(self) -> bool:
+        # The budget of level one, which may have changed, has what it takes to know of the slots.
+        if self.slots.count and self.slots.grown_bytes > self._above.sizes.below_bytes:
+            return False
         try:
             return self.evictor.grow()
         except CapacityError:  # of the first slab

@@ -70,7 +70,10 @@ class Pool:
         self.counters = Counters()
         self.ranks = Ranks()
         self.followers = Followers(device)
-        self.slots = slots = PoolSlots(device, layout, arena.budget_bytes, storage.irreversible)
+        below_bytes = 0 if host_arena is None else host_arena.budget_bytes
+        self.slots = slots = PoolSlots(
+            device, layout, arena.budget_bytes, storage.irreversible, below_bytes
+        )
         self.pins = pins = PoolPins(device, slots)
         self.finder = finder = Finder(device, slots)
         self.scores = scores = Scores(device, slots, POLICIES[policy_name], self.ranks.of)
@@ -89,7 +92,7 @@ class Pool:
             slots.add_slab()
             if host_arena is not None:
                 self.tier = HostTier(
-                    device, storage, host_arena, layout, self.tables, self.counters
+                    device, storage, host_arena, slots, layout, self.tables, self.counters
                 )
         except BaseException:
             arena.leave(evictor)

@@ -4,9 +4,14 @@ happened.
 A slab is a sixty-fourth of the budget, within bounds: small enough to share fairly, large enough to
 be few. Everything of a slot counts: its row, its metadata and its share of the index; and so does
 the staging buffer through which a pool's missing rows come in.
+
+Where the cache has a level two, its rows are in the host's memory, and all else of its slots, some
+40 bytes each, in the device's. That counts here as well: each slot of level one carries its share of
+it. It is half of the budget at most, which limits level two where rows are short.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from embstore.device.base import Device
 from embstore.layout import Layout
@@ -19,6 +24,8 @@ _STAGING_SHARE = 32
 _FREE_BYTES = 4
 """Of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
+_BELOW_SHARE = 2
+"""Of the budget, one part in so many at most is level two's."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Sizes:
     staging_rows: int
     staging_bytes: int
     least_bytes: int  # with one slab
+    below_bytes: int  # of level two's rows, in the host's memory
 
     @property
     def slab_bytes(self) -> int:
@@ -38,13 +46,28 @@ class Sizes:
         return self.slab_slots * self.slot_bytes
 
     @classmethod
-    def of(cls, layout: Layout, budget_bytes: int, device: Device) -> "Sizes":
-        """Return the sizes of a pool that need not exist; none falls when the budget grows."""
+    def of(
+        cls, layout: Layout, budget_bytes: int, device: Device, below_bytes: int = 0
+    ) -> "Sizes":
+        """Return the sizes of a pool that need not exist; its counts do not fall when the budget
+        grows.
+
+        below_bytes : budget of level two, of the host's memory
+        """
         row_bytes = layout.row_bytes
         slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.memory.slab_bytes_max)
         least_slot_bytes = device.memory.slot_bytes(1, row_bytes) + _FREE_BYTES
         slab_slots = device.memory.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
         slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES
+        below_slots = 0
+        if below_bytes:
+            many_bytes = device.memory.index_bytes(_MANY_SLOTS)
+            below_slot = least_slot_bytes - _FREE_BYTES - row_bytes + many_bytes / _MANY_SLOTS
+            most = budget_bytes / _BELOW_SHARE / below_slot
+            below_slots = int(min(below_bytes / row_bytes, most))
+            used = below_slots * below_slot
+            each = slot_bytes + many_bytes / _MANY_SLOTS
+            slot_bytes += ceil(each * used / (budget_bytes - used))
         staging_max = device.memory.staging_bytes_max
         staging_rows = max(1, min(staging_max, budget_bytes // _STAGING_SHARE) // row_bytes)
         staging_bytes = staging_rows * row_bytes
@@ -52,4 +75,12 @@ class Sizes:
         many = slab_slots * (_MANY_SLOTS * slot_bytes + device.memory.index_bytes(_MANY_SLOTS))
         slabs_max = budget_bytes * _MANY_SLOTS // many + 1
         slots_max = min(slabs_max, device.memory.slots_max // slab_slots) * slab_slots
-        return cls(slot_bytes, slab_slots, slots_max, staging_rows, staging_bytes, least)
+        return cls(
+            slot_bytes,
+            slab_slots,
+            slots_max,
+            staging_rows,
+            staging_bytes,
+            least,
+            below_bytes=below_slots * (row_bytes + _FREE_BYTES),
+        )

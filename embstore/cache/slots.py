@@ -35,7 +35,9 @@ class PoolSlots:
         layout: Layout,
         budget_bytes: int,
         irreversible: AbstractContextManager[None],
+        below_bytes: int = 0,
     ) -> None:
+        self._below_bytes = below_bytes
         self.memory = device.memory.allocate_slots(layout)
         self.index = SlotIndex(device, irreversible)
         self.count = 0
@@ -53,7 +55,7 @@ class PoolSlots:
         ------
         CapacityError : no memory, or no address space. Nothing has changed that can be seen.
         """
-        sizes = Sizes.of(self._layout, budget_bytes, self._device)
+        sizes = self._sizes_of(budget_bytes)
         memory = self._device.memory
         memory.reserve_slots(self.memory, self.count, sizes.slots_max, sizes.slab_slots)
         if sizes.slots_max > len(self._free):
@@ -62,6 +64,9 @@ class PoolSlots:
         self._may_grow = True
         self._expected = sizes.slots_max
         self._trim_index()
+
+    def _sizes_of(self, budget_bytes: int) -> Sizes:
+        return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes)
 
     def expect(self, memory_bytes: int | None) -> None:
         """Make the index no larger than so many bytes of slots need, as long as there are not more
@@ -92,7 +97,7 @@ class PoolSlots:
 
     def least_bytes_of(self, budget_bytes: int) -> int:
         """Return the bytes with one slab, were that the budget."""
-        return Sizes.of(self._layout, budget_bytes, self._device).least_bytes
+        return self._sizes_of(budget_bytes).least_bytes
 
     @property
     def grown_bytes(self) -> int:

@@ -250,18 +250,21 @@ class Tables:
 
     def check_room_for(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint whose tables the cache, or the host tier, has no room for."""
-        self._check_arena_for(checkpoint, self.arena, self.device)
+        below_bytes = self.host_cache.budget_bytes
+        self._check_arena_for(checkpoint, self.arena, self.device, below_bytes)
         if self.host_arena is not None and (levels := self.device.levels) is not None:
             self._check_arena_for(checkpoint, self.host_arena, levels.below)
 
-    def _check_arena_for(self, checkpoint: Checkpoint, arena: Arena, device: Device) -> None:
+    def _check_arena_for(
+        self, checkpoint: Checkpoint, arena: Arena, device: Device, below_bytes: int = 0
+    ) -> None:
         needed, layouts = 0, set()
         for entry in checkpoint.state.tables:
             layout = entry.config().layout
             if layout in layouts:
                 continue
             layouts.add(layout)
-            needed += Sizes.of(layout, arena.budget_bytes, device).least_bytes
+            needed += Sizes.of(layout, arena.budget_bytes, device, below_bytes).least_bytes
             if needed > arena.budget_bytes:
                 raise CapacityError(
                     f"table {entry.identity['name']!r} of checkpoint {checkpoint.label!r}: "

@@ -176,7 +176,7 @@ def test_the_calls_of_rows_that_are_missing(tmp_path, tables):
 def test_the_calls_of_rows_that_level_two_has(tmp_path, tables, durability):
     """The host waits for what is unique and missing, and for what level two has and must go. Each
     row that comes up sends one down; nothing is read or logged."""
-    store, runtime = opened(tmp_path, tables, 90_000, 1 << 24, durability=durability)
+    store, runtime = opened(tmp_path, tables, 400_000, 1 << 24, durability=durability)
     rows = ROWS // tables
     for low in range(0, rows, step := rows // 20):
         keys = np.arange(low, low + step)

@@ -14,6 +14,7 @@ from embstore.cache.sizes import Sizes
 from embstore.commands import UpdateOptions
 from embstore.device.base import Gradients
 from embstore.device.gpu import GpuDevice
+from embstore.device.slabs import METADATA_BYTES
 from embstore.device.runtime import DeviceArray
 from embstore.errors import StoreClosedError
 from embstore.layout import Layout
@@ -25,8 +26,8 @@ from tests.bench.stores import create_table
 
 NAME = "ads"
 
-SLOT_BYTES = 48
-"""About what the host counts for a slot of level two beside its row."""
+FREE_BYTES = 4
+"""What the host counts for a slot of level two beside its row."""
 
 Arrays = Callable[[Any], Any]
 """Returns an array where a trainer has it."""
@@ -146,19 +147,20 @@ def arrays_of(device: GpuDevice, scale: Scale) -> Arrays:
 
 
 def level_two_for(slots: int, dim: int) -> int:
-    """Return a budget in which the level below comes to about so many slots."""
-    return slots * (_layout(dim).row_bytes + SLOT_BYTES)
+    """Return a budget in which level two comes to about so many slots."""
+    return slots * (_layout(dim).row_bytes + FREE_BYTES)
 
 
-def budget_for(slots: int, dim: int, device: GpuDevice) -> int:
-    """Return a budget in which a pool comes to about so many slots."""
+def budget_for(slots: int, dim: int, device: GpuDevice, below: int = 0) -> int:
+    """Return a budget in which a pool comes to about so many slots, with so many in level two."""
     layout = _layout(dim)
     slot_bytes = Sizes.of(layout, 1, device).slot_bytes
     sizes = Sizes.of(layout, slots * slot_bytes, device)
     count = -(-slots // sizes.slab_slots) * sizes.slab_slots
     # The index is made for the slots that there may be, of which the last slab is not granted.
     index_bytes = device.memory.index_bytes(count + sizes.slab_slots)
-    return max(count * slot_bytes + index_bytes + sizes.staging_bytes, sizes.least_bytes)
+    needed = max(count * slot_bytes + index_bytes + sizes.staging_bytes, sizes.least_bytes)
+    return needed + below * METADATA_BYTES + device.memory.index_bytes(below)
 
 
 def _layout(dim: int) -> Layout:

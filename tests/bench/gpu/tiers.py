@@ -73,7 +73,7 @@ class Tiers:
         self.store = run.open(
             path,
             device,
-            cache_bytes=budget_for(slots, run.dim, device),
+            cache_bytes=budget_for(slots, run.dim, device, below),
             host_cache_bytes=level_two_for(below, run.dim) or ABSENT,
             limits=Limits(fold_bytes=scale.fold_bytes),
         )
