@@ -57,17 +57,17 @@ class Sizes:
         row_bytes = layout.row_bytes
         slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.memory.slab_bytes_max)
         least_slot_bytes = device.memory.slot_bytes(1, row_bytes) + _FREE_BYTES
-        slab_slots = device.memory.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
-        slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES
-        below_slots = 0
+        index_bytes = device.memory.index_bytes(_MANY_SLOTS) / _MANY_SLOTS  # of a slot
+        below_slots = beside = 0
         if below_bytes:
-            many_bytes = device.memory.index_bytes(_MANY_SLOTS)
-            below_slot = least_slot_bytes - _FREE_BYTES - row_bytes + many_bytes / _MANY_SLOTS
+            below_slot = least_slot_bytes - _FREE_BYTES - row_bytes + index_bytes
             most = budget_bytes / _BELOW_SHARE / below_slot
             below_slots = int(min(below_bytes / row_bytes, most))
             used = below_slots * below_slot
-            each = slot_bytes + many_bytes / _MANY_SLOTS
-            slot_bytes += ceil(each * used / (budget_bytes - used))
+            beside = ceil((least_slot_bytes + index_bytes) * used / (budget_bytes - used))
+        wanted = slab_bytes // (least_slot_bytes + beside)
+        slab_slots = device.memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
+        slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES + beside
         staging_max = device.memory.staging_bytes_max
         staging_rows = max(1, min(staging_max, budget_bytes // _STAGING_SHARE) // row_bytes)
         staging_bytes = staging_rows * row_bytes
