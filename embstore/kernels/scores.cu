@@ -4,12 +4,14 @@
 // touch_once is touch for slots that repeat, which it counts once: whoever finds a slot without the
 // clock of the call, and is the first to give it that, has touched it. The clock is newer than every
 // other; in a score that is foreseen its bits are something else.
+// A block touches a slot once, or, where two of its slots have one place, a few times: all threads of a
+// device that find the score of a hot key as it was would each queue an atomic at its address.
 //
-// Grid: a slot a thread, grid-stride; counts add up in the block, and end in an atomic of one
-// thread. Preconditions: slots unique but for -1, which is skipped, or unique (arrive); ranks at
-// most CLOCK_MASK, counts at most COUNT_MAX; count zeroed. Deterministic: sums of integers.
-// Bytes of n slots: touch, add_pins, arrive 72 n, foresee and set_counts
-// 80 n, count_pending 40 n, age_scores 16 n, touch_once 36 n.
+// Grid: a slot a thread, in touch_once up to TOUCHED_TOGETHER, grid-stride; counts add up in the
+// block, and end in an atomic of one thread. Preconditions: slots unique but for -1, which is skipped,
+// or unique (arrive); ranks at most CLOCK_MASK, counts at most COUNT_MAX; count zeroed.
+// Deterministic: sums of integers. Bytes of n slots: touch, add_pins, arrive 72 n, foresee and
+// set_counts 80 n, count_pending 40 n, age_scores 16 n, touch_once 4 n, and 64 for each slot.
 
 __device__ __forceinline__ int64 with_count(int64 score, int64 count) {
     return score & FORESEEN ? (score & ~COUNT_MAX) | count
@@ -40,7 +42,26 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch_once(
+#define TOUCHED_TOGETHER 4    // of a thread, where there are many
+#define TOUCHED_SPREAD 16384  // slots, of which a thread has one
+#define TOUCHED_PLACES (BLOCK_THREADS * TOUCHED_TOGETHER)
+
+// Whether the caller is the one that gives a score, seen as `before`, the clock of the call.
+__device__ __forceinline__ bool is_first_to_touch(
+    int64* score, int64 before, int64 clock, int32 counting) {
+    while (before & FORESEEN || (before & CLOCK_MASK) != clock) {
+        const uint64 seen = atomicCAS(
+            reinterpret_cast<uint64*>(score), static_cast<uint64>(before),
+            static_cast<uint64>(touched(before, clock, counting)));
+        if (static_cast<int64>(seen) == before) {
+            return true;
+        }
+        before = static_cast<int64>(seen);
+    }
+    return false;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) touch_once(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int32* __restrict__ slots,  // (n,)
     const int64 n,
@@ -48,20 +69,45 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch_once(
     const int32 counting,
     int64* findings) {
     __shared__ int64 counts[WARPS];
+    __shared__ uint64 places[TOUCHED_PLACES];  // slot, and who has it, of one of those at a place
     const int64 count = may_go_on(findings) ? n : 0;
+    const int32 each = static_cast<int32>(
+        max(min(count / TOUCHED_SPREAD, static_cast<int64>(TOUCHED_TOGETHER)), 1ll));
+    const int64 step = thread_count() * each;
     int64 won = 0;
-    for (int64 i = thread_index(); i < count; i += thread_count()) {
-        int64* score = score_of(slabs, slab_shift, stride, __ldg(slots + i));
-        int64 before = *score;
-        while (before & FORESEEN || (before & CLOCK_MASK) != clock) {
-            const uint64 seen = atomicCAS(
-                reinterpret_cast<uint64*>(score), static_cast<uint64>(before),
-                static_cast<uint64>(touched(before, clock, counting)));
-            if (static_cast<int64>(seen) == before) {
-                ++won;
-                break;
+    const int64 first = static_cast<int64>(blockIdx.x) * BLOCK_THREADS * each;
+    for (int64 begin = first; begin < count; begin += step) {
+        int32 found[TOUCHED_TOGETHER];
+        int64* scores[TOUCHED_TOGETHER];
+        int64 before[TOUCHED_TOGETHER];
+        UNROLLED(j, TOUCHED_TOGETHER) {
+            const int64 i = begin + j * BLOCK_THREADS + threadIdx.x;
+            found[j] = j < each && i < count ? __ldg(slots + i) : -1;
+        }
+        UNROLLED(j, TOUCHED_TOGETHER) {
+            if (found[j] >= 0) {
+                const uint32 own = j * BLOCK_THREADS + threadIdx.x;
+                places[found[j] & (TOUCHED_PLACES - 1)] = static_cast<uint64>(found[j]) << 32 | own;
             }
-            before = static_cast<int64>(seen);
+        }
+        __syncthreads();
+        UNROLLED(j, TOUCHED_TOGETHER) {
+            if (found[j] >= 0) {
+                const uint64 place = places[found[j] & (TOUCHED_PLACES - 1)];
+                const uint32 own = j * BLOCK_THREADS + threadIdx.x;
+                const bool is_same = static_cast<int32>(place >> 32) == found[j];
+                found[j] = is_same && static_cast<uint32>(place) != own ? -1 : found[j];
+            }
+        }
+        __syncthreads();
+        UNROLLED(j, TOUCHED_TOGETHER) {
+            scores[j] = score_of(slabs, slab_shift, stride, max(found[j], 0));
+        }
+        UNROLLED(j, TOUCHED_TOGETHER) {
+            before[j] = found[j] >= 0 ? *scores[j] : clock;
+        }
+        UNROLLED(j, TOUCHED_TOGETHER) {
+            won += found[j] >= 0 && is_first_to_touch(scores[j], before[j], clock, counting);
         }
     }
     add_of_block(findings + UNIQUE_COUNT, won, counts);

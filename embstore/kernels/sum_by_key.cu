@@ -14,9 +14,12 @@
 // Where not all sums are kept, a key that occurs once, as most do, stores none: its gradient is read
 // and tested, and read again by apply.cu.
 //
-// Grid, sum_chunks: a group takes a chunk a round, those of windows first, which are the longest; its
-// lanes look for the chunks of as many rounds at the same time. Of a chunk ROWS_TOGETHER occurrences
-// are in flight. A piece is 4 bytes also where the rows of a segment do not begin at 16.
+// Grid, sum_chunks: a group has a stretch of positions, as many as it has lanes or fewer, and sums the
+// chunks that begin there, also beyond its end. Its lanes look at as many positions at the same time:
+// where each one's row is, and whether a chunk ends with it. Then the rows come one after the other,
+// ROWS_TOGETHER of them in flight, of whatever chunks they are: most chunks have one, and a group that
+// took chunk after chunk would wait for memory at each. A piece is 4 bytes also where the rows of a
+// segment do not begin at 16.
 //
 // Grid, combine: a warp owns COMBINED_COLUMNS elements, a sector of 32 bytes, of the ids whose first
 // extra chunk begins in one of as many windows as it has lanes. The additions of an element have one
@@ -28,11 +31,12 @@
 // follows sum_chunks; coefficients are present unless the form is PLAIN.
 // Deterministic: every addition of an element has one place in one order, by whatever lane.
 //
-// Bytes: 4 n of positions and 4 n dim of rows read, 4 dim written for each id (that occurs again,
-// where not all are kept) and extra chunk, 8 n of starts, and of each window 8 of ids and 24 of
-// starts; source and coefficients 4 n each for every 512 bytes of a row.
+// Bytes: 8 n of positions and ids and 4 n dim of rows read, 4 dim written for each id (that occurs
+// again, where not all are kept) and extra chunk, 8 of starts for each id; source and coefficients 4 n
+// each. All but rows and sums are read again for every 512 bytes of a row.
 
 #define ROWS_TOGETHER 4
+#define SUM_BLOCKS 4  // of a multiprocessor: registers for the rows in flight
 #define ITEMS_TOGETHER 16
 #define COMBINED_COLUMNS 8
 #define SHARERS (WARP_THREADS / COMBINED_COLUMNS)
@@ -58,49 +62,10 @@ __device__ __forceinline__ void find_large(int64* findings, int64 id) {
     }
 }
 
-// The sum over positions[:count], one after the other, of the piece at column d.
-__device__ __forceinline__ float4 sum_of_chunk(
-    const Occurrences& of, const int32* positions, int32 count, int32 dim, int32 d,
-    const int32 width) {
-    float4 total = constant(-0.0f);
-    for (int32 begin = 0; begin < count; begin += ROWS_TOGETHER) {
-        int32 indices[ROWS_TOGETHER];
-        float coefficients[ROWS_TOGETHER];
-        float4 pieces[ROWS_TOGETHER];
-        UNROLLED(r, ROWS_TOGETHER) {
-            indices[r] = __ldg(positions + min(begin + r, count - 1)) - of.shift;
-            coefficients[r] = 1.0f;
-        }
-        if (of.form != PLAIN) {
-            UNROLLED(r, ROWS_TOGETHER) {
-                coefficients[r] = __ldg(of.coefficients + indices[r]);
-            }
-        }
-        if (of.source != nullptr) {
-            UNROLLED(r, ROWS_TOGETHER) {
-                indices[r] = __ldg(of.source + indices[r]);
-            }
-        }
-        UNROLLED(r, ROWS_TOGETHER) {
-            pieces[r] = constant(-0.0f);
-            if (begin + r < count) {
-                pieces[r] = load_piece(of.rows + static_cast<int64>(indices[r]) * dim + d, width);
-            }
-        }
-        if (of.form == WEIGHTED) {
-            UNROLLED(r, ROWS_TOGETHER) {
-                pieces[r] = multiply(coefficients[r], pieces[r]);
-            }
-        } else if (of.form == DIVIDED) {
-            UNROLLED(r, ROWS_TOGETHER) {
-                pieces[r] = divide(pieces[r], coefficients[r]);
-            }
-        }
-        UNROLLED(r, ROWS_TOGETHER) {
-            total = add(total, begin + r < count ? pieces[r] : constant(-0.0f));
-        }
-    }
-    return total;
+template <typename T>
+__device__ __forceinline__ T* of_lane(T* pointer, int32 lane) {
+    return reinterpret_cast<T*>(
+        __shfl_sync(FULL_WARP, reinterpret_cast<uint64>(pointer), lane));
 }
 
 struct Chunk {
@@ -123,7 +88,151 @@ __device__ __forceinline__ Chunk chunk_in(
     return {static_cast<int32>(id), is_here ? static_cast<int32>(next) : 0};
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) sum_chunks(
+// What is added at a position, as the lane found it that looked for it.
+struct Occurrence {
+    const float* row;    // null: none
+    float coefficient;
+    int32 form;
+    uint32 stop;         // of the chunk
+    int32 target;        // of its sum: a row of `more` or `sums`; -1: it is not stored
+    bool is_first, is_last, is_extra, is_all;  // of the chunk; it is chunk c > 0; it is all of its id
+};
+
+__device__ __forceinline__ int32 id_at(const int32* sorted_ids, uint32 k) {
+    return sorted_ids ? __ldg(sorted_ids + k) : static_cast<int32>(k);
+}
+
+// The chunk that position k of the order lies in.
+__device__ __forceinline__ Occurrence chunk_at(
+    const int64* starts, const int32* sorted_ids, int32 keeps_all, uint32 k) {
+    const int32 id = id_at(sorted_ids, k);
+    const uint32 start = static_cast<uint32>(__ldg(starts + id));
+    const uint32 end = static_cast<uint32>(__ldg(starts + id + 1));
+    const uint32 before = (k - start) / CHUNK_OCCURRENCES * CHUNK_OCCURRENCES;
+    const uint32 first = start + before, stop = min(end, first + CHUNK_OCCURRENCES);
+    const bool is_extra = before > 0, is_stored = keeps_all || end - start > 1;
+    const int64 target = is_extra ? first / CHUNK_OCCURRENCES : place_of_sum(keeps_all, id, start);
+    return {nullptr, 1.0f, PLAIN, stop, is_stored ? static_cast<int32>(target) : -1, k == first,
+            k + 1 == stop, is_extra, end - start <= CHUNK_OCCURRENCES};
+}
+
+// And the row that it adds.
+__device__ __forceinline__ void find_row(
+    const int32* positions, const int64* of_segments, int32 segments, int32 dim, uint32 k,
+    Occurrence& own) {
+    const int32 position = __ldg(positions + k);
+    const int32 segment = segments > 1 ? segment_of(of_segments, segments, position) : 0;
+    const Occurrences of = occurrences_in(of_segments, segments, segment);
+    const int32 index = position - of.shift;
+    const int64 row = of.source ? __ldg(of.source + index) : index;
+    own.form = of.form;
+    own.coefficient = of.form == PLAIN ? 1.0f : __ldg(of.coefficients + index);
+    own.row = of.rows + row * dim;
+}
+
+// Lanes of the caller's group for which it holds, bit 0 the first. All lanes of the warp come here.
+__device__ __forceinline__ uint32 lanes_where(bool holds, const Group& group) {
+    const uint32 all = __ballot_sync(FULL_WARP, holds) >> (threadIdx.x % WARP_THREADS - group.lane);
+    return group.lanes == WARP_THREADS ? all : all & ((1u << group.lanes) - 1);
+}
+
+struct Sums {
+    const int64* starts;
+    const int32* positions;
+    const int32* sorted_ids;
+    uint32 n;
+    const int64* of_segments;
+    int32 segments;
+    float scale;
+    float* sums;
+    float* more;
+    int32 dim, keeps_all;
+    int64* findings;
+};
+
+// The sums of the chunks that begin at one of `share` positions from `low` on, of the group's columns
+// from `column` on. All lanes of the warp come here.
+__device__ __forceinline__ void sum_stretch(
+    const Sums& of, const Group& group, uint32 low, uint32 share, int32 column, const int32 width) {
+    const int32 d = column + group.lane * width, base = threadIdx.x % WARP_THREADS - group.lane;
+    const bool has_columns = d < of.dim;
+    float4 total = constant(-0.0f);
+    uint32 end = 0;  // one past the last position of the chunks that begin here
+    int32 from = 0;  // the first lane that has an occurrence of them
+    for (uint32 begin = low; begin == low || __ballot_sync(FULL_WARP, begin < end);
+         begin += group.lanes) {
+        const uint32 k = begin + group.lane;
+        Occurrence own = {nullptr, 1.0f, PLAIN, 0, -1, false, false, false, false};
+        if (k < (begin == low ? of.n : end)) {
+            own = chunk_at(of.starts, of.sorted_ids, of.keeps_all, k);
+        }
+        if (begin == low) {
+            const uint32 firsts = lanes_where(own.is_first && k < low + share, group);
+            const int32 last = firsts ? 31 - __clz(firsts) : 0;
+            const uint32 stop = __shfl_sync(FULL_WARP, own.stop, base + last);
+            end = firsts ? stop : 0;
+            from = firsts ? __ffs(firsts) - 1 : 0;
+        } else {
+            from = 0;
+        }
+        const bool is_here = k >= begin + from && k < end;
+        if (is_here) {
+            find_row(of.positions, of.of_segments, of.segments, of.dim, k, own);
+        }
+        const uint32 lasts = lanes_where(own.is_last, group);
+        const uint32 extras = lanes_where(own.is_extra, group);
+        const uint32 alls = lanes_where(own.is_all, group);
+        const uint32 changed = __ballot_sync(FULL_WARP, own.form != PLAIN);
+        const uint32 left = begin < end ? end - begin : 0;
+        const int32 stop = static_cast<int32>(min(left, static_cast<uint32>(group.lanes)));
+#pragma unroll 1
+        for (int32 r0 = from; __ballot_sync(FULL_WARP, r0 < stop); r0 += ROWS_TOGETHER) {
+            const float* rows[ROWS_TOGETHER];
+            float4 pieces[ROWS_TOGETHER];
+            UNROLLED(r, ROWS_TOGETHER) {
+                rows[r] = of_lane(own.row, base + min(r0 + r, group.lanes - 1));
+            }
+            UNROLLED(r, ROWS_TOGETHER) {
+                pieces[r] = constant(-0.0f);
+                if (r0 + r < stop && has_columns) {
+                    pieces[r] = load_piece(rows[r] + d, width);
+                }
+            }
+            if (changed) {
+                UNROLLED(r, ROWS_TOGETHER) {
+                    const int32 lane = base + min(r0 + r, group.lanes - 1);
+                    const float coefficient = __shfl_sync(FULL_WARP, own.coefficient, lane);
+                    const int32 form = __shfl_sync(FULL_WARP, own.form, lane);
+                    if (r0 + r < stop && form == WEIGHTED) {
+                        pieces[r] = multiply(coefficient, pieces[r]);
+                    } else if (r0 + r < stop && form == DIVIDED) {
+                        pieces[r] = divide(pieces[r], coefficient);
+                    }
+                }
+            }
+            UNROLLED(r, ROWS_TOGETHER) {
+                const int32 lane = base + min(r0 + r, group.lanes - 1);
+                const int64 target = __shfl_sync(FULL_WARP, own.target, lane);
+                total = add(total, pieces[r]);
+                if (r0 + r < stop && (lasts >> (r0 + r) & 1)) {
+                    if (alls >> (r0 + r) & 1) {
+                        total = multiply(of.scale, total);
+                        if (has_columns && is_piece_large(total, width)) {
+                            find_large(of.findings, id_at(of.sorted_ids, begin + r0 + r));
+                        }
+                    }
+                    if (target >= 0 && has_columns) {
+                        float* to = extras >> (r0 + r) & 1 ? of.more : of.sums;
+                        store_piece(to + target * of.dim + d, total, width);
+                    }
+                    total = constant(-0.0f);
+                }
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, SUM_BLOCKS) sum_chunks(
     const int64* __restrict__ starts,       // (u + 1,)
     const int32* __restrict__ positions,    // (n,)
     const int32* __restrict__ sorted_ids,   // (n,), of the positions; null: each occurs once
@@ -136,57 +245,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) sum_chunks(
     const int32 dim,
     const int32 keeps_all,
     int64* __restrict__ findings) {         // (8,)
-    const int64 ids = findings[UNIQUE_COUNT];
-    const int64 windows = sorted_ids ? (n + CHUNK_OCCURRENCES - 1) / CHUNK_OCCURRENCES : 0;
+    const Sums of = {starts, positions, sorted_ids, static_cast<uint32>(n), of_segments, segments,
+                     scale, sums, more, dim, keeps_all, findings};
     const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
-    const int32 rounds = static_cast<int32>((windows + ids + group.count - 1) / group.count);
-    for (int32 begin = 0; begin < rounds; begin += group.lanes) {
-        const int64 item = group.index + (begin + group.lane) * group.count;
-        Chunk found = {0, 0};
-        int32 end = 0, segment = 0;  // of a lane's item
-        if (item < windows) {
-            found = chunk_in(sorted_ids, starts, n, item);
-        } else if (item < windows + ids) {
-            found.id = static_cast<int32>(item - windows);
-            found.first = static_cast<int32>(__ldg(starts + found.id));
-        }
-        if (item < windows + ids && (item >= windows || found.first > 0)) {
-            end = static_cast<int32>(__ldg(starts + found.id + 1));
-            segment = segment_of(of_segments, segments, __ldg(positions + found.first));
-        }
-        for (int32 r = 0; r < min(rounds - begin, group.lanes); ++r) {
-            const int32 from = threadIdx.x % WARP_THREADS - group.lane + r;
-            const Chunk chunk = {__shfl_sync(FULL_WARP, found.id, from),
-                                 __shfl_sync(FULL_WARP, found.first, from)};
-            const int32 end_of_id = __shfl_sync(FULL_WARP, end, from);
-            const Occurrences of = occurrences_in(
-                of_segments, segments, __shfl_sync(FULL_WARP, segment, from));
-            const int64 window = group.index + (begin + r) * group.count;
-            if (end_of_id == 0) {
-                continue;  // no chunk
-            }
-            const bool is_extra = window < windows;
-            const int32 left = end_of_id - chunk.first, count = min(left, CHUNK_OCCURRENCES);
-            const bool is_all = !is_extra && count == left;
-            const bool is_stored = keeps_all || !is_all || count > 1;
-            float* target = is_extra ? more + window * dim
-                                     : sums + place_of_sum(keeps_all, chunk.id, chunk.first) * dim;
-            by_width(dim % 4 == 0 && is_aligned_16(of.rows), [&](const int32 width) {
-                for (int32 d = group.lane * width; d < dim; d += group.lanes * width) {
-                    float4 total = sum_of_chunk(of, positions + chunk.first, count, dim, d, width);
-                    if (is_all) {
-                        total = multiply(scale, total);
-                        if (is_piece_large(total, width)) {
-                            find_large(findings, chunk.id);
-                        }
-                    }
-                    if (is_stored) {
-                        store_piece(target + d, total, width);
-                    }
-                }
-            });
-        }
+    const int64 each = (n + group.count - 1) / group.count;
+    const int64 share = min(each, static_cast<int64>(group.lanes)), step = group.count * share;
+    bool is_aligned = dim % 4 == 0;
+    for (int32 segment = 0; segment < segments; ++segment) {
+        const Occurrences of_segment = occurrences_in(of_segments, segments, segment);
+        is_aligned = is_aligned && is_aligned_16(of_segment.rows);
     }
+    by_width(is_aligned, [&](const int32 width) {
+        for (int64 low = group.index * share; __ballot_sync(FULL_WARP, low < n); low += step) {
+            for (int32 column = 0; column < dim; column += group.lanes * width) {
+                sum_stretch(of, group, static_cast<uint32>(min(low, n)), static_cast<uint32>(share),
+                           column, width);
+            }
+        }
+    });
 }
 
 // chunk 0 + the `chunks` after it, `from` the first: all lanes come here, and those that share an

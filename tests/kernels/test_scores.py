@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore import score as layout
+from embstore.device.gpu_work import NOTHING_FOUND
 from embstore.score import COUNT_KEEP, COUNT_NONE, COUNT_UP
-from tests.kernels.samples import contents_of, devices, slots_with, up
+from tests.kernels.samples import contents_of, devices, down, gpu_device, slots_with, up
 
 SEED = 17
 PINS_MAX, COUNT_MAX, CLOCK_MAX = 2047, 2047, (1 << 40) - 1
@@ -198,3 +199,22 @@ def test_counts_of_many_slots(on_device):
         expected = pending.copy()
         expected[slots] = 0
         assert ((device.slots.read_range(memory, 0, count).scores < 0) == expected).all()
+
+
+def test_a_block_of_threads_that_have_several_slots_each_touches_every_slot_once():
+    """Also where slots that differ have one place in the block's memory."""
+    device, rng, n = gpu_device(), np.random.default_rng(SEED), 33_000
+    before = [Score(count=int(count), clock=3) for count in rng.integers(0, 9, 2500)]
+    before[7] = Score(foreseen=1, clock=9)  # whose bits of a clock are those of the call, by chance
+    memory = scored(device, before)
+    slots = np.where(rng.random(n) < 0.3, 7, rng.integers(0, 2500, n)).astype(np.int32)
+    findings = up(device, np.array(NOTHING_FOUND))
+    device.work.launch(
+        "touch_once", n, *memory.rows.arguments, up(device, slots), np.int64(n), np.int64(9),
+        np.int32(COUNT_UP), findings,
+    )  # fmt: skip
+    assert down(device, findings)[0] == len(np.unique(slots))
+    after = [replace(score, foreseen=0, count=score.count + 1, clock=9) for score in before]
+    for untouched in np.setdiff1d(np.arange(2500), slots):
+        after[untouched] = before[untouched]
+    check(device, memory, after)
