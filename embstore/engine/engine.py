@@ -113,6 +113,7 @@ class Engine:
         sync_every_s: float = 0.0,
         recovery_s: float = 0.0,
         scrub_bytes_per_s: int = 0,
+        dirty_bytes: int | None = None,
         codec: Callable[[], Codec],
     ) -> None:
         self.tables = Tables(
@@ -142,12 +143,14 @@ class Engine:
         self.ranking = Ranking(self.tables, self.frequencies)
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
-        self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
+        self.commits = OwnCommits(self.tables, commit_every_s, recovery_s, dirty_bytes)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
         """Which shard of a cluster the store is; replaced whole, by `sharding`. None: it is
         none."""
         self._is_abandoned = False
+        self.is_left_to_log = False
+        """Whether `close` makes no commit: the command log has all that no commit has."""
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
         after_writes = self.commits.consider, self.scans.expire
@@ -257,6 +260,8 @@ class Engine:
         self.standing.check(command)
         if self.tables.splitting.is_due:
             self._go_on_splitting()
+        if self.commits.write_back.owed_bytes and command.effect is Effect.WRITES:
+            self._write_back()
         if map_version:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
@@ -297,6 +302,11 @@ class Engine:
                 self.storage.begin_change()
                 self.tables.splitting.move()
 
+    def _write_back(self) -> None:
+        """Log what commands owe; without room in the log the next of them owes more."""
+        with suppress(EmbstoreError), self.tables.reading():
+            self.commits.write_back.pay()
+
     @property
     def log(self) -> CommandLog | None:
         """Where commands are logged; None: nowhere."""
@@ -325,7 +335,9 @@ class Engine:
     def is_prompt(self) -> bool:
         """Whether a call of a few keys waits for nothing: no merge, no own commit, no GPU, no disk
         that the command log has to wait for."""
-        is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
+        commits = self.commits
+        is_busy = self.is_merging or commits.is_running or commits.write_back.owed_bytes > 0
+        is_busy = is_busy or self.device.is_queued
         return not is_busy and (self.log is None or self.log.files.is_prompt)
 
     def look_for_files(self) -> None:
@@ -337,7 +349,8 @@ class Engine:
             self.storage.fail(removed(missing))
 
     def close(self) -> None:
-        """Commit what is not yet, and give everything back. Closing twice is harmless.
+        """Commit what is not yet, if it is not left to the command log, and give everything back.
+        Closing twice is harmless.
 
         Raises
         ------
@@ -362,7 +375,8 @@ class Engine:
     def _commit_and_free(self) -> None:
         is_kept = self.failure is None and not self._is_abandoned
         try:
-            if not self.storage.read_only and is_kept and not self.tables.is_committed:
+            is_due = is_kept and not self.is_left_to_log and not self.tables.is_committed
+            if is_due and not self.storage.read_only:
                 self.tables.commit()
             if is_kept:
                 self.frequencies.keep_counts(self.tables.by_id.values())
