@@ -314,17 +314,17 @@ def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event, wake: thread
 def _tried(commits: OwnCommits, work: Callable[[], bool]) -> bool:
     """Do a work, which returns whether it was a commit; return whether it is worth to try again."""
     try:
-        is_told = work()
+        is_new = work()
         commits.error = None
     except EmbstoreError as exc:
         if commits.is_stopping:
             return False
         commits.error = str(exc)
-        is_told = True
+        is_new = True
     except BaseException as exc:
         commits.error = f"{exc!r}; the store makes no further commit by itself"
         commits.after_each()
         raise
-    if is_told:
+    if is_new:
         commits.after_each()
     return commits.storage_failure is None

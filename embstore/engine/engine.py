@@ -150,7 +150,7 @@ class Engine:
         none."""
         self._is_abandoned = False
         self.is_left_to_log = False
-        """Whether `close` makes no commit: the command log has all that no commit has."""
+        """Whether `close` makes no commit, since the command log has all that no commit has."""
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
         after_writes = self.commits.consider, self.scans.expire
@@ -261,7 +261,7 @@ class Engine:
         if self.tables.splitting.is_due:
             self._go_on_splitting()
         if self.commits.write_back.owed_bytes and command.effect is Effect.WRITES:
-            self._write_back()
+            self.commits.write_back.pay()
         if map_version:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
@@ -302,11 +302,6 @@ class Engine:
                 self.storage.begin_change()
                 self.tables.splitting.move()
 
-    def _write_back(self) -> None:
-        """Log what commands owe; without room in the log the next of them owes more."""
-        with suppress(EmbstoreError), self.tables.reading():
-            self.commits.write_back.pay()
-
     @property
     def log(self) -> CommandLog | None:
         """Where commands are logged; None: nowhere."""
@@ -335,9 +330,7 @@ class Engine:
     def is_prompt(self) -> bool:
         """Whether a call of a few keys waits for nothing: no merge, no own commit, no GPU, no disk
         that the command log has to wait for."""
-        commits = self.commits
-        is_busy = self.is_merging or commits.is_running or commits.write_back.owed_bytes > 0
-        is_busy = is_busy or self.device.is_queued
+        is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
         return not is_busy and (self.log is None or self.log.files.is_prompt)
 
     def look_for_files(self) -> None:
@@ -375,9 +368,12 @@ class Engine:
     def _commit_and_free(self) -> None:
         is_kept = self.failure is None and not self._is_abandoned
         try:
-            is_due = is_kept and not self.is_left_to_log and not self.tables.is_committed
-            if is_due and not self.storage.read_only:
-                self.tables.commit()
+            if is_kept and not self.storage.read_only and not self.tables.is_committed:
+                if self.log is not None and self.is_left_to_log:
+                    self.log.files.sync()
+                    self.storage.end_tail()
+                else:
+                    self.tables.commit()
             if is_kept:
                 self.frequencies.keep_counts(self.tables.by_id.values())
         finally:

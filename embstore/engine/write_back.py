@@ -25,11 +25,13 @@ of 4,096 random rows each logged 50 times the bytes with a ceiling of half of th
 logs them once, and the median update took 2.4 times as long, or more.
 """
 
+from contextlib import suppress
 from time import monotonic
 
 from embstore.cache import writing
 from embstore.cache.pool import Pool
 from embstore.cache.writing import Place
+from embstore.errors import EmbstoreError
 from embstore.tables.tables import Tables
 
 SECONDS = 30
@@ -56,7 +58,7 @@ class WriteBack:
         self.bytes_per_s: float = _RATE
         """What storage writes, syncs included."""
         self.owed_bytes = 0
-        """Bytes that commands made dirty above the ceiling, and have not logged yet."""
+        """Bytes that the last command made dirty, if they are above the ceiling."""
         self.written_bytes = 0
         """Bytes that were logged in the background or by calls for the sake of the ceiling."""
         self.waited_s = 0.0
@@ -122,28 +124,23 @@ class WriteBack:
         if not self.is_on:
             return False
         seen, self._seen = self._seen, self.dirty_bytes
-        if self._seen > self.ceiling_bytes:
-            self.owed_bytes += max(self._seen - seen, writing.PIECE_BYTES)
+        is_above = self._seen > self.ceiling_bytes
+        self.owed_bytes = max(self._seen - seen, writing.PIECE_BYTES) if is_above else 0
         return self._load > _HIGH
 
     def pay(self) -> None:
-        """Log about twice what commands owe, or until dirty bytes are below the ceiling.
-
-        Raises
-        ------
-        CapacityError : no room in the log. Rows that are not logged stay dirty.
-        """
+        """Before a command, as a call of its own: log about twice what the last one owes, or until
+        dirty bytes are below the ceiling. Rows for which the log has no room stay dirty."""
         began, written = monotonic(), 0
         wanted, self.owed_bytes = 2 * self.owed_bytes, 0
         slices = _SPARSE * wanted // writing.PIECE_BYTES  # a slice may have few dirty rows
-        try:
+        with suppress(EmbstoreError), self._tables.reading():
             while slices and written < wanted and self.dirty_bytes > self.ceiling_bytes:
                 slices -= 1
                 written += self.write()
             self._tables.storage.merges.slow_down(written)
-        finally:
-            self._seen = self.dirty_bytes
-            self.waited_s += monotonic() - began
+        self._seen = self.dirty_bytes
+        self.waited_s += monotonic() - began
 
     def write(self) -> int:
         """Log one slice of dirty rows, from where the last one ended; return how many bytes.

@@ -40,6 +40,10 @@ async def _nobody() -> None:
     """Nobody is told."""
 
 
+class _LateError(Exception):
+    """The time in which a commit could be made is over."""
+
+
 class Room:
     """Whether the directory of a service takes what is written."""
 
@@ -78,7 +82,7 @@ class Room:
 
     async def commit(self, until: float) -> None:
         """Commit what no commit has, again and again where there is no room, until some time of the
-        monotonic clock; without a command log the commit that was begun is ended."""
+        monotonic clock. Without a command log a commit that has begun goes on after it."""
         engine = self._service.engine
         deadline = None if engine.log is None else partial(_check, until)
         await asyncio.to_thread(engine.look_for_files)
@@ -88,11 +92,12 @@ class Room:
             try:
                 await asyncio.to_thread(engine.commits.commit, deadline)
                 return
-            except TimeoutError as exc:
+            except _LateError as exc:
                 engine.is_left_to_log = True
                 _say_uncommitted(engine, exc)
                 return
             except CapacityError as exc:
+                deadline = None  # a lack of room is told by the status, however late it is
                 if monotonic() >= until:
                     _say_uncommitted(engine, exc)
                     return
@@ -102,9 +107,9 @@ class Room:
 
 
 def _check(until: float, done: int, of: int) -> None:
-    """Raise TimeoutError after some time of the monotonic clock: a commit's `progress`."""
+    """End a commit, whose `progress` this is, after some time of the monotonic clock."""
     if monotonic() > until:
-        raise TimeoutError("the time to stop (drain_s) is over")
+        raise _LateError("the time to stop (drain_s) is over")
 
 
 def _lack(engine: Engine) -> str:
