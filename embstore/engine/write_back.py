@@ -117,7 +117,7 @@ class WriteBack:
         pools = list(self._tables.pools.values())
         return sum(p.writer.dirty_rows(level) * p.layout.record_bytes for p in pools)
 
-    # With the engine
+    # With the engine, but for `pay`
 
     def note(self) -> bool:
         """Note what a command has made dirty; return whether the writer is to begin."""

@@ -189,3 +189,19 @@ def test_the_ceiling_is_what_storage_writes_in_half_a_minute(tmp_path, by_hand, 
     writer.synced(1.0)
     assert writer.bytes_per_s == (measured + before) / 2, "nothing was written since"
     store.close()
+
+
+def test_a_crash_loses_what_was_written_and_no_commit_has(tmp_path, by_hand):
+    store = opened(tmp_path / "store", dirty_bytes=CEILING)
+    train(store, *batches_of(5))
+    store.checkpoint("a")
+    digest = store.table("t0").digest()
+    train(store, *batches_of(5, seed=8))
+    store.executor.commits.write_dirty()
+    assert writer_of(store).written_bytes > 0
+    copy = one_level.killed(tmp_path / "store")
+    store.close()
+    store = opened(copy, host_cache_bytes=None)
+    assert store.table("t0").digest() == digest
+    store.check_integrity()
+    store.close()
