@@ -232,6 +232,7 @@ class OwnCommits:
             self._tried_at = monotonic()
             raise
         finally:
+            self.write_back.end_run()
             self.is_running = False
         return False
 

@@ -8,10 +8,12 @@ all that is dirty. So dirty bytes have a **ceiling**:
     at 1/2            it stops, and syncs the log
     above it          a command that writes first logs, in its own turn, about twice the bytes that
                       the command before made dirty: each call becomes a little slower, and dirty
-                      bytes exceed the ceiling by no more than one command changes
+                      bytes exceed the ceiling by about what one command changes
 
-The writer also keeps half of the host tier clean, whatever the ceiling, so that calls find rows
-that may leave without a write. Where merges are behind, the writer waits for them as calls do
+The writer also begins where rows come to the host tier faster than they go up again, and would soon
+find only dirty rows to take the place of; it goes on until three quarters of the tier are free, or
+clean. So calls log nothing. Where all rows have room in both levels, as many go down as come up,
+and the writer has nothing to do. Where merges are behind, the writer waits for them as calls do
 (`Merges.delay_s`); then dirty rows reach the ceiling, and calls become slower.
 
 **The default** counts the rows of the host tier alone, up to the bytes that storage writes in
@@ -41,6 +43,7 @@ _RATE, _RATE_LEAST = 256 << 20, 32 << 20
 _MEASURED_BYTES = 64 << 20
 """With fewer the fixed costs of a sync would be measured."""
 _HIGH, _LOW = 3 / 4, 1 / 2
+_CALLS, _DIRTY = 4, 1 / 4
 _SPARSE = 4
 
 
@@ -64,6 +67,7 @@ class WriteBack:
         self.waited_s = 0.0
         self._tables = tables
         self._given = dirty_bytes
+        self._sunk = 0.0  # bytes, when the writer stopped the last time
         self._seen = 0  # dirty bytes after the last command
         self._left: list[tuple[Pool, int]] = []  # levels that this round has not finished
         self._at: Place | None = None  # of the last of them; None: at its begin
@@ -92,22 +96,41 @@ class WriteBack:
     @property
     def is_due(self) -> bool:
         """Whether the writer is to begin."""
-        return self.is_on and self._load > _HIGH
+        if not self.is_on:
+            return False
+        return self.dirty_bytes > _HIGH * self.ceiling_bytes or self._is_tier_short
 
     @property
     def is_wanted(self) -> bool:
         """Whether the writer, once it has begun, is to go on."""
-        return self.is_on and self._load > _LOW
+        if not self.is_on:
+            return False
+        return self.dirty_bytes > _LOW * self.ceiling_bytes or self._is_tier_dirty
 
     @property
-    def _load(self) -> float:
-        """Dirty bytes as a share of the ceiling; of half of the host tier, where that is more."""
-        load, arena = self.dirty_bytes / self.ceiling_bytes, self._tables.host_arena
+    def _is_tier_short(self) -> bool:
+        """Whether a few calls more may find only dirty rows to leave the host tier."""
+        arena = self._tables.host_arena
         if arena is None:
-            return load
+            return False
+        return _CALLS * (self._sunk_bytes - self._sunk) > arena.budget_bytes - self._filled_bytes
+
+    @property
+    def _is_tier_dirty(self) -> bool:
+        arena = self._tables.host_arena
+        return arena is not None and self._filled_bytes > _DIRTY * arena.budget_bytes
+
+    @property
+    def _filled_bytes(self) -> float:
+        """Bytes of the host tier that dirty rows take."""
         pools = list(self._tables.pools.values())
-        filled = sum(p.writer.dirty_rows(1) * p.slots.slot_bytes for p in pools)
-        return max(load, 2 * filled / arena.budget_bytes)
+        return sum(pool.writer.dirty_rows(1) * pool.slots.slot_bytes for pool in pools)
+
+    @property
+    def _sunk_bytes(self) -> float:
+        """Bytes of rows that have gone down to the host tier, less those that came up again."""
+        pools = [(p.counters, p.slots.slot_bytes) for p in list(self._tables.pools.values())]
+        return sum((of.evictions_host - of.misses_host) * size for of, size in pools)
 
     @property
     def _below_bytes(self) -> int:
@@ -126,7 +149,11 @@ class WriteBack:
         seen, self._seen = self._seen, self.dirty_bytes
         is_above = self._seen > self.ceiling_bytes
         self.owed_bytes = max(self._seen - seen, writing.PIECE_BYTES) if is_above else 0
-        return self._load > _HIGH
+        return self.is_due
+
+    def end_run(self) -> None:
+        """Note that the writer stops."""
+        self._sunk = self._sunk_bytes
 
     def pay(self) -> None:
         """Before a command, as a call of its own: log about twice what the last one owes, or until
