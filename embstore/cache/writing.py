@@ -6,6 +6,7 @@ fit are made resident; a larger write only reserves room in the log, and is done
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +22,21 @@ from embstore.storage.storage import Storage
 
 _LOOKED_AT = 1 << 16
 """Slots that are read at once for those that are dirty."""
-_PIECE_BYTES = 2 << 20
+PIECE_BYTES = 2 << 20
 """Of rows that are logged at once, while calls wait."""
 
 
-Place = tuple[int, int]
-"""A level of the cache, 0 or 1 for the host tier, and a slot of it."""
-FIRST: Place = 0, 0
+class Place(NamedTuple):
+    """How far a pass over the slots of all levels is."""
+
+    level: int
+    """0, or 1: the host tier."""
+    slot: int
+    dirtied: int = 0
+    """Rows that had become dirty in this level when its first slot was looked at."""
+
+
+FIRST = Place(0, 0)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class PoolWriter:
 
     def __post_init__(self) -> None:
         self._levels = [self.evictor]
+        self._changed = 0  # rows that writes have made dirty
         self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
 
     def add_level(self, evictor: Evictor) -> None:
@@ -75,7 +85,7 @@ class PoolWriter:
     def end(self, batch: Batch) -> None:
         """Note that the rows of a batch were changed."""
         self.finder.synchronize(batch)
-        self.evictor.dirty_max += len(batch.unique_keys)
+        self._count_dirty(len(batch.unique_keys))
         self.residency.scores.count_touches(len(batch.unique_keys))
 
     def take_back(self) -> None:
@@ -135,7 +145,7 @@ class PoolWriter:
         `prepared` is what `prepare` returned. A failure from here on leaves the store half written:
         the caller has made it irreversible.
         """
-        self.evictor.dirty_max += len(keys)
+        self._count_dirty(len(keys))
         self._fix_arenas(True)  # room was reserved for the rows that are where they are
         try:
             if prepared is not None and prepared.moves == self.finder.moves:
@@ -145,6 +155,10 @@ class PoolWriter:
                 change(self.residency.make_resident(keys[low:high]), low, high)
         finally:
             self._fix_arenas(False)
+
+    def _count_dirty(self, count: int) -> None:
+        self.evictor.dirty_max += count
+        self._changed += count
 
     def _fix_arenas(self, is_fixed: bool) -> None:
         for level in self._levels:
@@ -156,15 +170,25 @@ class PoolWriter:
 
         at : FIRST, or what was returned before; there may be fewer slots since
         """
-        level, low = self._levels[at[0]], at[1]
+        level, low = self._levels[at.level], at.slot
         high = max(low, min(low + _LOOKED_AT, level.slots.count))
         here = level.device.slots.read_range(level.slots.memory, low, high)
-        return self._after(at[0], high), here.keys[here.dirty]
+        return self._after(at, high), here.keys[here.dirty]
 
-    def _after(self, level: int, high: int) -> Place | None:
-        if high < self._levels[level].slots.count:
-            return level, high
-        return (level + 1, 0) if level + 1 < len(self._levels) else None
+    def _after(self, at: Place, high: int) -> Place | None:
+        if high < self._levels[at.level].slots.count:
+            return Place(at.level, high, at.dirtied)
+        return Place(at.level + 1, 0) if at.level + 1 < len(self._levels) else None
+
+    def dirty_rows(self, level: int) -> int:
+        """Return at least the number of dirty rows of a level. Any thread."""
+        here = self._levels[level]
+        return min(here.dirty_max, here.slots.resident_count)
+
+    def _dirtied(self, level: int) -> int:
+        """Return at least how many rows have ever become dirty in a level, or came there dirty."""
+        counters = self.evictor.counters
+        return counters.evictions_host if level else self._changed + counters.misses_host
 
     def flush(self) -> int:
         """Log all dirty rows; return how many. They stay where they are, clean.
@@ -190,21 +214,29 @@ class PoolWriter:
         """Log dirty rows in slots from a place on, of one table or of all, what takes a few
         milliseconds; return the first place that was not looked at, and how many rows were logged.
 
+        A pass over all slots of a level finds out how many rows are dirty at most: those that have
+        become so since it began.
+
         Raises
         ------
         CapacityError : the disk is full. Nothing has changed.
         """
-        level, low = self._levels[at[0]], at[1]
+        level, low = self._levels[at.level], at.slot
+        if not low:
+            at = at._replace(dirtied=self._dirtied(at.level))
         high = max(low, min(low + _LOOKED_AT, level.slots.count))
         here = level.device.slots.read_range(level.slots.memory, low, high)
-        most = min(max(1, _PIECE_BYTES // self.layout.row_bytes), level.logged_rows_max)
+        most = min(max(1, PIECE_BYTES // self.layout.row_bytes), level.logged_rows_max)
         is_of = True if table_id is None else here.keys >> KEY_BITS == table_id
         places = np.flatnonzero(here.dirty & is_of)
-        after = self._after(at[0], high)
+        after = self._after(at, high)
         if len(places) > most:
             places = places[:most]
-            after = at[0], low + int(places[-1]) + 1
+            after = Place(at.level, low + int(places[-1]) + 1, at.dirtied)
         self._log_and_clean(level, low + places, here.keys[places])
+        if table_id is None and (after is None or after.level != at.level):
+            since = self._dirtied(at.level) - at.dirtied
+            level.dirty_max = min(level.dirty_max, since)
         return after, len(places)
 
     def _log_and_clean(self, level: Evictor, slots: Slots, keys: Keys) -> None:

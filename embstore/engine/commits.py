@@ -31,7 +31,8 @@ from time import monotonic
 from embstore.cache.pool import Pool
 from embstore.cache.writing import FIRST, Place
 from embstore.commands import Progress
-from embstore.errors import EmbstoreError, StoreClosedError
+from embstore.engine.write_back import WriteBack
+from embstore.errors import CapacityError, EmbstoreError, StoreClosedError
 from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
@@ -57,9 +58,17 @@ class OwnCommits:
     every_s : after the last commit of any kind; 0: never
     recovery_s : where there is a command log: when executing it again would take so long, or it has
         LOG_BYTES_MAX
+    dirty_bytes : the ceiling of `WriteBack`, whose rows this thread logs between commits
     """
 
-    def __init__(self, tables: Tables, every_s: float, recovery_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        every_s: float,
+        recovery_s: float = 0.0,
+        dirty_bytes: int | None = None,
+    ) -> None:
+        self.write_back = WriteBack(tables, dirty_bytes)
         self.every_s = every_s
         self.recovery_s = recovery_s
         self.is_running = False
@@ -83,7 +92,7 @@ class OwnCommits:
 
     def start(self) -> None:
         """Begin, where there is anything to do."""
-        has_cause = self.every_s or self._tables.frame.log is not None
+        has_cause = self.every_s or self._tables.frame.log is not None or self.write_back.is_on
         if has_cause and not self._tables.storage.read_only:
             # The thread keeps no store that nobody else has any more.
             arguments = weakref.ref(self), self._stopping, self._wake
@@ -97,8 +106,10 @@ class OwnCommits:
         self._wake.set()
 
     def consider(self) -> None:
-        """Commit now if a log has become long. With the engine, after a command that wrote."""
-        if not self._wake.is_set() and self._is_log_long:
+        """Commit now if a log has become long; write back if much is dirty. With the engine, after
+        a command that wrote."""
+        is_due = self.write_back.note()
+        if not self._wake.is_set() and (is_due or self._is_log_long):
             self._wake.set()
 
     @property
@@ -187,7 +198,7 @@ class OwnCommits:
             if 2 * again > flushed or not again:
                 break
             flushed = again
-        self._sync()
+        self._sync(slices)
         if (command_log := self._tables.frame.log) is not None:
             command_log.files.sync()  # what is left of it holds the engine
 
@@ -197,6 +208,39 @@ class OwnCommits:
                 return False
             self._tables.commit()
         return True
+
+    def write_dirty(self) -> bool:
+        """Log dirty rows in slices until they are few, or a commit is due; return False: no commit
+        was made.
+
+        Raises
+        ------
+        CapacityError : no room; what was logged stays logged.
+        StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
+        """
+        slices = Slices(self._tables.frame)
+        self.is_running = True
+        try:
+            while self.write_back.is_wanted and self.due_in_s() != 0:
+                with slices.one():
+                    written = self.write_back.write()
+                    delay_s = self._tables.storage.merges.delay_s(written)
+                if self._stopping.wait(delay_s):
+                    return False
+            self._sync(slices)
+        except CapacityError:
+            self._tried_at = monotonic()
+            raise
+        finally:
+            self.write_back.end_run()
+            self.is_running = False
+        return False
+
+    @property
+    def may_write(self) -> bool:
+        """Whether `write_dirty` has something to do, and the last failure was a while ago."""
+        is_time = self.error is None or monotonic() - self._tried_at > _PAUSE_S
+        return is_time and self.write_back.is_due
 
     def flush(self, name: str, table_id: int | None, progress: Progress | None) -> int:
         """Log in pieces the dirty rows of a table, or of all where the name is ""; return how many
@@ -225,11 +269,11 @@ class OwnCommits:
             with slices.one():
                 if self._tables.pools.get(pool.layout) is not pool:
                     break
-                at, rows = pool.writer.flush_range(at, table_id)
+                at, rows = self.write_back.flush(pool, at, table_id)
             flushed += rows
         return flushed
 
-    def _sync(self) -> None:
+    def _sync(self, slices: Slices) -> None:
         """Sync what was logged so far; a failure fails the store, as it does in a commit.
 
         By descriptors that were opened for it: the system tells an error once for each opening, and
@@ -247,15 +291,20 @@ class OwnCommits:
                 ]
             for file in files:
                 if not self._stopping.is_set():
+                    slices.wanted()
+                    began = monotonic()
                     with storage.irreversible:
                         file.sync()
+                    self.write_back.synced(monotonic() - began)
 
 
 def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event, wake: threading.Event) -> None:
     while (commits := ref()) is not None:
-        due_in_s = commits.due_in_s()
-        if due_in_s == 0 and not _tried(commits):
+        if commits.due_in_s() == 0 and not _tried(commits, commits.commit):
             return
+        if commits.may_write and not _tried(commits, commits.write_dirty):
+            return
+        due_in_s = commits.due_in_s()
         del commits
         wake.wait(_LOOK_S if due_in_s is None else min(due_in_s, _LOOK_S))
         wake.clear()
@@ -263,20 +312,20 @@ def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event, wake: thread
             return
 
 
-def _tried(commits: OwnCommits) -> bool:
-    """Commit; return whether it is worth to try again when it is due."""
+def _tried(commits: OwnCommits, work: Callable[[], bool]) -> bool:
+    """Do a work, which returns whether it was a commit; return whether it is worth to try again."""
     try:
-        is_done = commits.commit()
+        is_new = work()
         commits.error = None
     except EmbstoreError as exc:
         if commits.is_stopping:
             return False
         commits.error = str(exc)
-        is_done = True
+        is_new = True
     except BaseException as exc:
         commits.error = f"{exc!r}; the store makes no further commit by itself"
         commits.after_each()
         raise
-    if is_done:
+    if is_new:
         commits.after_each()
     return commits.storage_failure is None

@@ -114,6 +114,7 @@ class Engine:
         sync_every_s: float = 0.0,
         recovery_s: float = 0.0,
         scrub_bytes_per_s: int = 0,
+        dirty_bytes: int | None = None,
         codec: Callable[[], Codec],
     ) -> None:
         self.tables = Tables(
@@ -143,12 +144,14 @@ class Engine:
         self.ranking = Ranking(self.tables, self.frequencies)
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
-        self.commits = OwnCommits(self.tables, commit_every_s, recovery_s)
+        self.commits = OwnCommits(self.tables, commit_every_s, recovery_s, dirty_bytes)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
         """Which shard of a cluster the store is; replaced whole, by `sharding`. None: it is
         none."""
         self._is_abandoned = False
+        self.is_left_to_log = False
+        """Whether `close` makes no commit, since the command log has all that no commit has."""
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
         after_writes = self.commits.consider, self.scans.expire
@@ -258,6 +261,8 @@ class Engine:
         self.standing.check(command)
         if self.tables.splitting.is_due:
             self._go_on_splitting()
+        if self.commits.write_back.owed_bytes and command.effect is Effect.WRITES:
+            self.commits.write_back.pay()
         if map_version:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
@@ -338,7 +343,8 @@ class Engine:
             self.storage.fail(removed(missing))
 
     def close(self) -> None:
-        """Commit what is not yet, and give everything back. Closing twice is harmless.
+        """Commit what is not yet, if it is not left to the command log, and give everything back.
+        Closing twice is harmless.
 
         Raises
         ------
@@ -363,8 +369,12 @@ class Engine:
     def _commit_and_free(self) -> None:
         is_kept = self.failure is None and not self._is_abandoned
         try:
-            if not self.storage.read_only and is_kept and not self.tables.is_committed:
-                self.tables.commit()
+            if is_kept and not self.storage.read_only and not self.tables.is_committed:
+                if self.log is not None and self.is_left_to_log:
+                    self.log.files.sync()
+                    self.storage.end_tail()
+                else:
+                    self.tables.commit()
             if is_kept:
                 self.frequencies.keep_counts(self.tables.by_id.values())
         finally:

@@ -48,6 +48,7 @@ def open(
     recovery_s: float = RECOVERY_S,
     commit_every_s: float = COMMIT_EVERY_S,
     scrub_bytes_per_s: int = 0,
+    dirty_bytes: int | None = None,
     read_only: bool = False,
     threads: int | None = None,
     limits: Limits | None = None,
@@ -83,6 +84,10 @@ def open(
         and `close` do
     scrub_bytes_per_s : how fast the files are read and checked in the background, for damage that
         nobody has met yet; 0: not at all
+    dirty_bytes : of rows that are newer in the cache than in the log, at most: above 3/4 of it they
+        are logged in the background, above it calls that write become slower. It bounds how long a
+        commit takes. None: on a GPU with a host tier, of the tier's rows what storage writes in 30
+        seconds, as measured; else no bound
     read_only : share the directory with other readers; nothing can be written
     threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
         core, at most 4, or 8
@@ -111,6 +116,8 @@ def open(
     number(commit_every_s, "commit_every_s", 0, threading.TIMEOUT_MAX)
     number(recovery_s, "recovery_s", 0, threading.TIMEOUT_MAX)
     integer(scrub_bytes_per_s, "scrub_bytes_per_s", 0)
+    if dirty_bytes is not None:
+        integer(dirty_bytes, "dirty_bytes", 1)
     number(sync_every_s, "sync_every_s", 0, threading.TIMEOUT_MAX)
     one_of(durability, "durability", LEVELS)
     if threads is not None:
@@ -147,6 +154,7 @@ def open(
             sync_every_s=sync_every_s,
             recovery_s=recovery_s,
             scrub_bytes_per_s=scrub_bytes_per_s,
+            dirty_bytes=dirty_bytes,
             codec=_wire_codec,
         )
         undo.pop_all()

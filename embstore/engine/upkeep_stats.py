@@ -38,6 +38,24 @@ class CommitStats:
     )
     own_commits: int = counter("Commits that the store made by itself.", lambda c: c.count)
     own_commit_s: float = gauge("Time that the last of them took.", lambda c: c.seconds)
+    dirty_bytes: int = gauge(
+        "Rows that are newer in the cache than in the log, at most: of the host tier, or, where "
+        "a ceiling was given, all.",
+        lambda c: c.write_back.dirty_bytes,
+    )
+    dirty_ceiling_bytes: int = gauge(
+        "Above it, calls that write become slower; 0: there is no ceiling.",
+        lambda c: c.write_back.ceiling_bytes,
+    )
+    write_back_bytes: int = counter(
+        "Rows logged so that dirty rows stay below their ceiling.",
+        lambda c: c.write_back.written_bytes,
+    )
+    write_back_waited_s: float = counter(
+        "Time in which calls logged dirty rows because they were above their ceiling.",
+        lambda c: c.write_back.waited_s,
+        metric="write_back_waited_seconds",
+    )
     own_commit_error: str | None = text("Why the last of them failed.", lambda c: c.error)
 
 

@@ -122,15 +122,20 @@ class Merges:
 
     def slow_down(self, wanted_bytes: int) -> None:
         """Let a command that logs so many bytes (an update, or a lookup that evicts dirty rows)
-        wait, if merges are far behind: in proportion to its bytes and to how far, so that all
-        become slower and none waits for a merge."""
-        if self._thread is not None:
-            waiting = sum(s.bytes for s in self._committed())
-            behind = waiting / (_BEHIND_FOLDS * self._contents.limits.fold_bytes) - 1
-            if behind > 0:
-                began = monotonic()
-                self._thread.join(min(behind * wanted_bytes / _BYTES_PER_S, _WAIT_MAX_S))
-                self.waited_s += monotonic() - began
+        wait, if merges are far behind: all become slower, and none waits for a merge."""
+        if self._thread is not None and (delay_s := self.delay_s(wanted_bytes)) > 0:
+            began = monotonic()
+            self._thread.join(delay_s)
+            self.waited_s += monotonic() - began
+
+    def delay_s(self, wanted_bytes: int) -> float:
+        """Return how long to wait before or after so many bytes are logged: in proportion to them,
+        and to how far merges are behind."""
+        if self._thread is None:
+            return 0.0
+        waiting = sum(s.bytes for s in self._committed())
+        behind = waiting / (_BEHIND_FOLDS * self._contents.limits.fold_bytes) - 1
+        return min(max(behind, 0.0) * wanted_bytes / _BYTES_PER_S, _WAIT_MAX_S)
 
     def finish(self) -> None:
         """Run all merges that are due, and wait for them. For tests, and before a measurement."""

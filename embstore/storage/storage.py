@@ -115,6 +115,11 @@ class Storage:
         if not self.catalogue.tail:
             self._contents.replace_catalogue(replace(self.catalogue, tail=True))
 
+    def end_tail(self) -> None:
+        """Record that the command log has all commands that follow the last commit, durably."""
+        if self.catalogue.tail:
+            self._contents.replace_catalogue(replace(self.catalogue, tail=False))
+
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch, which others have begun or are to know of."""
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))

@@ -324,11 +324,6 @@ class Tables:
         host = self.host_arena
         return self.arena.memory_bytes + (0 if host is None else host.memory_bytes)
 
-    @property
-    def dirty_bytes(self) -> int:
-        """What a commit may have to write of the cache, at most. Any thread."""
-        return sum(pool.dirty_max * pool.layout.record_bytes for pool in list(self.pools.values()))
-
     def check_integrity(self, slices: Slices) -> None:
         """Raise AssertionError if an invariant of cache or storage does not hold."""
         with slices.one():

@@ -208,6 +208,7 @@ def _open(settings: Settings) -> Engine:
         recovery_s=settings.recovery_s,
         commit_every_s=settings.commit_every_s,
         scrub_bytes_per_s=settings.scrub_bytes_per_s,
+        dirty_bytes=settings.dirty_bytes,
         read_only=settings.read_only,
         threads=settings.threads,
     )

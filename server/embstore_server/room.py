@@ -9,7 +9,8 @@ refused as soon as a commit of all that has changed may find no room.
 
 When the server ends, what no commit has is committed. Where there is no room for that, it is tried
 again until `drain_s` is over; then the log says what is lost, or that the command log has it, and
-the process does not end with 0.
+the process does not end with 0. Where commands are logged, a commit that is not done by then is
+left out: the next start executes them.
 
 Files that somebody removes below a running server are looked for as often: the store has failed
 then, since what is acknowledged would be lost. Event loop only.
@@ -18,6 +19,7 @@ then, since what is acknowledged would be lost. Event loop only.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,10 @@ _AGAIN_S = 0.5
 
 async def _nobody() -> None:
     """Nobody is told."""
+
+
+class _LateError(Exception):
+    """The time in which a commit could be made is over."""
 
 
 class Room:
@@ -76,16 +82,22 @@ class Room:
 
     async def commit(self, until: float) -> None:
         """Commit what no commit has, again and again where there is no room, until some time of the
-        monotonic clock."""
+        monotonic clock. Without a command log a commit that has begun goes on after it."""
         engine = self._service.engine
+        deadline = None if engine.log is None else partial(_check, until)
         await asyncio.to_thread(engine.look_for_files)
         if engine.storage.read_only or engine.failure is not None:
             return
         while True:
             try:
-                await asyncio.to_thread(engine.commits.commit)
+                await asyncio.to_thread(engine.commits.commit, deadline)
+                return
+            except _LateError as exc:
+                engine.is_left_to_log = True
+                _say_uncommitted(engine, exc)
                 return
             except CapacityError as exc:
+                deadline = None  # a lack of room is told by the status, however late it is
                 if monotonic() >= until:
                     _say_uncommitted(engine, exc)
                     return
@@ -94,16 +106,22 @@ class Room:
             await asyncio.sleep(min(_AGAIN_S, max(until - monotonic(), 0.0)))
 
 
+def _check(until: float, done: int, of: int) -> None:
+    """End a commit, whose `progress` this is, after some time of the monotonic clock."""
+    if monotonic() > until:
+        raise _LateError("the time to stop (drain_s) is over")
+
+
 def _lack(engine: Engine) -> str:
     engine.look_for_files()
     if engine.storage.read_only:
         return ""
-    lack = lack_of(engine.storage.files, engine.tables.dirty_bytes)
+    lack = lack_of(engine.storage.files, engine.commits.write_back.commit_bytes)
     error = engine.commits.error
     return lack or (f"no commit could be made: {error}" if error else "")
 
 
-def _say_uncommitted(engine: Engine, cause: CapacityError) -> None:
+def _say_uncommitted(engine: Engine, cause: Exception) -> None:
     """Log how many commands no commit has, and what becomes of them."""
     commands = engine.tables.frame.command_number - engine.storage.catalogue.head.command
     note = "they are lost"

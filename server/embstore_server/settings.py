@@ -157,6 +157,14 @@ class Settings:
         "crash loses about so much; 0: only checkpoints and a clean stop commit.",
         600.0,
     )
+    # A table that fits into the cache is dirty as a whole, and its rows would be logged each time.
+    dirty_bytes: int | None = setting(
+        kinds.BYTES,
+        "Rows that are newer in the cache than in the log, at most; above it, calls that write "
+        "become slower. Default: of the host tier's rows what storage writes in 30 seconds, as "
+        "measured; of others no bound.",
+        None,
+    )
     # A few thousandths of a core, and a terabyte in a day and a half.
     scrub_bytes_per_s: int = setting(
         kinds.BYTES_OR_NONE,

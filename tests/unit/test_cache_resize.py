@@ -8,6 +8,7 @@ import pytest
 
 from embstore import CapacityError
 from embstore.cache.sizes import Sizes
+from embstore.cache.writing import Place
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.host.memory import HUGE_PAGE_BYTES, lengthened, reserve
@@ -73,7 +74,7 @@ def test_a_search_for_dirty_rows_ends_where_slots_have_gone_meanwhile(tmp_path):
     device = GpuDevice(EmulatedRuntime(), 1)
     with opened(tmp_path, cache_bytes=SMALL, host_cache_bytes=0, device=device) as store:
         slots, writer = (getattr(pool_of(filled(store, 10)), name) for name in ("slots", "writer"))
-        found, keys = writer.dirty_range((0, slots.count + 100))
+        found, keys = writer.dirty_range(Place(0, slots.count + 100))
         assert found is None
         assert not len(keys)
 

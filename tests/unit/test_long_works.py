@@ -37,7 +37,7 @@ def dirty(path):
 @pytest.fixture
 def pieces(monkeypatch):
     """Have a slice log few rows, and check few slots."""
-    monkeypatch.setattr(writing, "_PIECE_BYTES", PIECE * 16)
+    monkeypatch.setattr(writing, "PIECE_BYTES", PIECE * 16)
     monkeypatch.setattr(integrity, "SLICE_SLOTS", PIECE)
 
 

@@ -79,7 +79,7 @@ def test_rows_are_flushed_in_pieces_between_which_calls_get_on(tmp_path, monkeyp
     """Rows that those calls change are in the commit too, or in none of it."""
     store = opened(tmp_path / "store")
     row_bytes = store.table("a").stats()["row_bytes"]
-    monkeypatch.setattr(writing, "_PIECE_BYTES", 100 * row_bytes)
+    monkeypatch.setattr(writing, "PIECE_BYTES", 100 * row_bytes)
     train(store, 0, ROWS)
     pool, pieces = store.executor.tables.by_id[0].pool, []
     flush_range = pool.writer.flush_range

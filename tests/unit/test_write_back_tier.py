@@ -9,9 +9,16 @@ import pytest
 from embstore.arrays import EMPTY_KEY, KEY_MASK
 from embstore.cache import writing
 from embstore.device.gpu_rows import GpuRows
+from embstore.engine.commits import OwnCommits
 from embstore.errors import CapacityError
 from embstore.tables.written_keys import WrittenKeys
 from tests.unit.test_host_tier import ROWS, batches_of, counts, opened, pool_of, train
+
+
+@pytest.fixture(autouse=True)
+def without_a_writer(monkeypatch):
+    """Rows stay dirty until a call, a commit or a flush writes them."""
+    monkeypatch.setattr(OwnCommits, "start", lambda self: None)
 
 
 def figures(store):

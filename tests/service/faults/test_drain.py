@@ -20,6 +20,9 @@ from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
 from embstore_server.launch import ServerProcess
+from tests.faults.forks import Forks
+from tests.service.faults.ledger import gradients, make_tables
+from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, until
 
 ROWS, DIM = 3_000, 4
@@ -148,6 +151,29 @@ def test_a_signal_ends_what_is_long(what: str, quick_path: Path) -> None:
         assert opened.table("a").lookup([ROWS - 1]).tolist() == [[-1.0] * DIM]
         assert len(opened.checkpoints()) == (3 if what == "fold" else 0)
         opened.check_integrity()
+
+
+@pytest.mark.parametrize(("drain_s", "replayed"), [(30.0, False), (0.0, True)])
+def test_rows_are_committed_in_time_or_left_to_the_command_log(
+    drain_s: float, replayed: bool, forks: Forks, quick_path: Path
+) -> None:
+    """No acknowledged command is lost, and the process ends with 0 (`stop`)."""
+    path = quick_path / "store"
+    server = ForkedServer(forks, path, durability="interval", drain_s=drain_s)
+    server.start()
+    with connect(server.address, timeout_s=PATIENCE_S) as store:
+        make_tables(store)
+        command = [store.update(gradients(n)).command for n in range(3)][-1]
+        epoch, expected = store.epoch, digests(store)
+    server.stop()
+    with embstore.open(path, cache_bytes=1 << 22) as opened:
+        executor: Any = opened.executor
+        assert executor.recovered_commands == (command if replayed else 0)
+        assert (opened.command, opened.epoch, digests(opened)) == (command, epoch, expected)
+
+
+def digests(store: Store) -> list[str]:
+    return [store.table(name).digest() for name in store.tables()]
 
 
 def error_of(call: Any) -> Any:

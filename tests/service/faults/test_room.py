@@ -1,9 +1,11 @@
 """A disk that is full, or takes no writes: everybody is told, and nothing that was said is lost."""
 
+import asyncio
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -13,11 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import embstore
 from embstore.config import Constant, Sgd
+from embstore.engine.commits import OwnCommits
 from embstore.errors import CapacityError, StorageError, StoreClosedError
 from embstore.handles.store import Store
 from embstore.storage.files import Files
+from embstore.storage.room import LEAST_BYTES
 from embstore_client import connect
 from embstore_server.launch import ServerProcess
+from embstore_server.room import Room
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import PATIENCE_S, Served, until
 from tests.serving import on_loop
@@ -171,6 +176,23 @@ def test_unwritable_directory_is_not_opened_for_writing(
         embstore.open(quick_path / "store", cache_bytes=1 << 22)
     with embstore.open(quick_path / "store", cache_bytes=1 << 22, read_only=True) as store:
         assert store.tables() == []
+
+
+@pytest.mark.parametrize("dirty_bytes", [None, 1000])
+def test_readiness_counts_dirty_rows_up_to_their_ceiling(
+    dirty_bytes: int | None, quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnCommits, "start", lambda self: None)
+    with embstore.open(quick_path / "a", cache_bytes=1 << 22, dirty_bytes=dirty_bytes) as store:
+        store.create_table("a", dim=4, rows=100, **ANY).assign(
+            np.arange(99), np.ones((99, 4), np.float32)
+        )
+        room = Room(cast(Any, SimpleNamespace(engine=store.executor, notice_failure=lambda: None)))
+        for left, needed in ((1000, ""), (999, "a commit may need")):
+            monkeypatch.setattr(Files, "room_bytes", lambda self, left=left: LEAST_BYTES + left)
+            asyncio.run(room.look())
+            assert needed in room.lack
+            assert bool(room.lack) == (left < 1000 or dirty_bytes is None)
 
 
 def test_lack_of_room_comes_and_goes(
