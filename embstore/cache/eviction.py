@@ -56,6 +56,8 @@ class Evictor:
     dirty_max: int = 0
     """At least the number of dirty slots: a row written twice counts twice."""
     tier: Tier | None = None
+    is_clean_first: bool = False
+    """Whether dirty rows leave last, by a count of 1 in their scores, as in level two."""
 
     # Slabs
 
@@ -204,6 +206,14 @@ class Evictor:
         return logged + self.log_dirty(slots[left:], below), 0
 
     # The log
+
+    def mark(self, slots: Slots, *, dirty: bool) -> None:
+        """Set whether slots are dirty."""
+        self.device.slots.mark(self.slots.memory, slots, dirty=dirty)
+        if self.is_clean_first:
+            counts = np.full(len(slots), dirty, np.int64)
+            self.device.slots.set_counts(self.slots.memory, slots, counts)
+            self.scores.forget()  # of those queued as victims some may be dirty
 
     @property
     def logged_rows_max(self) -> int:

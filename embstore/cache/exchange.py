@@ -42,6 +42,7 @@ from embstore.device.base import (
     Slots,
     TableParameters,
 )
+from embstore.score import PIN_ONE
 from embstore.storage.storage import Storage
 
 _NO_SLOTS = np.empty(0, np.int64)
@@ -153,7 +154,8 @@ class Exchange:
         score: int | None,
         missed_rows: Counter[int] | None = None,
         asked: Asked | None = None,
-    ) -> Absent:
+        ceiling: int = PIN_ONE,
+    ) -> Absent | None:
         """Bring up the rows of a call's missing keys that level two has; their slots are written to
         `slots`, which has -1 where a key is missing. Return the keys that it has not, for which
         there are free slots.
@@ -161,6 +163,8 @@ class Exchange:
         score : of rows that come, and are touched by the call; None: they are pinned in place of it
         missed_rows : where missing keys are counted by table
         asked : what was asked of these keys
+        ceiling : rows of this score or a higher one do not leave; None is returned, and no row has
+            moved, if they would have to
 
         Raises
         ------
@@ -176,6 +180,8 @@ class Exchange:
         leaving = len(found.victims)
         assert len(found.keys) == missing, "other keys were asked for"
         assert leaving == max(missing - self.slots.free_count, 0), "there are too few slots"
+        if found.highest >= ceiling:
+            return None
         if missed_rows is not None:
             ids = np.flatnonzero(found.by_table)
             missed_rows.update(dict(zip(ids.tolist(), found.by_table[ids].tolist(), strict=True)))

@@ -7,7 +7,8 @@ is dirty again. So the newest content of a row is in its slot of level one, else
 else in storage.
 
 Level two has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
-index, and scores, by which the rows that left level one longest ago leave. Of a slot only the row is
+index, and scores, by which clean rows leave first, and of these the rows that left level one
+longest ago. Of a slot only the row is
 in the host's memory; its key, its score, its flag and the index are in the GPU's, about 40 bytes a
 slot, which count in the budget of level one (`sizes.py`). So the GPU alone finds rows, chooses victims and moves rows between the levels
 (`exchange.py`), in the order of all its other work: no row is torn, and the host waits for a few
@@ -68,8 +69,9 @@ class HostTier:
         self.finder = Finder(below, self.slots)
         self.scores = Scores(below, self.slots, POLICIES["lru"], Ranks().of)
         self.evictor = Evictor(
-            below, storage, arena, layout, self.slots, self.pins, self.finder, self.scores, counters
-        )
+            below, storage, arena, layout, self.slots, self.pins, self.finder, self.scores,
+            counters, is_clean_first=True,
+        )  # fmt: skip
         arena.join(self.evictor)
 
     def make_room(self, count: int, staying: Array = (), stay_count: int = 0) -> Slots:
@@ -109,7 +111,7 @@ class HostTier:
         score = self.scores.first_score
         self.slots.index.place(here.keys, places, memory, self.slots.count, score)
         self.scores.count_touches(count)
-        self.device.slots.mark(memory, places[here.dirty], dirty=True)
+        self.evictor.mark(places[here.dirty], dirty=True)
         self.evictor.dirty_max += int(np.count_nonzero(here.dirty))
         return True
 

@@ -270,16 +270,13 @@ class Prefetch:
         self.pool.pins.pin(slots)
         try:
             is_full = self.pool.pins.count + missing > self.pool.pins.most
-            leaving = missing - self.pool.slots.free_count
             if (
                 is_full
                 or self._pins >= PINS_MAX - _OTHER_PINS
-                or not self._may_leave(leaving, use.ceiling)
+                or (missing and not self._take(keys, slots, missing, use.ceiling))
             ):
                 self.pool.pins.unpin(slots)
                 return None
-            if missing:
-                self._take(keys, slots, missing)
         except BaseException:
             self.pool.pins.unpin(slots)
             raise
@@ -289,25 +286,35 @@ class Prefetch:
         self.work.seconds["plan"] += perf_counter() - begun
         return pins
 
-    def _take(self, keys: Array, slots: Array, missing: int) -> None:
+    def _take(self, keys: Array, slots: Array, missing: int, ceiling: int) -> bool:
+        """Give slots to missing keys. False: rows above the ceiling would have to leave."""
         pool = self.pool
-        pool.scores.tick()
         if pool.residency.exchange is not None:
-            absent = pool.residency.exchange.bring(keys, slots, missing, None)
+            pool.scores.tick()
+            absent = pool.residency.exchange.bring(keys, slots, missing, None, ceiling=ceiling)
+            if absent is None:
+                return False
             places, absent_keys, victims = absent.places, absent.keys, None
-        else:
+        elif self._may_leave(missing - pool.slots.free_count, ceiling):
+            pool.scores.tick()
             answer = pool.device.keys.absent(keys, slots, missing)
             victims = pool.evictor.ask_victims(missing)
             places, absent_keys = answer()
-        if not len(absent_keys):
-            return
-        taken = pool.residency.take(len(absent_keys), victims)
+        else:
+            return False
+        if len(absent_keys):
+            self._await(slots, places, absent_keys, pool.residency.take(len(absent_keys), victims))
+        return True
+
+    def _await(self, slots: Array, places: Slots, keys: Keys, taken: Slots) -> None:
+        """Insert keys as pending, and note that their rows are to be collected."""
+        pool = self.pool
         with pool.storage.irreversible:  # a slot that stayed pending would be read all the same
-            pool.residency.insert_pending(absent_keys, taken)
+            pool.residency.insert_pending(keys, taken)
             pool.pins.pin(taken)
             pool.device.keys.set_slots(slots, places, taken)
             pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
-            self._planned.append((absent_keys, taken))
+            self._planned.append((keys, taken))
 
     def begin(self) -> Collection | None:
         """Return the collection of all rows planned since the last; None: there are none."""

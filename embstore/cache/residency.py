@@ -120,6 +120,7 @@ class Residency:
         if missing and self.exchange is not None:
             missed = None if batch is None else self.missed_rows
             absent = self.exchange.bring(keys, slots, missing, score, missed, asked)
+            assert absent is not None, "there is no ceiling"
             self.stages.laps += "evict", now()
             if len(absent.keys):
                 fetched = self._fetch(absent.keys, None, score)

@@ -243,7 +243,7 @@ class PoolWriter:
         if len(slots):
             self.storage.appender.reserve(len(slots), self.layout.record_bytes, bounded=False)
             level.log(keys, slots)
-            level.device.slots.mark(level.slots.memory, slots, dirty=False)
+            level.mark(slots, dirty=False)
             level.dirty_max -= len(slots)
 
     def close(self) -> None:

@@ -206,6 +206,8 @@ class Missing:
     below: Array  # int64, slots of level two, -1 for the first
     victims: Array
     """Slots of level one, of lowest score."""
+    highest: int
+    """Score of theirs; -1: there are none."""
     absent: int
     """Keys that neither level has."""
     dirty: int

@@ -85,6 +85,7 @@ class GpuLevels:
                 places,
                 in_below,
                 search.victims[: search.found],
+                highest=search.highest if search.found else -1,
                 absent=counts[_ABSENT],
                 dirty=counts[_DIRTY],
                 dirty_victims=counts[_DIRTY_VICTIMS],

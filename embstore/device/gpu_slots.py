@@ -11,7 +11,7 @@ from embstore.device.gpu_work import LANES, NULL, GpuWork, findings_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import LARGE_BYTES
-from embstore.kernels.select_victims import BINS, DONE, STATE, VICTIMS
+from embstore.kernels.select_victims import BINS, DONE, HIGHEST, STATE, VICTIMS
 from embstore.score import PIN_ONE
 
 _RANGE_SLOTS, _RANGES = 4096, 1024
@@ -239,5 +239,5 @@ class Search:
     def is_done(self) -> bool:
         """Wait, and return whether the victims are found; once for each look."""
         state = self._asked()
-        self.found = int(state[VICTIMS])
+        self.found, self.highest = int(state[VICTIMS]), int(state[HIGHEST])
         return int(state[STATE]) == DONE

@@ -12,7 +12,8 @@
 //     exchange      of pair i, from first_up on the row of below[i] comes to slots[i], for keys[i];
 //                   from first_down on the row that was in slots[i] goes to below[i], or nowhere, where
 //                   that is -1; left_keys[i] = its key. A slot that a row has left and none has come
-//                   to is free.
+//                   to is free. In level two a dirty row has a count of 1 in its score: clean rows
+//                   leave first.
 //
 // Grid: exchange a group for ROWS_TOGETHER consecutive pairs, all of whose pieces, of both ways, are
 // loaded before the first is stored: the bus carries both ways at once. find_below and part_missing
@@ -176,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, EXCHANGE_BLOCKS) exc
                 come_dirty = comes ? *dirty_below : 0;
                 *dirty_below = left_dirty;
                 *key_of(below_slabs, below_shift, stride, place) = left_key;
-                *score_of(below_slabs, below_shift, stride, place) = below_score;
+                *score_of(below_slabs, below_shift, stride, place) =
+                    below_score | static_cast<int64>(left_dirty) << CLOCK_BITS;
             }
             left_keys[i] = left_key;
             *key = comes ? __ldg(keys + i) : EMPTY_KEY;

@@ -17,7 +17,7 @@ from embstore.score import CLOCK_MASK, FORESEEN
 
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
-VICTIMS, STATE, DONE = 6, 7, 2
+HIGHEST, VICTIMS, STATE, DONE = 2, 6, 7, 2
 """Of a search on a GPU: how many were found, in which state it is, and the last of states."""
 
 
