@@ -16,7 +16,7 @@ from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.host.facts import THREADS_MAX
-from embstore.host.workers import COPY_THREADS_MAX
+from embstore.host.workers import READ_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
 from embstore.tables.command_log import Codec
@@ -128,7 +128,7 @@ def open(
             read_only=read_only,
             checkpoints_keep=checkpoints_keep,
             limits=limits,
-            threads=threads or min(COPY_THREADS_MAX, os.cpu_count() or 1),
+            threads=threads or min(READ_THREADS_MAX, os.cpu_count() or 1),
         )
         undo.callback(storage.close)
         engine = Engine(

@@ -75,6 +75,11 @@ class Log:
         return sum(segment.records for segment in self._all)
 
     @property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """The index's tables, and the address of the map of each place: what finds a record."""
+        return (*self.index.tables, self._addresses)
+
+    @property
     def maps(self) -> list[NDArray[np.uint8]]:
         """The maps of all segments, the current one included."""
         return [segment.map for segment in self._all]
@@ -178,17 +183,6 @@ class Log:
                 self.segments.append(segment)
                 self._writer = None
             self.changes += 1
-
-    def locate(
-        self, keys: Keys, positions: NDArray[np.int64], addresses: NDArray[np.uint64]
-    ) -> int:
-        """Write each key's record address, 0 where the log has none; return how many it has."""
-        self.index.find(keys, positions)
-        found = positions >= 0
-        offsets = (positions & OFFSET_MASK).astype(np.uint64)
-        np.add(self._addresses[positions >> PLACE_BITS], offsets, out=addresses)
-        addresses[~found] = 0
-        return int(np.count_nonzero(found))
 
     def replace(
         self,

@@ -1,14 +1,20 @@
 """What the storage tests share: records, and a storage without the cache above it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from embstore import Constant, Sgd
 from embstore.arrays import KEY_BITS
 from embstore.config import TableConfig
+from embstore.host.workers import Workers
 from embstore.layout import Layout, record_bytes_of
 from embstore.results import TableEntry
+from embstore.storage.base import Base
+from embstore.storage.log import Log
 from embstore.storage.records import pack, unpack
 from embstore.storage.storage import Storage
+from embstore.storage.stored_rows import StoredRows
 from tests.unit.small_stores import UnsyncedFiles, small_limits
 
 STORE_ID = bytes(range(16))
@@ -46,6 +52,13 @@ def unpacked(addresses, keys, stride=STRIDE):
     rows = np.zeros((len(keys), stride), np.float32)
     assert unpack(addresses, np.asarray(keys), rows.view(np.uint64), 0, len(keys)) == -1
     return rows
+
+
+def addresses_of(keys, log=None, base=None):
+    """Return where the rows of some keys are, (n,) uint64, 0: nowhere."""
+    log = log or Log(None, STORE_ID, segment_bytes=0, rows_max=0)
+    contents = SimpleNamespace(log=log, base=base or Base(None, STORE_ID), maps=tuple)
+    return StoredRows(contents, Workers(1)).locate(np.asarray(keys, np.int64)).addresses
 
 
 def same_rows(found, expected):
