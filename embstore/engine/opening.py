@@ -78,8 +78,8 @@ def open(
     scrub_bytes_per_s : how fast the files are read and checked in the background, for damage that
         nobody has met yet; 0: not at all
     read_only : share the directory with other readers; nothing can be written
-    threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
-        core, at most 4, or 8
+    threads : of the CPU device; on a GPU, those that copy between host and device; as many read
+        rows of files; None: one a core, at most 4, or 8, and 16 that read
     limits : named bounds, see `embstore.config.Limits`
     files : the file operations; tests inject faults here
 

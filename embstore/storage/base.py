@@ -16,6 +16,7 @@ from embstore.arithmetic.jit import (
     Int,
     Int64s,
     Int64sIn,
+    Uint64s,
     Uint64sIn,
     address,
     building_block,
@@ -36,8 +37,7 @@ from embstore.storage.run import Part, Run, RunFile
 
 
 @building_block
-def record_of(
-    key: np.int64,
+def locate(
     cuts: Int64sIn,  # (runs + 1,) where each run's parts begin, newest run first
     lows: Int64sIn,  # (parts,) its keys are in [low, high)
     highs: Int64sIn,
@@ -45,32 +45,43 @@ def record_of(
     groups: Int64sIn,
     containers: Int64sIn,  # addresses
     maps: Uint64sIn,  # addresses
-) -> np.uint64:
-    """Return the address of a key's record; 0: the base has none."""
-    group, offset = key >> GROUP_BITS, key & (GROUP_KEYS - 1)
-    for run in range(cuts.shape[0] - 1):
-        first = cuts[run]
-        part = first + np.searchsorted(lows[first : cuts[run + 1]], key, "right") - 1
-        if part < first or key >= highs[part]:
+    keys: Int64sIn,  # (n,) row keys
+    addresses: Uint64s,  # (n,) 0: to look for; written where the base has the row
+    low: int,
+    high: int,
+) -> None:
+    """Write the record address of each of keys[low:high] that has none yet, if there is one.
+
+    The loop is in here: where a call inside a loop passes arrays, each key pays for them.
+    """
+    for i in range(low, high):
+        if addresses[i] != np.uint64(0):
             continue
-        at = group_at(directories[part], groups[part], group)
-        if at == groups[part]:
-            continue
-        entry = directory_at(directories[part], at)
-        if entry[0] != group:
-            continue
-        container = containers[part] + entry[4]
-        rank = rank_below(container, entry[1], offset)
-        if has_key(container, entry[1], offset, rank):
-            return maps[part] + np.uint64(entry[3] + rank * entry[2])
-    return np.uint64(0)
+        key = keys[i]
+        group, offset = key >> GROUP_BITS, key & (GROUP_KEYS - 1)
+        for run in range(cuts.shape[0] - 1):
+            first = cuts[run]
+            part = first + np.searchsorted(lows[first : cuts[run + 1]], key, "right") - 1
+            if part < first or key >= highs[part]:
+                continue
+            at = group_at(directories[part], groups[part], group)
+            if at == groups[part]:
+                continue
+            entry = directory_at(directories[part], at)
+            if entry[0] != group:
+                continue
+            container = containers[part] + entry[4]
+            rank = rank_below(container, entry[1], offset)
+            if has_key(container, entry[1], offset, rank):
+                addresses[i] = maps[part] + np.uint64(entry[3] + rank * entry[2])
+                break
 
 
 @kernel
 def list_keys(
     blocks: Int64sIn,  # (n,) ascending: row key >> shift
     shift: Int,  # at most GROUP_BITS
-    cuts: Int64sIn,  # and the others as of `record_of`
+    cuts: Int64sIn,  # and the others as of `locate`
     lows: Int64sIn,
     highs: Int64sIn,
     directories: Int64sIn,
@@ -108,7 +119,7 @@ def list_keys(
 class Base:
     """The runs of a store. Engine thread only; a merge's thread reads its files.
 
-    arrays : the arguments of `record_of` behind the key
+    arrays : the first arguments of `locate`
     """
 
     def __init__(self, files: Files, store_id: bytes) -> None:

@@ -23,7 +23,7 @@ from embstore.arrays import Keys
 from embstore.errors import CapacityError
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.files import Files
-from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, RowIndex
+from embstore.storage.row_index import PLACE_BITS, RowIndex
 from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_segment
 
 SLICE_KEYS = 1 << 15

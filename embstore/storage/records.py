@@ -106,9 +106,7 @@ def _ask(address: np.uint64, size: int) -> None:
 
 
 @building_block
-def _copy_two(
-    addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, i: np.int64, k: np.int64
-) -> np.int64:
+def _copy_two(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, i: int, k: int) -> int:
     """Copy two rows, or twice the same; return the first whose record is wrong, or -1."""
     words = rows.shape[1]
     full = np.uint64(0xFFFFFFFF)
@@ -124,17 +122,15 @@ def _copy_two(
         return i
     if second[0] != second_crc ^ full or second[1] != np.uint64(keys[k]):
         return k
-    return np.int64(-1)
+    return -1
 
 
 @building_block
-def copy_rows(
-    addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, low: int, high: int
-) -> np.int64:
+def copy_rows(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, low: int, high: int) -> int:
     """Do as `unpack`."""
     size = 8 * (rows.shape[1] + 2)
     ahead = max(_AHEAD_BYTES // size, 1)
-    before = np.int64(-1)  # a record that waits for another one
+    before = -1  # a record that waits for another one
     for i in range(low - ahead, high):
         if i + ahead < high and addresses[i + ahead] != np.uint64(0):
             _ask(addresses[i + ahead], size)
@@ -146,7 +142,7 @@ def copy_rows(
         wrong = _copy_two(addresses, keys, rows, before, i)
         if wrong >= 0:
             return wrong
-        before = np.int64(-1)
+        before = -1
     return _copy_two(addresses, keys, rows, before, before) if before >= 0 else before
 
 

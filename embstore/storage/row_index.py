@@ -75,19 +75,17 @@ def _ask(entries: Int64RowsIn, keys: Int64sIn, i: int) -> None:
 
 
 @building_block
-def position_of(entries: Int64RowsIn, old: Int64RowsIn, keys: Int64sIn, i: int) -> np.int64:
+def position_of(entries: Int64RowsIn, old: Int64RowsIn, keys: Int64sIn, i: int) -> int:
     """Return the position of keys[i], or -1. Its entry is in one of two tables; keys after it are
     looked for next."""
     _ask(entries, keys, i)
-    at = _place(entries, keys[i])
-    if entries[at, 0] == keys[i]:
-        return entries[at, 1]
     if old.shape[0] > 1:
         _ask(old, keys, i)
-        at = _place(old, keys[i])
-        if old[at, 0] == keys[i]:
-            return old[at, 1]
-    return np.int64(-1)
+    at = _place(entries, keys[i])
+    if entries[at, 0] == keys[i]:
+        return int(entries[at, 1])
+    at = _place(old, keys[i])
+    return int(old[at, 1]) if old[at, 0] == keys[i] else -1
 
 
 @kernel

@@ -73,10 +73,14 @@ def table_entry(table_id=0, dim=4, rows=1 << 40, t=0):
     return TableEntry(table_id, config.identity(), rows, 1.0, t)
 
 
-def open_storage(path, *, keep=2, files=None, **limits):
+def open_storage(path, *, keep=2, files=None, threads=1, **limits):
     limits = small_limits(**{"base_segment_bytes": 2 << 20} | limits)
     return Storage(
-        files or UnsyncedFiles(path), read_only=False, checkpoints_keep=keep, limits=limits
+        files or UnsyncedFiles(path),
+        read_only=False,
+        checkpoints_keep=keep,
+        limits=limits,
+        threads=threads,
     )
 
 
