@@ -5,9 +5,9 @@ not, a table of 256 entries does, with the same result. A record is checked ever
 flipped bit on the disk is an error, never a row.
 
 A step of the checksum waits for the step before, so that while one record is checked no other is
-fetched: records at random addresses are asked for ahead, and copied two at a time. Measured: 80,000
-records of 544 bytes, at random in 816 MB of the page cache, in 16 ms on one thread (with neither
-41, a plain copy of the same 12).
+fetched: records at random addresses are asked for ahead, and read two at a time. Measured: 80,000
+records of 544 bytes, at random in 816 MB of the page cache, in 17 ms on one thread; with neither in
+40, and without a checksum in 13.
 
 Rejected: to copy them in the order of their pages. The rows are then written at random, which takes
 longer than it saves.
@@ -187,9 +187,12 @@ def copy_records(
     out: Uint64Rows,  # (n, 2 + stride / 2)
 ) -> int:
     """Copy whole records; return the first i whose record is wrong, or -1."""
-    words = out.shape[1]
+    words, count = out.shape[1], addresses.shape[0]
+    ahead = max(_AHEAD_BYTES // (8 * words), 1)
     full = np.uint64(0xFFFFFFFF)
-    for i in range(addresses.shape[0]):
+    for i in range(count):
+        if i + ahead < count:
+            _ask(addresses[i + ahead], 8 * words)
         record = carray(pointer_at(np.int64(addresses[i])), (words,), np.uint64)
         crc = full
         for j in range(1, words):
