@@ -23,9 +23,12 @@ _madvise = c_function("madvise", "int32", "uint64", "uint64", "int32")
 
 
 @building_block
-def count_absent(addresses: Uint64sIn, low: int, high: int, step: int) -> int:
+def absent_among(addresses: Uint64sIn, low: int, high: int, step: int) -> int:
     """Return how many of addresses[low:high:step] are on pages that are not in memory; 0 is no
-    address."""
+    address. A step of 0 takes a sample."""
+    if step == 0:
+        samples = min(max((high - low) // _SAMPLED_ROWS, _LEAST), _MOST)
+        step = max((high - low) // samples, 1)
     flag = np.zeros(1, np.uint8)
     absent = 0
     for i in range(low, high, step):
@@ -38,17 +41,10 @@ def count_absent(addresses: Uint64sIn, low: int, high: int, step: int) -> int:
     return absent
 
 
-@building_block
-def some_absent(addresses: Uint64sIn, low: int, high: int) -> bool:
-    """Return whether some of addresses[low:high], by a sample, are on pages not in memory."""
-    samples = min(max((high - low) // _SAMPLED_ROWS, _LEAST), _MOST)
-    return bool(count_absent(addresses, low, high, max((high - low) // samples, 1)) > 0)
-
-
 @kernel
-def are_cold(addresses: Uint64sIn) -> bool:
-    """Return whether some addresses, by a sample, are on pages that are not in memory."""
-    return some_absent(addresses, 0, addresses.shape[0])
+def count_absent(addresses: Uint64sIn, step: Int) -> int:
+    """Return how many of addresses[::step], or of a sample (0), are not in memory."""
+    return absent_among(addresses, 0, addresses.shape[0], step)
 
 
 @kernel
@@ -74,7 +70,7 @@ def will_need(
 
 def prefetch_cold_pages(addresses: NDArray[np.uint64], size: int) -> bool:
     """Ask for the pages of all records if, by a sample, some are on the disk; say whether."""
-    if not are_cold(addresses):
+    if not count_absent(addresses, 0):
         return False
     will_need(np.sort(addresses), size)
     return True

@@ -33,7 +33,7 @@ from embstore.errors import CorruptTableError
 from embstore.host.workers import Workers
 from embstore.layout import record_bytes_of
 from embstore.storage.base import Base, locate
-from embstore.storage.cold import prefetch_cold_pages, some_absent, will_need
+from embstore.storage.cold import absent_among, prefetch_cold_pages, will_need
 from embstore.storage.contents import Contents
 from embstore.storage.records import copy_rows, unpack
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, position_of
@@ -78,7 +78,7 @@ def read(
             found[i] = 2
     if rows.shape[0] == 0:
         return -1
-    if some_absent(addresses, low, high):
+    if absent_among(addresses, low, high, 0):
         return _COLD
     return copy_rows(addresses, keys, rows, low, high)
 

@@ -43,7 +43,7 @@ def pages_of(memory, *pages):
 
 
 def absent(addresses, step=1):
-    return count_absent(addresses, 0, len(addresses), step)
+    return count_absent(addresses, step)
 
 
 def test_pages_are_absent_until_they_are_touched(memory):
