@@ -156,7 +156,7 @@ class Residency:
         device copies one in, the next is read.
         """
         step = self.slots.sizes.staging_rows
-        if len(keys) > step:  # the disk works while victims leave
+        if len(keys) > 2 * step:  # the disk works while victims leave
             self.storage.rows.prefetch(keys, self.layout.record_bytes)
         slots = self.take(len(keys), victims)
         try:

@@ -37,7 +37,7 @@ class GpuMemory:
     slab_bytes_max = 128 << 20
     slots_max = (1 << 31) - 1  # kernels count them in int32
     frees_parts = False
-    staging_bytes_max = 4 << 20
+    staging_bytes_max = 16 << 20  # a read of so much takes each of 16 threads half a millisecond
     _slabs: type[Slabs] = Slabs
 
     def __init__(self, work: GpuWork) -> None:

@@ -17,7 +17,7 @@ from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.host.facts import HOST_PARTS, THREADS_MAX, free_bytes
-from embstore.host.workers import COPY_THREADS_MAX
+from embstore.host.workers import READ_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
 from embstore.tables.command_log import Codec
@@ -89,8 +89,8 @@ def open(
         commit takes. None: on a GPU with a host tier, of the tier's rows what storage writes in 30
         seconds, as measured; else no bound
     read_only : share the directory with other readers; nothing can be written
-    threads : of the CPU device; on a GPU, those that copy between host and device; None: one a
-        core, at most 4, or 8
+    threads : of the CPU device; on a GPU, those that copy between host and device; as many read
+        rows of files; None: one a core, at most 4, or 8, and 16 that read
     limits : named bounds, see `embstore.config.Limits`
     files : the file operations; tests inject faults here
 
@@ -137,7 +137,7 @@ def open(
             read_only=read_only,
             checkpoints_keep=checkpoints_keep,
             limits=limits,
-            threads=threads or min(COPY_THREADS_MAX, os.cpu_count() or 1),
+            threads=threads or min(READ_THREADS_MAX, os.cpu_count() or 1),
         )
         undo.callback(storage.close)
         engine = Engine(

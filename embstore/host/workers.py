@@ -19,9 +19,13 @@ from typing import Any, NoReturn
 from embstore.errors import DeviceError, EmbstoreError
 
 COPY_THREADS_MAX = 8
-"""That copy rows between storage, pinned buffers and the cache: more do not copy faster."""
+"""That copy rows between pinned buffers and the cache: more do not copy faster."""
+READ_THREADS_MAX = 16
+"""That read rows of storage, at random: each waits for memory, so that more of them read faster."""
 SPLIT_BYTES = 1 << 20
 """Bytes that a call moves before a second thread pays."""
+_THREADS_PER_SPLIT = 4
+"""Threads that pay then, so that each has some 0.1 ms to do; and as many for as many bytes more."""
 Range = tuple[int, int]
 Work = Callable[[int, int], Any]
 """work(low, high) does the part [low, high) of a call."""
@@ -100,7 +104,8 @@ class Workers:
         """Cut [0, count) into equal ranges, if what they move is worth a second thread."""
         if self.threads == 1 or count * item_bytes < self.split_bytes:
             return [(0, count)]
-        return equal_ranges(count, self._ranges_max)
+        pay = _THREADS_PER_SPLIT * count * item_bytes // max(self.split_bytes, 1)
+        return equal_ranges(count, min(max(pay, 2), self._ranges_max))
 
     def share(self, work: Work, count: int, item_bytes: int) -> list[Any]:
         """Return the results of `work` on the ranges that [0, count) is cut into."""

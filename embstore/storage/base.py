@@ -12,7 +12,16 @@ the disk is read only for rows that are.
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic.jit import Int, Int64s, Int64sIn, Uint64s, Uint64sIn, address, kernel
+from embstore.arithmetic.jit import (
+    Int,
+    Int64s,
+    Int64sIn,
+    Uint64s,
+    Uint64sIn,
+    address,
+    building_block,
+    kernel,
+)
 from embstore.arrays import KEY_BITS, Keys
 from embstore.storage.catalogue import RunEntry
 from embstore.storage.files import Files
@@ -27,10 +36,8 @@ from embstore.storage.key_index import (
 from embstore.storage.run import Part, Run, RunFile
 
 
-@kernel
+@building_block
 def locate(
-    keys: Int64sIn,  # (n,) row keys
-    wanted: Int64sIn,  # (m,) positions in keys to look for
     cuts: Int64sIn,  # (runs + 1,) where each run's parts begin, newest run first
     lows: Int64sIn,  # (parts,) its keys are in [low, high)
     highs: Int64sIn,
@@ -38,12 +45,18 @@ def locate(
     groups: Int64sIn,
     containers: Int64sIn,  # addresses
     maps: Uint64sIn,  # addresses
-    addresses: Uint64s,  # (n,) written where the base has the row
-) -> int:
-    """Write the record address of each wanted key that has a row; return how many have."""
-    found = 0
-    for j in range(wanted.shape[0]):
-        i = wanted[j]
+    keys: Int64sIn,  # (n,) row keys
+    addresses: Uint64s,  # (n,) 0: to look for; written where the base has the row
+    low: int,
+    high: int,
+) -> None:
+    """Write the record address of each of keys[low:high] that has none yet, if there is one.
+
+    The loop is in here: where a call inside a loop passes arrays, each key pays for them.
+    """
+    for i in range(low, high):
+        if addresses[i] != np.uint64(0):
+            continue
         key = keys[i]
         group, offset = key >> GROUP_BITS, key & (GROUP_KEYS - 1)
         for run in range(cuts.shape[0] - 1):
@@ -61,9 +74,7 @@ def locate(
             rank = rank_below(container, entry[1], offset)
             if has_key(container, entry[1], offset, rank):
                 addresses[i] = maps[part] + np.uint64(entry[3] + rank * entry[2])
-                found += 1
                 break
-    return found
 
 
 @kernel
@@ -106,7 +117,10 @@ def list_keys(
 
 
 class Base:
-    """The runs of a store. Engine thread only; a merge's thread reads its files."""
+    """The runs of a store. Engine thread only; a merge's thread reads its files.
+
+    arrays : the first arguments of `locate`
+    """
 
     def __init__(self, files: Files, store_id: bytes) -> None:
         self.runs: tuple[Run, ...] = ()  # oldest first
@@ -146,7 +160,7 @@ class Base:
         self.maps = tuple(file.map for file in self._by_path.values())
         sizes = [len(run) for run in reversed(runs)]
         indexes = [part.file.index for part in parts]
-        self._arrays = (
+        self.arrays = (
             np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
             np.array([part.entry.low for part in parts], np.int64),
             np.array([part.entry.high for part in parts], np.int64),
@@ -155,10 +169,6 @@ class Base:
             np.array([address(index.containers) for index in indexes], np.int64),
             np.array([part.file.map.ctypes.data for part in parts], np.uint64),
         )
-
-    def locate(self, keys: Keys, wanted: NDArray[np.int64], addresses: NDArray[np.uint64]) -> int:
-        """Write the record addresses of keys[wanted] that the base has; return how many."""
-        return locate(keys, wanted, *self._arrays, addresses) if self.runs else 0
 
     def blocks(self, table_id: int, shift: int) -> Keys:
         """Return a table's blocks (row key >> shift) with a row, ascending."""
@@ -174,5 +184,5 @@ class Base:
     def keys_in(self, blocks: Keys, shift: int) -> Keys:
         """Return the row keys in ascending blocks (row key >> shift, at most 15), ascending."""
         found = np.empty(len(self.runs) * len(blocks) << shift, np.int64)
-        keys: Keys = found[: list_keys(blocks, shift, *self._arrays[:6], found)]
+        keys: Keys = found[: list_keys(blocks, shift, *self.arrays[:6], found)]
         return np.unique(keys) if len(self.runs) > 1 else keys

@@ -23,7 +23,7 @@ from embstore.arrays import Keys
 from embstore.errors import CapacityError
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.files import Files
-from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, RowIndex
+from embstore.storage.row_index import PLACE_BITS, RowIndex
 from embstore.storage.segment import Segment, SegmentWriter, capacity_for, read_segment
 
 SLICE_KEYS = 1 << 15
@@ -73,6 +73,11 @@ class Log:
     def records(self) -> int:
         """Records of all segments, the current one included."""
         return sum(segment.records for segment in self._all)
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """The index's tables, and the address of the map of each place: what finds a record."""
+        return (*self.index.tables, self._addresses)
 
     @property
     def maps(self) -> list[NDArray[np.uint8]]:
@@ -178,17 +183,6 @@ class Log:
                 self.segments.append(segment)
                 self._writer = None
             self.changes += 1
-
-    def locate(
-        self, keys: Keys, positions: NDArray[np.int64], addresses: NDArray[np.uint64]
-    ) -> int:
-        """Write each key's record address, 0 where the log has none; return how many it has."""
-        self.index.find(keys, positions)
-        found = positions >= 0
-        offsets = (positions & OFFSET_MASK).astype(np.uint64)
-        np.add(self._addresses[positions >> PLACE_BITS], offsets, out=addresses)
-        addresses[~found] = 0
-        return int(np.count_nonzero(found))
 
     def replace(
         self,

@@ -4,7 +4,13 @@ The checksum is CRC-32C, because processors compute it eight bytes at a time; wh
 not, a table of 256 entries does, with the same result. A record is checked every time it is read: a
 flipped bit on the disk is an error, never a row.
 
-Measured, two cores: 80,000 records of 544 bytes packed, copied and checked in 14 ms on one thread.
+A step of the checksum waits for the step before, so that while one record is checked no other is
+fetched: records at random addresses are asked for ahead, and read two at a time. Measured: 80,000
+records of 544 bytes, at random in 816 MB of the page cache, in 17 ms on one thread; with neither in
+40, and without a checksum in 13.
+
+Rejected: to copy them in the order of their pages. The rows are then written at random, which takes
+longer than it saves.
 """
 
 import numpy as np
@@ -23,6 +29,7 @@ from embstore.arithmetic.jit import (
     crc32c_word,
     kernel,
     pointer_at,
+    prefetch,
 )
 
 _HARDWARE_CRC = "sse4.2" in processor_features()
@@ -87,6 +94,58 @@ def pack(
         out[i, 0] = crc ^ full
 
 
+_AHEAD_BYTES = 4096
+"""Bytes of records that are asked for ahead: about as many as a core can wait for at once."""
+
+
+@building_block
+def _ask(address: np.uint64, size: int) -> None:
+    first = np.int64(address)
+    for line in range(first & ~63, first + size, 64):
+        prefetch(line)
+
+
+@building_block
+def _copy_two(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, i: int, k: int) -> int:
+    """Copy two rows, or twice the same; return the first whose record is wrong, or -1."""
+    words = rows.shape[1]
+    full = np.uint64(0xFFFFFFFF)
+    first = carray(pointer_at(np.int64(addresses[i])), (words + 2,), np.uint64)
+    second = carray(pointer_at(np.int64(addresses[k])), (words + 2,), np.uint64)
+    first_crc, second_crc = crc_word(full, first[1]), crc_word(full, second[1])
+    for j in range(words):
+        word, other = first[2 + j], second[2 + j]
+        rows[i, j] = word
+        rows[k, j] = other
+        first_crc, second_crc = crc_word(first_crc, word), crc_word(second_crc, other)
+    if first[0] != first_crc ^ full or first[1] != np.uint64(keys[i]):
+        return i
+    if second[0] != second_crc ^ full or second[1] != np.uint64(keys[k]):
+        return k
+    return -1
+
+
+@building_block
+def copy_rows(addresses: Uint64sIn, keys: Int64sIn, rows: Uint64Rows, low: int, high: int) -> int:
+    """Do as `unpack`."""
+    size = 8 * (rows.shape[1] + 2)
+    ahead = max(_AHEAD_BYTES // size, 1)
+    before = -1  # a record that waits for another one
+    for i in range(low - ahead, high):
+        if i + ahead < high and addresses[i + ahead] != np.uint64(0):
+            _ask(addresses[i + ahead], size)
+        if i < low or addresses[i] == np.uint64(0):
+            continue
+        if before < 0:
+            before = i
+            continue
+        wrong = _copy_two(addresses, keys, rows, before, i)
+        if wrong >= 0:
+            return wrong
+        before = -1
+    return _copy_two(addresses, keys, rows, before, before) if before >= 0 else before
+
+
 @kernel
 def unpack(
     addresses: Uint64sIn,  # (n,) of records, 0 where there is none
@@ -96,21 +155,7 @@ def unpack(
     high: Int,
 ) -> int:
     """Copy the row of each record to rows[i]; return the first i whose record is wrong, or -1."""
-    words = rows.shape[1]
-    full = np.uint64(0xFFFFFFFF)
-    for i in range(low, high):
-        address = addresses[i]
-        if address == np.uint64(0):
-            continue
-        record = carray(pointer_at(np.int64(address)), (words + 2,), np.uint64)
-        crc = crc_word(full, record[1])
-        for j in range(words):
-            word = record[2 + j]
-            rows[i, j] = word
-            crc = crc_word(crc, word)
-        if record[0] != crc ^ full or record[1] != np.uint64(keys[i]):
-            return i
-    return -1
+    return copy_rows(addresses, keys, rows, low, high)
 
 
 @kernel
@@ -142,9 +187,12 @@ def copy_records(
     out: Uint64Rows,  # (n, 2 + stride / 2)
 ) -> int:
     """Copy whole records; return the first i whose record is wrong, or -1."""
-    words = out.shape[1]
+    words, count = out.shape[1], addresses.shape[0]
+    ahead = max(_AHEAD_BYTES // (8 * words), 1)
     full = np.uint64(0xFFFFFFFF)
-    for i in range(addresses.shape[0]):
+    for i in range(count):
+        if i + ahead < count:
+            _ask(addresses[i + ahead], 8 * words)
         record = carray(pointer_at(np.int64(addresses[i])), (words,), np.uint64)
         crc = full
         for j in range(1, words):

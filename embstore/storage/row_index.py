@@ -2,7 +2,8 @@
 
 Open addressing with linear probing at a load of at most 0.7, because its lookups are by the
 thousand and touch one cache line each; removal shifts the following entries back, so that no
-tombstone ever slows a probe. It has one entry per distinct row since the last fold.
+tombstone ever slows a probe. It has one entry, (key, position), per distinct row since the last
+fold.
 
 A **position** is ``place << 40 | byte offset``: a place is a small number that a log segment has
 while records of it can be found (log.py). `live` counts, by place, the records that are some key's
@@ -17,13 +18,14 @@ pure functions of their arguments; host memory only.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic.jit import (
     Int,
+    Int64Rows,
+    Int64RowsIn,
     Int64s,
     Int64sIn,
     Uint8sIn,
@@ -56,157 +58,146 @@ def _home(key: np.int64, mask: np.int64) -> np.int64:
 
 
 @building_block
-def _place(index_keys: Int64sIn, key: np.int64, mask: np.int64) -> np.int64:
+def _place(entries: Int64RowsIn, key: np.int64) -> np.int64:
     """Return where a key is, or where it would be added."""
+    mask = np.int64(entries.shape[0] - 1)
     at = _home(key, mask)
-    while index_keys[at] != key and index_keys[at] != -1:
+    while entries[at, 0] != key and entries[at, 0] != -1:
         at = (at + 1) & mask
     return at
 
 
 @building_block
-def _ask(index_keys: Int64sIn, index_positions: Int64sIn, key: np.int64, mask: np.int64) -> None:
-    at = _home(key, mask)
-    prefetch(index_keys.ctypes.data + at * 8)
-    prefetch(index_positions.ctypes.data + at * 8)
+def _ask(entries: Int64RowsIn, keys: Int64sIn, i: int) -> None:
+    """Ask for the entry of a key that is looked for soon after keys[i]."""
+    key = keys[min(i + _AHEAD, keys.shape[0] - 1)]
+    prefetch(entries.ctypes.data + _home(key, np.int64(entries.shape[0] - 1)) * 16)
+
+
+@building_block
+def position_of(entries: Int64RowsIn, old: Int64RowsIn, keys: Int64sIn, i: int) -> int:
+    """Return the position of keys[i], or -1. Its entry is in one of two tables; keys after it are
+    looked for next."""
+    _ask(entries, keys, i)
+    if old.shape[0] > 1:
+        _ask(old, keys, i)
+    at = _place(entries, keys[i])
+    if entries[at, 0] == keys[i]:
+        return int(entries[at, 1])
+    at = _place(old, keys[i])
+    return int(old[at, 1]) if old[at, 0] == keys[i] else -1
 
 
 @kernel
 def find(
-    index_keys: Int64sIn,
-    index_positions: Int64sIn,
+    entries: Int64RowsIn,
+    old: Int64RowsIn,
     keys: Int64sIn,
     positions: Int64s,
 ) -> None:
     """Write each key's position, or -1, into `positions`."""
-    mask = np.int64(index_keys.shape[0] - 1)
-    count = keys.shape[0]
-    for i in range(count):
-        _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _place(index_keys, keys[i], mask)
-        positions[i] = index_positions[at] if index_keys[at] == keys[i] else -1
+    for i in range(keys.shape[0]):
+        positions[i] = position_of(entries, old, keys, i)
 
 
 @kernel
 def put(
-    index_keys: Int64s,
-    index_positions: Int64s,
+    entries: Int64Rows,
     keys: Int64sIn,
     positions: Int64sIn,
     live: Int64s,
     frozen: Uint8sIn,
 ) -> int:
     """Point each key at its position, counting in `live`; return how many keys are new."""
-    mask = np.int64(index_keys.shape[0] - 1)
     added = 0
-    count = keys.shape[0]
-    for i in range(count):
-        _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _place(index_keys, keys[i], mask)
-        if index_keys[at] == keys[i]:
-            place = index_positions[at] >> PLACE_BITS
+    for i in range(keys.shape[0]):
+        _ask(entries, keys, i)
+        at = _place(entries, keys[i])
+        if entries[at, 0] == keys[i]:
+            place = entries[at, 1] >> PLACE_BITS
             if not frozen[place]:
                 live[place] -= 1
         else:
-            index_keys[at] = keys[i]
+            entries[at, 0] = keys[i]
             added += 1
-        index_positions[at] = positions[i]
+        entries[at, 1] = positions[i]
         live[positions[i] >> PLACE_BITS] += 1
     return added
 
 
 @building_block
-def _erase(index_keys: Int64s, index_positions: Int64s, at: np.int64, mask: np.int64) -> None:
+def _erase(entries: Int64Rows, at: np.int64) -> None:
+    mask = np.int64(entries.shape[0] - 1)
     hole = at
     while True:
         at = (at + 1) & mask
-        if index_keys[at] == -1:
+        if entries[at, 0] == -1:
             break
-        home = _home(index_keys[at], mask)
+        home = _home(entries[at, 0], mask)
         # The entry may move to the hole only if the hole lies on its way from home to here.
         if ((at - home) & mask) >= ((at - hole) & mask):
-            index_keys[hole] = index_keys[at]
-            index_positions[hole] = index_positions[at]
+            entries[hole, 0] = entries[at, 0]
+            entries[hole, 1] = entries[at, 1]
             hole = at
-    index_keys[hole] = -1
+    entries[hole, 0] = -1
 
 
 @kernel
 def repoint(
-    index_keys: Int64s,
-    index_positions: Int64s,
+    entries: Int64Rows,
     keys: Int64sIn,
     olds: Int64sIn,
     news: Int64sIn,
     live: Int64s,
 ) -> int:
     """Move entries that point to `olds` to `news`, or remove them (-1); return how many went."""
-    mask = np.int64(index_keys.shape[0] - 1)
     removed = 0
-    count = keys.shape[0]
-    for i in range(count):
-        _ask(index_keys, index_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _place(index_keys, keys[i], mask)
-        if index_keys[at] != keys[i] or index_positions[at] != olds[i]:
+    for i in range(keys.shape[0]):
+        _ask(entries, keys, i)
+        at = _place(entries, keys[i])
+        if entries[at, 0] != keys[i] or entries[at, 1] != olds[i]:
             continue
         if news[i] < 0:
-            _erase(index_keys, index_positions, at, mask)
+            _erase(entries, at)
             removed += 1
         else:
-            index_positions[at] = news[i]
+            entries[at, 1] = news[i]
             live[news[i] >> PLACE_BITS] += 1
     return removed
 
 
 @building_block
-def _insert(index_keys: Int64s, index_positions: Int64s, key: np.int64, position: np.int64) -> None:
+def _insert(entries: Int64Rows, key: np.int64, position: np.int64) -> None:
     """Add a key that is not there."""
-    mask = np.int64(index_keys.shape[0] - 1)
-    at = _place(index_keys, key, mask)
-    index_keys[at] = key
-    index_positions[at] = position
+    at = _place(entries, key)
+    entries[at, 0] = key
+    entries[at, 1] = position
 
 
 @kernel
-def move_keys(
-    old_keys: Int64s,
-    old_positions: Int64s,
-    index_keys: Int64s,
-    index_positions: Int64s,
-    keys: Int64sIn,
-) -> None:
+def move_keys(old: Int64Rows, entries: Int64Rows, keys: Int64sIn) -> None:
     """Move the entries of `keys` that the old table has to the new one."""
-    mask = np.int64(old_keys.shape[0] - 1)
-    count = keys.shape[0]
-    for i in range(count):
-        _ask(old_keys, old_positions, keys[min(i + _AHEAD, count - 1)], mask)
-        at = _place(old_keys, keys[i], mask)
-        if old_keys[at] == keys[i]:
-            _insert(index_keys, index_positions, keys[i], old_positions[at])
-            _erase(old_keys, old_positions, at, mask)
+    for i in range(keys.shape[0]):
+        _ask(old, keys, i)
+        at = _place(old, keys[i])
+        if old[at, 0] == keys[i]:
+            _insert(entries, keys[i], old[at, 1])
+            _erase(old, at)
 
 
 @kernel
-def move_some(
-    old_keys: Int64s,
-    old_positions: Int64s,
-    index_keys: Int64s,
-    index_positions: Int64s,
-    at: Int,
-    count: Int,
-) -> int:
+def move_some(old: Int64Rows, entries: Int64Rows, at: Int, count: Int) -> int:
     """Move up to `count` entries from the old table's places `at` and up, or look at so many that
     have none; return where to go on."""
-    mask = np.int64(old_keys.shape[0] - 1)
     empty = count
-    while at <= mask and count > 0 and empty > 0:
-        if old_keys[at] == -1:
+    while at < old.shape[0] and count > 0 and empty > 0:
+        if old[at, 0] == -1:
             at += 1
             empty -= 1
         else:
-            _insert(index_keys, index_positions, old_keys[at], old_positions[at])
+            _insert(entries, old[at, 0], old[at, 1])
             # Another entry may come to this place.
-            _erase(old_keys, old_positions, np.int64(at), mask)
+            _erase(old, np.int64(at))
             count -= 1
     return int(at)
 
@@ -227,11 +218,15 @@ def add_keys(index_keys: Int64s, keys: Int64sIn, shift: Int) -> int:
     return added
 
 
-def _entries(capacity: int) -> tuple[Keys, NDArray[np.int64]]:
-    """Return empty keys and their positions, in memory of its own: huge pages spare page walks."""
-    keys = reserve(8 * capacity).view(np.int64)
-    keys.fill(EMPTY_KEY)
-    return keys, reserve(8 * capacity).view(np.int64)
+_Entries = NDArray[np.int64]  # (capacity, 2): row key, or EMPTY_KEY, and position
+_NO_ENTRIES = np.full((1, 2), EMPTY_KEY)
+
+
+def _empty(capacity: int) -> _Entries:
+    """Return a table of no keys, in memory of its own: huge pages spare page walks."""
+    entries = reserve(16 * capacity).view(np.int64).reshape(capacity, 2)
+    entries[:, 0] = EMPTY_KEY
+    return entries
 
 
 class RowIndex:
@@ -239,22 +234,20 @@ class RowIndex:
 
     def __init__(self) -> None:
         self.size = 0
-        self._keys, self._positions = _entries(_INITIAL)
-        self._old: _Old | None = None
+        self._entries = _empty(_INITIAL)
+        self._old = _NO_ENTRIES
+        """The table before its size changed: entries that have not been moved yet."""
+        self._next = 0  # in the old table: no entry is before it
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of host memory that the index takes."""
-        return sum(2 * keys.nbytes for keys, _ in self._tables())
+        return self._entries.nbytes + self._old.nbytes
 
-    def find(self, keys: Keys, positions: NDArray[np.int64]) -> None:
-        """Write each key's position, or -1, into `positions`."""
-        find(self._keys, self._positions, keys, positions)
-        if self._old is not None:
-            missing = np.flatnonzero(positions < 0)
-            others = np.empty(len(missing), np.int64)
-            find(self._old.keys, self._old.positions, keys[missing], others)
-            positions[missing] = others
+    @property
+    def tables(self) -> tuple[_Entries, _Entries]:
+        """The new table and the old one, as `position_of` takes them, until the next change."""
+        return self._entries, self._old
 
     def put(
         self,
@@ -269,10 +262,9 @@ class RowIndex:
         superseded. Of a repeated key the last counts.
         """
         self.make_room(len(keys))
-        if (old := self._old) is not None:
-            move_keys(old.keys, old.positions, self._keys, self._positions, keys)
-            self._move(max(_MOVED_LEAST, 4 * len(keys)))
-        self.size += put(self._keys, self._positions, keys, positions, live, frozen)
+        move_keys(self._old, self._entries, keys)
+        self._move(max(_MOVED_LEAST, 4 * len(keys)))
+        self.size += put(self._entries, keys, positions, live, frozen)
 
     def repoint(
         self,
@@ -282,67 +274,47 @@ class RowIndex:
         live: NDArray[np.int64],
     ) -> None:
         """Point keys that still have their old position to the new one, or to none (-1)."""
-        for table in self._tables():
-            self.size -= repoint(*table, keys, olds, news, live)
-        if _SHRINK * self.size < len(self._keys) and len(self._keys) > _INITIAL:
+        for table in self.tables:
+            self.size -= repoint(table, keys, olds, news, live)
+        if _SHRINK * self.size < len(self._entries) and len(self._entries) > _INITIAL:
             with suppress(CapacityError, MemoryError):  # it is right as it is
                 self._begin_moving(max(_INITIAL, 1 << (2 * self.size).bit_length()))
                 self._move(_ALL)
 
     def keys_between(self, low: int, high: int) -> Keys:
         """Return the row keys in [low, high), in no order."""
-        found = [keys[(keys >= low) & (keys < high)] for keys, _ in self._tables()]
-        return np.concatenate(found)
+        return np.concatenate([k[(k >= low) & (k < high)] for k in self.copied_keys()])
 
     def copied_keys(self) -> list[Keys]:
         """Return all row keys, in no order, and others that are EMPTY_KEY: a copy as fast as memory
         is, to be looked through without the engine."""
-        return [keys.copy() for keys, _ in self._tables()]
+        return [entries[:, 0].copy() for entries in self.tables]
 
     def positions_of(self, keys: Keys) -> NDArray[np.int64]:
         """Return a new array of each key's position, or -1."""
         positions = np.empty(len(keys), np.int64)
-        self.find(keys, positions)
+        find(*self.tables, keys, positions)
         return positions
 
     def positions(self) -> NDArray[np.int64]:
         """Return every position, in no order."""
-        return np.concatenate([p[keys != EMPTY_KEY] for keys, p in self._tables()])
+        return np.concatenate([e[e[:, 0] != EMPTY_KEY, 1] for e in self.tables])
 
     def make_room(self, count: int) -> None:
         """Grow once for `count` keys more, rather than again and again."""
         size = self.size + count
-        if 10 * size > 7 * len(self._keys):
+        if 10 * size > 7 * len(self._entries):
             self._begin_moving(1 << (2 * size - 1).bit_length())
             self._move(_MOVED_LEAST)
-
-    def _tables(self) -> list[tuple[Keys, NDArray[np.int64]]]:
-        tables = [(self._keys, self._positions)]
-        if self._old is not None:
-            tables.append((self._old.keys, self._old.positions))
-        return tables
 
     def _begin_moving(self, capacity: int) -> None:
         """Begin a table of another size, to which the entries move little by little."""
         # Memory first: a failure half way must not leave an index without its rows.
-        keys, positions = _entries(capacity)
-        if self._old is not None:
-            self._move(_ALL)
-        self._old = _Old(self._keys, self._positions)
-        self._keys, self._positions = keys, positions
+        entries = _empty(capacity)
+        self._move(_ALL)
+        self._old, self._next, self._entries = self._entries, 0, entries
 
     def _move(self, count: int) -> None:
-        old = self._old
-        assert old is not None
-        old.next = move_some(old.keys, old.positions, self._keys, self._positions, old.next, count)
-        if old.next == len(old.keys):
-            self._old = None
-
-
-@dataclass
-class _Old:
-    """The table before it was made larger: entries that have not been moved yet."""
-
-    keys: Keys
-    positions: NDArray[np.int64]
-    next: int = 0
+        self._next = move_some(self._old, self._entries, self._next, count)
+        if self._next == len(self._old):
+            self._old, self._next = _NO_ENTRIES, 0

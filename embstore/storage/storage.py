@@ -43,6 +43,8 @@ from embstore.storage.snapshot import Snapshot
 from embstore.storage.stats import StorageStats
 from embstore.storage.stored_rows import StoredRows
 
+_RANGES_PER_THREAD = 2
+
 
 class Storage:
     """The rows of a store on its disk."""
@@ -66,7 +68,7 @@ class Storage:
         """Labels that are kept; older ones are given up."""
         self.is_changing = False
         """Whether the running call has begun to change what it must not change by half."""
-        self._workers = Workers(threads)
+        self._workers = Workers(threads, _RANGES_PER_THREAD)
         self._contents = Contents(files, read_only=read_only, limits=limits)
         self.check_usable = self._contents.check_usable
         self.fail = self._contents.fail

@@ -1,12 +1,16 @@
 """Rows that are not in the cache, read from the log, else the base, else not found.
 
-A read has two halves: `locate` finds the records' addresses in maps of the files, and copying them
-checks every record. The second half may run in any thread (`collect`), whatever the engine does
-meanwhile: files of log and base never change where they have records, and what was located stays
-mapped as long as the `Located` lives.
+A read has two halves: the records' addresses in maps of the files are found, and copying them
+checks every record. One kernel does both, for a range of the keys in each thread. The second half
+may also be done later, in any thread (`locate`, `collect`), whatever the engine does meanwhile:
+files of log and base never change where they have records, and what was located stays mapped as
+long as the `Located` lives.
+
+Measured, one thread: 80,000 rows of 528 bytes, at random in 816 MB of the log in the page cache, in
+21 ms, of which 4 find them; a plain loop that only copies and checks these records takes 40.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +18,69 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arithmetic.jit import (
+    Int,
+    Int64RowsIn,
+    Int64sIn,
+    Uint8s,
+    Uint64Rows,
+    Uint64s,
+    Uint64sIn,
+    kernel,
+)
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
 from embstore.errors import CorruptTableError
 from embstore.host.workers import Workers
 from embstore.layout import record_bytes_of
-from embstore.storage.base import Base
-from embstore.storage.cold import prefetch_cold_pages
+from embstore.storage.base import Base, locate
+from embstore.storage.cold import absent_among, prefetch_cold_pages, will_need
 from embstore.storage.contents import Contents
-from embstore.storage.records import unpack
+from embstore.storage.records import copy_rows, unpack
+from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, position_of
+
+_LOCATED_BYTES = 128
+"""What a key that is located moves: a line of an index, and a line of results."""
+_COLD = -2
+_NO_ROWS = np.empty((0, 0), np.uint64)
+
+
+@kernel
+def read(
+    entries: Int64RowsIn,  # the log's index: row_index.py
+    old: Int64RowsIn,
+    places: Uint64sIn,  # (places,) addresses of the log's maps
+    cuts: Int64sIn,  # and the next six: the base, as `locate` takes it
+    lows: Int64sIn,
+    highs: Int64sIn,
+    directories: Int64sIn,
+    groups: Int64sIn,
+    containers: Int64sIn,
+    maps: Uint64sIn,
+    keys: Int64sIn,  # (n,) row keys
+    addresses: Uint64s,  # (n,) written: of the records, 0 where there is none
+    found: Uint8s,  # (n,) written: 0 nowhere, 1 log, 2 base
+    rows: Uint64Rows,  # (n, stride / 2), written where found; (0, 0): they are not read
+    low: Int,
+    high: Int,
+) -> int:
+    """Find and read the rows of keys[low:high]; return the first whose record is wrong, or -1; or
+    _COLD: some records, by a sample, are on the disk, and none was read."""
+    for i in range(low, high):
+        position = position_of(entries, old, keys, i)
+        addresses[i] = found[i] = 0
+        if position >= 0:
+            addresses[i] = places[position >> PLACE_BITS] + np.uint64(position & OFFSET_MASK)
+            found[i] = 1
+    base = cuts, lows, highs, directories, groups, containers, maps
+    locate(*base, keys, addresses, low, high)
+    for i in range(low, high):
+        if found[i] == 0 and addresses[i] != np.uint64(0):
+            found[i] = 2
+    if rows.shape[0] == 0:
+        return -1
+    if absent_among(addresses, low, high, 0):
+        return _COLD
+    return copy_rows(addresses, keys, rows, low, high)
 
 
 @dataclass(frozen=True)
@@ -48,59 +107,35 @@ class StoredRows:
         rows : (n, stride), written where found
         found : (n,) uint8, set to 0 nowhere, 1 log, 2 base
         """
-        located = self.locate(keys)
-        np.copyto(found, located.found)
-        if not found.any():
-            return
+        self._contents.files.reached("read")
         size = record_bytes_of(rows)
-        ranges = self._workers.ranges(len(keys), size)
-        self._copy(located, rows, partial(self._workers.run, ranges=ranges))
-        self.count_read(located, size)
+        wrong = self._find(keys, found, rows.view(np.uint64), size)[1]
+        self._check(keys, found, wrong)
+        self.bytes_read += int(np.count_nonzero(found)) * size
 
     def locate(self, keys: Keys) -> Located:
         """Return where the stored rows of unique row keys are."""
-        addresses = np.empty(len(keys), np.uint64)
-        in_log = self._locate(keys, addresses)
-        found = 2 * (addresses != 0).view(np.uint8) - in_log.view(np.uint8)
+        found = np.empty(len(keys), np.uint8)
+        addresses, _ = self._find(keys, found)
         return Located(keys, addresses, found, self._contents.maps() if found.any() else None)
 
     def collect(self, located: Located, rows: Rows) -> None:
         """Copy located rows, if any, to `rows`, (n, stride), written where found. Any thread."""
         if not located.found.any():
             return
-        self._copy(located, rows, lambda work: [work(0, len(located.keys))])
+        self._contents.files.reached("read")
+        self.ask(located, rows)
+        count = len(located.keys)
+        wrong = unpack(located.addresses, located.keys, rows.view(np.uint64), 0, count)
+        self._check(located.keys, located.found, [wrong])
 
     def count_read(self, located: Located, record_bytes: int) -> None:
         """Count the bytes that were copied."""
         self.bytes_read += int(np.count_nonzero(located.found)) * record_bytes
 
-    def _copy(
-        self,
-        located: Located,
-        rows: Rows,
-        run: Callable[[Callable[[int, int], int]], Sequence[int]],
-    ) -> None:
-        self._contents.files.reached("read")
-        prefetch_cold_pages(located.addresses, record_bytes_of(rows))
-        words = rows.view(np.uint64)
-
-        def work(low: int, high: int) -> int:
-            return unpack(located.addresses, located.keys, words, low, high)
-
-        wrong = next((i for i in run(work) if i >= 0), -1)
-        if wrong >= 0:
-            key = int(located.keys[wrong])
-            where = ("", "log's", "base's", "stored")[located.found[wrong]]
-            raise CorruptTableError(
-                f"table {self._contents.names[key >> KEY_BITS]!r}: the {where} record of key "
-                f"{key & KEY_MASK} fails its checksum"
-            )
-
     def prefetch(self, keys: Keys, record_bytes: int) -> None:
         """Ask the disk for the rows of a large call, which will be read in pieces."""
-        addresses = np.empty(len(keys), np.uint64)
-        self._locate(keys, addresses)
-        prefetch_cold_pages(addresses, record_bytes)
+        prefetch_cold_pages(self.locate(keys).addresses, record_bytes)
 
     def ask(self, located: Located, rows: Rows) -> None:
         """Ask the disk for located rows, such as `rows`, which will be read. Any thread."""
@@ -108,9 +143,7 @@ class StoredRows:
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return which row keys have a stored row. Reads no row."""
-        addresses = np.empty(len(keys), np.uint64)
-        self._locate(keys, addresses)
-        stored: NDArray[np.bool_] = addresses != 0
+        stored: NDArray[np.bool_] = self.locate(keys).found != 0
         return stored
 
     @property
@@ -123,13 +156,37 @@ class StoredRows:
         contents = self._contents
         return StoredKeys(table_id, contents.log.index.copied_keys(), copy(contents.base))
 
-    def _locate(self, keys: Keys, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Write each record's address, 0 for none; return which are in the log."""
-        found = self._contents.log.locate(keys, np.empty(len(keys), np.int64), addresses)
-        in_log: NDArray[np.bool_] = addresses != 0
-        if found < len(keys):
-            self._contents.base.locate(keys, np.flatnonzero(~in_log), addresses)
-        return in_log
+    def _find(
+        self,
+        keys: Keys,
+        found: NDArray[np.uint8],
+        rows: NDArray[np.uint64] = _NO_ROWS,
+        moved_bytes: int = _LOCATED_BYTES,
+    ) -> tuple[NDArray[np.uint64], Sequence[int]]:
+        """Find and read in all threads; return addresses, and what each range has returned."""
+        addresses = np.empty(len(keys), np.uint64)
+        where = (*self._contents.log.arrays, *self._contents.base.arrays)
+        read_range = partial(read, *where, keys, addresses, found, rows)
+
+        def work(low: int, high: int) -> int:
+            wrong = read_range(low, high)
+            if wrong == _COLD:
+                will_need(np.sort(addresses[low:high]), moved_bytes)
+                wrong = unpack(addresses, keys, rows, low, high)
+            return wrong
+
+        return addresses, self._workers.share(work, len(keys), moved_bytes)
+
+    def _check(self, keys: Keys, found: NDArray[np.uint8], wrong: Sequence[int]) -> None:
+        """Raise for the first record that is wrong, by what each range has returned."""
+        first = next((i for i in wrong if i >= 0), -1)
+        if first >= 0:
+            key = int(keys[first])
+            where = ("", "log's", "base's", "stored")[found[first]]
+            raise CorruptTableError(
+                f"table {self._contents.names[key >> KEY_BITS]!r}: the {where} record of key "
+                f"{key & KEY_MASK} fails its checksum"
+            )
 
 
 class StoredKeys:

@@ -220,8 +220,8 @@ class Settings:
     # More threads do not help: memory is the bound.
     threads: int | None = setting(
         kinds.THREADS,
-        "Threads of the CPU device, or those that copy to and from a GPU; none: one a core, at "
-        "most 4 (CPU) or 8 (GPU).",
+        "Threads of the CPU device, or those that copy to and from a GPU; also those that read "
+        "files. None: one a core, at most 4 (CPU), 8 (GPU) or 16 (files).",
         None,
     )
     # gRPC's customary port, on loopback, because whoever reaches it may write every table.

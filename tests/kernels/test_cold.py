@@ -43,8 +43,7 @@ def pages_of(memory, *pages):
 
 
 def absent(addresses, step=1):
-    flag = np.zeros(1, np.uint8)
-    return count_absent(addresses, step, flag, address(flag))
+    return count_absent(addresses, step)
 
 
 def test_pages_are_absent_until_they_are_touched(memory):
@@ -72,7 +71,7 @@ def test_addresses_inside_a_page_are_of_that_page(memory):
 def test_zero_is_no_address(memory):
     places = np.zeros(4, np.uint64)
     assert absent(places) == 0
-    will_need(places, np.arange(4), 64)
+    will_need(places, 64)
     assert prefetch_cold_pages(places, 64) is False
 
 

@@ -63,6 +63,13 @@ def test_workers_return_results_in_order_and_share_the_ranges():
     workers.close()
 
 
+def test_a_call_has_as_many_ranges_as_its_bytes_pay_for():
+    workers = Workers(16, 2)
+    lengths = [len(workers.ranges(count, 1 << 10)) for count in (1 << 9, 1 << 10, 1 << 12, 1 << 16)]
+    assert lengths == [1, 4, 16, 32]
+    assert len(Workers(1).ranges(1 << 16, 1 << 10)) == 1
+
+
 @pytest.mark.parametrize("raised, expected", [
     (ZeroDivisionError("no"), DeviceError),
     (InvalidArgumentError("no"), InvalidArgumentError),

@@ -110,6 +110,14 @@ def test_unpack_returns_the_rows():
     assert np.array_equal(found, rows[slots])
 
 
+def test_unpack_writes_its_range_alone():
+    rows, slots, keys, records = sample()
+    found = np.zeros((len(keys), rows.shape[1]), np.uint64)
+    assert unpack(addresses(records), keys, found, 2, 5) == -1
+    assert np.array_equal(found[2:5], rows[slots][2:5])
+    assert not found[:2].any() and not found[5:].any()
+
+
 def test_unpack_leaves_rows_without_a_record():
     rows, slots, keys, records = sample()
     places = addresses(records)

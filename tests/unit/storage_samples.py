@@ -1,14 +1,20 @@
 """What the storage tests share: records, and a storage without the cache above it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from embstore import Constant, Sgd
 from embstore.arrays import KEY_BITS
 from embstore.config import TableConfig
+from embstore.host.workers import Workers
 from embstore.layout import Layout, record_bytes_of
 from embstore.results import TableEntry
+from embstore.storage.base import Base
+from embstore.storage.log import Log
 from embstore.storage.records import pack, unpack
 from embstore.storage.storage import Storage
+from embstore.storage.stored_rows import StoredRows
 from tests.unit.small_stores import UnsyncedFiles, small_limits
 
 STORE_ID = bytes(range(16))
@@ -48,6 +54,13 @@ def unpacked(addresses, keys, stride=STRIDE):
     return rows
 
 
+def addresses_of(keys, log=None, base=None):
+    """Return where the rows of some keys are, (n,) uint64, 0: nowhere."""
+    log = log or Log(None, STORE_ID, segment_bytes=0, rows_max=0)
+    contents = SimpleNamespace(log=log, base=base or Base(None, STORE_ID), maps=tuple)
+    return StoredRows(contents, Workers(1)).locate(np.asarray(keys, np.int64)).addresses
+
+
 def same_rows(found, expected):
     return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
@@ -60,10 +73,14 @@ def table_entry(table_id=0, dim=4, rows=1 << 40, t=0):
     return TableEntry(table_id, config.identity(), rows, 1.0, t)
 
 
-def open_storage(path, *, keep=2, files=None, **limits):
+def open_storage(path, *, keep=2, files=None, threads=1, **limits):
     limits = small_limits(**{"base_segment_bytes": 2 << 20} | limits)
     return Storage(
-        files or UnsyncedFiles(path), read_only=False, checkpoints_keep=keep, limits=limits
+        files or UnsyncedFiles(path),
+        read_only=False,
+        checkpoints_keep=keep,
+        limits=limits,
+        threads=threads,
     )
 
 

@@ -6,7 +6,14 @@ import pytest
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.log import Log
 from tests.unit.small_stores import UnsyncedFiles
-from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
+from tests.unit.storage_samples import (
+    STORE_ID,
+    addresses_of,
+    records_for,
+    rows_for,
+    same_rows,
+    unpacked,
+)
 
 
 def new_log(path, segment_bytes=1 << 16, rows_max=10_000):
@@ -37,18 +44,10 @@ def reopened(path, log):
     return again
 
 
-def located(log, keys):
-    keys = np.asarray(keys, np.int64)
-    positions, addresses = np.empty(len(keys), np.int64), np.empty(len(keys), np.uint64)
-    count = log.locate(keys, positions, addresses)
-    assert count == np.count_nonzero(addresses)
-    return addresses
-
-
 def check(log, versions):
     """Check that the log has exactly these versions: {key: version or None}."""
     keys = np.array([*versions])
-    addresses = located(log, keys)
+    addresses = addresses_of(keys, log)
     have = np.array([version is not None for version in versions.values()])
     assert np.array_equal(addresses != 0, have)
     expected = [rows_for([k], v if v is not None else 0)[0] for k, v in versions.items()]
@@ -76,7 +75,7 @@ def merged(log, old, keep=None):
     keys, positions = newest(*old)
     kept = np.isin(keys, keys if keep is None else keep)
     keys, positions = keys[kept], positions[kept]
-    rows = unpacked(located(log, keys), keys)
+    rows = unpacked(addresses_of(keys, log), keys)
     writer = log.new_writer(1 << 16)
     writer.reserve(len(keys), 32)
     writer.append(keys, np.stack([records_for([k], rows[i].view(np.uint64)[1])[0]
