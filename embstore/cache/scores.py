@@ -76,8 +76,9 @@ class Scores:
         """Begin a call, or a part of one, that uses slots; `touched` of them are not -1. Return the
         score of a row that comes, and is touched by it."""
         self.clock += 1
+        score = self.first_score
         self.touch(slots, touched)
-        return self.first_score
+        return score
 
     def tick(self) -> None:
         """Begin a call, or a part of one: what was touched before may be evicted again."""

@@ -34,7 +34,8 @@ Arrays = Callable[[Any], Any]
 
 
 class DeviceStore:
-    """A store with one table, row-wise Adagrad over uniform rows; `options` go to embstore.open."""
+    """A store with one table, row-wise Adagrad over uniform rows; `options` go to embstore.open,
+    without level two unless they say so."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class DeviceStore:
         **options: Any,
     ) -> None:
         self.device = device
+        options = {"host_cache_bytes": 0} | options
         self.store = embstore.open(path, device=device, cache_bytes=cache_bytes, **options)
         self.table = create_table(self.store, NAME, rows, dim)
         self.engine: Any = self.store.executor.tables
