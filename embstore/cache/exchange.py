@@ -1,4 +1,4 @@
-"""The exchange: missing rows come up from level two, and victims of level one go down in their place.
+"""The exchange: missing rows come up from level two, and victims of level one go down.
 
 A call's missing keys are looked up in level two on the GPU. Each row that is found changes places
 with a victim of level one: one kernel carries both over the bus at once. Keys that neither level
@@ -12,8 +12,9 @@ of that. All room is found before a row moves, so a call that is refused has mov
 
 The host waits once, for how many keys are absent, and how many rows are dirty. Where the calls
 before missed rows and had to send others down, that is asked (`ask`) with the batch, before it is
-known that rows are missing, and is waited for with it. Where some are absent the host waits once more, for their keys and for the slots that their victims leave: those are free
-then, and the rows come as they do to a cache of one level.
+known that rows are missing, and is waited for with it. Where some keys are absent the host waits
+once more, for these keys and for the slots that their victims leave: the slots are free then, and
+the rows come as they do to a cache of one level.
 """
 
 from collections import Counter

@@ -8,11 +8,10 @@ else in storage.
 
 Level two has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
 index, and scores, by which clean rows leave first, and of these the rows that left level one
-longest ago. Of a slot only the row is
-in the host's memory; its key, its score, its flag and the index are in the GPU's, about 40 bytes a
-slot, which count in the budget of level one (`sizes.py`). So the GPU alone finds rows, chooses victims and moves rows between the levels
-(`exchange.py`), in the order of all its other work: no row is torn, and the host waits for a few
-numbers only.
+longest ago. Of a slot only the row is in the host's memory; its key, its score, its flag and the
+index are in the GPU's, about 40 bytes a slot, which count in the budget of level one (`sizes.py`).
+So the GPU alone finds rows, chooses victims and moves rows between the levels (`exchange.py`), in
+the order of all its other work: no row is torn, and the host waits for a few numbers only.
 
 Level two is as a rule far larger than what one call moves; where it is not, it keeps the last of a
 call's victims. Where memory is refused, rows are logged in place of being kept: no call fails for

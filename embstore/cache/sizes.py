@@ -6,8 +6,8 @@ be few. Everything of a slot counts: its row, its metadata and its share of the 
 the staging buffer through which a pool's missing rows come in.
 
 Where the cache has a level two, its rows are in the host's memory, and all else of its slots, some
-40 bytes each, in the device's. That counts here as well: each slot of level one carries its share of
-it. It is half of the budget at most, which limits level two where rows are short.
+40 bytes each, in the device's. That counts here as well: each slot of level one carries its share.
+It is half of the budget at most, which limits level two where rows are short.
 """
 
 from dataclasses import dataclass
@@ -46,9 +46,7 @@ class Sizes:
         return self.slab_slots * self.slot_bytes
 
     @classmethod
-    def of(
-        cls, layout: Layout, budget_bytes: int, device: Device, below_bytes: int = 0
-    ) -> "Sizes":
+    def of(cls, layout: Layout, budget_bytes: int, device: Device, below_bytes: int = 0) -> "Sizes":
         """Return the sizes of a pool that need not exist; its counts do not fall when the budget
         grows.
 

@@ -33,7 +33,7 @@ from embstore.arithmetic.jit import (
     kernel,
     prefetch,
 )
-from embstore.arrays import EMPTY_KEY, Keys
+from embstore.arrays import Keys
 from embstore.errors import CapacityError
 from embstore.host.memory import reserve
 
@@ -62,9 +62,14 @@ def _place(entries: Int64RowsIn, key: np.int64) -> np.int64:
     """Return where a key is, or where it would be added."""
     mask = np.int64(entries.shape[0] - 1)
     at = _home(key, mask)
-    while entries[at, 0] != key and entries[at, 0] != -1:
+    while entries[at, 0] != key + 1 and entries[at, 0] != 0:
         at = (at + 1) & mask
     return at
+
+
+@building_block
+def _has(entries: Int64RowsIn, at: np.int64, key: np.int64) -> bool:
+    return bool(entries[at, 0] == key + 1)
 
 
 @building_block
@@ -82,10 +87,10 @@ def position_of(entries: Int64RowsIn, old: Int64RowsIn, keys: Int64sIn, i: int) 
     if old.shape[0] > 1:
         _ask(old, keys, i)
     at = _place(entries, keys[i])
-    if entries[at, 0] == keys[i]:
+    if _has(entries, at, keys[i]):
         return int(entries[at, 1])
     at = _place(old, keys[i])
-    return int(old[at, 1]) if old[at, 0] == keys[i] else -1
+    return int(old[at, 1]) if _has(old, at, keys[i]) else -1
 
 
 @kernel
@@ -113,12 +118,12 @@ def put(
     for i in range(keys.shape[0]):
         _ask(entries, keys, i)
         at = _place(entries, keys[i])
-        if entries[at, 0] == keys[i]:
+        if _has(entries, at, keys[i]):
             place = entries[at, 1] >> PLACE_BITS
             if not frozen[place]:
                 live[place] -= 1
         else:
-            entries[at, 0] = keys[i]
+            entries[at, 0] = keys[i] + 1
             added += 1
         entries[at, 1] = positions[i]
         live[positions[i] >> PLACE_BITS] += 1
@@ -131,15 +136,15 @@ def _erase(entries: Int64Rows, at: np.int64) -> None:
     hole = at
     while True:
         at = (at + 1) & mask
-        if entries[at, 0] == -1:
+        if entries[at, 0] == 0:
             break
-        home = _home(entries[at, 0], mask)
+        home = _home(entries[at, 0] - 1, mask)
         # The entry may move to the hole only if the hole lies on its way from home to here.
         if ((at - home) & mask) >= ((at - hole) & mask):
             entries[hole, 0] = entries[at, 0]
             entries[hole, 1] = entries[at, 1]
             hole = at
-    entries[hole, 0] = -1
+    entries[hole, 0] = 0
 
 
 @kernel
@@ -155,7 +160,7 @@ def repoint(
     for i in range(keys.shape[0]):
         _ask(entries, keys, i)
         at = _place(entries, keys[i])
-        if entries[at, 0] != keys[i] or entries[at, 1] != olds[i]:
+        if not _has(entries, at, keys[i]) or entries[at, 1] != olds[i]:
             continue
         if news[i] < 0:
             _erase(entries, at)
@@ -170,7 +175,7 @@ def repoint(
 def _insert(entries: Int64Rows, key: np.int64, position: np.int64) -> None:
     """Add a key that is not there."""
     at = _place(entries, key)
-    entries[at, 0] = key
+    entries[at, 0] = key + 1
     entries[at, 1] = position
 
 
@@ -180,7 +185,7 @@ def move_keys(old: Int64Rows, entries: Int64Rows, keys: Int64sIn) -> None:
     for i in range(keys.shape[0]):
         _ask(old, keys, i)
         at = _place(old, keys[i])
-        if old[at, 0] == keys[i]:
+        if _has(old, at, keys[i]):
             _insert(entries, keys[i], old[at, 1])
             _erase(old, at)
 
@@ -191,11 +196,11 @@ def move_some(old: Int64Rows, entries: Int64Rows, at: Int, count: Int) -> int:
     have none; return where to go on."""
     empty = count
     while at < old.shape[0] and count > 0 and empty > 0:
-        if old[at, 0] == -1:
+        if old[at, 0] == 0:
             at += 1
             empty -= 1
         else:
-            _insert(entries, old[at, 0], old[at, 1])
+            _insert(entries, old[at, 0] - 1, old[at, 1])
             # Another entry may come to this place.
             _erase(old, np.int64(at))
             count -= 1
@@ -218,15 +223,17 @@ def add_keys(index_keys: Int64s, keys: Int64sIn, shift: Int) -> int:
     return added
 
 
-_Entries = NDArray[np.int64]  # (capacity, 2): row key, or EMPTY_KEY, and position
-_NO_ENTRIES = np.full((1, 2), EMPTY_KEY)
+_Entries = NDArray[np.int64]  # (capacity, 2): row key + 1, or 0 where there is none, and position
+_NO_ENTRIES = np.zeros((1, 2), np.int64)
 
 
 def _empty(capacity: int) -> _Entries:
-    """Return a table of no keys, in memory of its own: huge pages spare page walks."""
-    entries = reserve(16 * capacity).view(np.int64).reshape(capacity, 2)
-    entries[:, 0] = EMPTY_KEY
-    return entries
+    """Return a table of no keys, in memory of its own: huge pages spare page walks.
+
+    It is zeros, of which the system makes pages as they are used. To write it, as other marks of an
+    empty place would need, takes a tenth of a second at millions of rows, while calls wait.
+    """
+    return reserve(16 * capacity).view(np.int64).reshape(capacity, 2)
 
 
 class RowIndex:
@@ -286,9 +293,9 @@ class RowIndex:
         return np.concatenate([k[(k >= low) & (k < high)] for k in self.copied_keys()])
 
     def copied_keys(self) -> list[Keys]:
-        """Return all row keys, in no order, and others that are EMPTY_KEY: a copy as fast as memory
+        """Return all row keys, in no order, and others that are -1: a copy as fast as memory
         is, to be looked through without the engine."""
-        return [entries[:, 0].copy() for entries in self.tables]
+        return [entries[:, 0] - 1 for entries in self.tables]
 
     def positions_of(self, keys: Keys) -> NDArray[np.int64]:
         """Return a new array of each key's position, or -1."""
@@ -298,7 +305,7 @@ class RowIndex:
 
     def positions(self) -> NDArray[np.int64]:
         """Return every position, in no order."""
-        return np.concatenate([e[e[:, 0] != EMPTY_KEY, 1] for e in self.tables])
+        return np.concatenate([e[e[:, 0] != 0, 1] for e in self.tables])
 
     def make_room(self, count: int) -> None:
         """Grow once for `count` keys more, rather than again and again."""

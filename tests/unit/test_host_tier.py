@@ -345,7 +345,12 @@ def test_rows_and_misses_are_counted_by_level(tmp_path):
     train(store, np.arange(100))
     after = store.stats()["cache"]
     (pool,) = after["pools"]
-    assert after["host_hit_rate"] == pool["host_hit_rate"] == pool["misses_host"] / (1050 + pool["misses_host"]) > 0
+    assert (
+        after["host_hit_rate"]
+        == pool["host_hit_rate"]
+        == pool["misses_host"] / (1050 + pool["misses_host"])
+        > 0
+    )
     console = Console(file=StringIO(), width=200)
     console.print(drawn(Look(store.stats(), 0.0)))
     shown = " ".join(console.file.getvalue().split())
