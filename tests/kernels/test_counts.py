@@ -206,8 +206,6 @@ def test_the_calls_of_rows_that_level_two_has(tmp_path, tables, durability):
     assert waits == {"lookup": 2, "its update": 1 + logged, "update": 2 + logged}
     assert max(each["kernels"] for each in found["lookup"]) <= 40
     assert max(each["uploads"] for each in found["lookup"]) <= 3
-    if tables == 1 and not logged:
-        print(found["lookup"][-1], found["update"][-1])
 
 
 @pytest.mark.parametrize("tables", [1, 26])
