@@ -25,6 +25,8 @@ from embstore.device.slabs import Slabs
 
 _DIGIT_BITS = 8
 """Of a pass of the sort; `group.cu` has the same."""
+_LARGE = 1 << 18
+"""Values that `group_large` sorts, in tiles twice as large."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))
 Segments = Sequence[tuple[int, int, Keys]]
 """Table id, rows and keys of each table of a call."""
@@ -126,13 +128,14 @@ def _group(
     Others are sorted by as many of their digits.
     """
     n, scratch = len(values), work.scratch
-    tiles, passes = -(-n // TILE), max(-(-(limit - 1).bit_length() // _DIGIT_BITS), 1)
+    kernel, tile = ("group", TILE) if n < _LARGE else ("group_large", 2 * TILE)
+    tiles, passes = -(-n // tile), max(-(-(limit - 1).bit_length() // _DIGIT_BITS), 1)
     progress = work.zeros(2 + (passes << _DIGIT_BITS), np.uint32)
     states = scratch.take(tiles << _DIGIT_BITS, np.uint64)
     arrays = scratch.parts(n, *[np.int32] * (2 * min(passes, 2)))
     sorted_by: tuple[Argument, ...] = (*arrays, NULL, NULL)
     work.launch(
-        "group", tiles * BLOCK_THREADS, *slabs, values, np.int64(n), np.int32(passes), progress,
+        kernel, tiles * BLOCK_THREADS, *slabs, values, np.int64(n), np.int32(passes), progress,
         states, *sorted_by[:4], *groups,
     )  # fmt: skip
     values, positions = arrays[-2:] if passes % 2 == 0 else arrays[:2]

@@ -42,7 +42,7 @@ from embstore.device.gpu_work import (
     findings_of,
     tell_batch,
 )
-from embstore.device.runtime import COMPUTE, DOWN, Adopted, Argument, DeviceArray
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Adopted, Argument, DeviceArray
 from embstore.device.slabs import Located, SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
 from embstore.kernels.sum_by_key import form_of
@@ -242,8 +242,9 @@ class GpuRows:
         )
         of_ids = (ids, np.int64(n))
         of_sums = (np.int32(dim), np.int32(keeps_all), findings)
-        work.launch(
-            "sum_chunks", (n + windows) * LANES, starts, positions, *of_ids, of_segments,
+        # A stretch of positions a group: they differ in length, and blocks that wait even it out.
+        work.runtime.launch(
+            "sum_chunks", -(-n // BLOCK_THREADS), starts, positions, *of_ids, of_segments,
             np.int32(len(gradients)), scale, sums, more, *of_sums,
         )  # fmt: skip
         if windows:

@@ -12,7 +12,7 @@
 // gradient are, and notes its update, all at the same time; then the rows are updated one after the
 // other. By row a warp is a group, with pieces of 4 bytes, because lane l adds the squares of elements
 // l, l + 32, ... (rule 3), then the warp folds by shuffles; the first COLUMNS_HELD pieces of a lane stay
-// in registers. Any grid size.
+// in registers, and of rows that have no more ROWS_UPDATED are in flight. Any grid size.
 //
 // Preconditions: keys, hence slots, unique; sums begins at 16.
 //
@@ -23,6 +23,7 @@
 // not all kept 20 n of starts and positions; where rows are touched a sector, read and written.
 
 #define COLUMNS_HELD 4
+#define ROWS_UPDATED 2  // together, by row
 #define HELD (COLUMNS_HELD * WARP_THREADS)  // elements of a warp
 #define PIECE_ELEMENTS 4  // at most
 
@@ -184,8 +185,9 @@ __device__ __forceinline__ Update of_lane(const Update& own, int32 lane) {
              __shfl_sync(FULL_WARP, static_cast<int32>(own.g.is_divided), lane) != 0}};
 }
 
-// body(update) for all rows, of each in all lanes of the group; null weights: there is none.
-template <typename Body>
+// body(updates) for all rows, TOGETHER at a time, of each in all lanes of the group; null weights:
+// there is none.
+template <int32 TOGETHER, typename Body>
 __device__ __forceinline__ void for_rows(
     const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,
     const Rows& rows, const Group& group, const Body& body) {
@@ -202,8 +204,16 @@ __device__ __forceinline__ void for_rows(
             own.g = gradient_of(rows, i, dim);
             note_update(slabs, slab_shift, stride, slot, rows.call);
         }
-        for (int32 r = 0; r < share; ++r) {
-            body(of_lane(own, threadIdx.x % WARP_THREADS - group.lane + r));
+        for (int32 low = 0; low < share; low += TOGETHER) {
+            Update updates[TOGETHER];
+            UNROLLED(r, TOGETHER) {
+                const int32 of_row = min(low + r, group.lanes - 1);
+                updates[r] = of_lane(own, threadIdx.x % WARP_THREADS - group.lane + of_row);
+                if (low + r >= share) {
+                    updates[r].weights = nullptr;
+                }
+            }
+            body(updates);
         }
     }
 }
@@ -286,10 +296,10 @@ __device__ __forceinline__ void apply_elements(
     const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,
     const Rows& rows) {
     const Group group = group_of(dim % 4 == 0 ? dim / 4 : dim);
-    for_rows(slabs, slab_shift, stride, dim, scalars, rows, group, [&](const Update& of) {
-        if (of.weights != nullptr) {
+    for_rows<1>(slabs, slab_shift, stride, dim, scalars, rows, group, [&](const Update (&of)[1]) {
+        if (of[0].weights != nullptr) {
             by_width(dim % 4 == 0, [&](const int32 width) {
-                update_columns<FORMULA, STATES, SCALARS>(of, group, dim, width);
+                update_columns<FORMULA, STATES, SCALARS>(of[0], group, dim, width);
             });
         }
     });
@@ -310,17 +320,17 @@ __device__ __forceinline__ void read_columns(
     }
 }
 
+// One row, of more elements than a lane holds.
 template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT>
-__device__ __forceinline__ void update_row(
-    const Gradient& g, element* weights, const float* of_table, int32 dim) {
+__device__ __forceinline__ void update_long_row(const Update& of, int32 dim) {
     const int32 lane = threadIdx.x % WARP_THREADS;
+    element* weights = of.weights;
     float g_held[COLUMNS_HELD], w_held[COLUMNS_HELD];
-    read_columns(weights, 0, dim, w_held);
     float s = lane == 0 ? static_cast<float>(weights[dim]) : 0.0f;
     float sum = 0.0f;  // not the first square: no square is -0.0
     for (int32 begin = 0; begin < dim; begin += HELD) {
-        read_columns(g.at, begin, dim, g_held);
-        scale_elements(g, COLUMNS_HELD, g_held);
+        read_columns(of.g.at, begin, dim, g_held);
+        scale_elements(of.g, COLUMNS_HELD, g_held);
         UNROLLED(c, COLUMNS_HELD) {
             sum += g_held[c] * g_held[c];
         }
@@ -331,16 +341,14 @@ __device__ __forceinline__ void update_row(
     }
     float scalar = 0.0f;  // lane 0's is the row's: the others fold what lies beyond the warp
     if (lane == 0) {
-        scalar = OF_ROW(sum, s, of_table);
+        scalar = OF_ROW(sum, s, of.scalars);
         weights[dim] = static_cast<element>(canonical(s));
     }
     scalar = __shfl_sync(FULL_WARP, scalar, 0);
     for (int32 begin = 0; begin < dim; begin += HELD) {
-        if (dim > HELD) {
-            read_columns(g.at, begin, dim, g_held);
-            read_columns(weights, begin, dim, w_held);
-            scale_elements(g, COLUMNS_HELD, g_held);
-        }
+        read_columns(of.g.at, begin, dim, g_held);
+        read_columns(weights, begin, dim, w_held);
+        scale_elements(of.g, COLUMNS_HELD, g_held);
         UNROLLED(c, COLUMNS_HELD) {
             const int32 d = begin + c * WARP_THREADS + lane;
             if (d < dim) {
@@ -351,21 +359,83 @@ __device__ __forceinline__ void update_row(
     }
 }
 
+// ROWS_UPDATED rows of at most HELD elements, whose loads are in flight together. The state of the
+// r-th is lane r's. All lanes of the warp come here.
+template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT>
+__device__ __forceinline__ void update_short_rows(
+    const Update (&of)[ROWS_UPDATED], int32 dim) {
+    const int32 lane = threadIdx.x % WARP_THREADS;
+    float g_held[ROWS_UPDATED][COLUMNS_HELD], w_held[ROWS_UPDATED][COLUMNS_HELD];
+    element* own = nullptr;
+    const float* of_table = nullptr;
+    UNROLLED(r, ROWS_UPDATED) {
+        const int32 here = of[r].weights != nullptr ? dim : 0;
+        read_columns(of[r].weights, 0, here, w_held[r]);
+        read_columns(of[r].g.at, 0, here, g_held[r]);
+        own = lane == r ? of[r].weights : own;
+        of_table = lane == r ? of[r].scalars : of_table;
+    }
+    float s = own != nullptr ? static_cast<float>(own[dim]) : 0.0f;
+    float sum = 0.0f;  // of lane r, the r-th's
+    UNROLLED(r, ROWS_UPDATED) {
+        scale_elements(of[r].g, COLUMNS_HELD, g_held[r]);
+        float squares = 0.0f;  // not the first square: no square is -0.0
+        UNROLLED(c, COLUMNS_HELD) {
+            squares += g_held[r][c] * g_held[r][c];
+        }
+#pragma unroll
+        for (int32 half = WARP_THREADS / 2; half > 0; half >>= 1) {
+            squares += __shfl_down_sync(FULL_WARP, squares, half);
+        }
+        squares = __shfl_sync(FULL_WARP, squares, 0);
+        sum = lane == r ? squares : sum;
+    }
+    float scalar = 0.0f;
+    if (own != nullptr) {
+        scalar = OF_ROW(sum, s, of_table);
+        own[dim] = static_cast<element>(canonical(s));
+    }
+    UNROLLED(r, ROWS_UPDATED) {
+        const float of_row = __shfl_sync(FULL_WARP, scalar, r);
+        UNROLLED(c, COLUMNS_HELD) {
+            const int32 d = c * WARP_THREADS + lane;
+            if (of[r].weights != nullptr && d < dim) {
+                const float w = OF_ELEMENT(g_held[r][c], w_held[r][c], of_row);
+                of[r].weights[d] = static_cast<element>(canonical(w));
+            }
+        }
+    }
+}
+
 template <RowFormula OF_ROW, ScaledFormula OF_ELEMENT>
 __device__ __forceinline__ void apply_rows(
     const uint64* slabs, int32 slab_shift, int32 stride, int32 dim, const float* scalars,
     const Rows& rows) {
     const Group group = group_of(WARP_THREADS);
-    for_rows(slabs, slab_shift, stride, dim, scalars, rows, group, [&](const Update& of) {
-        if (of.weights != nullptr) {
-            update_row<OF_ROW, OF_ELEMENT>(of.g, of.weights, of.scalars, dim);
+    for_rows<ROWS_UPDATED>(slabs, slab_shift, stride, dim, scalars, rows, group,
+                           [&](const Update (&of)[ROWS_UPDATED]) {
+        if (dim <= HELD) {
+            update_short_rows<OF_ROW, OF_ELEMENT>(of, dim);
+            return;
+        }
+        UNROLLED(r, ROWS_UPDATED) {
+            if (of[r].weights != nullptr) {
+                update_long_row<OF_ROW, OF_ELEMENT>(of[r], dim);
+            }
         }
     });
 }
 
 // The kernels, apply_<kind> for each optimizer: its formulas, and of elements how many floats are
 // state, and how many scalars there are, of `scalars` (tables, 8). `call` is a Call, or null. Four
-// blocks of a multiprocessor leave each thread the registers for its loads in flight.
+// blocks of a multiprocessor leave each thread the registers for its loads in flight; of rows, three
+// where the compiler needs more of them, which is before Hopper.
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define ROW_BLOCKS 3
+#else
+#define ROW_BLOCKS 4
+#endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_sgd(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
@@ -399,7 +469,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_ftrl(
         slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_rowwise_adagrad(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_BLOCKS) apply_rowwise_adagrad(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
     const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
     const int64* call) {

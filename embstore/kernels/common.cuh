@@ -465,11 +465,12 @@ __device__ __forceinline__ uint32 lanes_before() {
     return (1u << threadIdx.x % WARP_THREADS) - 1;
 }
 
-// The lane's first item in a tile, of which a warp has ROUNDS * WARP_THREADS in a row; the next are
+// The lane's first item in a tile, of which a warp has EACH * WARP_THREADS in a row; the next are
 // WARP_THREADS apart.
+template <int32 EACH = ROUNDS>
 __device__ __forceinline__ uint32 first_item(uint32 tile) {
     const uint32 lane = threadIdx.x % WARP_THREADS;
-    return tile * TILE + (threadIdx.x - lane) * ROUNDS + lane;
+    return tile * EACH * BLOCK_THREADS + (threadIdx.x - lane) * EACH + lane;
 }
 
 // The block's next ticket. All threads come here, and have done with the last; `drawn` was 0.
@@ -515,22 +516,30 @@ __device__ __forceinline__ uint32 count_before(
     return before;
 }
 
-// How many items with a flag, 0 or 1, stand before the warp's; the flags become those of all lanes.
-__device__ __forceinline__ int32 flagged_before(
-    uint64* states, uint32 step, uint32 tile, uint64 phase, uint32 (&flags)[ROUNDS]) {
+// What the warps before have, also those of the tiles before; `own` is what the warp has.
+__device__ __forceinline__ int32 count_before_warp(
+    uint64* states, uint32 step, uint32 tile, uint64 phase, int32 own) {
     __shared__ int32 warp_sums[WARPS];
     __shared__ uint32 shared;
-    int32 count = 0, all;
-    UNROLLED(j, ROUNDS) {
-        flags[j] = __ballot_sync(FULL_WARP, flags[j]);
-        count += __popc(flags[j]);
-    }
-    const int32 in_tile = sum_before(threadIdx.x % WARP_THREADS ? 0 : count, warp_sums, all);
+    int32 all;
+    const int32 in_tile = sum_before(threadIdx.x % WARP_THREADS ? 0 : own, warp_sums, all);
     if (threadIdx.x == 0) {
         shared = count_before(states, step, tile, phase, static_cast<uint32>(all));
     }
     __syncthreads();
     return __shfl_sync(FULL_WARP, in_tile, 0) + static_cast<int32>(shared);
+}
+
+// How many items with a flag, 0 or 1, stand before the warp's; the flags become those of all lanes.
+template <int32 EACH>
+__device__ __forceinline__ int32 flagged_before(
+    uint64* states, uint32 step, uint32 tile, uint64 phase, uint32 (&flags)[EACH]) {
+    int32 count = 0;
+    UNROLLED(j, EACH) {
+        flags[j] = __ballot_sync(FULL_WARP, flags[j]);
+        count += __popc(flags[j]);
+    }
+    return count_before_warp(states, step, tile, phase, count);
 }
 
 __device__ __forceinline__ bool has_flag(uint32 flags) {

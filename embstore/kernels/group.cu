@@ -6,8 +6,8 @@
 // Slots are grouped in the same way, and what they group is numbered then: a group begins at k where
 // the k-th slot is not the one before, or is none (-1), and the groups before it are its id.
 //
-// One launch. The items are cut into tiles of TILE, and the work into **tickets**, one for each tile
-// in each phase, which blocks draw in order until none is left:
+// One launch. The items are cut into tiles, EACH items for every thread of a block, and the work into
+// **tickets**, one for each tile in each phase, which blocks draw in order until none is left:
 //
 //     count   totals[pass][digit] += items of the tile with that digit
 //     sort    a pass for each digit of 8 bits, from the lowest up, a stable sort of what the pass
@@ -15,7 +15,11 @@
 //             (totals), those of its digit in the tiles before, and r
 //     number  of sorted items: ids, starts, and of each group its slot and row key
 //
-// A ticket waits for all of the phase before, and for the counts of tiles before it in its own.
+// A ticket waits for all of the phase before, and for the counts of tiles before it in its own. Items
+// leave a tile in the order of their digits, so that those of a digit are stored together.
+//
+// group_large has tiles twice as large. They look at the counts of half as many, but each takes longer:
+// it is for calls of many items.
 //
 // Grid: any. An item's rank is the sum of how many of its digit the warps before have, the rounds
 // before in its warp, and the lanes before in its round. The lanes of one digit find each other by a
@@ -47,6 +51,38 @@ struct Tile {
     uint32 index, phase, begin;  // the lane's first item
 };
 
+struct Groups {
+    int32* ids;
+    int64* starts;
+    int64* unique_slots;  // or null: the values are ids
+    int64* unique_keys;
+    int64* findings;
+};
+
+// The arguments of the kernels.
+struct Call {
+    const uint64* slabs;
+    int32 slab_shift, stride;
+    const int32* values;
+    uint32 n;
+    int32 passes;
+    uint32* progress;
+    uint64* states;
+    int32 *sorted_values, *positions;
+    int32 *other_values, *other_positions;
+    Groups groups;
+};
+
+// Of a block.
+template <int32 EACH>
+struct Shared {
+    // Of a warp's digits, how many so far, then where in the tile the first goes.
+    int32 places[WARPS][DIGITS];
+    int32 warp_sums[WARPS];
+    int32 moves[DIGITS];  // of a digit's items, from the tile's order to that of all
+    int32 values[EACH * BLOCK_THREADS], positions[EACH * BLOCK_THREADS];  // in the tile's order
+};
+
 __device__ __forceinline__ int32 digit_of(int32 id, int32 shift) {
     return (id >> shift) & (DIGITS - 1);
 }
@@ -64,11 +100,12 @@ __device__ __forceinline__ uint32 lanes_alike(int32 digit, bool has_item) {
 
 // Phases
 
+template <int32 EACH>
 __device__ __forceinline__ void count_tile(
     const Items& of, const Tile& tile, int32 passes, uint32* totals, uint64* states,
     int32 (*found)[DIGITS]) {
-    int32 values[ROUNDS];
-    UNROLLED(j, ROUNDS) {
+    int32 values[EACH];
+    UNROLLED(j, EACH) {
         const uint32 i = tile.begin + j * WARP_THREADS;
         values[j] = i < of.n ? __ldg(of.values + i) : 0;
     }
@@ -78,7 +115,7 @@ __device__ __forceinline__ void count_tile(
     }
     __syncthreads();
     for (int32 pass = 0; pass < passes; ++pass) {
-        UNROLLED(j, ROUNDS) {
+        UNROLLED(j, EACH) {
             if (tile.begin + j * WARP_THREADS < of.n) {
                 atomicAdd(found[pass] + digit_of(values[j], pass * DIGIT_BITS), 1);
             }
@@ -93,13 +130,14 @@ __device__ __forceinline__ void count_tile(
     }
 }
 
-// `places` has, of a warp's digits, how many so far, then where the first goes.
+template <int32 EACH>
 __device__ __forceinline__ void sort_tile(
     const Items& of, const Tile& tile, int32 shift, const uint32* totals, uint64* states,
-    int32 (*places)[DIGITS], int32* warp_sums, int32* sorted_values, int32* sorted_positions) {
+    Shared<EACH>& shared, int32* sorted_values, int32* sorted_positions) {
+    int32 (&places)[WARPS][DIGITS] = shared.places;
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
-    int32 values[ROUNDS], positions[ROUNDS], ranks[ROUNDS];
-    UNROLLED(j, ROUNDS) {
+    int32 values[EACH], positions[EACH], ranks[EACH];
+    UNROLLED(j, EACH) {
         const uint32 i = tile.begin + j * WARP_THREADS;
         values[j] = i < of.n ? __ldcg(of.values + i) : 0;
         positions[j] = i < of.n && of.positions ? __ldcg(of.positions + i) : static_cast<int32>(i);
@@ -109,7 +147,7 @@ __device__ __forceinline__ void sort_tile(
         places[warp][digit] = 0;
     }
     __syncwarp();
-    UNROLLED(j, ROUNDS) {
+    UNROLLED(j, EACH) {
         if (tile.begin - lane + j * WARP_THREADS < of.n) {
             const bool has_item = tile.begin + j * WARP_THREADS < of.n;
             const int32 digit = digit_of(values[j], shift);
@@ -123,56 +161,60 @@ __device__ __forceinline__ void sort_tile(
             __syncwarp();
         }
     }
-    int32 all, place = sum_before(total, warp_sums, all);  // a barrier: all have counted
+    int32 all, place = sum_before(total, shared.warp_sums, all);  // a barrier: all have counted
     int32 own = 0;
     UNROLLED(w, WARPS) {
         own += places[w][threadIdx.x];
     }
+    const int32 in_tile = sum_before(own, shared.warp_sums, all);  // of items of lower digits
     place += static_cast<int32>(count_before(
         states + threadIdx.x, DIGITS, tile.index, 2 * tile.phase, static_cast<uint32>(own)));
+    shared.moves[threadIdx.x] = place - in_tile;
+    int32 next = in_tile;
     UNROLLED(w, WARPS) {
         const int32 count = places[w][threadIdx.x];
-        places[w][threadIdx.x] = place;
-        place += count;
+        places[w][threadIdx.x] = next;
+        next += count;
     }
     __syncthreads();
-    UNROLLED(j, ROUNDS) {
+    UNROLLED(j, EACH) {
         if (tile.begin + j * WARP_THREADS < of.n) {
             const int32 k = places[warp][digit_of(values[j], shift)] + ranks[j];
-            sorted_values[k] = values[j], sorted_positions[k] = positions[j];
+            shared.values[k] = values[j], shared.positions[k] = positions[j];
+        }
+    }
+    __syncthreads();
+    UNROLLED(j, EACH) {
+        const int32 k = j * BLOCK_THREADS + threadIdx.x;
+        if (k < all) {
+            const int32 value = shared.values[k], to = k + shared.moves[digit_of(value, shift)];
+            sorted_values[to] = value, sorted_positions[to] = shared.positions[k];
         }
     }
 }
 
-struct Groups {
-    int32* ids;
-    int64* starts;
-    int64* unique_slots;  // or null: the values are ids
-    int64* unique_keys;
-    int64* findings;
-};
-
+template <int32 EACH>
 __device__ __forceinline__ void number_tile(
-    const uint64* slabs, int32 slab_shift, int32 stride, const Items& of, const Tile& tile,
-    uint64* states, const Groups& groups) {
-    int32 values[ROUNDS];
-    uint32 firsts[ROUNDS];
-    UNROLLED(j, ROUNDS) {
+    const Call& call, const Items& of, const Tile& tile) {
+    const Groups& groups = call.groups;
+    int32 values[EACH];
+    uint32 firsts[EACH];
+    UNROLLED(j, EACH) {
         const uint32 k = tile.begin + j * WARP_THREADS;
         values[j] = k < of.n ? __ldcg(of.values + k) : 0;
         const int32 before = k > 0 && k < of.n ? __ldcg(of.values + k - 1) : -1;
         firsts[j] = k < of.n && (values[j] < 0 || values[j] != before);
     }
-    int32 id = flagged_before(states, DIGITS, tile.index, 2 * tile.phase, firsts) - 1;
+    int32 id = flagged_before(call.states, DIGITS, tile.index, 2 * tile.phase, firsts) - 1;
     UNROLLED(half, 2) {
-        const int32 low = half * (ROUNDS / 2);
-        int64 keys[ROUNDS / 2];
-        UNROLLED(j, ROUNDS / 2) {
+        const int32 low = half * (EACH / 2);
+        int64 keys[EACH / 2];
+        UNROLLED(j, EACH / 2) {
             const int32 slot = values[low + j];
             keys[j] = has_flag(firsts[low + j]) && groups.unique_slots && slot >= 0
-                          ? __ldg(key_of(slabs, slab_shift, stride, slot)) : EMPTY_KEY;
+                          ? __ldg(key_of(call.slabs, call.slab_shift, call.stride, slot)) : EMPTY_KEY;
         }
-        UNROLLED(j, ROUNDS / 2) {
+        UNROLLED(j, EACH / 2) {
             const uint32 k = tile.begin + (low + j) * WARP_THREADS, of_round = firsts[low + j];
             const int32 own = id + __popc(of_round & (lanes_before() << 1 | 1));
             id += __popc(of_round);
@@ -193,7 +235,47 @@ __device__ __forceinline__ void number_tile(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) group(
+template <int32 EACH>
+__device__ __forceinline__ void group_all(const Call& call, Shared<EACH>& shared) {
+    const uint32 tile_items = EACH * BLOCK_THREADS;
+    const uint32 tiles = (call.n + tile_items - 1) / tile_items;
+    const uint32 last = static_cast<uint32>(call.passes) + 1;
+    uint32* totals = call.progress + TOTALS;
+    for (;;) {
+        const uint32 ticket = next_ticket(call.progress + DRAWN), phase = ticket / tiles;
+        if (phase > last) {
+            return;
+        }
+        if (threadIdx.x == 0) {
+            while (fresh(call.progress + FINISHED) < phase * tiles) {
+                __nanosleep(20);
+            }
+            __threadfence();
+        }
+        __syncthreads();
+        const Tile tile = {ticket % tiles, phase, first_item<EACH>(ticket % tiles)};
+        const bool is_odd = phase % 2 == 1;  // what an odd pass leaves, an even phase reads
+        const Items items = {
+            phase < 2 ? call.values : is_odd ? call.other_values : call.sorted_values,
+            phase < 2 ? nullptr : is_odd ? call.other_positions : call.positions, call.n};
+        if (phase == 0) {
+            count_tile<EACH>(items, tile, call.passes, totals, call.states, shared.places);
+        } else if (phase < last) {
+            sort_tile<EACH>(items, tile, (phase - 1) * DIGIT_BITS, totals + (phase - 1) * DIGITS,
+                            call.states, shared, is_odd ? call.sorted_values : call.other_values,
+                            is_odd ? call.positions : call.other_positions);
+        } else {
+            number_tile<EACH>(call, items, tile);
+        }
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            atomicAdd(call.progress + FINISHED, 1u);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 3) group(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int32* values,   // (n,) ids or slots
     const int64 n,
@@ -207,41 +289,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) group(
     int64* unique_slots,   // (n,) out, unique count of them written; null: values are ids
     int64* unique_keys,    // as unique_slots
     int64* findings) {     // the unique count is written, which of ids is known
-    __shared__ int32 places[WARPS][DIGITS], warp_sums[WARPS];
-    const uint32 tiles = static_cast<uint32>((n + TILE - 1) / TILE);
-    const uint32 last = static_cast<uint32>(passes) + 1;
-    uint32* totals = progress + TOTALS;
-    for (;;) {
-        const uint32 ticket = next_ticket(progress + DRAWN), phase = ticket / tiles;
-        if (phase > last) {
-            return;
-        }
-        if (threadIdx.x == 0) {
-            while (fresh(progress + FINISHED) < phase * tiles) {
-                __nanosleep(20);
-            }
-            __threadfence();
-        }
-        __syncthreads();
-        const Tile tile = {ticket % tiles, phase, first_item(ticket % tiles)};
-        const bool is_odd = phase % 2 == 1;  // what an odd pass leaves, an even phase reads
-        const Items items = {phase < 2 ? values : is_odd ? other_values : sorted_values,
-                             phase < 2 ? nullptr : is_odd ? other_positions : positions,
-                             static_cast<uint32>(n)};
-        if (phase == 0) {
-            count_tile(items, tile, passes, totals, states, places);
-        } else if (phase < last) {
-            sort_tile(items, tile, (phase - 1) * DIGIT_BITS, totals + (phase - 1) * DIGITS, states,
-                      places, warp_sums, is_odd ? sorted_values : other_values,
-                      is_odd ? positions : other_positions);
-        } else {
-            const Groups groups = {ids, starts, unique_slots, unique_keys, findings};
-            number_tile(slabs, slab_shift, stride, items, tile, states, groups);
-        }
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            atomicAdd(progress + FINISHED, 1u);
-        }
-    }
+    __shared__ Shared<ROUNDS> shared;
+    group_all<ROUNDS>(
+        {slabs, slab_shift, stride, values, static_cast<uint32>(n), passes, progress, states,
+         sorted_values, positions, other_values, other_positions,
+         {ids, starts, unique_slots, unique_keys, findings}}, shared);
+}
+
+// As group. Two blocks of a multiprocessor have the registers for tiles twice as large.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) group_large(
+    const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
+    const int32* values, const int64 n, const int32 passes, uint32* progress, uint64* states,
+    int32* sorted_values, int32* positions, int32* other_values, int32* other_positions,
+    int32* ids, int64* starts, int64* unique_slots, int64* unique_keys, int64* findings) {
+    __shared__ Shared<2 * ROUNDS> shared;
+    group_all<2 * ROUNDS>(
+        {slabs, slab_shift, stride, values, static_cast<uint32>(n), passes, progress, states,
+         sorted_values, positions, other_values, other_positions,
+         {ids, starts, unique_slots, unique_keys, findings}}, shared);
 }

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     }
 }
 
-#define TOUCHED_TOGETHER 4    // of a thread, where there are many
+#define TOUCHED_TOGETHER 2    // of a thread, where there are many
 #define TOUCHED_SPREAD 16384  // slots, of which a thread has one
 #define TOUCHED_PLACES (BLOCK_THREADS * TOUCHED_TOGETHER)
 

@@ -25,7 +25,8 @@
 // extra chunk begins in one of as many windows as it has lanes. The additions of an element have one
 // order and cannot be shared; but a thread that also loaded its chunks, thousands for a key that is a
 // tenth of a batch, would wait for memory again and again. So SHARERS lanes load ITEMS_TOGETHER chunks
-// each, and all of them add what each has, in the order of chunks, by shuffles.
+// each, and all of them add what each has, in the order of chunks, by shuffles, while their next loads
+// are on the way.
 //
 // Preconditions: the occurrences of an id lie in one segment; sums and more begin at 16; combine
 // follows sum_chunks; coefficients are present unless the form is PLAIN.
@@ -35,8 +36,8 @@
 // again, where not all are kept) and extra chunk, 8 of starts for each id; source and coefficients 4 n
 // each. All but rows and sums are read again for every 512 bytes of a row.
 
-#define ROWS_TOGETHER 4
-#define SUM_BLOCKS 4  // of a multiprocessor: registers for the rows in flight
+#define ROWS_TOGETHER 8
+#define SUM_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
 #define ITEMS_TOGETHER 16
 #define COMBINED_COLUMNS 8
 #define SHARERS (WARP_THREADS / COMBINED_COLUMNS)
@@ -269,12 +270,18 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, SUM_BLOCKS) sum_chun
 // element find the same.
 __device__ __forceinline__ float sum_of_chunks(
     float total, const float* from, int32 chunks, int32 dim, bool has_element) {
-    const int32 column = threadIdx.x % COMBINED_COLUMNS, share = threadIdx.x % WARP_THREADS / COMBINED_COLUMNS;
+    const int32 column = threadIdx.x % COMBINED_COLUMNS;
+    const int32 share = threadIdx.x % WARP_THREADS / COMBINED_COLUMNS;
+    float pieces[ITEMS_TOGETHER], following[ITEMS_TOGETHER];
+    UNROLLED(c, ITEMS_TOGETHER) {
+        const int64 chunk = share * ITEMS_TOGETHER + c;
+        following[c] = has_element && chunk < chunks ? __ldg(from + chunk * dim) : -0.0f;
+    }
     for (int32 begin = 0; begin < chunks; begin += SHARERS * ITEMS_TOGETHER) {
-        float pieces[ITEMS_TOGETHER];
         UNROLLED(c, ITEMS_TOGETHER) {
-            const int64 chunk = begin + share * ITEMS_TOGETHER + c;
-            pieces[c] = has_element && chunk < chunks ? __ldg(from + chunk * dim) : -0.0f;
+            const int64 chunk = begin + (SHARERS + share) * ITEMS_TOGETHER + c;
+            pieces[c] = following[c];
+            following[c] = has_element && chunk < chunks ? __ldg(from + chunk * dim) : -0.0f;
         }
         for (int32 s = 0; s < SHARERS && begin + s * ITEMS_TOGETHER < chunks; ++s) {
             UNROLLED(c, ITEMS_TOGETHER) {

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from embstore.device import gpu_positions
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_positions import by_id, by_slot
@@ -95,6 +96,13 @@ def check_ids(ids, blocks=None, **options):
 @pytest.mark.parametrize("count", COUNTS)
 def test_kernels_sort_ids_of_any_count(kind, count):
     check_ids(ids_of(kind, count))
+
+
+@pytest.mark.parametrize("kind", ["all different", "skewed"])
+@pytest.mark.parametrize("count", [1, 2 * TILE, 2 * TILE + 1, 7 * TILE + 300])
+def test_a_large_call_is_sorted_in_larger_tiles(kind, count, monkeypatch):
+    monkeypatch.setattr(gpu_positions, "_LARGE", 1)
+    check_ids(ids_of(kind, count), seed=count)
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

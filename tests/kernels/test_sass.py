@@ -32,18 +32,18 @@ IN_FLIGHT = {
     "gather": {"gather": (8, 16), "gather_rows": (4, 16), "copy_slots": (4, 16)},
     "gather_pooled": {"gather_pooled": (4, 16)},
     "scatter": {"scatter_rows": (4, 16)},
-    "sum_by_key": {"sum_chunks": (4, 16), "combine": (16, 4)},
+    "sum_by_key": {"sum_chunks": (8, 16), "combine": (32, 4)},
     "probe": {"locate": (8, 16)},
     "apply": {
         "apply_sgd": (2, 16),
         "apply_adagrad": (3, 16),
-        "apply_rowwise_adagrad": (9, 4),
+        "apply_rowwise_adagrad": (17, 4),
         "apply_adam": (4, 16),
         "apply_ftrl": (4, 16),
     },
 }
 """Loads of rows, or of buckets, that a lane has in flight, and the bytes of one. In `combine` 4
-lanes share an element: it has 64 chunks in flight."""
+lanes share an element: it has 128 chunks in flight."""
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)([^;]*);")
 LOADS = {4: re.compile(r"LDG?\.E(\.[A-Z]+)*$"), 16: re.compile(r"LDG?\.E(\.\w+)*\.128")}
 STORE = re.compile(r"STG?\.E(\.(?!U8)\w+)*$")  # of anything but shared and local memory, and flags

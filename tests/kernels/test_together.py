@@ -86,6 +86,7 @@ def test_threads_that_have_parted_are_reported_once_no_block_goes_on():
 CASES = [
     *((test_group.test_group_of_many, {"kind": "some hot", "count": n}) for n in (257, 2049)),
     (test_group.test_kernels_sort_ids_of_any_count, {"kind": "half hot", "count": 6444}),
+    (test_group.test_a_large_call_is_sorted_in_larger_tiles, {"kind": "skewed", "count": 9000}),
     *((test_group.test_slots_are_ids_and_a_position_without_one_is_a_group_of_its_own, {"count": n})
       for n in (300, 6149)),
     *((test_sum_by_key.test_sums_are_those_of_the_numpy_twin, {"dim": dim, "scale": 1 / 3})

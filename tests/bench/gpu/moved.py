@@ -49,7 +49,9 @@ def measure(path: pathlib.Path, keys: Keys, rows: int) -> Moved:
     """Return kernel and bytes of each launch of a lookup of keys, and of its update."""
     runtime = EmulatedRuntime(counting=True)
     device = GpuDevice(runtime, 1)
-    store = DeviceStore(path, device, cache_bytes=1024 * rows, rows=rows, dim=DIM)
+    store = DeviceStore(
+        path, device, cache_bytes=1024 * rows, rows=rows, dim=DIM, host_cache_bytes=0
+    )
     with contextlib.closing(store):
         store.table.lookup(np.arange(rows))
         rng = np.random.default_rng(len(keys))
