@@ -56,16 +56,16 @@ class Sizes:
         slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.memory.slab_bytes_max)
         least_slot_bytes = device.memory.slot_bytes(1, row_bytes) + _FREE_BYTES
         index_bytes = device.memory.index_bytes(_MANY_SLOTS) / _MANY_SLOTS  # of a slot
-        below_slots = beside = 0
+        below_slots = below_share = 0
         if below_bytes:
             below_slot = least_slot_bytes - _FREE_BYTES - row_bytes + index_bytes
             most = budget_bytes / _BELOW_SHARE / below_slot
             below_slots = int(min(below_bytes / row_bytes, most))
             used = below_slots * below_slot
-            beside = ceil((least_slot_bytes + index_bytes) * used / (budget_bytes - used))
-        wanted = slab_bytes // (least_slot_bytes + beside)
+            below_share = ceil((least_slot_bytes + index_bytes) * used / (budget_bytes - used))
+        wanted = slab_bytes // (least_slot_bytes + below_share)
         slab_slots = device.memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
-        slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES + beside
+        slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES + below_share
         staging_max = device.memory.staging_bytes_max
         staging_rows = max(1, min(staging_max, budget_bytes // _STAGING_SHARE) // row_bytes)
         staging_bytes = staging_rows * row_bytes

@@ -26,8 +26,9 @@
 
 #define ROWS_TOGETHER 4
 #define EXCHANGE_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
+#define FIND_BLOCKS 5      // registers for two buckets
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) find_below(
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, FIND_BLOCKS) find_below(
     const int64* __restrict__ slots,  // (u,)
     const int64* __restrict__ keys,   // (u,)
     const int64* __restrict__ count_at,  // (1,) or null: u is the number of keys
