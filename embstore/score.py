@@ -24,6 +24,8 @@ FORESEEN = 1 << 51
 CLOCK_BITS = 40
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
 RANK_SHIFT = 11
+NO_USE, UNCHANGED = -1, -2
+"""In place of a rank: no use is known; the slot stays as it is."""
 COUNT_MAX = (1 << 11) - 1
 COUNT_NONE, COUNT_UP, COUNT_KEEP = range(3)
 """What a touch does to the count: makes it 0, one more, or leaves it."""

@@ -124,12 +124,10 @@ class Pool:
         return grown - slots.count + slots.free_count
 
     @property
-    def dirty_max(self) -> int:
-        """At least the number of dirty rows, in the host tier too. Any thread."""
-        tier, own = self.tier, min(self.evictor.dirty_max, self.slots.resident_count)
-        if tier is None:
-            return own
-        return own + min(tier.evictor.dirty_max, tier.slots.resident_count)
+    def slots_below(self) -> int:
+        """Slots that level two may have."""
+        tier = self.tier
+        return 0 if tier is None else self.slots.sizes.below_bytes // tier.slots.sizes.slot_bytes
 
     @property
     def dirty_keys(self) -> Keys:

@@ -609,8 +609,8 @@ class DeviceSlots(Protocol):
         """Make slots FORESEEN, with a rank; the count stays.
 
         slots : (n,) unique but for -1, which is skipped
-        ranks : (n,) below 2**40; where negative the slot is FORESEEN no longer, and if it was, it
-            has the clock
+        ranks : (n,) below 2**40; NO_USE: the slot is FORESEEN no longer, and if it was, it has the
+            clock; UNCHANGED: it stays as it is
         """
 
     def select_victims(

@@ -63,6 +63,7 @@ __device__ __forceinline__ bool may_go_on(const int64* findings) {
 #define CLOCK_BITS KEY_BITS
 #define CLOCK_MASK KEY_MASK
 #define RANK_SHIFT 11
+#define UNCHANGED (-2ll)
 #define COUNT_MAX ((1ll << 11) - 1)
 #define COUNT_NONE 0
 #define COUNT_UP 1

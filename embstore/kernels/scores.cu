@@ -183,12 +183,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) arrive(
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) foresee(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,), -1: skipped
-    const int64* __restrict__ ranks,  // (n,), negative: no use is known
+    const int64* __restrict__ ranks,  // (n,), negative: no use is known, or UNCHANGED
     const int64 n,
     const int64 clock) {
     for (int64 i = thread_index(); i < n; i += thread_count()) {
         const int64 slot = __ldg(slots + i), rank = __ldg(ranks + i);
-        if (slot < 0) {
+        if (slot < 0 || rank == UNCHANGED) {
             continue;
         }
         int64* score = score_of(slabs, slab_shift, stride, slot);

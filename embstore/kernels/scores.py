@@ -38,10 +38,11 @@ from embstore.score import (
     COUNT_UP,
     FORESEEN,
     PENDING,
+    PINS_MAX,
     PIN_ONE,
     PIN_SHIFT,
-    PINS_MAX,
     RANK_SHIFT,
+    UNCHANGED,
 )
 
 _AHEAD = 16
@@ -169,7 +170,7 @@ def arrive(
 def foresee(
     scores: Int64s,  # (slot count,)
     slots: Int64sIn,  # (n,), unique but for -1
-    ranks: Int64sIn,  # (n,), at most CLOCK_MASK; negative: no use is known
+    ranks: Int64sIn,  # (n,), at most CLOCK_MASK; negative: no use is known, or UNCHANGED
     clock: Int,
 ) -> None:
     """Rank the slots by their next use."""
@@ -177,7 +178,7 @@ def foresee(
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
             prefetch_to_write(start + slots[i + _AHEAD] * 8)
-        if slots[i] < 0:
+        if slots[i] < 0 or ranks[i] == UNCHANGED:
             continue
         score = scores[slots[i]]
         if ranks[i] >= 0:

@@ -41,7 +41,7 @@ from embstore.cache.prefetch import Prefetch, Use
 from embstore.errors import StoreClosedError
 from embstore.lookahead.session import Session
 from embstore.lookahead.step import Part, Step
-from embstore.score import CLOCK_MASK, FORESEEN, PIN_ONE, RANK_SHIFT
+from embstore.score import CLOCK_MASK, FORESEEN, NO_USE, PIN_ONE, RANK_SHIFT, UNCHANGED
 
 Steps = NDArray[np.int64]
 
@@ -71,9 +71,8 @@ class Foresight:
             if not part.is_ranked or found.missing == part.key_count:
                 continue
             is_next = part.previous <= session.last_step
-            slots = part.pool.device.memory.download(found.slots)
-            ranks = np.full(part.key_count, self._rank(session, step.number))
-            part.pool.scores.foresee(np.where(is_next, slots, -1), ranks)
+            ranks = np.where(is_next, self._rank(session, step.number), UNCHANGED)
+            part.pool.scores.foresee(found.slots, ranks)
 
     def finish(self, session: Session, step: Step) -> None:
         """Rank the rows of a finished step, whose pins are still there, by their next use."""
@@ -90,7 +89,7 @@ class Foresight:
             else:
                 slots, _ = part.pool.finder.locate(part.batch().unique_keys)
             ranks = CLOCK_MASK - (self._time + next_uses - session.last_step)
-            part.pool.scores.foresee(slots, np.where(next_uses > 0, ranks, -1))
+            part.pool.scores.foresee(slots, np.where(next_uses > 0, ranks, NO_USE))
 
     def rank_again(self, session: Session, step: Step) -> None:
         """Rank the rows of a step that loses its pins: those that came with it never were."""
@@ -104,7 +103,7 @@ class Foresight:
         for part in parts:
             slots, missing = part.pool.finder.locate(part.batch().unique_keys)
             if missing < len(slots):
-                part.pool.scores.foresee(slots, np.full(len(slots), -1))
+                part.pool.scores.foresee(slots, np.full(len(slots), NO_USE))
 
     def use(self, session: Session, step: Step, pool: Pool) -> Use:
         """Return the rank of a step's rows in a pool, and which scores may leave for them now."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embstore import score as layout
 from embstore.device.gpu_work import NOTHING_FOUND
-from embstore.score import COUNT_KEEP, COUNT_NONE, COUNT_UP
+from embstore.score import COUNT_KEEP, COUNT_NONE, COUNT_UP, NO_USE, UNCHANGED
 from tests.kernels.samples import contents_of, devices, down, gpu_device, slots_with, up
 
 SEED = 17
@@ -120,10 +120,10 @@ def test_foresee_ranks_by_the_next_use_or_ends_that_and_leaves_pins_and_counts_a
 ):
     slots, after, ranks = taken(data, scores), list(scores), []
     for slot in slots:
-        ranks.append(data.draw(st.sampled_from([-1, 0, 3, CLOCK_MAX])))
+        ranks.append(data.draw(st.sampled_from([UNCHANGED, NO_USE, 0, 3, CLOCK_MAX])))
         if ranks[-1] >= 0:
             after[slot] = replace(scores[slot], foreseen=1, clock=ranks[-1])
-        elif scores[slot].foreseen:
+        elif scores[slot].foreseen and ranks[-1] == NO_USE:
             after[slot] = replace(scores[slot], foreseen=0, clock=9)
     slots, ranks = [*slots, -1], np.array([*ranks, 5], np.int64)
     for device in devices():

@@ -134,18 +134,18 @@ class Jobs:
 def unreadable(store: Any, key: int) -> Iterator[None]:
     """Have the stored record of a key fail its checksum."""
     storage = engine_of(store).storage.rows
-    copy = storage._copy
+    check = storage._check
 
-    def copy_or_fail(located: Any, *rest: Any) -> None:
-        if (located.keys & KEY_MASK == key).any():
+    def check_or_fail(keys: Any, *rest: Any) -> None:
+        if (keys & KEY_MASK == key).any():
             raise CorruptTableError(f"the record of key {key} fails its checksum")
-        copy(located, *rest)
+        check(keys, *rest)
 
-    storage._copy = copy_or_fail
+    storage._check = check_or_fail
     try:
         yield
     finally:
-        storage._copy = copy
+        storage._check = check
 
 
 def pool_of(store: Any, table: str) -> Any:
