@@ -67,7 +67,7 @@ class WriteBack:
         self.waited_s = 0.0
         self._tables = tables
         self._given = dirty_bytes
-        self._sunk = 0.0  # bytes, when the writer stopped the last time
+        self._sunk = 0  # bytes, when the writer stopped the last time
         self._seen = 0  # dirty bytes after the last command
         self._left: list[tuple[Pool, int]] = []  # levels that this round has not finished
         self._at: Place | None = None  # of the last of them; None: at its begin
@@ -110,26 +110,34 @@ class WriteBack:
     @property
     def _is_tier_short(self) -> bool:
         """Whether a few calls more may find only dirty rows to leave the host tier."""
-        arena = self._tables.host_arena
-        if arena is None:
+        if self._tables.host_arena is None:
             return False
-        return _CALLS * (self._sunk_bytes - self._sunk) > arena.budget_bytes - self._filled_bytes
+        return _CALLS * (self._sunk_bytes - self._sunk) > self._room_bytes - self._filled_bytes
 
     @property
     def _is_tier_dirty(self) -> bool:
+        return (
+            self._tables.host_arena is not None and self._filled_bytes > _DIRTY * self._room_bytes
+        )
+
+    @property
+    def _room_bytes(self) -> int:
+        """Bytes of rows that level two may have: of its budget, as far as level one's has room for
+        what is known of them."""
         arena = self._tables.host_arena
-        return arena is not None and self._filled_bytes > _DIRTY * arena.budget_bytes
+        limit = sum(p.slots_below * p.layout.row_bytes for p in list(self._tables.pools.values()))
+        return 0 if arena is None else min(arena.budget_bytes, limit)
 
     @property
-    def _filled_bytes(self) -> float:
-        """Bytes of the host tier that dirty rows take."""
+    def _filled_bytes(self) -> int:
+        """Bytes of level two that dirty rows take."""
         pools = list(self._tables.pools.values())
-        return sum(pool.writer.dirty_rows(1) * pool.slots.slot_bytes for pool in pools)
+        return sum(pool.writer.dirty_rows(1) * pool.layout.row_bytes for pool in pools)
 
     @property
-    def _sunk_bytes(self) -> float:
-        """Bytes of rows that have gone down to the host tier, less those that came up again."""
-        pools = [(p.counters, p.slots.slot_bytes) for p in list(self._tables.pools.values())]
+    def _sunk_bytes(self) -> int:
+        """Bytes of rows that have gone down to level two, less those that came up again."""
+        pools = [(p.counters, p.layout.row_bytes) for p in list(self._tables.pools.values())]
         return sum((of.evictions_host - of.misses_host) * size for of, size in pools)
 
     @property
