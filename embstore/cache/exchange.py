@@ -117,6 +117,7 @@ class Exchange:
         """
         finder, self._asked = self.finder, None
         misses = finder.lookups_miss if is_lookup else finder.updates_miss
+        misses = misses and batch.position_count > 0
         if not (misses and self._full == self._arena_state and finder.is_asked(batch)):
             return
         slots = finder.found

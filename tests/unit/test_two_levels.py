@@ -140,7 +140,7 @@ class Life:
     def keys(self, name, most=300):
         """Return unique keys: often of the few hot ones."""
         rows = TABLES[name]["rows"]
-        size = int(self.rng.integers(1, most))
+        size = int(self.rng.integers(0, most)) if self.rng.random() < 0.95 else 0
         if self.rng.random() < 0.3:
             rows //= 4
         return self.rng.choice(rows, min(size, rows), replace=False)
@@ -324,4 +324,18 @@ def test_a_pool_takes_a_slab_that_another_has_released(tmp_path):
     for _ in range(4):
         store.lookup({n: rng.choice(TABLES[n]["rows"], 40, replace=False) for n in ("a", "b")})
     assert one.slots.count > slots
+    life.close()
+
+
+def test_a_call_of_no_keys_asks_nothing(tmp_path):
+    life = Life(tmp_path, 2, "large")
+    store, rng, none = life.store, life.rng, np.empty(0, np.int64)
+    for _ in range(20):
+        keys = rng.choice(900, 60, replace=False)
+        life.both(lambda s, keys=keys: s.lookup({"a": keys}))
+    assert store.executor.tables.by_id[0].pool.residency.exchange._full
+    life.both(lambda s: s.lookup({"a": none, "c": none}))
+    life.both(lambda s: s.lookup_pooled({"a": (none, [0, 0])}))
+    life.both(lambda s: (s.update({"a": (none, np.empty((0, 8), np.float32))}), None)[1])
+    life.check()
     life.close()
