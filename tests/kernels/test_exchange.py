@@ -65,7 +65,7 @@ class Level:
         return memory
 
     def check(self, rows_of):
-        """The slots are as the arrays say; of rows those of `rows_of`, as the others are garbage."""
+        """The slots are as the arrays say; of rows those of `rows_of` alone."""
         here = self.device.slots.read_range(self.memory, 0, self.count)
         assert here.keys.tolist() == self.keys.tolist()
         assert here.dirty.tolist() == self.dirty.tolist()
