@@ -339,3 +339,25 @@ def test_a_call_of_no_keys_asks_nothing(tmp_path):
     life.both(lambda s: (s.update({"a": (none, np.empty((0, 8), np.float32))}), None)[1])
     life.check()
     life.close()
+
+
+def test_level_two_is_as_large_as_the_budget_of_level_one_lets_it_be(tmp_path):
+    """It grows and shrinks with it, as in a store opened so."""
+    life = Life(tmp_path, 2, "large", cache_bytes=90_000)
+    store = life.store
+    store.create_table("long", **TABLES["a"] | {"rows": 4000})
+
+    def resized(cache_bytes):
+        """Return the slots of level two under a budget."""
+        store.resize_cache(cache_bytes)
+        for low in range(0, 4000, 100):
+            store.lookup({"long": np.arange(low, low + 100)})
+        store.check_integrity()
+        pool = store.executor.tables.by_id[0].pool
+        assert pool.tier.slots.memory_bytes <= pool.slots.sizes.below_bytes
+        return pool.tier.slots.count
+
+    small, large = resized(70_000), resized(250_000)
+    assert small < large
+    assert (resized(70_000), resized(250_000)) == (small, large)
+    life.close()
