@@ -6,20 +6,25 @@ are the model's, and it is dirty exactly where the model says so. A row that is 
 before the running command, or as it is after it.
 """
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 import embstore
 from embstore import Adam, Constant, RowWiseAdagrad, Uniform
-from embstore.arrays import EMPTY_KEY, KEY_BITS
+from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK
+from embstore.cache.writing import Place
 from embstore.device.gpu import GpuDevice
+from embstore.device.runtime import COMPUTE
 from embstore.engine.commits import OwnCommits
+from embstore.errors import CapacityError
 from tests.conformance.backends import TINY
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.unit.small_stores import UnsyncedFiles, generator
 
 CACHE_BYTES = 110_000
-TIERS = {"none": 0, "small": 30_000, "medium": 60_000, "large": 1 << 20}
+TIERS = {"none": 0, "tiny": 12_000, "small": 30_000, "medium": 60_000, "large": 1 << 20}
 TABLES = {
     "a": {"dim": 8, "rows": 900, "optimizer": RowWiseAdagrad(0.1), "initializer": Uniform(-1, 1)},
     "b": {"dim": 8, "rows": 700, "optimizer": RowWiseAdagrad(0.2), "initializer": Constant(0.5)},
@@ -360,4 +365,74 @@ def test_level_two_is_as_large_as_the_budget_of_level_one_lets_it_be(tmp_path):
     small, large = resized(70_000), resized(250_000)
     assert small < large
     assert (resized(70_000), resized(250_000)) == (small, large)
+    life.close()
+
+
+@pytest.mark.parametrize(("nth", "tier"), [(1, "small"), (2, "tiny")])
+def test_a_call_without_room_in_the_log_moves_no_row_of_level_one(tmp_path, monkeypatch, nth, tier):
+    """The room is for rows of level two, then for victims that this has no place for. It is done
+    when there is room."""
+    life, refused = Life(tmp_path, 3, tier), 0
+    appender = life.store.executor.storage.appender
+    reserve = appender.reserve
+    for _ in range(12):
+        life.check(life.update())
+    for _ in range(6):
+        keys, asked = life.rng.choice(900, 280, replace=False), count(1)
+
+        def full(records, record_bytes, asked=asked, **options):
+            if records and next(asked) == nth:
+                raise CapacityError("the disk is full")
+            reserve(records, record_bytes, **options)
+
+        before = life.where()[0]
+        monkeypatch.setattr(appender, "reserve", full)
+        try:
+            life.store.lookup({"a": keys})
+        except CapacityError:
+            refused += 1
+            assert life.where()[0] == before
+        life.check()
+        monkeypatch.setattr(appender, "reserve", reserve)
+        life.both(lambda s, keys=keys: s.lookup({"a": keys}))
+        life.check()
+    assert refused > 0
+    life.close()
+
+
+def test_rows_of_a_queued_exchange_are_logged_whole_and_again_once_they_are_written(tmp_path):
+    """The emulated streams lag: nothing of the exchange is done when its rows are asked for."""
+    life = Life(tmp_path, 5, "large")
+    for low in range(0, 800, 100):
+        keys = np.arange(low, low + 100)
+        gradients = {"a": (keys, life.gradients(keys, "a"))}
+        life.both(lambda s, given=gradients: (s.update(given), None)[1])
+        life.check(life.row_keys("a", keys))
+    pool = life.store.executor.tables.by_id[0].pool
+    here = pool.tier.slots.contents()
+    rising = np.sort(here.keys[here.dirty])[:60]
+    stream = pool.device.runtime._streams[COMPUTE]
+
+    above = pool.slots.contents()
+    dirty_above = set(above.keys[above.dirty].tolist())
+    with life.store.executor.tables.reading():
+        pool.residency.make_resident(pool.device.memory.upload(rising))
+        pool.device.work.runtime.submit()
+        assert stream.done < stream.given
+        at = Place(1, 0)
+        while at is not None:
+            at, _ = pool.writer.flush_range(at)
+    logged = {key for key, _ in life.logged}
+    life.check()
+    assert not logged & set(rising.tolist())
+    sunk = np.array(sorted(logged & dirty_above))
+    assert len(sunk) > 0
+    keys = sunk & KEY_MASK
+    gradients = {"a": (keys, life.gradients(keys, "a"))}
+    life.both(lambda s: (s.update(gradients), None)[1])
+    life.check(sunk.tolist())
+    life.store.flush()
+    assert set(sunk.tolist()) <= {key for key, _ in life.logged}
+    life.check()
+    assert not life.dirty
     life.close()
