@@ -262,7 +262,7 @@ class Life:
     def write_back(self):
         write_back = self.store.executor.commits.write_back
         with self.store.executor.tables.reading():
-            for _ in range(int(self.rng.integers(1, 4))):
+            for _ in range(write_back.is_on * int(self.rng.integers(1, 4))):
                 write_back.write()
 
     def live(self, steps):
