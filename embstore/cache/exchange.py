@@ -64,6 +64,9 @@ class Asked:
 
     batch: Batch
     moves: int
+    """Of rows of either level; they may be elsewhere since."""
+    free: int
+    """Free slots of level one, where there may be more since."""
     rebuilds: int
     """Of level two's index, in which keys inserted last may have had no place."""
     missing: Answer[Missing]
@@ -105,8 +108,8 @@ class Exchange:
     risen: list[Keys] | None = None
     """Of dirty rows that came up, since somebody put a list here."""
     _asked: Asked | None = None
-    _full: tuple[int, int] = (-1, -1)
-    """The arena's era, and how many slots there were, when there was no slab for missing rows."""
+    _full: tuple[int, int, int] | None = None
+    """What `_arena_state` was when there was no slab for missing rows."""
 
     def ask(self, batch: Batch, counts: Counts | None, *, is_lookup: bool) -> None:
         """Queue what a call needs to know whose batch is not synchronized yet, if rows of such a
@@ -116,8 +119,8 @@ class Exchange:
         """
         finder, self._asked = self.finder, None
         misses = finder.lookups_miss if is_lookup else finder.updates_miss
-        is_full = self._full == (self.evictor.arena.era, self.slots.count)
-        if not (misses and is_full and finder.is_asked(batch)):
+        misses = misses and batch.position_count > 0
+        if not (misses and self._full == self._arena_state and finder.is_asked(batch)):
             return
         slots = finder.found
         self.scores.protect(slots, batch)
@@ -126,7 +129,8 @@ class Exchange:
             hits = self.device.keys.count_accesses(batch, slots, 0, len(slots), counts)
         index = self.tier.slots.index
         missing = self._look(index.arrays, batch.unique_keys, slots, batch)
-        self._asked = Asked(batch, finder.moves, index.rebuilds, missing, hits)
+        free = self.slots.free_count
+        self._asked = Asked(batch, self._moves, free, index.rebuilds, missing, hits)
 
     def asked(self, keys: Array) -> Asked | None:
         """Return what was asked of these keys, a batch's, if it is right still."""
@@ -135,8 +139,23 @@ class Exchange:
             return None
         index = self.tier.slots.index
         index.synchronize()
-        is_right = asked.moves == self.finder.moves and asked.rebuilds == index.rebuilds
-        return asked if is_right else None
+        return asked if self._is_right(asked) and asked.rebuilds == index.rebuilds else None
+
+    def _is_right(self, asked: Asked) -> bool:
+        """Return whether rows are where they were, and no slab has come."""
+        return (asked.moves, asked.free) == (self._moves, self.slots.free_count)
+
+    @property
+    def _moves(self) -> int:
+        """Grows whenever a row comes to a slot of either level, or leaves it: rows of level two do
+        so for another pool, too, which takes a slab."""
+        return self.finder.moves + self.tier.finder.moves
+
+    @property
+    def _arena_state(self) -> tuple[int, int, int]:
+        """What is another once a slab that was refused may be had."""
+        arena = self.evictor.arena
+        return arena.era, arena.memory_bytes, self.slots.count
 
     def _look(
         self, index: IndexArrays, keys: Array, slots: Array, batch: Batch | None
@@ -172,10 +191,10 @@ class Exchange:
         CapacityError : no room in the log for rows that must leave, or no memory. No row has moved.
         """
         self.device.memory.secure(missing)
-        if asked is None:
+        if asked is None or not self._is_right(asked):
             needed = self.evictor.needed(missing)
             found = self._look(self.tier.slots.index.synchronize(), keys, slots, None)()
-            self._full = (self.evictor.arena.era, self.slots.count) if needed else (-1, -1)
+            self._full = self._arena_state if needed else None
         else:
             found = asked.missing()
         leaving = len(found.victims)

@@ -22,6 +22,8 @@ second time; but each row that is written or logged has to be looked for then, a
 rows that level one has.
 """
 
+from contextlib import suppress
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,6 +73,7 @@ class HostTier:
             below, storage, arena, layout, self.slots, self.pins, self.finder, self.scores,
             counters, is_clean_first=True,
         )  # fmt: skip
+        self.fit()
         arena.join(self.evictor)
 
     def make_room(self, count: int, staying: Array = (), stay_count: int = 0) -> Slots:
@@ -129,10 +132,17 @@ class HostTier:
         """Copy rows of slots to places of rows of the GPU. Raises CapacityError."""
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
+    def fit(self) -> None:
+        """Take what the budget of level one has for it, which is also for what is known of slots.
+        Slabs that are too many go, unless the log has no room for their dirty rows."""
+        slots = self.slots
+        slots.fit_budget(self._above.sizes.below_bytes, slots.sizes.slab_slots)
+        beyond = slots.slab_count - slots.sizes.slots_max // slots.sizes.slab_slots
+        if beyond > 0:
+            with suppress(CapacityError):
+                self.evictor.release_slabs(beyond)
+
     def _grow(self) -> bool:
-        # The budget of level one, which may have changed, has what it takes to know of the slots.
-        if self.slots.count and self.slots.grown_bytes > self._above.sizes.below_bytes:
-            return False
         try:
             return self.evictor.grow()
         except CapacityError:  # of the first slab

@@ -10,7 +10,7 @@ Where the cache has a level two, its rows are in the host's memory, and all else
 It is half of the budget at most, which limits level two where rows are short.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from embstore.device.base import Device
@@ -44,6 +44,12 @@ class Sizes:
     def slab_bytes(self) -> int:
         """Bytes of a slab's rows and metadata."""
         return self.slab_slots * self.slot_bytes
+
+    def with_slabs(self, slab_slots: int, budget_bytes: int) -> "Sizes":
+        """Return those of a level without index and staging, with slabs of so many slots."""
+        slab_bytes = slab_slots * self.slot_bytes
+        slots_max = max(budget_bytes // slab_bytes, 1) * slab_slots
+        return replace(self, slab_slots=slab_slots, slots_max=slots_max, least_bytes=slab_bytes)
 
     @classmethod
     def of(cls, layout: Layout, budget_bytes: int, device: Device, below_bytes: int = 0) -> "Sizes":

@@ -48,14 +48,18 @@ class PoolSlots:
         self._may_grow = True
         self.fit_budget(budget_bytes)
 
-    def fit_budget(self, budget_bytes: int) -> None:
+    def fit_budget(self, budget_bytes: int, slab_slots: int = 0) -> None:
         """Take the sizes of a budget. Rows stay, even those that are too many for it.
+
+        slab_slots : of slabs of level two, which stay as large as they were made; 0: as the budget
+            has them
 
         Raises
         ------
         CapacityError : no memory, or no address space. Nothing has changed that can be seen.
         """
         sizes = self._sizes_of(budget_bytes)
+        sizes = sizes.with_slabs(slab_slots, budget_bytes) if slab_slots else sizes
         memory = self._device.memory
         memory.reserve_slots(self.memory, self.count, sizes.slots_max, sizes.slab_slots)
         if sizes.slots_max > len(self._free):

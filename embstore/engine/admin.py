@@ -74,6 +74,9 @@ def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
         engine.device.memory.check_budget(command.cache_bytes, tables.arena.memory_bytes)
         engine.storage.begin_change()
         tables.arena.resize(command.cache_bytes)
+        for pool in tables.pools.values():
+            if pool.tier is not None:
+                pool.tier.fit()
     engine.hot_pins.pin_wanted()
 
 

@@ -13,7 +13,7 @@ import pytest
 from embstore.config import Limits
 from tests.faults.promises import check_content, content_of
 from tests.faults.refusing import NO_ROOM, FullDisk, endure, script
-from tests.faults.training import LOGGED, DenseStore, open_store, train
+from tests.faults.training import LOGGED, TWO_LEVELS, DenseStore, open_store, train
 
 SEED = 20260304
 NO_MERGES = Limits(segment_bytes=4 * 4096, fold_segments=1000)
@@ -29,6 +29,11 @@ def test_what_is_refused_changes_nothing(
     path, steps = quick_path / "store", script(SEED, COMMANDS)
     files = FullDisk(path).fill(nth, NO_ROOM[nth % 2])
     assert endure(path, files, SEED, steps, patience, **options) == "went on"
+
+
+@pytest.mark.parametrize("nth", [*range(2, 12, 3), *range(14, 400, 48)])
+def test_what_is_refused_changes_nothing_in_two_levels(quick_path: Path, nth: int) -> None:
+    test_what_is_refused_changes_nothing(quick_path, nth, 4, TWO_LEVELS)
 
 
 def test_merge_without_room_is_done_later(quick_path: Path) -> None:

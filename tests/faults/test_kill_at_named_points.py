@@ -14,7 +14,9 @@ from tests.faults.promises import check_content, commands_promised, content_of
 from tests.faults.training import (
     COMMANDS_PER_LABEL,
     LOGGED,
+    TWO_LEVELS,
     DenseStore,
+    dirty_by_level,
     labels_of,
     open_store,
     stir,
@@ -88,24 +90,44 @@ def test_store_opens_as_the_point_says_and_goes_on(
     crash_and_go_on(tmp_path, forks, point, nth, {})
 
 
-@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize(
+    ("options", "nth"),
+    [(LOGGED, 1), (LOGGED, 4), (TWO_LEVELS, 1)],
+    ids=["1", "4", "two levels"],
+)
 @pytest.mark.parametrize("point", [*POINTS, *POINTS_OF_THE_LOG])
 def test_no_command_is_lost_where_they_are_logged(
-    tmp_path: Path, forks: Forks, point: str, nth: int
+    tmp_path: Path, forks: Forks, point: str, nth: int, options: dict[str, Any]
 ) -> None:
-    crash_and_go_on(tmp_path, forks, point, nth, LOGGED)
+    crash_and_go_on(tmp_path, forks, point, nth, options)
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-def test_a_replay_that_is_cut_short_is_done_again(tmp_path: Path, forks: Forks, nth: int) -> None:
-    child = forks.start(train_and_crash, str(tmp_path), COMMANDS, LOGGED)
+def test_rows_of_both_levels_are_dirty_when_commits_begin(tmp_path: Path) -> None:
+    seen = 0
+    with open_store(tmp_path, **TWO_LEVELS) as store:
+        for n in range(1, 40):
+            seen += n % COMMANDS_PER_LABEL in (0, 4) and min(dirty_by_level(store)) > 0
+            train(store, SEED, 1)
+            stir(store, SEED)
+    assert seen > 3
+
+
+@pytest.mark.parametrize(
+    ("options", "nth"),
+    [(LOGGED, 1), (LOGGED, 2), (TWO_LEVELS, 2)],
+    ids=["1", "2", "two levels"],
+)
+def test_a_replay_that_is_cut_short_is_done_again(
+    tmp_path: Path, forks: Forks, nth: int, options: dict[str, Any]
+) -> None:
+    child = forks.start(train_and_crash, str(tmp_path), COMMANDS, options)
     assert child.wait() == -signal.SIGKILL
     reports = child.remaining()
     for _ in range(2):
-        child = forks.start(train_until_crash, str(tmp_path), IN_REPLAY, nth, LOGGED)
+        child = forks.start(train_until_crash, str(tmp_path), IN_REPLAY, nth, options)
         assert child.wait() == -signal.SIGKILL
         assert not child.remaining(), "it ended before the store was open"
-    check_and_go_on(tmp_path, reports, commands_promised(reports, 0), LOGGED)
+    check_and_go_on(tmp_path, reports, commands_promised(reports, 0), options)
 
 
 def crash_and_go_on(

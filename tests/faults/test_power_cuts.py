@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.disk import Choose, Disk, dropped, emptied, kept, torn
 from tests.faults.sessions import Session, check_after_cut, check_goes_on, record
-from tests.faults.training import LOGGED, MANY_BASES, generator
+from tests.faults.training import LOGGED, MANY_BASES, TWO_LEVELS, generator
 
 SEED = 20260304
 SHARE = 3  # each of the three choices is made after other calls; in `make soak` after all
@@ -62,6 +62,7 @@ def test_every_call_may_be_the_last(
         pytest.param({"policy": "lfu"}, id="lfu"),
         pytest.param({"policy": "lfu"} | LOGGED, id="commands"),
         pytest.param({"limits": MANY_BASES, "cache_bytes": 150_000}, id="many-bases"),
+        pytest.param(TWO_LEVELS, id="two-levels"),
     ],
 )
 def test_cuts_while_merges_run(quick_path: Path, options: dict[str, Any]) -> None:

@@ -18,7 +18,9 @@ import numpy as np
 import embstore
 from embstore import Adam, Constant, Normal, RowWiseAdagrad, Sgd, Uniform
 from embstore.config import Limits
+from embstore.device.gpu import GpuDevice
 from embstore.storage.files import Files
+from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.reference import ReferenceStore
 
 LIMITS = Limits(segment_bytes=4 * 4096, fold_bytes=6 * 4096, fold_segments=3)
@@ -67,6 +69,8 @@ KINDS = {
 
 LOGGED: dict[str, Any] = {"durability": "commands"}
 """Options of a store whose every command is durable when it has returned."""
+TWO_LEVELS: dict[str, Any] = LOGGED | {"host_cache_bytes": 60_000, "cache_bytes": 120_000}
+"""Of one on an emulated GPU, both of whose levels are small: dirty rows are in both, and leave."""
 
 Announce = Callable[[str, int], None]
 
@@ -85,6 +89,8 @@ def open_store(path: Any, *, files: Files | None = None, **options: Any) -> embs
         "limits": LIMITS,
         "threads": 1,
     }
+    if "host_cache_bytes" in options:
+        usual["device"] = GpuDevice(EmulatedRuntime(), 1)
     return embstore.open(path, files=files, **usual | options)
 
 
@@ -188,10 +194,25 @@ def run_command(store: Any, seed: int) -> None:
 
 
 def stir(store: Any, seed: int) -> None:
-    """Look rows up and flush: it changes where rows are, and nothing else."""
+    """Look rows up and flush: it changes where rows are, and nothing else. Where there are two
+    levels, so many are looked up that dirty rows go down, and they stay dirty until a commit."""
     rng = np.random.default_rng([seed, store.command, 1])
     store.lookup({n: _keys(rng, store.table(n).rows, 40) for n in store.tables()})
-    store.flush()
+    if store.executor.tables.host_arena is None or store.command % 8 == 1:
+        store.flush()
+    else:
+        store.lookup({n: _any_keys(rng, store.table(n).rows) for n in store.tables()})
+
+
+def _any_keys(rng: np.random.Generator, rows: int) -> Any:
+    return rng.integers(0, rows, rows // 6)
+
+
+def dirty_by_level(store: Any) -> list[int]:
+    """Return how many rows are dirty in each level."""
+    pools = store.executor.tables.pools.values()
+    levels = zip(*[(p.slots, p.tier.slots) for p in pools], strict=True)
+    return [sum(int(slots.contents().dirty.sum()) for slots in level) for level in levels]
 
 
 def _kind(store: Any, seed: int, n: int) -> str:

@@ -84,7 +84,7 @@ def _open(path: Path, device: str, element: str) -> Any:
 
     runtime.source = _source_of(element)
     device_of = GpuDevice(runtime.EmulatedRuntime(), None)
-    return embstore.open(path, device=device_of, cache_bytes=1 << 23, host_cache_bytes=0)
+    return embstore.open(path, device=device_of, cache_bytes=600_000, host_cache_bytes=1 << 18)
 
 
 def _train(store: Any, read: Any) -> None:
