@@ -38,9 +38,9 @@ from embstore.score import (
     COUNT_UP,
     FORESEEN,
     PENDING,
-    PINS_MAX,
     PIN_ONE,
     PIN_SHIFT,
+    PINS_MAX,
     RANK_SHIFT,
     UNCHANGED,
 )
