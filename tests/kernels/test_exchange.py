@@ -7,6 +7,7 @@ import pytest
 
 from embstore.arrays import EMPTY_KEY, KEY_BITS
 from embstore.device.gpu import GpuDevice
+from embstore.score import CLOCK_BITS
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import SLAB_SLOTS, awkward, bits, overwrite, slots_with, wide
 
@@ -199,6 +200,6 @@ def exchange(device, count, stride, kind, seed):
     below.keys[places[kept]] = np.where(down, keys, EMPTY_KEY)[kept]
     below.dirty[places[kept]] = (down & dirty)[kept]
     below.rows[places[kept & down]] = rows[kept & down]
-    below.scores[places[kept]] = 88
+    below.scores[places[kept]] = 88 + ((down & dirty)[kept].astype(np.int64) << CLOCK_BITS)
     above.check(np.flatnonzero(above.keys != EMPTY_KEY))
     below.check(np.flatnonzero(below.keys != EMPTY_KEY))
