@@ -7,7 +7,8 @@ the staging buffer through which a pool's missing rows come in.
 
 Where the cache has a level two, its rows are in the host's memory, and all else of its slots, some
 40 bytes each, in the device's. That counts here as well: each slot of level one carries its share.
-It is half of the budget at most, which limits level two where rows are short.
+It is half at most of what the budget has beyond one slab, which limits level two where rows are
+short.
 """
 
 from dataclasses import dataclass, replace
@@ -60,25 +61,28 @@ class Sizes:
         """
         row_bytes = layout.row_bytes
         slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.memory.slab_bytes_max)
-        least_slot_bytes = device.memory.slot_bytes(1, row_bytes) + _FREE_BYTES
-        index_bytes = device.memory.index_bytes(_MANY_SLOTS) / _MANY_SLOTS  # of a slot
+        memory = device.memory
+        least_slot_bytes = memory.slot_bytes(1, row_bytes) + _FREE_BYTES
+        staging_max = min(memory.staging_bytes_max, budget_bytes // _STAGING_SHARE)
+        staging_rows = max(1, staging_max // row_bytes)
+        staging_bytes = staging_rows * row_bytes
         below_slots = below_share = 0
         if below_bytes:
+            index_bytes = memory.index_bytes(_MANY_SLOTS) / _MANY_SLOTS  # of a slot
             below_slot = least_slot_bytes - _FREE_BYTES - row_bytes + index_bytes
-            most = budget_bytes / _BELOW_SHARE / below_slot
-            below_slots = int(min(below_bytes / row_bytes, most))
+            slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
+            least = slots * least_slot_bytes + memory.index_bytes(slots) + staging_bytes
+            spare = max(budget_bytes - least, 0)
+            below_slots = int(min(below_bytes / row_bytes, spare / _BELOW_SHARE / below_slot))
             used = below_slots * below_slot
             below_share = ceil((least_slot_bytes + index_bytes) * used / (budget_bytes - used))
         wanted = slab_bytes // (least_slot_bytes + below_share)
-        slab_slots = device.memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
-        slot_bytes = device.memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES + below_share
-        staging_max = device.memory.staging_bytes_max
-        staging_rows = max(1, min(staging_max, budget_bytes // _STAGING_SHARE) // row_bytes)
-        staging_bytes = staging_rows * row_bytes
-        least = slab_slots * slot_bytes + device.memory.index_bytes(slab_slots) + staging_bytes
-        many = slab_slots * (_MANY_SLOTS * slot_bytes + device.memory.index_bytes(_MANY_SLOTS))
+        slab_slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
+        slot_bytes = memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES + below_share
+        least = slab_slots * slot_bytes + memory.index_bytes(slab_slots) + staging_bytes
+        many = slab_slots * (_MANY_SLOTS * slot_bytes + memory.index_bytes(_MANY_SLOTS))
         slabs_max = budget_bytes * _MANY_SLOTS // many + 1
-        slots_max = min(slabs_max, device.memory.slots_max // slab_slots) * slab_slots
+        slots_max = min(slabs_max, memory.slots_max // slab_slots) * slab_slots
         return cls(
             slot_bytes,
             slab_slots,

@@ -410,7 +410,7 @@ class Store:
 
         Parameters
         ----------
-        share : of the slots to fill, of both levels, above 0 and at most 1
+        share : of the slots to fill, above 0 and at most 1
         progress : called with how many rows have been done, and of how many
         """
         command = c.WarmCache(share)

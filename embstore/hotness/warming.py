@@ -2,8 +2,7 @@
 
 Rows are chosen by their profiled counts over all tables of a pool, for a share of its slots, and
 brought in piece by piece, so that calls get on in between. The most frequent come last: under LRU
-they leave last then. Under LFU they start with the counts that they would have by now. Where the
-cache has two levels, the less frequent of them go down to level two again.
+they leave last then. Under LFU they start with the counts that they would have by now.
 
 At opening this goes on in a thread of its own; where somebody asks for it, it is done in their
 thread. Which rows are warm changes no bit of any.
@@ -133,7 +132,7 @@ class Warming:
             with self._tables.background():
                 if not pool.evictor.grow():
                     break
-        room = int(share * (min(pool.slots.count, pool.pins.most) + pool.slots_below))
+        room = int(share * min(pool.slots.count, pool.pins.most))
         accesses = int(counts.sum())
         if not room:
             keys, counts = keys[:0], counts[:0]

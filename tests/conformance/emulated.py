@@ -10,7 +10,7 @@ from typing import Any
 
 import embstore
 from embstore.device.gpu import GpuDevice
-from tests.conformance.backends import TIER_BYTES, Embedded
+from tests.conformance.backends import LEVEL_TWO_BYTES, Embedded
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 
@@ -34,5 +34,5 @@ class Emulated(Embedded):
 class Tiered(Emulated):
     """The same with a host tier, small enough that rows leave it too."""
 
-    host_cache_bytes = TIER_BYTES
+    host_cache_bytes = LEVEL_TWO_BYTES
     durability = "commands"

@@ -7,7 +7,7 @@ from typing import Any
 
 import embstore
 from embstore.device.gpu import GpuDevice
-from tests.conformance.backends import TIER_BYTES, Embedded
+from tests.conformance.backends import LEVEL_TWO_BYTES, Embedded
 
 
 def why_not() -> str | None:
@@ -44,4 +44,4 @@ class OnGpu(Embedded):
 class TieredOnGpu(OnGpu):
     """The same with a host tier, small enough that rows leave it too."""
 
-    host_cache_bytes = TIER_BYTES
+    host_cache_bytes = LEVEL_TWO_BYTES

@@ -443,6 +443,7 @@ def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.M
     }
     flags |= {
         "host_cache_bytes": 1 << 20,
+        "dirty_bytes": 1 << 20,
         "backup_within": "backups",
         "socket": "s",
         "allowed_hosts": ("a.b", "c"),

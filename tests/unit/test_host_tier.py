@@ -78,7 +78,7 @@ def test_a_row_that_comes_back_is_no_call_to_storage(tmp_path):
     for low in range(0, len(keys), 100):
         train(store, keys[low : low + 100])
     pool = store.stats()["cache"]["pools"][0]
-    assert pool["slots"] < ROWS // 4
+    assert pool["slots"] < ROWS // 3
     assert pool["resident_rows"] == len(keys)
     for low in range(0, len(keys), 100):
         store.table("t0").lookup(keys[low : low + 100])

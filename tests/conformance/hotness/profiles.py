@@ -13,7 +13,7 @@ from tests.conformance.cases import config, engine_of, normal, ones
 from tests.conformance.sessions.training import PATIENCE_S
 from tests.conformance.twin import Twin
 
-SMALL_BYTES, LARGE_BYTES = 256 << 10, 1 << 20
+SMALL_BYTES, LARGE_BYTES = 256 << 10, 5 << 18
 """Of caches: room for some thousand rows, of which a hot set takes a few pieces, and four times
 that."""
 ROWS = 20_000

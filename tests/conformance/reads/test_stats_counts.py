@@ -98,8 +98,10 @@ def test_nothing_else_depends_on_counts(open_twin):
             assert_same(found, twin.reference.table("a").lookup(keys))
             twin.on("a", "update", keys, ones(100, 64))
         pool = pools(twin)[0]
-        by_access = {*COUNTERS[:2], "access_hit_rate"}
-        kept.append({n: v for n, v in pool.items() if n not in by_access})
+        changing = {*COUNTERS[:2], "access_hit_rate"}
+        if pool["host_slots"]:  # the background writes rows of level two when it comes to it
+            changing |= {"dirty_rows", "host_dirty_rows", "evictions_clean", "evictions_dirty"}
+        kept.append({n: v for n, v in pool.items() if n not in changing})
     assert kept[0] == kept[1]
 
 

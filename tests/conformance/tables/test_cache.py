@@ -65,11 +65,13 @@ def test_evicted_and_surviving_rows_are_all_rows(open_twin, policy):
     for part in np.split(keys, 30):
         twin.on("a", "update", part, normal(rng, 100, 32))
     figures = pool_stats(twin.store)
-    assert figures["evictions_dirty"] + figures["dirty_rows"] == 3000
-    assert figures["evictions_clean"] == 0
-    assert figures["resident_rows"] == figures["dirty_rows"]
+    evicted = figures["evictions_dirty"] + figures["evictions_clean"]
+    assert evicted + figures["resident_rows"] == 3000
+    if not figures["host_slots"]:  # else the background writes rows of level two, which are clean
+        assert figures["evictions_clean"] == 0
+        assert figures["resident_rows"] == figures["dirty_rows"]
+        assert twin.store.stats()["storage"]["log_rows"] == figures["evictions_dirty"]
     assert figures["resident_rows"] - figures["host_rows"] <= figures["slots"] < 3000
-    assert twin.store.stats()["storage"]["log_rows"] == figures["evictions_dirty"]
     assert_same(table.lookup(keys), twin.reference.table("a").lookup(keys))
 
 
@@ -108,7 +110,7 @@ def test_ids_that_all_fall_into_one_bucket(open_twin):
     vector". A bucket holds 8 keys and the stash 256: this set fills both and forces a new index."""
     keys = keys_of_one_bucket(300, 150)
     assert len(keys) == 300
-    twin, rng = open_twin(cache_bytes=100 << 10), generator(234)
+    twin, rng = open_twin(cache_bytes=160 << 10), generator(234)
     table = twin.create_table("a", **config(dim=4, rows=2**40, initializer=Constant(0.0)))
     rows = np.arange(1200, dtype=np.float32).reshape(300, 4)
     twin.on("a", "assign", keys, rows)
