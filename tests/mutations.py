@@ -135,10 +135,10 @@ MUTATIONS = [
         "conformance/sessions/test_write_behind.py",
     ),
     Mutation(
-        "a row that comes back to the GPU stays in the host tier",
-        "embstore/cache/host_tier.py",
-        "        self.evictor.free(found, keys)\n",
-        "",
+        "a row that comes up stays in the index of level two",
+        "embstore/cache/exchange.py",
+        "two.index.exchange(come_keys, left_keys",
+        "two.index.exchange(come_keys[:0], left_keys",
         "unit/test_host_tier.py",
     ),
     Mutation(
@@ -156,10 +156,10 @@ MUTATIONS = [
         "unit/test_storage_merge.py",
     ),
     Mutation(
-        "a dirty row is clean once it is in the host tier",
-        "embstore/cache/host_tier.py",
-        "        self.device.slots.mark(memory, places[here.dirty], dirty=True)\n",
-        "",
+        "a dirty row is clean once it is in level two",
+        "embstore/kernels/exchange.cu",
+        "                *dirty_below = left_dirty;\n",
+        "                *dirty_below = 0;\n",
         "unit/test_write_back_tier.py",
     ),
     Mutation(
