@@ -119,4 +119,5 @@ class GpuLevels:
             np.int64(n), np.int64(first_up), np.int64(first_down), np.int64(score),
             np.int64(below_score), left_keys,
         )  # fmt: skip
+        self.work.runtime.submit()  # what follows, reads of files too, goes on meanwhile
         return left_keys

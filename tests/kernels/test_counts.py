@@ -208,10 +208,12 @@ def test_the_calls_of_rows_that_level_two_has(tmp_path, tables, durability):
     assert max(each["uploads"] for each in found["lookup"]) <= 3
 
 
+@pytest.mark.parametrize("host_cache_bytes", [0, 1 << 24])
 @pytest.mark.parametrize("tables", [1, 26])
-def test_the_steps_whose_rows_may_be_missing(tmp_path, tables):
-    """Rows of steps ahead are read on the planner's thread, whose launches are not counted."""
-    store, runtime = opened(tmp_path, tables, 90_000)
+def test_the_steps_whose_rows_may_be_missing(tmp_path, tables, host_cache_bytes):
+    """Rows of steps ahead are read, or come up from level two, on the planner's thread, whose
+    launches are not counted."""
+    store, runtime = opened(tmp_path, tables, 90_000 + host_cache_bytes // 64, host_cache_bytes)
     rng, found = np.random.default_rng(7), {"lookup": [], "update": []}
     for _ in range(30):
         store.update(gradients_of(few_keys_of(store, rng)))
