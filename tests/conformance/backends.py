@@ -26,7 +26,7 @@ from tests.copies import copy_of_open
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
 """Bounds that a test's few rows reach: segments are sealed, folded and compacted."""
 
-LEVEL_TWO_BYTES = 290_000
+LEVEL_TWO_BYTES = 340_000
 """Of backends that have a level two: one slab of the widest rows. A test's rows leave it."""
 
 

@@ -153,6 +153,13 @@ def total(store: Any, stat: str) -> int:
     return sum(pool[stat] for shard in shards for pool in shard["cache"]["pools"])
 
 
+def steady(pool: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a pool but for those that change when the background comes to write
+    dirty rows of level two."""
+    written = {"dirty_rows", "host_dirty_rows", "evictions_clean", "evictions_dirty"}
+    return {n: v for n, v in pool.items() if not (pool["host_slots"] and n in written)}
+
+
 def hits(store: Any, lookup: Callable[[], Any]) -> int:
     """Return how many unique keys of a call were in the cache, in either level."""
 

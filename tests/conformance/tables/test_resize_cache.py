@@ -103,8 +103,10 @@ def test_a_resized_cache_holds_as_much_as_one_opened_so(open_table, opened, then
         table.lookup(np.arange(50_000))
         resized(twin.store, then)
         table.lookup(np.arange(50_000))
-        slots.append(twin.store.stats()["cache"]["pools"][0]["slots"])
-    assert abs(slots[0] - slots[1]) <= slots[1] // 32
+        cache = twin.store.stats()["cache"]
+        slots.append(cache["pools"][0]["slots"])
+    # Slabs of level two stay as large as they were made.
+    assert abs(slots[0] - slots[1]) <= slots[1] // (8 if cache["host_budget_bytes"] else 32)
 
 
 def test_the_memory_of_a_shrunk_cache_is_taken_from_every_layout_fairly(open_twin):
