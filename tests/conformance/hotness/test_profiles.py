@@ -100,7 +100,7 @@ def before_keeping(store, act):
 def test_an_import_beside_a_restore_ranks_the_tables_of_now(open_twin, policy):
     """Review: It ranked the pool that the restore had closed: no levels, or memory that
     was given back."""
-    twin, rng = open_twin(policy=policy), generator(701)
+    twin, rng = open_twin(policy=policy, cache_bytes=2 << 20), generator(701)
     store = twin.store
     twin.create_table("a", **config(rows=1000))
     twin.on("a", "update", np.arange(100), normal(rng, 100, 4))
@@ -113,7 +113,7 @@ def test_an_import_beside_a_restore_ranks_the_tables_of_now(open_twin, policy):
     with before_keeping(store, restore):
         store.import_profile(profile(a=dict.fromkeys(range(100), 50)))
     assert level_of_key_0(store) == (50 if policy == "rank" else -1)
-    assert (resident(store)[1] >= 20).all()
+    assert (resident(store)[1] >= 50).all()
     assert store.executor.failure is None
 
 

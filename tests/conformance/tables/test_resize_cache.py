@@ -105,8 +105,9 @@ def test_a_resized_cache_holds_as_much_as_one_opened_so(open_table, opened, then
         table.lookup(np.arange(50_000))
         cache = twin.store.stats()["cache"]
         slots.append(cache["pools"][0]["slots"])
-    # Slabs of level two stay as large as they were made.
-    assert abs(slots[0] - slots[1]) <= slots[1] // (8 if cache["host_budget_bytes"] else 32)
+    # An index that is larger by a few slots may leave no room for a slab, which with level two is a
+    # twelfth of so small a cache.
+    assert abs(slots[0] - slots[1]) <= slots[1] // (12 if cache["host_budget_bytes"] else 32)
 
 
 def test_the_memory_of_a_shrunk_cache_is_taken_from_every_layout_fairly(open_twin):
@@ -128,12 +129,13 @@ def test_less_than_the_layouts_need_is_refused_by_figure(open_twin):
         twin.on(name, "update", np.arange(50), ones(50, given["dim"]))
     enough = least(twin.store)
     before = twin.store.stats()["cache"]
-    if before["host_budget_bytes"]:  # level two takes its share of what is more than the least
-        enough = enough // 2
-    with refused(twin.store, CapacityError, "cache_bytes", str(enough - 1)):
-        twin.store.resize_cache(enough - 1)
+    has_level_two = before["host_budget_bytes"] > 0  # which has less of a little less
+    below = enough // 2 if has_level_two else enough - 1
+    figures = [str(below)] if has_level_two else [str(enough), str(below)]
+    with refused(twin.store, CapacityError, "cache_bytes", *figures):
+        twin.store.resize_cache(below)
     assert twin.store.stats()["cache"] == before
-    resized(twin.store, least(twin.store))
+    resized(twin.store, enough)
     twin.check()
 
 
