@@ -166,6 +166,18 @@ class Executor(Protocol):
     rounds_rows: bool
     """Rows of lookups come rounded, as by `connect(wire_dtype="float16")`."""
 
+    is_embedded: bool
+    """Commands are executed in this process: their arrays are passed, and not sent."""
+
+    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
+        """Return arrays of these shapes for rows of tables, in the memory of the device that has
+        the tables. It may be given as `out` of a step's lookup.
+
+        Raises
+        ------
+        InvalidArgumentError : this process does not reach it.
+        """
+
     def prefetch(self, command: "LookupStep") -> "Prefetched | None":
         """Ask for a step's rows, and return at once what waits for them; None: there is nothing to
         gain by it."""
@@ -566,13 +578,17 @@ class StepKeys(Part):
 class StepGradients(Part):
     """One gradient for each announced key of a table, (u, dim), in announced order.
 
-    Or for each of some: `positions` (n,) says which, ascending, and gradients are (n, dim). The
-    others have none, and are not updated.
+    Or for each of some: `positions` (n,) says which, ascending, and gradients are (n, dim). Or for
+    each occurrence: `inverse` (n,) says of which key, in any order and repeated, and gradients are
+    (n, dim), or (bags, dim) of the bags that the occurrences lie in; they are summed by key (rules
+    2, 8). Keys without a gradient are not updated.
     """
 
     table: str
     gradients: Rows
     positions: Inverse | None = None
+    inverse: Inverse | None = None
+    bags: Bags | None = None
 
 
 @runtime_checkable
@@ -587,11 +603,12 @@ class RowsChecksum(Protocol):
 
 
 class StepBags(Part):
-    """Bags over occurrences of announced keys of one table."""
+    """Occurrences of announced keys of one table, and the bags that they lie in; without bags, a
+    row is read for each occurrence."""
 
     table: str
     inverse: Inverse
-    bags: Bags
+    bags: Bags | None = None
 
 
 class StepPositions(Part):
@@ -671,7 +688,7 @@ class LookupStep(Command[results.RowsRead], effect=Effect.READS, right=Right.WRI
 
 
 class LookupStepPooled(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
-    """The pooled rows of bags of announced keys."""
+    """Rows of occurrences of announced keys, pooled by bags where they lie in some."""
 
     member: str
     step: int

@@ -81,6 +81,8 @@ class RemoteExecutor:
     A member that another client has joined may be used here as well.
     """
 
+    is_embedded = False
+
     def __init__(self, transport: Transport, wire_dtype: str = "float32") -> None:
         self.transport = transport
         self._wire_dtype = wire_dtype
@@ -97,6 +99,13 @@ class RemoteExecutor:
 
     def __repr__(self) -> str:
         return f"at {self.transport.address}"
+
+    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
+        """Refuse: the memory is not this process's."""
+        raise InvalidArgumentError(
+            "expected rows of a session in the host's memory, found rows='device': the store is "
+            "not embedded in this process; give rows='host'"
+        )
 
     @kept
     def execute(

@@ -93,11 +93,13 @@ def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
         case c.ReadStep(_, _, wanted):
             return sum(4 * length(part.positions) for part in wanted)
         case c.UpdateStep(_, _, gradients_of):
-            return sum(
-                _bytes(part.gradients)
-                + (0 if part.positions is None else 4 * length(part.positions))
-                for part in gradients_of
-            )
+            return sum(_step_gradients_bytes(part) for part in gradients_of)
         case c.Announce(_, steps):
             return sum(part.keys.nbytes for step in steps for part in step.tables)
     return 0
+
+
+def _step_gradients_bytes(part: c.StepGradients) -> int:
+    places = [array for array in (part.positions, part.inverse) if array is not None]
+    bag_bytes = 0 if part.bags is None else part.bags.offsets.nbytes
+    return _bytes(part.gradients) + sum(4 * length(array) for array in places) + bag_bytes

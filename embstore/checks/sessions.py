@@ -6,6 +6,7 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.arrays import (
+    Inverse,
     as_array,
     as_keys,
     is_on_device,
@@ -157,14 +158,23 @@ def _lookup_step_pooled(command: c.LookupStepPooled) -> c.LookupStepPooled:
 
 def _step_bags(part: c.StepBags) -> c.StepBags:
     name = _step_part(part.table)
-    inverse: Any = part.inverse
-    if not (isinstance(inverse, np.ndarray) and inverse.dtype == np.uint32 and inverse.ndim == 1):
-        inverse = as_keys(inverse, name)
+    inverse = _inverse(part.inverse, name)
+    bags = None if part.bags is None else checked_bags(part.bags, len(inverse), name)
+    return c.StepBags(name, inverse, bags)
+
+
+def _inverse(given: Any, table: str) -> Inverse:
+    """Return which announced key each occurrence is; how many there are is checked later."""
+    inverse: Any = given
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype == np.int32:
+        inverse = given.view(np.uint32)  # a negative one is too large then
+    elif not (isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype == np.uint32):
+        inverse = as_keys(given, table)
     if len(inverse) and not (0 <= inverse.min() and inverse.max() < 2**31):
         expected = "an inverse of indices into the announced keys"
-        raise refusal(name, expected, f"{inverse.min()} to {inverse.max()}")
-    bags = checked_bags(part.bags, len(inverse), name)
-    return c.StepBags(name, inverse.astype(np.uint32, copy=False), bags)
+        raise refusal(table, expected, f"{np.min(given)} to {np.max(given)}")
+    found: Inverse = inverse.astype(np.uint32, copy=False)
+    return found
 
 
 def _read_step(command: c.ReadStep) -> c.ReadStep:
@@ -195,7 +205,19 @@ def _step_gradients(part: c.StepGradients) -> c.StepGradients:
     given = part.gradients
     count = length(given if is_on_device(given) else as_array(given, name, "gradients"))
     rows = rows_of(given, count, name, "gradients")
-    positions = part.positions
+    positions, inverse, bags = part.positions, part.inverse, part.bags
+    if inverse is None and bags is not None:
+        raise refusal(name, "bags with the inverse of their occurrences", "none")
+    if inverse is not None:
+        if positions is not None:
+            raise refusal(name, "positions or an inverse of announced keys", "both")
+        inverse = _inverse(inverse, name)
+        bags = None if bags is None else checked_bags(bags, len(inverse), name)
+        wanted = len(inverse) if bags is None else len(bags.offsets) - 1
+        if count != wanted:
+            of = "occurrences" if bags is None else "bags"
+            raise refusal(name, f"a gradient for each of {wanted} {of}", count)
+        return c.StepGradients(name, rows, None, inverse, bags)
     if positions is not None:
         positions = _positions(positions, count, name)
     if rows is part.gradients and positions is part.positions:

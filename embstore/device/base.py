@@ -317,6 +317,15 @@ class DeviceMemory(Protocol):
             aligned, or, to `write`, read-only.
         """
 
+    def empty(self, count: int, width: int) -> Any:
+        """Return an array for a caller, (count, width) float32, that `adopt` takes to write: on a
+        GPU a CuPy array, on the CPU one of NumPy.
+
+        Raises
+        ------
+        CapacityError : the device has no such memory.
+        """
+
 
 class DeviceKeys(Protocol):
     """Keys of a call, the index, and what kernels find out about a batch."""

@@ -150,6 +150,9 @@ class CpuMemory:
         elements = self._work.take("staging", count * layout.stride, layout.element)
         return elements.reshape(count, layout.stride)
 
+    def empty(self, count: int, width: int) -> Rows:
+        return np.empty((count, width), np.float32)
+
     def adopt(self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False) -> None:
         """Return None: every array is the host's."""
 

@@ -180,7 +180,8 @@ class CudaRuntime:
         interface = array.__cuda_array_interface__
         address = device_address(interface, np.dtype(dtype))
         count, width = (*interface["shape"], 1)[:2]
-        stream = interface.get("stream") if interface["version"] >= 3 else _LEGACY_STREAM
+        named = interface.get("stream") if interface["version"] >= 3 else None
+        stream = _LEGACY_STREAM if interface["version"] < 3 else named
         if count * width:
             try:
                 self._check_place(address)
@@ -194,7 +195,24 @@ class CudaRuntime:
                     f"expected an array and a stream of {self.name}, found an address or a "
                     f"stream that CUDA does not know ({exc})"
                 ) from exc
-        return DeviceArray(address, count, dtype, Adopted(array), width=width)
+        return DeviceArray(address, count, dtype, Adopted(array, named), width=width)
+
+    @_on_device
+    def lead(self, stream: int) -> None:
+        mark = cupy.cuda.Event(disable_timing=True)
+        mark.record(self._compute)
+        cuda.streamWaitEvent(stream, mark.ptr)
+
+    @_on_device
+    def empty(self, count: int, width: int) -> Any:
+        """Return a `cupy.ndarray`, of CuPy's pool."""
+        try:
+            return cupy.empty((count, width), np.float32)
+        except cupy.cuda.memory.OutOfMemoryError as exc:
+            raise CapacityError(
+                f"{self.name}: expected memory for ({count}, {width}) rows, which CuPy refused: "
+                f"{exc}; give a smaller cache_bytes, or ask for rows on the host"
+            ) from exc
 
     def _follow_callers(self, stream: int) -> None:
         mark = cupy.cuda.Event(disable_timing=True)

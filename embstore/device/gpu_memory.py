@@ -131,6 +131,9 @@ class GpuMemory:
     def staging(self, count: int, layout: Layout) -> Rows:
         return self._work.staging.stage(count, layout)
 
+    def empty(self, count: int, width: int) -> Any:
+        return self._work.runtime.empty(count, width)
+
     def adopt(
         self, array: Any, dtype: DTypeLike, dimensions: int, *, write: bool = False
     ) -> DeviceArray | None:

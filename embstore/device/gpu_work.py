@@ -24,7 +24,14 @@ from numpy.typing import DTypeLike, NDArray
 from embstore.arrays import Keys, Rows
 from embstore.device.base import Answer, Batch, IndexArrays
 from embstore.device.recorder import Recorder
-from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Runtime
+from embstore.device.runtime import (
+    BLOCK_THREADS,
+    COMPUTE,
+    Adopted,
+    Argument,
+    DeviceArray,
+    Runtime,
+)
 from embstore.device.scratch import Scratch
 from embstore.device.staging import ALIGNMENT, LARGE_BYTES, Buffer, Staging
 from embstore.host.workers import COPY_THREADS_MAX, Workers
@@ -311,11 +318,18 @@ class Outputs:
             self._work.ask_together([self._d_outs], self._host_outs)()
 
     def fill(self) -> None:
-        """Wait, and fill the host's outputs."""
+        """Wait, and fill the host's outputs. Where all are the device's, the streams in which their
+        callers use them wait instead, if they are known."""
         if self._host_outs and len(self._d_outs):
             self._work.ask_together([self._d_outs], self._host_outs)()
-        else:
-            self._work.wait()  # what a caller's own stream does next is not ordered behind ours
+            return
+        owners = [out.owner for out in self.placed]
+        streams = {owner.stream if isinstance(owner, Adopted) else None for owner in owners}
+        if None in streams or self._host_outs:
+            self._work.wait()
+            return
+        for stream in streams:
+            self._work.runtime.lead(stream)
 
 
 def _width(array: NDArray[Any]) -> int:

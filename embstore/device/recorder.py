@@ -133,6 +133,11 @@ class Recorder:
             self.submit()
         return self._runtime.mark(stream)
 
+    def lead(self, stream: int) -> None:
+        """See Runtime."""
+        self.submit()
+        self._runtime.lead(stream)
+
     def wait(self, mark: Any) -> None:
         """See Runtime. What a mark is behind has been submitted."""
         self._runtime.wait(mark)
@@ -146,6 +151,10 @@ class Recorder:
     def allocate_host(self, byte_count: int) -> NDArray[np.uint8]:
         """See Runtime."""
         return self._runtime.allocate_host(byte_count)
+
+    def empty(self, count: int, width: int) -> Any:
+        """See Runtime."""
+        return self._runtime.empty(count, width)
 
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
         """See Runtime."""

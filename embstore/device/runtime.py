@@ -67,6 +67,8 @@ class Adopted(NamedTuple):
     """The owner of an array that is a caller's."""
 
     array: Any
+    stream: int | None = None
+    """In which the caller uses it, a cudaStream_t; None: its library does not say."""
 
 
 class Exported(NamedTuple):
@@ -122,6 +124,18 @@ class Runtime(Protocol):
         Raises
         ------
         InvalidArgumentError : another dtype, another device, not C-contiguous, or not 1-D or 2-D.
+        """
+
+    def lead(self, stream: int) -> None:
+        """Make a caller's stream wait for all work queued in COMPUTE so far."""
+
+    def empty(self, count: int, width: int) -> Any:
+        """Return a caller's array, (count, width) float32 of any content, of a library that has
+        `__cuda_array_interface__` and DLPack, in its own memory and its current stream.
+
+        Raises
+        ------
+        CapacityError : the device has no such memory.
         """
 
     def launch(self, kernel: str, blocks: int, *arguments: Argument) -> None:

@@ -97,6 +97,7 @@ class Engine:
     """The executor of an embedded store. Any thread; commands wait for each other."""
 
     rounds_rows = False
+    is_embedded = True
 
     def __init__(
         self,
@@ -310,6 +311,10 @@ class Engine:
 
     def prefetch(self, command: c.LookupStep) -> None:
         """Nothing is gained by it: rows are read where they are."""
+
+    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
+        """Return arrays for rows in the device's memory."""
+        return [self.device.memory.empty(*shape) for shape in shapes]
 
     def warm_up(self) -> None:
         """Compile every kernel, or load it from the cache of an earlier process."""

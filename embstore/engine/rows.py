@@ -7,20 +7,19 @@ device's memory must be this device's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, as_out, refusal
+from embstore.arrays import Keys, Rows, as_out, refusal
 from embstore.checks.call_bytes import check_call_bytes
-from embstore.device.base import Gradients
 from embstore.engine.sharding import check_moved
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
 from embstore.tables import reads, writes
 from embstore.tables.callers import (
     Out,
+    bag_gradients,
     gradient_shares,
     gradients_of,
     host_rows_of,
@@ -30,6 +29,7 @@ from embstore.tables.callers import (
 )
 from embstore.tables.frame import LATER
 from embstore.tables.state import Share, TableState
+from embstore.tables.summed import logging
 from embstore.tables.writes import T_MAX, Put
 
 if TYPE_CHECKING:
@@ -150,40 +150,13 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
     frame = engine.tables.frame
     with frame.writing(LATER):
         shares = gradient_shares(engine.tables, command.tables)
-
-        def log(pools: list[tuple[Keys, Rows]]) -> None:
-            """Log what the update is: the sums, scaled."""
-            parts = _by_table(pools)
-            tables = tuple(_summed(share.table, parts) for share in shares)
-            frame.logs(c.Update(tables, replace(command.options, gradient_scale=1.0)))
-
         applied = writes.update(
             shares,
             command.options,
             stages=engine.tables.stages,
-            summed=log if frame.log is not None else None,
+            summed=logging(frame, shares, command.options),
         )
         return _acknowledged(engine, shares, applied)
-
-
-def _by_table(pools: list[tuple[Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
-    """Return each table's part of the unique row keys of its pool and of their sums, by its id."""
-    found = {}
-    for keys, sums in pools:
-        ids = keys >> KEY_BITS
-        if (ids[1:] < ids[:-1]).any():
-            order = np.argsort(ids, kind="stable")
-            keys, sums, ids = keys[order], sums[order], ids[order]
-        cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
-        for low, high in pairwise(cuts):
-            if low < high:
-                found[int(ids[low])] = keys[low:high] & KEY_MASK, sums[low:high]
-    return found
-
-
-def _summed(table: TableState, parts: dict[int, tuple[Keys, Rows]]) -> c.TableGradients:
-    nothing = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
-    return c.TableGradients(table.name, table.table_id, *parts.get(table.table_id, nothing))
 
 
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:
@@ -276,7 +249,7 @@ def _bag_share(engine: "Engine", part: c.PooledGradients) -> Share:
     """Return one table's share of an update by the gradients of bags."""
     table, bags = engine.tables.find(part.table, part.table_id), part.bags
     rows = gradients_of(table, part.gradients, len(bags.offsets) - 1)
-    return Share(table, keys_of(table, part.keys), _bag_gradients(rows, bags))
+    return Share(table, keys_of(table, part.keys), bag_gradients(rows, bags))
 
 
 def _put_of(table: TableState, keys: Keys, weights: Rows, state: Rows, add_t: int) -> Put:
@@ -290,15 +263,6 @@ def _put_of(table: TableState, keys: Keys, weights: Rows, state: Rows, add_t: in
         host_rows_of(table, state, (count, state_dim), "state"),
         add_t,
     )
-
-
-def _bag_gradients(rows: Rows, bags: c.Bags) -> Gradients:
-    """Return the gradients of the rows of bags from those of the bags, (bags, dim) each."""
-    counts = np.diff(bags.offsets)
-    source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    if bags.mode == "mean":
-        return Gradients(rows, source, counts.astype(np.float32)[source], divide=True)
-    return Gradients(rows, source, bags.weights)
 
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore import commands as c
-from embstore.arrays import Rows
 from embstore.checks.arguments import mapping
 from embstore.checks.parts import checked_bags
 from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
@@ -24,7 +23,7 @@ from embstore.results import (
 
 
 class StepBags(NamedTuple):
-    """The bags of one table in one step: which announced keys lie in which bag.
+    """Occurrences of the keys of one table in one step, and the bags that they lie in.
 
     The keys of a step are known once each, in announced order, so a bag is a run of indices into
     them: bag b pools the rows of the keys inverse[offsets[b]:offsets[b + 1]], as docs/contract.md,
@@ -33,8 +32,8 @@ class StepBags(NamedTuple):
 
     inverse: NDArray[np.int32]
     """(n,), the index of each occurrence into the announced keys."""
-    offsets: NDArray[np.int64]
-    """(bags + 1,), rising from 0 to n."""
+    offsets: NDArray[np.int64] | None = None
+    """(bags + 1,), rising from 0 to n; None: no bags, a row for each occurrence."""
     mode: Pooling = "sum"
     weights: NDArray[np.float32] | None = None
     """(n,), finite, with mode "sum" only; None: no weights."""
@@ -59,6 +58,11 @@ class StepBags(NamedTuple):
         bags = checked_bags(c.Bags(offsets, mode, weights), len(inverse), table)
         return cls(inverse, bags.offsets, bags.mode, bags.weights)
 
+    @property
+    def bags(self) -> c.Bags | None:
+        """The bags, as a command has them."""
+        return None if self.offsets is None else c.Bags(self.offsets, self.mode, self.weights)
+
 
 class SomeGradients(NamedTuple):
     """Gradients of some of the keys of one table in one step; the others have none."""
@@ -67,6 +71,15 @@ class SomeGradients(NamedTuple):
     """(n,) integers, ascending: which announced keys have one."""
     rows: ArrayLike
     """(n, dim) float32."""
+
+
+class BagGradients(NamedTuple):
+    """Gradients of occurrences of a table's keys in one step, or of bags of them."""
+
+    bags: StepBags
+    rows: ArrayLike
+    """(n, dim) float32, of the occurrences; (bags, dim), where they lie in bags. The store sums
+    them by key (docs/contract.md, rules 2 and 8)."""
 
 
 class Serving(NamedTuple):
@@ -226,22 +239,30 @@ class Sessions:
         step: int,
         *,
         out: Mapping[str, Any] | None = None,
+        on_device: bool = False,
         timeout_s: float | None = None,
-    ) -> dict[str, Rows]:
+    ) -> dict[str, Any]:
         """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
 
         out : {table: (u, dim) float32} to fill and return, of some tables; of an embedded store
             they may be in the device's memory, as in `Table.lookup`
+        on_device : rows are new arrays in the memory of the embedded store's device: CuPy arrays of
+            a GPU, ordered behind the store's work in CuPy's current stream
         timeout_s : how long to wait for that; None: the session's rank_timeout_ms
 
         Raises
         ------
         DeadlineError : earlier steps are not finished in time.
         """
-        outs = None if out is None else mapping(out, "out")
+        outs = {} if out is None else mapping(out, "out")
+        into = self._executor.empty_rows if on_device else outs
         command = c.LookupStep(member, step)
-        read = self._executor.execute(command, out=outs, timeout_s=timeout_s)
-        return parts.filled(read, outs or {})
+        return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), outs)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the store is in this process: arrays are passed, and not sent."""
+        return self._executor.is_embedded
 
     @property
     def rounds_rows(self) -> bool:
@@ -259,15 +280,17 @@ class Sessions:
         step: int,
         bags: Mapping[str, StepBags],
         *,
+        on_device: bool = False,
         timeout_s: float | None = None,
-    ) -> dict[str, Rows]:
-        """Return the pooled rows of bags of announced keys, {table: (bags, dim)}."""
+    ) -> dict[str, Any]:
+        """Return the pooled rows of bags of announced keys, {table: (bags, dim)}; of occurrences
+        that lie in no bags the rows, (n, dim). `on_device` as of `lookup_step`."""
         named = tuple(
-            c.StepBags(name, b.inverse, c.Bags(b.offsets, b.mode, b.weights))
-            for name, b in mapping(bags, "bags").items()
+            c.StepBags(name, of.inverse, of.bags) for name, of in mapping(bags, "bags").items()
         )
+        into = self._executor.empty_rows if on_device else None
         command = c.LookupStepPooled(member, step, named)
-        return parts.filled(self._executor.execute(command, timeout_s=timeout_s), {})
+        return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), {})
 
     def read_step(
         self,
@@ -295,7 +318,7 @@ class Sessions:
         self,
         member: str,
         step: int,
-        gradients: Mapping[str, ArrayLike | SomeGradients],
+        gradients: Mapping[str, ArrayLike | SomeGradients | BagGradients],
         *,
         learning_rate: float | None = None,
         gradient_scale: float = 1.0,
@@ -307,7 +330,7 @@ class Sessions:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
         finished; the last rank's applies all. Of an embedded store they may be in the device's
         memory; those of several ranks are copied to the host. `SomeGradients` leave keys out, which
-        are not updated.
+        are not updated; `BagGradients` are of occurrences, and are summed by key.
 
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
             announced tables and keys in their order; None: unchecked. Over shards only a
@@ -374,4 +397,7 @@ def step_gradients(table: str, given: Any) -> c.StepGradients:
     if isinstance(given, SomeGradients):
         rows: Any = given.rows
         return c.StepGradients(table, rows, given.positions)
+    if isinstance(given, BagGradients):
+        of, inverse = given.bags, cast(Any, given.bags.inverse)
+        return c.StepGradients(table, cast(Any, given.rows), None, inverse, of.bags)
     return c.StepGradients(table, given)

@@ -27,10 +27,13 @@ from embstore.lookahead.registry import Registry
 from embstore.lookahead.session import Rank, Session
 from embstore.lookahead.step import Attempt, Options, RankShare, Sent, Step, Verb
 from embstore.results import AcknowledgedUpdate, Place
+from embstore.step_sums import summed_part
 from embstore.tables import writes
 from embstore.tables.callers import host_rows_of
 from embstore.tables.command_log import SessionPlace
+from embstore.tables.frame import LATER
 from embstore.tables.state import Share, TableState
+from embstore.tables.summed import logging
 from embstore.tables.tables import Tables
 
 Finish = c.UpdateStep | c.ReleaseStep | c.SkipStep
@@ -131,12 +134,11 @@ class Finishing:
         place = SessionPlace(session.name, Place(step.number, bound))
         is_finite = all(sent.is_finite is not False for sent in step.sent.values())
         is_update = options.verb == "update" and is_finite
-        is_logged = is_update and tables.frame.log is not None
-        logged = _logged(session, step, options) if is_logged else None
+        logged = self._logged(session, step, options) if is_update else None
         with tables.reading() if read_only else tables.writing(logged, place):
             session.check_live()
             check_rows(session, step)
-            applied = is_update and self._update(session, step, options)
+            applied = is_update and self._update(session, step, options, logged is LATER)
             if options.verb == "update" and not is_finite:
                 names = (name for sent in step.sent.values() for name in sent.gradients)
                 writes.count_skipped(session.tables[name] for name in names)
@@ -154,20 +156,31 @@ class Finishing:
             self._planner.retire(session, step)
         return outcome
 
-    def _update(self, session: Session, step: Step, options: Options) -> bool:
+    def _logged(self, session: Session, step: Step, options: Options) -> c.Command[Any] | None:
+        """Return what the log is told of an update; LATER: its sums, once they are made; None:
+        there is no log."""
+        if self._tables.frame.log is None:
+            return None
+        parts = [part for sent in step.sent.values() for part in sent.gradients.values()]
+        is_summed = any(p.inverse is not None or is_on_device(p.gradients) for p in parts)
+        if is_summed and len(step.sent) == 1:
+            return LATER  # type: ignore[no-any-return]
+        return _logged(session, step, options)
+
+    def _update(self, session: Session, step: Step, options: Options, is_later: bool) -> bool:
         stages = self._tables.stages
         if session.facts.world_size > 1:
             ranks = [
                 step.shares[r].gradient_shares(step.sent[r].gradients) for r in sorted(step.sent)
             ]
             return writes.update_ranks(ranks, options.update, session=session.name, stages=stages)
-        share = step.shares[0]
-        shares = share.gradient_shares(step.sent[0].gradients)
-        if not share.is_whole(step.sent[0].gradients):  # the step's batches are of all its keys
-            return writes.update_ranks(
-                [shares], options.update, session=session.name, stages=stages
-            )
-        return writes.update(shares, options.update, stages=stages, parts=share.batches(shares))
+        share, gradients = step.shares[0], step.sent[0].gradients
+        shares = share.gradient_shares(gradients)
+        parts = share.batches(shares, gradients)
+        summed = logging(self._tables.frame, shares, options.update) if is_later else None
+        return writes.update(
+            shares, options.update, stages=stages, parts=parts, session=session.name, summed=summed
+        )
 
     def _gradients(
         self, session: Session, share: RankShare, command: Finish
@@ -240,24 +253,30 @@ def _checked_gradients(
                 f"{share.keys_with_gradients(part)[wrong[0]]}; skip the step on all ranks, or give "
                 'on_nonfinite="skip"'
             )
-    return {name: _copied(part) for name, part in checked.items()}
+    return {name: _kept(part, len(share.keys_of(name))) for name, part in checked.items()}
 
 
-def _copied(part: c.StepGradients) -> c.StepGradients:
+def _kept(part: c.StepGradients, count: int) -> c.StepGradients:
+    """Return the gradients of a rank as they wait for the others': one a key, nobody else's."""
+    if part.inverse is not None:
+        return summed_part(part, count)
     positions = None if part.positions is None else part.positions.copy()
     return replace(part, gradients=part.gradients.copy(), positions=positions)
 
 
 def _check_positions(part: c.StepGradients, count: int) -> None:
-    positions = part.positions
+    positions, inverse = part.positions, part.inverse
     if positions is not None and len(positions) and positions[-1] >= count:
         expected = f"positions below {count}, the number of announced keys"
         raise refusal(part.table, expected, positions[-1])
+    if inverse is not None and len(inverse) and inverse.max() >= count:
+        raise refusal(part.table, f"inverse in [0, {count}), the announced keys", inverse.max())
 
 
 def _on_host(table: TableState, share: RankShare, part: c.StepGradients) -> Rows:
-    shape = len(share.keys_with_gradients(part)), table.dim
-    return host_rows_of(table, part.gradients, shape, "gradients")
+    bags = part.bags
+    count = len(share.keys_with_gradients(part)) if bags is None else len(bags.offsets) - 1
+    return host_rows_of(table, part.gradients, (count, table.dim), "gradients")
 
 
 def _described(options: Options) -> str:

@@ -16,10 +16,12 @@ from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.planner import Planner
 from embstore.lookahead.session import Rank, Session, same_error
-from embstore.lookahead.step import Attempt, Positions, RankShare, Step
+from embstore.lookahead.step import Attempt, Part, Positions, RankShare, Step
 from embstore.results import AcknowledgedUpdate, RowsRead, StepRows, StepTableRows, TableRows
 from embstore.tables.callers import Allocate, output_of
 from embstore.tables.tables import Tables
+
+_NONE = np.empty(0, np.uint32)
 
 
 class Readiness(IntEnum):
@@ -74,7 +76,8 @@ class StepHandle:
 
 
 class StepLookup(StepHandle):
-    """The rows of one rank's share of a step, or of bags of them. Reading takes the engine."""
+    """The rows of one rank's share of a step, or of occurrences or bags of them. Reading takes the
+    engine."""
 
     def __init__(
         self,
@@ -96,7 +99,8 @@ class StepLookup(StepHandle):
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The rows of each table: (u, dim) in announced order, or (bags, dim) of the bags.
+        """The rows of each table: (u, dim) in announced order; or (n, dim) of occurrences, (bags,
+        dim) of their bags.
 
         Raises
         ------
@@ -111,7 +115,13 @@ class StepLookup(StepHandle):
                 f"session {self._session.name!r}: step {self.number} has no table {unknown[0]!r}; "
                 f"announced were {', '.join(map(repr, announced))}"
             )
-        return {b.table: (len(b.bags.offsets) - 1, announced[b.table][1]) for b in self._bags}
+        return {
+            b.table: (
+                len(b.inverse) if b.bags is None else len(b.bags.offsets) - 1,
+                announced[b.table][1],
+            )
+            for b in self._bags
+        }
 
     def is_ready(self) -> bool:
         """Say whether all rows can be read; see `poll`."""
@@ -140,7 +150,7 @@ class StepLookup(StepHandle):
             if self._bags is None:
                 self.gather(None, outs)
             else:
-                self._pool(self._bags, outs)
+                self._gather_occurrences(self._bags, outs)
             t = {name: tables[name].t for name in outs}
         read = {
             name: rows if given.get(name) is None else given[name] for name, rows in outs.items()
@@ -210,22 +220,21 @@ class StepLookup(StepHandle):
         """
         is_early = self._are_early(positions)
         shapes = self._share.shapes
-        chosen = {
-            name: np.arange(shapes[name][0]) if positions is None else positions[name]
-            for name in shapes
-        }
         self._session.check_live()
         missing = 0
         for part in self._share.parts:
-            names, rows = [table.name for table in part.tables], part.pool.device.rows
-            ids = [chosen[name] + low for name, low in zip(names, part.bounds, strict=False)]
-            d_rows, slots, batch, not_found = part.look_at(ids, count=not is_early)
-            dim = part.pool.layout.dim
-            rows.gather(d_rows, slots, batch, dim, [outs[name] for name in names])
-            missing += not_found
-        count = sum(len(positions) for positions in chosen.values())
-        size = sum(VALUE_BYTES * len(chosen[name]) * dim for name, (_, dim) in shapes.items())
-        self._count(count, missing, size, is_early=is_early)
+            names, dim = [table.name for table in part.tables], part.pool.layout.dim
+            d_rows, slots, batch, absent = part.rows(count=not is_early)
+            if positions is not None:
+                batch = part.occurrences([positions[name] for name in names]).of(batch)
+            outs_of = [outs[name] for name in names]
+            part.pool.device.rows.gather(d_rows, slots, batch, dim, outs_of)
+            missing += absent
+        counts = {
+            n: rows if positions is None else len(positions[n]) for n, (rows, _) in shapes.items()
+        }
+        size = sum(VALUE_BYTES * counts[name] * dim for name, (_, dim) in shapes.items())
+        self._count(sum(counts.values()), missing, size, is_early=is_early)
 
     def _count(self, count: int, missing: int, size: int, *, is_early: bool) -> None:
         """Count rows that were read, and their bytes; a lookup that is repeated counts once."""
@@ -247,25 +256,38 @@ class StepLookup(StepHandle):
                 counts.late_rows += count
                 counts.late_bytes += size
 
-    def _pool(self, bags: Sequence[StepBags], outs: Mapping[str, Rows]) -> None:
+    def _gather_occurrences(self, named: Sequence[StepBags], outs: Mapping[str, Rows]) -> None:
+        """Write rows of occurrences, or of bags of them, to `outs`. Inside a call."""
         self._session.check_live()
-        missing = [self._pool_table(part, outs[part.table]) for part in bags]
-        count = sum(self._share.shapes[part.table][0] for part in bags)
-        self._count(count, sum(missing), sum(rows.nbytes for rows in outs.values()), is_early=False)
+        of_tables, missing = {part.table: part for part in named}, 0
+        for part in self._share.parts:
+            given = [of_tables.get(table.name) for table in part.tables]
+            if any(given):
+                missing += self._gather_part(part, given, outs)
+        count = sum(self._share.shapes[name][0] for name in of_tables)
+        size = sum(VALUE_BYTES * rows * dim for rows, dim in self.shapes.values())
+        self._count(count, missing, size, is_early=False)
 
-    def _pool_table(self, part: StepBags, out: Rows) -> int:
-        index, place = self._share.places[part.table]
-        keys = self._share.parts[index]
-        low, high = keys.bounds[place : place + 2].tolist()
-        inverse = part.inverse.view(np.int32)
-        if len(inverse) and inverse.max() >= high - low:
-            raise InvalidArgumentError(
-                f"table {part.table!r}: expected inverse in [0, {high - low}), the announced keys"
-            )
-        rows, slots, batch, missing = keys.look_at([inverse + low], count=True)
-        bags, device = part.bags, keys.pool.device
-        mean = bags.mode == "mean"
-        device.rows.gather_pooled(rows, slots, batch, bags.offsets, mean, bags.weights, out)
+    def _gather_part(
+        self, part: Part, given: Sequence[StepBags | None], outs: Mapping[str, Rows]
+    ) -> int:
+        """Write those of one pool, and return how many of its rows were missing."""
+        inverses = [_NONE if one is None else one.inverse for one in given]
+        named, device, dim = part.occurrences(inverses), part.pool.device, part.pool.layout.dim
+        rows, slots, batch, missing = part.rows(count=True)
+        if all(one is not None and one.bags is None for one in given):
+            every = [outs[table.name] for table in part.tables]
+            device.rows.gather(rows, slots, named.of(batch), dim, every)
+            return missing
+        for place, one in enumerate(given):
+            if one is None:
+                continue
+            own, out, bags = named.of_table(batch, place), outs[one.table], one.bags
+            if bags is None:
+                device.rows.gather(rows, slots, own, dim, [out])
+            else:
+                mean = bags.mode == "mean"
+                device.rows.gather_pooled(rows, slots, own, bags.offsets, mean, bags.weights, out)
         return missing
 
 

@@ -154,7 +154,7 @@ def _read(part: Part, wanted: Sequence[Any], found: dict[str, tuple[Rows, Rows]]
     """Put weights and state of some positions of each table into `found`; return how many of all
     rows were missing."""
     places = [positions + low for positions, low in zip(wanted, part.bounds, strict=False)]
-    d_rows, d_slots, _, missing = part.look_at(places, count=False)
+    d_rows, d_slots, _, missing = part.rows(count=False)
     device = part.pool.device
     slots = device.memory.download(d_slots)[np.concatenate(places)]
     records = device.rows.read_rows(d_rows, slots)

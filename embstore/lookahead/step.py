@@ -16,22 +16,22 @@ one probe, one gather and one apply. Ids of a share's keys in a pool are their p
 rank announces is unique.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import unique
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import KEY_BITS, Keys, refusal
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import StepPins
 from embstore.commands import StepGradients, UpdateOptions
 from embstore.device.base import Array, Batch, Gradients
 from embstore.results import AcknowledgedUpdate
-from embstore.tables.callers import gradients_of
+from embstore.tables.callers import bag_gradients, gradients_of
 from embstore.tables.state import PoolBatch, Share, TableState
 
 
@@ -82,6 +82,27 @@ Positions = NDArray[np.int32]
 """Of announced keys of one table."""
 
 
+@dataclass(frozen=True, eq=False)
+class Occurrences:
+    """Positions of a call in a part's keys: table after table, each the id of its key."""
+
+    on_host: NDArray[np.int32]  # (n,), nobody else's
+    ids: Array  # the same in the device's memory
+    bounds: NDArray[np.int64]  # (tables + 1,)
+    has_all: bool
+    """Whether every key of the part occurs."""
+
+    def of(self, batch: Batch) -> Batch:
+        """Return a batch of the part's keys with these positions."""
+        return replace(batch, inverse=self.ids, bounds=self.bounds, is_distinct=False)
+
+    def of_table(self, batch: Batch, place: int) -> Batch:
+        """Return it with the positions of one of the part's tables alone."""
+        low, high = self.bounds[place : place + 2].tolist()
+        bounds = np.array([0, high - low])
+        return replace(batch, inverse=self.ids[low:high], bounds=bounds, is_distinct=False)
+
+
 @dataclass(eq=False)
 class Part:
     """One rank's keys in one pool."""
@@ -95,6 +116,8 @@ class Part:
     is_ranked: bool = False
     """Whether its rows that are in the cache were scored by their next use."""
     _batch: Batch | None = None
+    _occurrences: Occurrences | None = None
+    """Of the last call that named some: an update has those of its lookup, as a rule."""
 
     @property
     def bounds(self) -> NDArray[np.int64]:
@@ -128,21 +151,43 @@ class Part:
         finder.synchronize(batch)
         return batch
 
-    def look_at(
-        self, places: list[NDArray[np.int64]], *, count: bool
-    ) -> tuple[Array, Array, Batch, int]:
-        """Return rows, slots and a batch of positions, by which some ids of each table are read,
-        and how many of all rows were missing.
+    def occurrences(self, inverses: Sequence[NDArray[Any]]) -> Occurrences:
+        """Return the occurrences of keys that `inverses` name: of each table (n,) integers of 32
+        bits, places among its keys.
+
+        Raises
+        ------
+        InvalidArgumentError : a place that no key has.
+        """
+        on_host = np.empty(sum(map(len, inverses)), np.int32)
+        bounds = np.cumsum([0, *map(len, inverses)])
+        for table, keys, inverse, first, low, high in zip(
+            self.tables, self.keys, inverses, self.bounds, bounds, bounds[1:], strict=False
+        ):
+            if len(inverse) and inverse.max() >= len(keys):
+                expected = f"inverse in [0, {len(keys)}), the announced keys"
+                raise refusal(table.name, expected, inverse.max())
+            np.add(inverse.view(np.int32), np.int32(first), out=on_host[low:high])
+        kept = self._occurrences
+        if kept is None or not (
+            np.array_equal(kept.bounds, bounds) and np.array_equal(kept.on_host, on_host)
+        ):
+            occurs = np.zeros(self.key_count, np.bool_)
+            occurs[on_host] = True
+            ids = self.pool.device.memory.upload(on_host)
+            kept = self._occurrences = Occurrences(on_host, ids, bounds, bool(occurs.all()))
+        return kept
+
+    def rows(self, *, count: bool) -> tuple[Array, Array, Batch, int]:
+        """Return rows, slots and the batch of all keys, by which they are read, and how many of the
+        rows were missing.
 
         count : whether the lookup is counted in the pool's figures
         """
         batch = self.look()
         missing = batch.found.missing
         rows, slots = self.pool.reader.resident_rows(batch, count=count)
-        ids = np.concatenate(places).astype(np.int32, copy=False)
-        inverse, bounds = self.pool.device.memory.upload(ids), np.cumsum([0, *map(len, places)])
-        places_of = replace(batch, inverse=inverse, bounds=bounds, is_distinct=False)
-        return rows, slots, places_of, missing
+        return rows, slots, batch, missing
 
 
 @dataclass(eq=False)
@@ -205,11 +250,30 @@ class RankShare:
             positions[name] = found.astype(np.int32)
         return positions
 
-    def batches(self, shares: list[Share]) -> list[PoolBatch]:
-        """Return the batch of each part, with those of its tables' shares."""
+    def batches(
+        self, shares: list[Share], gradients: Mapping[str, StepGradients]
+    ) -> list[PoolBatch] | None:
+        """Return the batch of each part, with those of its tables' shares; None: some keys have no
+        gradient, or one table's are of keys and another's of occurrences."""
+        given = gradients.values()
+        if len(given) < len(self.places) or any(part.positions is not None for part in given):
+            return None
+        inverses = {p.table: p.inverse for p in given if p.inverse is not None}
+        if 0 < len(inverses) < len(given):
+            return None
+        all_named: list[Occurrences | None] = [None] * len(self.parts)
+        if inverses:
+            named = [p.occurrences([inverses[t.name] for t in p.tables]) for p in self.parts]
+            if not all(own.has_all for own in named):
+                return None
+            all_named = [*named]
         return [
-            PoolBatch(part.pool, [s for s in shares if s.table.pool is part.pool], part.look())
-            for part in self.parts
+            PoolBatch(
+                part.pool,
+                [share for share in shares if share.table.pool is part.pool],
+                part.look() if own is None else own.of(part.look()),
+            )
+            for part, own in zip(self.parts, all_named, strict=True)
         ]
 
     def accessed(self) -> list[Share]:
@@ -217,23 +281,26 @@ class RankShare:
         return [Share(self.table(name), self.keys_of(name)) for name in self.places]
 
     def keys_with_gradients(self, part: StepGradients) -> Keys:
-        """Return the announced keys of a table that have gradients."""
+        """Return the announced keys of a table that have gradients, repeated where they occur
+        again."""
         keys = self.keys_of(part.table)
-        return keys if part.positions is None else keys[part.positions]
+        chosen = part.positions if part.inverse is None else part.inverse
+        return keys if chosen is None else keys[chosen]
 
     def gradient_shares(self, gradients: Mapping[str, StepGradients]) -> list[Share]:
-        """Return the shares of the tables that have gradients, one a key, in announced order."""
+        """Return the shares of the tables that have gradients, in announced order."""
         return [
-            Share(table, keys, Gradients(gradients_of(table, part.gradients, len(keys))))
+            self._gradient_share(part)
             for name in self.places
             if (part := gradients.get(name)) is not None
-            for table, keys in ((self.table(name), self.keys_with_gradients(part)),)
         ]
 
-    def is_whole(self, gradients: Mapping[str, StepGradients]) -> bool:
-        """Whether every announced key of every table has a gradient."""
-        parts = gradients.values()
-        return len(parts) == len(self.places) and all(part.positions is None for part in parts)
+    def _gradient_share(self, part: StepGradients) -> Share:
+        table, keys = self.table(part.table), self.keys_with_gradients(part)
+        count = len(keys) if part.bags is None else len(part.bags.offsets) - 1
+        rows = gradients_of(table, part.gradients, count)
+        named = Gradients(rows) if part.bags is None else bag_gradients(rows, part.bags)
+        return Share(table, keys, named)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,15 @@ def gradients_of(table: TableState, rows: Any, count: int) -> Rows | Array:
     return as_rows(rows, shape, table.name, "gradients") if adopted is None else adopted
 
 
+def bag_gradients(rows: Rows | Array, bags: c.Bags) -> Gradients:
+    """Return the gradients of the keys in bags from those of the bags, (bags, dim)."""
+    counts = np.diff(bags.offsets)
+    source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    if bags.mode == "mean":
+        return Gradients(rows, source, counts.astype(np.float32)[source], divide=True)
+    return Gradients(rows, source, bags.weights)
+
+
 def host_rows_of(table: TableState, rows: Any, shape: tuple[int, int], what: str) -> Rows:
     """Return float32 rows on the host; where they are in the device's memory, a copy."""
     adopted = _adopted(table, rows, shape, what)

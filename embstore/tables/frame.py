@@ -94,6 +94,7 @@ class Frame:
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
         self._is_busy = False  # a call is running
         self._appends: Callable[[int], None] | None = None  # of the running command
+        self._place: SessionPlace | None = None  # likewise
         self._close: Callable[[], None] | None = None  # asked for inside the running call
         self._process = os.getpid()
 
@@ -127,7 +128,7 @@ class Frame:
         Raises CapacityError: there is no room for it in the log.
         """
         if self.log is not None:
-            self._appends = self.log.begin(command, None, is_own=True)
+            self._appends = self.log.begin(command, self._place, is_own=True)
 
     @contextmanager
     def background(self) -> Iterator[None]:
@@ -231,6 +232,7 @@ class Frame:
             self.check_paused()
         if not self.is_covered:
             self.storage.begin_tail()
+        self._place = place
         if self.log is not None and command is not LATER:
             self._appends = self.log.begin(command, place)
 

@@ -74,14 +74,15 @@ def update(
     *,
     stages: Stages,
     parts: Sequence[PoolBatch] | None = None,
+    session: str = "",
     summed: Summed | None = None,
 ) -> bool:
     """Apply one update to every table of `shares`; return False if it was skipped.
 
     Parameters
     ----------
-    parts : the batches of the shares of a session's step, its tables' only writer; None: they are
-        made here
+    parts : the batches of the shares, where they are known; None: they are made here
+    session : the writer's, if any
     summed : is told what the update is, before anything changes
 
     Raises
@@ -91,8 +92,8 @@ def update(
     CapacityError, CorruptTableError : nothing has changed.
     """
     tables = [share.table for share in shares]
+    check_writer(tables, session)
     if parts is None:
-        check_writer(tables, "")
         parts = batches(shares, grouped=True, of="update")
     stages.laps += "unique", now()
     scale = np.float32(options.gradient_scale)

@@ -6,6 +6,7 @@ of a call are held here, on the emulated device, where they are the same as on a
 
 import gc
 import threading
+import time
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
@@ -15,8 +16,11 @@ import pytest
 
 import embstore
 from embstore import Adam, RowWiseAdagrad, Uniform
+from embstore.arithmetic import unique
 from embstore.device.gpu import GpuDevice
+from embstore.handles.sessions import BagGradients, StepBags
 from embstore.profiles.hotset import HotSet
+from tests.kernels.emulation.callers import CallersArray
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 VERBS = {
@@ -265,3 +269,42 @@ def test_a_closed_store_leaves_nothing_on_the_device(tmp_path):
         assert runtime.live_bytes == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "interval"])
+@pytest.mark.parametrize("tables", [1, 26])
+def test_the_steps_of_arrays_in_the_devices_memory(tmp_path, tables, durability):
+    """Rows are spread and gradients summed there, and neither crosses the bus: what does are ids, a
+    few numbers, and for a log of commands each key's sum. The trainer's stream waits for the rows;
+    the host for what is wrong with gradients, and for the log's copy."""
+    store, runtime = opened(tmp_path, tables, 1 << 24, durability=durability)
+    runtime.turn = store.executor.tables.frame.turn
+    names, sessions = list(store.tables()), store.sessions
+    sessions.open("s", names)
+    member, found = sessions.join("s", 0).member, []
+    for number in range(1, 7):
+        keys = keys_of(store, number % 2)
+        once = {name: unique(of) for name, of in keys.items()}
+        sessions.announce(member, {number: {name: of for name, (of, _) in once.items()}})
+        while not sessions.stats()[0]["ready_steps"]:
+            time.sleep(1e-3)
+        occurrences = {name: StepBags(inverse) for name, (_, inverse) in once.items()}
+        own = np.ones((KEYS, DIM), np.float32)
+        gradients = {
+            name: BagGradients(of, CallersArray.of(runtime, own))
+            for name, of in occurrences.items()
+        }
+        before = runtime.uploaded_bytes, runtime.downloaded_bytes
+        look = partial(sessions.lookup_step_pooled, member, number, occurrences, on_device=True)
+        update = partial(sessions.update_step, member, number, gradients)
+        costs = Counter(runtime.counted(look)) + Counter(runtime.counted(update))
+        moved = runtime.uploaded_bytes - before[0], runtime.downloaded_bytes - before[1]
+        found.append((costs, moved))
+    logged = durability != "checkpoint"
+    ids_bytes, sums_bytes = 4 * KEYS * tables, logged * (4 * DIM + 8) * KEYS * tables
+    for costs, (up_bytes, down_bytes) in found[3:]:  # packs have their sizes, and the log its room
+        assert costs["waits"] == 1 + logged
+        assert costs["kernels"] == 6 + logged
+        assert costs["uploads"] == 2 and costs["downloads"] == 1 + 2 * logged
+        assert up_bytes <= ids_bytes + 1_300 + 100 * tables
+        assert down_bytes <= sums_bytes + 100

@@ -28,6 +28,7 @@ from embstore.arithmetic import scale_sums
 from embstore.arrays import as_rows, check_on_host, refusal, refused_gradient
 from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate
+from embstore.step_sums import summed_part
 from embstore_client.shards.finite import are_small, refused
 from embstore_client.shards.places import Splits
 from embstore_client.shards.split import taken
@@ -88,6 +89,11 @@ def _gradients(router: Router, places: Splits, part: c.StepGradients) -> c.StepG
             f"expected gradients of announced tables, of {sorted(places)}, found {part.table!r}"
         )
     count = len(places[part.table])
+    if part.inverse is not None:
+        if len(part.inverse) and part.inverse.max() >= count:
+            expected = f"inverse in [0, {count}), the announced keys"
+            raise refusal(part.table, expected, part.inverse.max())
+        part = summed_part(part, count)
     if part.positions is not None:
         if len(part.positions) and part.positions[-1] >= count:
             expected = f"positions below {count}, the number of announced keys"

@@ -31,6 +31,8 @@ _MAPS_MAX = 100
 class Following:
     """Executes commands on all shards of a cluster, by its newest map. Any thread."""
 
+    is_embedded = False
+
     def __init__(self, router: Router, connect_to: Callable[[str], Executor]) -> None:
         """Begin with `router`; `connect_to` returns the executor of the shard at an address."""
         self.router = router
@@ -55,6 +57,10 @@ class Following:
     def connected_by(self) -> dict[str, Any] | None:
         """The arguments of `connect`, all but the token, by which another process can connect."""
         return self.router.connected_by
+
+    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
+        """Refuse: see a shard's executor."""
+        return self.shards[0].empty_rows(tables, shapes)
 
     def execute(
         self,

@@ -70,6 +70,8 @@ class Call:
 class Router:
     """Executes commands on all shards of a cluster. Any thread."""
 
+    is_embedded = False
+
     def __init__(
         self,
         executors: Sequence[Executor],
@@ -95,6 +97,10 @@ class Router:
         self.connected_by: dict[str, Any] | None = None
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
+
+    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
+        """Refuse: see a shard's executor."""
+        return self.shards[0].empty_rows(tables, shapes)
 
     def execute(
         self,

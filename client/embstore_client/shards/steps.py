@@ -181,8 +181,10 @@ def lookup_step_pooled(router: Router, command: c.LookupStepPooled, call: Call) 
         if len(part.inverse) and int(part.inverse.max()) >= len(of.rows):
             expected = f"an inverse below {len(of.rows)}, the number of announced keys"
             raise refusal(part.table, expected, int(part.inverse.max()))
-        pooled = pool_rows(of.rows[part.inverse], bags.offsets, bags.mode, bags.weights)
-        tables.append(replace(of, rows=pooled))
+        own = of.rows[part.inverse]
+        if bags is not None:
+            own = pool_rows(own, bags.offsets, bags.mode, bags.weights)
+        tables.append(replace(of, rows=own))
     return RowsRead(tuple(tables))
 
 

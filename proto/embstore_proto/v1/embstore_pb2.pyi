@@ -1452,14 +1452,18 @@ class StepRecordsReply(_message.Message):
 class UpdateStepRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Table(_message.Message):
-        __slots__ = ("table", "gradients", "positions")
+        __slots__ = ("table", "gradients", "positions", "inverse", "bags")
         TABLE_FIELD_NUMBER: _ClassVar[int]
         GRADIENTS_FIELD_NUMBER: _ClassVar[int]
         POSITIONS_FIELD_NUMBER: _ClassVar[int]
+        INVERSE_FIELD_NUMBER: _ClassVar[int]
+        BAGS_FIELD_NUMBER: _ClassVar[int]
         table: str
         gradients: Array
         positions: Array
-        def __init__(self, table: _Optional[str] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ..., positions: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+        inverse: Array
+        bags: Bags
+        def __init__(self, table: _Optional[str] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ..., positions: _Optional[_Union[Array, _Mapping]] = ..., inverse: _Optional[_Union[Array, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ...) -> None: ...
     class Header(_message.Message):
         __slots__ = ("member", "step", "tables", "options", "trace", "rows_checksum", "is_finite")
         MEMBER_FIELD_NUMBER: _ClassVar[int]

@@ -23,6 +23,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ from tests.kernels.emulation.build import (
     run,
     run_and_count,
 )
+from tests.kernels.emulation.callers import CALLERS, CallersArray
 from tests.kernels.emulation.exports import Export, InterprocessEvent, export, freed
 
 GARBAGE = 0xA5
@@ -164,6 +166,8 @@ class EmulatedRuntime:
         self.uploaded_bytes = 0
         """From the host, in all; and to it."""
         self.downloaded_bytes = 0
+        self.turn: Callable[[], AbstractContextManager[object]] = nullcontext
+        """In which a trainer uses its own arrays (`callers.py`)."""
         self._seed = seed << 32
         self._memory_bytes = memory_bytes
         self._sources = sources
@@ -171,7 +175,7 @@ class EmulatedRuntime:
         self._verbs = {k: v for v in VERBS for k in kernels_of(v)} if sources is None else {}
         self._kernels: dict[str, Kernel] = {}
         self._compile_seconds = 0.0
-        self._streams = {stream: _Stream() for stream in (COMPUTE, UP, DOWN)}
+        self._streams = {stream: _Stream() for stream in (COMPUTE, UP, DOWN, CALLERS)}
         self._live: dict[int, Memory] = {}
         self._starts: list[int] | None = None  # of the live, ascending; None: find them again
         self._given_back: list[tuple[list[int], Memory]] = []  # and what was given to each stream
@@ -221,7 +225,18 @@ class EmulatedRuntime:
         if np.dtype(interface["typestr"]) != dtype:
             raise InvalidArgumentError(f"expected an array of {np.dtype(dtype)}")
         count, width = (*interface["shape"], 1)[:2]
-        return DeviceArray(interface["data"][0], count, dtype, Adopted(array), width=width)
+        stream = interface.get("stream") if interface["version"] >= 3 else None
+        if stream == CALLERS:
+            self.follow(COMPUTE, self.mark(CALLERS))
+        owner = Adopted(array, stream)
+        return DeviceArray(interface["data"][0], count, dtype, owner, width=width)
+
+    def lead(self, stream: int) -> None:
+        assert stream == CALLERS
+        self.follow(CALLERS, self.mark(COMPUTE))
+
+    def empty(self, count: int, width: int) -> CallersArray:
+        return CallersArray(self, self.allocate(count, np.float32, width=width))
 
     def _release_pinned(self, memory: Memory) -> None:
         del self._pinned[memory.address]
@@ -347,6 +362,20 @@ class EmulatedRuntime:
     def fill(self, array: DeviceArray, byte: int) -> None:
         self._check()
         self._give(partial(self._bytes(array).fill, byte))
+
+    def bytes_of(self, array: DeviceArray) -> np.ndarray:
+        """Return the bytes of an array, for work of a trainer's own."""
+        found = self._bytes(array)
+        self._named.clear()
+        return found
+
+    def give(self, work: Callable[[], None], stream: int) -> None:
+        """Queue work of a trainer's own."""
+        self._give(work, stream)
+
+    def run(self, stream: int) -> None:
+        """Do the work of a stream, as a trainer that waits for its own; no wait of the store."""
+        self._run_until(self.mark(stream))
 
     def _give(self, work: Callable[[], None], stream: int = COMPUTE) -> None:
         self._streams[stream].work.append((work, self._named))

@@ -1,0 +1,52 @@
+"""An update as the command log has it: one scaled sum for each key, whatever a caller gave.
+
+Gradients of occurrences or bags are several times as many bytes as their sums, and may be in the
+device's memory. So the log gets what the device has summed (`writes.update`), and a replay, which
+applies it with a scale of 1, has the same bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from embstore import commands as c
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.commands import UpdateOptions
+from embstore.tables.frame import Frame
+from embstore.tables.state import Share, TableState
+from embstore.tables.writes import Summed
+
+
+def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Summed | None:
+    """Return what logs the sums of the running call, which writes LATER; None: there is no log."""
+    if frame.log is None:
+        return None
+
+    def log(pools: list[tuple[Keys, Rows]]) -> None:
+        parts = _by_table(pools)
+        tables = tuple(_summed(share.table, parts) for share in shares)
+        frame.logs(c.Update(tables, replace(options, gradient_scale=1.0)))
+
+    return log
+
+
+def _by_table(pools: list[tuple[Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
+    """Return each table's part of the unique row keys of its pool and of their sums, by its id."""
+    found = {}
+    for keys, sums in pools:
+        ids = keys >> KEY_BITS
+        if (ids[1:] < ids[:-1]).any():
+            order = np.argsort(ids, kind="stable")
+            keys, sums, ids = keys[order], sums[order], ids[order]
+        cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
+        for low, high in pairwise(cuts):
+            if low < high:
+                found[int(ids[low])] = keys[low:high] & KEY_MASK, sums[low:high]
+    return found
+
+
+def _summed(table: TableState, parts: dict[int, tuple[Keys, Rows]]) -> c.TableGradients:
+    nothing = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
+    return c.TableGradients(table.name, table.table_id, *parts.get(table.table_id, nothing))
