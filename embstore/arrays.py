@@ -184,6 +184,16 @@ def is_on_device(array: Any) -> bool:
         return True  # it is, and its library does not show it: whoever takes it finds out why
 
 
+def on_host(array: Any) -> Any:
+    """Return an array of a device's memory as its own library copies it to the host, behind the
+    work of the stream that it uses in this thread; any other as it is."""
+    if is_on_device(array):
+        for copy in ("get", "cpu", "copy_to_host"):  # of CuPy, PyTorch, Numba
+            if hasattr(array, copy):
+                return getattr(array, copy)()
+    return array
+
+
 def device_address(interface: dict[str, Any], dtype: np.dtype[Any]) -> int:
     """Return where the elements of a `__cuda_array_interface__` are, all in a row.
 

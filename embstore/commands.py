@@ -50,6 +50,9 @@ Pooling = Literal["sum", "mean"]
 OnNonfinite = Literal["refuse", "skip"]
 ProfileSource = Literal["counted", "imported"]
 Waits = results.Waits
+RowsWhere = Literal["auto", "host", "device"]
+"""Where rows of a session's steps are: in the host's memory, in that of the store's device, or
+where the keys of their batch were."""
 
 LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
 """Of a session that does not say."""

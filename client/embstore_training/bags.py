@@ -1,23 +1,25 @@
-"""Bags of a step: which of its tables are pooled, how, and whom their gradients reach.
+"""What rows and gradients of a step are of: each key, each distinct key, or each bag of keys.
 
-Of one step some tables may be pooled and others plain. A plain table is one whose every key is a
-bag of its own: the sum of one row is that row, and an occurrence receives its bag's gradient whole
-(contract.md, rules 2 and 8). So it may travel among bags, and needs no other call.
+Of one step some tables may be pooled and others plain. Wherever the step's distinct rows are, one
+function makes the others of them, and one sums gradients back to them (contract.md, rules 2, 8).
 """
 
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import Pooling, bag_gradients, pool_rows
-from embstore.arrays import Rows, as_rows
+from embstore.arrays import Rows, as_rows, is_on_device, shape_of
 from embstore.errors import InvalidArgumentError
-from embstore.handles.sessions import StepBags
-from embstore_training.read_ahead import check_names
+from embstore.handles.sessions import SomeGradients, StepBags
+from embstore_training.read_ahead import OnceKeys, check_names
 
-Bags = dict[str, StepBags | None]
-"""By table; None: a row for each key."""
+Of = StepBags | Literal["keys", "unique"]
+"""Each key as it was given, repeated or not; each distinct key; each of these bags."""
+Forms = dict[str, Of]
+"""By table."""
 
 
 def bags_of(
@@ -25,8 +27,8 @@ def bags_of(
     offsets: Mapping[str, ArrayLike | None],
     mode: Pooling | Mapping[str, Pooling] = "sum",
     weights: Mapping[str, ArrayLike] | None = None,
-) -> Bags:
-    """Return a caller's bags of a step's keys, checked.
+) -> Forms:
+    """Return a caller's bags of a step's keys, checked; a table without is of its keys.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ def bags_of(
     modes = mode if isinstance(mode, Mapping) else dict.fromkeys(pooled, mode)
     check_names(modes, pooled, "modes")
     check_names(weights, pooled, "weights")
-    return dict.fromkeys(offsets) | {
+    plain: Forms = dict.fromkeys(offsets, "keys")
+    return plain | {
         table: StepBags.of(
             inverses[table],
             offsets[table],
@@ -55,34 +58,48 @@ def bags_of(
     }
 
 
-def each_key(count: int) -> StepBags:
-    """Return a bag for each of so many keys."""
-    return StepBags(np.arange(count, dtype=np.int32), np.arange(count + 1))
+def made_of(rows: Rows, once: OnceKeys, of: Of) -> Rows:
+    """Return the rows of keys or bags, of those of a step's distinct keys, (u, dim)."""
+    if of == "unique":
+        return rows
+    if of == "keys":
+        return once.spread(rows)
+    assert of.offsets is not None, "bags have bounds"
+    return pool_rows(rows[of.inverse], of.offsets, of.mode, of.weights)
 
 
-def pooled(rows: Rows, bags: StepBags) -> Rows:
-    """Return the pooled rows of bags, (bags, dim), of a step's distinct keys, (u, dim)."""
-    return pool_rows(rows[bags.inverse], bags.offsets, bags.mode, bags.weights)
+def as_gradients(values: Any, once: OnceKeys, of: Of, table: str) -> Any:
+    """Return a caller's gradients of keys or bags as (count, dim) float32, whatever dim is: the
+    store knows it. Those in a device's memory stay as they are.
 
-
-def as_gradients(values: ArrayLike, count: int, table: str) -> Rows:
-    """Return gradients as (count, dim) float32, whatever dim is: the store knows it."""
-    shape = np.shape(values)
+    Raises
+    ------
+    InvalidArgumentError : not as many as there are keys, or bags; another dtype.
+    """
+    if isinstance(values, SomeGradients):
+        return values
+    count = len(once.inverse)
+    if of != "keys":
+        count = len(once.keys) if of == "unique" else bag_count(of)
+    shape = shape_of(values)
     if len(shape) != 2 or shape[0] != count:
         raise InvalidArgumentError(
             f"table {table!r}: expected gradients of shape ({count}, dim), found {tuple(shape)}"
         )
+    if is_on_device(values):
+        return values
     return as_rows(values, (count, shape[1]), table, "gradients")
 
 
-def of_each_key(values: ArrayLike, bags: StepBags | None, count: int, table: str) -> Rows:
-    """Return a gradient for each of a table's keys, (count, dim), of those of its bags.
+def bag_count(bags: StepBags) -> int:
+    """Return how many bags there are."""
+    assert bags.offsets is not None, "bags have bounds"
+    return len(bags.offsets) - 1
 
-    Raises
-    ------
-    InvalidArgumentError : not as many as there are bags, or keys; another dtype.
-    """
-    if bags is None:
-        return as_gradients(values, count, table)
-    of_bags = as_gradients(values, len(bags.offsets) - 1, table)
-    return bag_gradients(of_bags, bags.offsets, bags.mode, bags.weights)
+
+def of_each_key(rows: Rows, of: Of) -> Rows:
+    """Return a gradient for each of a table's keys, (n, dim), of those of keys or bags."""
+    if not isinstance(of, StepBags):
+        return rows
+    assert of.offsets is not None, "bags have bounds"
+    return bag_gradients(rows, of.offsets, of.mode, of.weights)

@@ -1,33 +1,94 @@
 """What the steps of one run exchange with its session: rows, and gradients.
 
-The rows of the next step are sent for while the loop works on this one. Calls are those of the
-member that the rank has at the moment, and the time that the loop waits for them is counted.
+Steps call an `Exchange`, and know no more. `SessionExchange` is that of a store:
+
+    on a server   keys travel once each and gradients as sums (contract.md, rule 2), in announced
+                  order, so that neither has to be looked for again. Rows of the next step are sent
+                  for while the loop works on this one. Bags are pooled by the store, or here, where
+                  their rows come early anyway (`Step.lookup_pooled`)
+    embedded      nothing travels: the store spreads, pools and sums, on its device, and takes and
+                  gives arrays in the device's memory
+
+Calls are those of the member that the rank has at the moment, and the time that the loop waits for
+them is counted.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import sum_by_key
-from embstore.arrays import Rows
-from embstore.commands import RowsChecksum, UpdateOptions
-from embstore.handles.sessions import Sessions, StepBags
+from embstore.arrays import Rows, is_on_device
+from embstore.checks.arguments import one_of
+from embstore.commands import RowsChecksum, RowsWhere, UpdateOptions
+from embstore.errors import InvalidArgumentError
+from embstore.handles.sessions import BagGradients, Sessions, SomeGradients, StepBags
 from embstore.results import AcknowledgedUpdate
+from embstore_training.bags import Forms, Of, as_gradients, bag_count, made_of, of_each_key
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry, OnceKeys, ReadAhead
 from embstore_training.times import Times
 
+Given = Mapping[str, tuple[Of, Any]]
+"""Gradients by table, and what they are of."""
+_IDS_A_BAG = 3
+"""Pooled rows of longer bags are so much less to send, and to pool here, that it is better to wait
+for them."""
 
-class Exchange:
-    """The calls that steps make. The loop's thread only."""
 
-    def __init__(self, sessions: Sessions, session: RankSession, times: Times) -> None:
+def rows_where(given: Any, sessions: Sessions, waits: str) -> RowsWhere:
+    """Return where the rows of a session's steps are to be, checked."""
+    where: RowsWhere = one_of(given, "rows", get_args(RowsWhere))
+    if where != "device":
+        return where
+    if not sessions.is_embedded:
+        raise InvalidArgumentError(
+            "expected rows='host' or 'auto' of a store that is not embedded in this process, whose "
+            "device's memory a session does not reach, found rows='device'"
+        )
+    if waits == "none":
+        raise InvalidArgumentError(
+            "expected rows='host' or 'auto' with waits='none', which keeps rows in the host's "
+            "memory, found rows='device'"
+        )
+    return where
+
+
+class Exchange(ABC):
+    """Where the rows of steps come from, and their gradients go. The loop's thread."""
+
+    @abstractmethod
+    def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
+        """Return the rows of some of a step's tables, of what `forms` says."""
+
+    @abstractmethod
+    def update(self, entry: Entry, given: Given, options: UpdateOptions) -> AcknowledgedUpdate:
+        """Finish a step by an update.
+
+        Raises InvalidArgumentError: gradients of another shape or dtype; what the store refuses.
+        """
+
+    @abstractmethod
+    def finish(self, entry: Entry, verb: str) -> AcknowledgedUpdate:
+        """Have a step "released" or "skipped"."""
+
+
+class SessionExchange(Exchange):
+    """The calls that steps make. The loop's thread only, but for `prepare`."""
+
+    def __init__(
+        self, sessions: Sessions, session: RankSession, times: Times, rows: RowsWhere = "host"
+    ) -> None:
         self.sessions = sessions
         self.ahead: ReadAhead | None = None  # None but while a loop runs.
         self._session = session
         self._times = times
+        self._rows_where = rows
+        self._is_there = sessions.is_embedded
+        """Whether the store spreads, pools and sums."""
         self._sums: dict[str, NDArray[np.float32]] = {}  # By table, as long as the longest so far.
 
     def begin_loop(self) -> None:
@@ -45,10 +106,25 @@ class Exchange:
     def close(self, failure: BaseException | None) -> None:
         """The run ends."""
 
-    @property
-    def pools_here(self) -> bool:
-        """Whether bags can be pooled here, to the bits of the store: rounding comes behind it."""
-        return not self.sessions.rounds_rows
+    # Rows
+
+    def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
+        """See `Exchange`."""
+        if self._is_there:
+            return self._made_there(entry, forms)
+        if not any(isinstance(of, StepBags) for of in forms.values()):
+            rows = self.rows(entry)
+            self.send_for_next()
+            return made(rows, entry, forms)
+        if self.sessions.rounds_rows:  # pooled before they are rounded
+            return self._pooled(entry, forms)
+        if entry.came is None and entry.prefetched is not None:
+            entry.came = self.rows(entry)
+        came = entry.came
+        found = self._pooled(entry, forms) if came is None else made(came, entry, forms)
+        outputs = (_count_of(of, entry.once[table]) for table, of in entry.bags.items())
+        self.send_for_next(_IDS_A_BAG * sum(outputs))
+        return found
 
     def rows(self, entry: Entry) -> dict[str, Rows]:
         """Return the rows of a step's unique keys."""
@@ -62,15 +138,44 @@ class Exchange:
         with self._times.part("lookup"):
             return self._session.call(looked_up)
 
-    def has_rows(self, entry: Entry) -> bool:
-        """Whether a step's rows are on their way."""
-        return entry.prefetched is not None
-
-    def pooled(self, number: int, bags: dict[str, StepBags]) -> dict[str, Rows]:
-        """Return the rows of bags, which the store pools."""
+    def _pooled(self, entry: Entry, forms: Forms) -> dict[str, Rows]:
+        """Return rows that the store pools, and those of plain tables' distinct keys, spread."""
+        once = entry.once
+        sent = {
+            table: of if isinstance(of, StepBags) else _each(once[table])
+            for table, of in forms.items()
+        }
         look_up = self.sessions.lookup_step_pooled
         with self._times.part("lookup"):
-            return self._session.call(lambda member: look_up(member, number, bags))
+            rows = self._session.call(lambda member: look_up(member, entry.number, sent))
+        return {
+            table: found if isinstance(forms[table], StepBags) else once[table].spread(found)
+            for table, found in rows.items()
+        }
+
+    def _made_there(self, entry: Entry, forms: Forms) -> dict[str, Any]:
+        """Return rows as the store makes them, in the memory where they are wanted."""
+        on_device, number, sessions = self._is_on_device(entry), entry.number, self.sessions
+        there = {table: _there(of, entry.once[table]) for table, of in forms.items()}
+        with self._times.part("lookup"):
+            if len(there) == len(entry.once) and all(of == "unique" for of in there.values()):
+                return self._session.call(
+                    lambda member: sessions.lookup_step(member, number, on_device=on_device)
+                )
+            sent = {
+                table: of if isinstance(of, StepBags) else _each(entry.once[table])
+                for table, of in there.items()
+            }
+            return self._session.call(
+                lambda member: sessions.lookup_step_pooled(
+                    member, number, sent, on_device=on_device
+                )
+            )
+
+    def _is_on_device(self, entry: Entry) -> bool:
+        if self._rows_where == "auto":
+            return entry.was_on_device
+        return self._rows_where == "device"
 
     def send_for_next(self, most: int | None = None) -> None:
         """Send for the rows of the next step, unless its keys, repeated or not, are more."""
@@ -82,21 +187,44 @@ class Exchange:
             following.prefetched_by = member = self._session.member
             following.prefetched = self.sessions.prefetch_step(member, following.number)
 
-    def sum(self, table: str, once: OnceKeys, gradients: Rows) -> Rows:
+    # Gradients
+
+    def update(self, entry: Entry, given: Given, options: UpdateOptions) -> AcknowledgedUpdate:
+        """See `Exchange`."""
+        sums = {table: self._sent(table, entry, *of_table) for table, of_table in given.items()}
+        try:
+            return self._finished(entry, "updated", sums, options)
+        except BaseException:
+            self._sums.clear()  # whoever reads the buffers of a call that failed may keep them
+            raise
+
+    def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
+        """Return gradients as they are sent: sums by key, or as they are where the store sums."""
+        once = entry.once[table]
+        rows = as_gradients(values, once, of, table)
+        if is_on_device(rows) or (self._is_there and self._session.facts.world_size == 1):
+            there = _there(of, once)
+            return BagGradients(there, rows) if isinstance(there, StepBags) else rows
+        return rows if isinstance(rows, SomeGradients) else self.sum(table, once, of, rows)
+
+    def sum(self, table: str, once: OnceKeys, of: Of, gradients: Rows) -> Rows:
         """Return the sums by key, (u, dim), in a buffer that the table's next ones go to too."""
-        if once.is_identity:
+        if of == "unique":
             return gradients
-        count, dim = len(once.keys), gradients.shape[1]
+        rows = of_each_key(gradients, of)
+        if once.is_identity:
+            return rows
+        count, dim = len(once.keys), rows.shape[1]
         if table not in self._sums or len(self._sums[table]) < count * dim:
             self._sums[table] = np.empty(count * dim, np.float32)
         out = self._sums[table][: count * dim].reshape(count, dim)
-        return sum_by_key(once.inverse, count, gradients, out)
+        return sum_by_key(once.inverse, count, rows, out)
 
-    def give_up_sums(self) -> None:
-        """Leave the buffers of a call that failed to whoever reads them still."""
-        self._sums.clear()
+    def finish(self, entry: Entry, verb: str) -> AcknowledgedUpdate:
+        """See `Exchange`."""
+        return self._finished(entry, verb)
 
-    def finish(
+    def _finished(
         self,
         entry: Entry,
         verb: str,
@@ -110,6 +238,28 @@ class Exchange:
         if self.ahead is not None:
             self.ahead.finish(entry.number)
         return done
+
+
+def made(rows: Mapping[str, Rows], entry: Entry, forms: Forms) -> dict[str, Rows]:
+    """Return what `forms` says, of the rows of a step's distinct keys."""
+    return {table: made_of(rows[table], entry.once[table], of) for table, of in forms.items()}
+
+
+def _count_of(of: Of, once: OnceKeys) -> int:
+    """Return how many rows a lookup has."""
+    return bag_count(of) if isinstance(of, StepBags) else len(once.inverse)
+
+
+def _each(once: OnceKeys) -> StepBags:
+    """Return an occurrence of each distinct key."""
+    return StepBags(np.arange(len(once.keys), dtype=np.int32))
+
+
+def _there(of: Of, once: OnceKeys) -> Of:
+    """Return what the store has to know of keys: where each has one row, they are distinct ones."""
+    if of == "keys":
+        return "unique" if once.is_identity else StepBags(once.inverse)
+    return of
 
 
 class Judged(NamedTuple):

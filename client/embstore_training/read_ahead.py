@@ -21,7 +21,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import unique
-from embstore.arrays import Keys, Rows, as_keys
+from embstore.arrays import Keys, Rows, as_keys, is_on_device, on_host
 from embstore.checks.arguments import mapping
 from embstore.commands import Prefetched
 from embstore.errors import InvalidArgumentError
@@ -63,8 +63,18 @@ class Entry:
     """A step between iterator and loop."""
 
     number: int
+    """In its session; 0: it is none of a session's."""
     batch: Any
-    once: dict[str, OnceKeys]
+    once: Mapping[str, OnceKeys]
+    was_on_device: bool = False
+    """Whether some of its keys were in a device's memory."""
+    was_looked_up: bool = False
+    finished_by: str = ""
+    """The verb that finished it."""
+    bags: dict[str, Any] = field(default_factory=dict)
+    """By table, what its last pooled lookup was of (`bags.Of`)."""
+    came: dict[str, Rows] | None = None
+    """Early rows, of which bags are pooled here."""
     prefetched: Prefetched | None = None  # Loop only.
     prefetched_by: str = ""
     """The member that rows were asked for by; those of another one are void."""
@@ -185,7 +195,7 @@ class ReadAhead:
                 batch = next(batches, _NO_BATCH)
                 if batch is _NO_BATCH:
                     return self._put(End())
-                entry = Entry(number, batch, self._once(batch))
+                entry = self._entry(number, batch)
                 self._prepare(entry)
                 self._put(entry)
         except BaseException as failure:  # Whatever it is, it is the loop's to see.
@@ -205,11 +215,14 @@ class ReadAhead:
             self._prepared.append(item)
             self._changed.notify_all()
 
-    def _once(self, batch: Any) -> dict[str, OnceKeys]:
-        """Return the keys of a batch, made unique."""
+    def _entry(self, number: int, batch: Any) -> Entry:
+        """Return a step with the keys of its batch, made unique, on the host."""
         given = mapping(self._keys(batch), "keys(batch)")
         check_names(given, self._tables, "keys(batch)")
-        return {table: OnceKeys(*unique(as_keys(values, table))) for table, values in given.items()}
+        once = {
+            table: OnceKeys(*unique(as_keys(on_host(keys), table))) for table, keys in given.items()
+        }
+        return Entry(number, batch, once, any(map(is_on_device, given.values())))
 
     def _send(self) -> None:
         """Announce what is prepared, as long as there is any. The announcer's thread."""

@@ -34,12 +34,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from embstore.checks.arguments import integer
-from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, Waits
+from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, RowsWhere, Waits
 from embstore.errors import InvalidArgumentError
 from embstore.handles.patience import check_wait_s
 from embstore.handles.sessions import Sessions
 from embstore.results import SessionFacts
-from embstore_training.exchange import Exchange
+from embstore_training.exchange import SessionExchange, rows_where
 from embstore_training.rank_session import Opening, RankSession
 from embstore_training.read_ahead import Entry, KeysOf, ReadAhead
 from embstore_training.replicas.ranks import AllGather
@@ -80,6 +80,7 @@ class Run:
         depth: int | None = None,
         all_gather: AllGather | None = None,
         resume: bool | None = None,
+        rows: RowsWhere = "auto",
     ) -> None:
         """Prepare a run; nothing is opened before the with block. See `embstore.Store.session`.
 
@@ -87,7 +88,7 @@ class Run:
         ------
         InvalidArgumentError : `tables` is one text; no name, and more than one rank or `resume`; no
             such rank; `wait_s` is no number, or below 0; `waits`, `depth` and `all_gather` do not
-            go with each other, or with the rest.
+            go with each other, or with the rest; `rows` are to be where the store has none for it.
         """
         if isinstance(tables, str):
             raise InvalidArgumentError(f"expected tables to be a list of names, found {tables!r}")
@@ -109,6 +110,7 @@ class Run:
             rank=rank,
             world_size=world_size,
         )
+        self._rows = rows_where(rows, sessions, waits)
         self._sessions = sessions
         self._tables = tuple(tables)
         options: dict[str, Any] = {
@@ -129,7 +131,7 @@ class Run:
             forgets=name is None,
         )
         self._session: RankSession | None = None  # None before the with block.
-        self._exchange: Exchange | None = None  # Likewise.
+        self._exchange: SessionExchange | None = None  # Likewise.
         self._broken_off = False  # A loop was left early: steps are announced and not begun.
         self._times = Times()
         self._has_warned = False
@@ -172,9 +174,9 @@ class Run:
             self._exchange = None  # it may have many rows
             self._joined.leave(failure or sys.exception())
 
-    def _made_exchange(self, session: RankSession) -> Exchange:
+    def _made_exchange(self, session: RankSession) -> SessionExchange:
         if self._behind is None:
-            return Exchange(self._sessions, session, self._times)
+            return SessionExchange(self._sessions, session, self._times, self._rows)
         return WriteBehind(self._sessions, session, self._times, **vars(self._behind))
 
     @property

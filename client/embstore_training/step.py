@@ -1,8 +1,7 @@
 """One step of a run, for the body of its loop: looked up, then finished once.
 
-Keys travel once each and gradients as sums (contract.md, rule 2), in announced order, so that
-neither has to be looked for again. Bags are pooled by the store, or here, where their rows come
-early anyway (`Step.lookup_pooled`).
+Rows and gradients are of keys, of distinct keys, or of bags (`bags`). Where they are, and how they
+come and go, is the exchange's: at the store, in a write-behind run, on a replica of hot rows.
 """
 
 from collections.abc import Mapping
@@ -12,66 +11,58 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import Pooling
-from embstore.arrays import Rows
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.errors import InvalidArgumentError
 from embstore.handles.sessions import SomeGradients
 from embstore.results import AcknowledgedUpdate
-from embstore_training.bags import Bags, as_gradients, bags_of, each_key, of_each_key, pooled
+from embstore_training.bags import Forms, Of, bags_of
 from embstore_training.exchange import Exchange
 from embstore_training.read_ahead import Entry, check_names
 
-_IDS_A_BAG = 3
-"""Pooled rows of longer bags are so much less to send, and to pool here, that it is better to wait
-for them."""
-
 
 class Step:
-    """One step of a run, for the body of its loop."""
+    """One step of a run, for the body of its loop.
+
+    Arrays are NumPy's. In a session whose rows stay on the store's device (`rows="device"` of
+    `Store.session`), rows are arrays in its memory, and so may gradients be: CuPy arrays on a GPU,
+    or what else has `__cuda_array_interface__`, as PyTorch's tensors.
+    """
 
     def __init__(self, exchange: Exchange, entry: Entry) -> None:
         self._exchange = exchange
         self._entry = entry
-        self._once = entry.once
-        self._bags: Bags = {}  # Of the last pooled lookup of each table.
-        self._came: dict[str, Rows] | None = None  # Early rows, of which bags are pooled here.
-        self._finished_by = ""  # The verb that finished it.
         self.number = entry.number
         """The step's number in the session."""
         self.batch = entry.batch
         """The batch, as the iterator gave it."""
-        self.was_looked_up = False
+
+    @property
+    def was_looked_up(self) -> bool:
         """Whether its rows were looked up."""
+        return self._entry.was_looked_up
 
     @property
     def is_finished(self) -> bool:
         """Whether it has been updated, released or skipped."""
-        return bool(self._finished_by)
+        return bool(self._entry.finished_by)
 
-    def lookup(self) -> dict[str, Rows]:
+    def lookup(self) -> dict[str, Any]:
         """Return a row for each key of the batch, in its order: (n, dim) float32 by table."""
-        self._check_open("looked up")
-        rows = self._looked_up()
-        return {table: once.spread(rows[table]) for table, once in self._once.items()}
+        return self._looked_up(dict.fromkeys(self._entry.once, "keys"))
 
-    def lookup_unique(self) -> dict[str, tuple[Rows, NDArray[np.int32]]]:
-        """Return the rows of the distinct keys, (u, dim), and which of them each key has, (n,)."""
-        self._check_open("looked up")
-        rows = self._looked_up()
-        return {table: (rows[table], once.inverse) for table, once in self._once.items()}
-
-    def _looked_up(self) -> dict[str, Rows]:
-        rows = self._exchange.rows(self._entry)
-        self.was_looked_up = True
-        self._exchange.send_for_next()
-        return rows
+    def lookup_unique(self) -> dict[str, tuple[Any, NDArray[np.int32]]]:
+        """Return the rows of the distinct keys, (u, dim), and which of them each key has, (n,), an
+        array of the host."""
+        once = self._entry.once
+        rows = self._looked_up(dict.fromkeys(once, "unique"))
+        return {table: (rows[table], once[table].inverse) for table in once}
 
     def lookup_pooled(
         self,
         offsets: Mapping[str, ArrayLike | None],
         mode: Pooling | Mapping[str, Pooling] = "sum",
         weights: Mapping[str, ArrayLike] | None = None,
-    ) -> dict[str, Rows]:
+    ) -> dict[str, Any]:
         """Return the pooled rows of each bag, (bags, dim) by table; an empty bag is zeros.
 
         A server pools them; or, where the next step has at most three ids for each bag of this one,
@@ -90,36 +81,20 @@ class Step:
         InvalidArgumentError : any of that does not hold, or the step is finished.
         """
         self._check_open("looked up")
-        inverses = {table: once.inverse for table, once in self._once.items()}
+        inverses = {table: once.inverse for table, once in self._entry.once.items()}
         bags = bags_of(inverses, offsets, mode, weights)
-        is_coming = self._came is not None or self._exchange.has_rows(self._entry)
-        if is_coming and self._exchange.pools_here:
-            self._came = self._came or self._exchange.rows(self._entry)
-        rows = self._pooled_there(bags) if self._came is None else self._pooled_here(bags)
-        rows |= {table: self._once[table].spread(rows[table]) for table in bags if not bags[table]}
-        self._bags |= bags
-        self.was_looked_up = True
-        if self._exchange.pools_here:
-            bag_count = sum(
-                len(of.offsets) - 1 if of else len(inverses[table])
-                for table, of in self._bags.items()
-            )
-            self._exchange.send_for_next(_IDS_A_BAG * bag_count)
+        self._entry.bags |= bags
+        return self._looked_up(bags)
+
+    def _looked_up(self, forms: Forms) -> dict[str, Any]:
+        self._check_open("looked up")
+        rows = self._exchange.lookup(self._entry, forms)
+        self._entry.was_looked_up = True
         return rows
-
-    def _pooled_there(self, bags: Bags) -> dict[str, Rows]:
-        """Return pooled rows, and those of plain tables' distinct keys, from the store."""
-        sent = {table: of or each_key(len(self._once[table].keys)) for table, of in bags.items()}
-        return self._exchange.pooled(self.number, sent)
-
-    def _pooled_here(self, bags: Bags) -> dict[str, Rows]:
-        """Return the same from the step's rows."""
-        came = self._came or {}
-        return {table: pooled(came[table], of) if of else came[table] for table, of in bags.items()}
 
     def update(
         self,
-        gradients: Mapping[str, ArrayLike],
+        gradients: Mapping[str, Any],
         *,
         learning_rate: float | None = None,
         gradient_scale: float = 1.0,
@@ -129,26 +104,25 @@ class Step:
 
         Parameters
         ----------
-        gradients : by table, (n, dim) float32; summed by key here
-        learning_rate : None: the table's
+        gradients : by table, (n, dim) float32, which are summed by key. A table that is left out
+            has none: its rows and t stay
+        learning_rate : None: the table's; of a hot step, as it was when the phase began
+
+        Returns
+        -------
+        The tables' t; of a hot step the command number 0, until rows are pushed.
 
         Raises
         ------
         InvalidArgumentError : another shape, dtype or table, a sum that is not finite; the step is
             as before. Or it is finished already.
         """
-        self._check_open("updated")
-        check_names(gradients, self._once, "gradients")
-        sums = {}
-        for table, values in gradients.items():
-            once = self._once[table]
-            rows = as_gradients(values, len(once.inverse), table)
-            sums[table] = self._exchange.sum(table, once, rows)
-        return self._update(sums, UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
+        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        return self._update(dict.fromkeys(gradients, "keys"), gradients, options)
 
     def update_unique(
         self,
-        gradients: Mapping[str, ArrayLike | SomeGradients],
+        gradients: Mapping[str, Any | SomeGradients],
         *,
         learning_rate: float | None = None,
         gradient_scale: float = 1.0,
@@ -162,23 +136,14 @@ class Step:
             (`embstore.arithmetic.sum_by_key`), which are sent as they are. `SomeGradients` leave
             keys out, which are not updated.
 
-        Raises
-        ------
-        InvalidArgumentError : as `update`.
+        Returns, raises : as `update`.
         """
-        self._check_open("updated")
-        check_names(gradients, self._once, "gradients")
-        sums = {
-            table: values
-            if isinstance(values, SomeGradients)
-            else as_gradients(values, len(self._once[table].keys), table)
-            for table, values in gradients.items()
-        }
-        return self._update(sums, UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
+        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        return self._update(dict.fromkeys(gradients, "unique"), gradients, options)
 
     def update_pooled(
         self,
-        gradients: Mapping[str, ArrayLike],
+        gradients: Mapping[str, Any],
         *,
         learning_rate: float | None = None,
         gradient_scale: float = 1.0,
@@ -191,18 +156,21 @@ class Step:
         gradients : by table, (bags, dim) float32, for the bags, mode and weights of the last
             `lookup_pooled`; of a table that was not pooled (n, dim), for each key, as `update`
 
-        Raises
-        ------
-        InvalidArgumentError : as `update`.
+        Returns, raises : as `update`.
         """
+        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        forms: Forms = {table: self._entry.bags.get(table, "keys") for table in gradients}
+        return self._update(forms, gradients, options)
+
+    def _update(
+        self, forms: Mapping[str, Of], gradients: Mapping[str, Any], options: UpdateOptions
+    ) -> AcknowledgedUpdate:
         self._check_open("updated")
-        check_names(gradients, self._once, "gradients")
-        sums = {}
-        for table, values in gradients.items():
-            once = self._once[table]
-            received = of_each_key(values, self._bags.get(table), len(once.inverse), table)
-            sums[table] = self._exchange.sum(table, once, received)
-        return self._update(sums, UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
+        check_names(gradients, self._entry.once, "gradients")
+        given = {table: (forms[table], values) for table, values in gradients.items()}
+        done = self._exchange.update(self._entry, given, options)
+        self._entry.finished_by = "updated"
+        return done
 
     def release(self) -> AcknowledgedUpdate:
         """Finish the step, which only read."""
@@ -212,27 +180,15 @@ class Step:
         """Finish the step without its update."""
         return self._finish("skipped")
 
-    def _update(self, sums: Mapping[str, Any], options: UpdateOptions) -> AcknowledgedUpdate:
-        try:
-            return self._finish("updated", sums, options)
-        except BaseException:
-            self._exchange.give_up_sums()
-            raise
+    def _finish(self, verb: str) -> AcknowledgedUpdate:
+        self._check_open(verb)
+        done = self._exchange.finish(self._entry, verb)
+        self._entry.finished_by = verb
+        return done
 
     def _check_open(self, verb: str) -> None:
         if self.is_finished:
+            which = f"step {self.number}" if self.number else "the step"
             raise InvalidArgumentError(
-                f"step {self.number} was {self._finished_by} and cannot be {verb}"
+                f"{which} was {self._entry.finished_by} and cannot be {verb}"
             )
-
-    def _finish(
-        self,
-        verb: str,
-        sums: Mapping[str, Any] | None = None,
-        options: UpdateOptions | None = None,
-    ) -> AcknowledgedUpdate:
-        """Finish the step by a call of its session."""
-        self._check_open(verb)
-        done = self._exchange.finish(self._entry, verb, sums, options)
-        self._finished_by = verb
-        return done

@@ -323,13 +323,17 @@ class Outputs:
         if self._host_outs and len(self._d_outs):
             self._work.ask_together([self._d_outs], self._host_outs)()
             return
-        owners = [out.owner for out in self.placed]
-        streams = {owner.stream if isinstance(owner, Adopted) else None for owner in owners}
+        streams = {_stream_of(out.owner) for out in self.placed}
         if None in streams or self._host_outs:
             self._work.wait()
             return
-        for stream in streams:
+        for stream in filter(None, streams):
             self._work.runtime.lead(stream)
+
+
+def _stream_of(owner: Any) -> int | None:
+    """Return in which stream a caller uses its array; None: that is not known."""
+    return owner.stream if isinstance(owner, Adopted) else None
 
 
 def _width(array: NDArray[Any]) -> int:

@@ -259,6 +259,7 @@ class Store:
         depth: int | None = None,
         all_gather: Any = None,
         resume: bool | None = None,
+        rows: c.RowsWhere = "auto",
     ) -> "Run":
         """Return a run: training that tells the store which rows its coming steps will use.
 
@@ -296,6 +297,10 @@ class Store:
         resume : of a name that was used before, whether the loops of the run are given the batches
             of all its steps, the finished ones too, which are then read and left out; False, and
             None: those after `last_step`. None warns if nobody has looked at `last_step`
+        rows : where lookups of steps return rows: "host"; "device", of an embedded store, in the
+            memory of its device (CuPy arrays of a GPU, NumPy's on the CPU), where the store then
+            spreads them and sums gradients, which may be there too; "auto": where the keys of
+            their batch were, so that keys in a GPU's memory keep all of a step there
 
         Raises
         ------
@@ -319,6 +324,7 @@ class Store:
             depth=depth,
             all_gather=all_gather,
             resume=resume,
+            rows=rows,
         )
 
     # The cache, and how often rows are used

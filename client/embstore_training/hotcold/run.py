@@ -62,7 +62,7 @@ from embstore_training.hotcold.phases import Phase, Phases, PushRoom
 from embstore_training.hotcold.ragged import keys_of
 from embstore_training.hotcold.replica import Replica
 from embstore_training.hotcold.scheduler import RateController
-from embstore_training.hotcold.steps import HotColdStep, HotStep, MixedStep
+from embstore_training.hotcold.steps import HotColdStep, HotExchange
 from embstore_training.replicas.ranks import AllGather, CheckedGather, Verb, meet
 from embstore_training.run import Run
 
@@ -136,6 +136,11 @@ class HotColdRun:
         if session.get("waits", "late") != "late":
             raise InvalidArgumentError(
                 'expected a hot/cold run to wait for late rows, found waits="none"'
+            )
+        if session.get("rows", "host") == "device":
+            raise InvalidArgumentError(
+                "expected rows of mixed batches on the host, found rows='device'; give "
+                "replica=partial(TorchReplica, device=...) for hot rows on a device"
             )
         if session.pop("resume", False):  # its steps are the mixed batches alone
             raise InvalidArgumentError("expected steps(..., skip=) to resume, found resume=True")
@@ -290,15 +295,16 @@ class HotColdRun:
         self._may_loop = True
 
     def _hot_steps(self, phase: Phase) -> Iterator[HotColdStep]:
+        exchange = HotExchange(self._joined, self._all_gather)
         for batch, push_bytes in phase.batches:
             if self._joined().unsent_bytes + push_bytes > self._store.limits.call_bytes_max:
                 self._push()
-            yield from self._trained(HotStep(self._joined, batch, self._columns, self._all_gather))
+            yield from self._trained(HotColdStep.hot(exchange, batch, self._columns))
 
     def _mixed_steps(self, phase: Phase) -> Iterator[HotColdStep]:
         batches = (batch for batch, _ in phase.batches)
         for step in self._session.steps(batches, self._touched_keys):
-            yield from self._trained(MixedStep(self._joined, step, self._columns))
+            yield from self._trained(HotColdStep.mixed(self._joined, step, self._columns))
 
     def _trained(self, step: HotColdStep) -> Iterator[HotColdStep]:
         """Yield a step to the body of the loop, and see to it that it is finished then."""

@@ -14,7 +14,8 @@ from embstore.commands import UpdateOptions
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions, SomeGradients, step_gradients
 from embstore.results import AcknowledgedUpdate
-from embstore_training.exchange import Exchange, Judged, finishing
+from embstore_training.bags import Forms
+from embstore_training.exchange import Judged, SessionExchange, finishing, made
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry
 from embstore_training.replicas.ranks import AllGather, Verb, meet
@@ -42,10 +43,8 @@ class _Flight:
     asked_on: bool = False  # The steps after it have been asked for.
 
 
-class WriteBehind(Exchange):
+class WriteBehind(SessionExchange):
     """The calls that steps make. The loop's thread, but for `prepare`."""
-
-    pools_here = True
 
     def __init__(
         self,
@@ -57,6 +56,7 @@ class WriteBehind(Exchange):
         all_gather: AllGather | None,
     ) -> None:
         super().__init__(sessions, session, times)
+        self._is_there = False
         self._depth, self._all_gather = depth, all_gather
         self._readers = Workers(depth, "embstore-reader")
         self._sending: Sending | None = None  # None before the first loop.
@@ -166,9 +166,11 @@ class WriteBehind(Exchange):
 
     # A step
 
-    def has_rows(self, entry: Entry) -> bool:
-        """All are here, or have been asked for."""
-        return True
+    def lookup(self, entry: Entry, forms: Forms) -> dict[str, Rows]:
+        """Return rows made of those of a step's distinct keys, which are here or on their way."""
+        rows = self.rows(entry)
+        self.send_for_next()
+        return made(rows, entry, forms)
 
     def send_for_next(self, most: int | None = None) -> None:
         """Let threads send and ask, now that the loop begins to compute."""
@@ -203,7 +205,7 @@ class WriteBehind(Exchange):
         except DeadlineError:  # it was asked long before the step's turn
             return self._read(entry)
 
-    def finish(
+    def _finished(
         self,
         entry: Entry,
         verb: str,
