@@ -94,7 +94,10 @@ A command that may have to wait has a handler that returns what to wait for.
 
 
 class Engine:
-    """The executor of an embedded store. Any thread; commands wait for each other."""
+    """The executor of an embedded store. Any thread; commands wait for each other.
+
+    One class, because all that a command may need, and all that ends with the store, meets here.
+    """
 
     rounds_rows = False
     is_embedded = True

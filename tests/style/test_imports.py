@@ -30,7 +30,7 @@ LEVELS = (  # the lowest first
     {"config", "profiles"},
     {"arithmetic", "results"},
     {"cluster_checkpoints", "commands", "host", "kernels"},
-    {"checks", "device", "rights", "storage"},
+    {"checks", "device", "rights", "step_sums", "storage"},
     {"cache"},
     {"handles", "tables"},
     {"hotness", "lookahead"},

@@ -55,6 +55,7 @@ LIGHT = {
     "profiles",
     "results",
     "sharding",
+    "step_sums",
     "values",
     "version",
 }

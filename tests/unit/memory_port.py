@@ -21,6 +21,8 @@ class MemoryPort:
     `progress` is notified after every call, for tests that wait for one.
     """
 
+    is_embedded = rounds_rows = False
+
     def __init__(self, tables=("a",)):
         rng = np.random.default_rng(SEED)
         self.tables = {t: rng.standard_normal((ROWS, DIM)).astype(np.float32) for t in tables}

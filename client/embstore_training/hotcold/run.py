@@ -139,8 +139,8 @@ class HotColdRun:
             )
         if session.get("rows", "host") == "device":
             raise InvalidArgumentError(
-                "expected rows of mixed batches on the host, found rows='device'; give "
-                "replica=partial(TorchReplica, device=...) for hot rows on a device"
+                "expected rows='host' or 'auto' of a hot/cold run, found rows='device'; a replica "
+                "of tensors keeps hot rows on a device"
             )
         if session.pop("resume", False):  # its steps are the mixed batches alone
             raise InvalidArgumentError("expected steps(..., skip=) to resume, found resume=True")
