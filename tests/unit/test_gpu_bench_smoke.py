@@ -30,6 +30,8 @@ def test_every_part_runs_on_the_emulated_device(tmp_path: pathlib.Path) -> None:
         found = results["public"][level].values()
         assert len(found) == ways
         assert all(way[keys]["step_ms"] > 0 for way in found for keys in ("40", "300"))
+        session = results["sessions"][level]
+        assert all(session[where][keys] > 0 for where in session for keys in ("40", "300"))
     assert all(one["same"] for one in results["digests"].values())
     goals = reached(results["goals"])
     assert goals["optimizers with one digest on CPU and device"]

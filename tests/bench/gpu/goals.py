@@ -37,6 +37,11 @@ GOALS = (
     Goal("the step, resident", "step/step/wall_ms", "<= 0.75 ms"),
     Goal("the step of 65,536 keys", "public/checkpoint/engine/65536/step_ms", "<= 0.2 ms"),
     Goal("the step of 2,048 keys", "public/checkpoint/engine/2048/step_ms", "<= 0.15 ms"),
+    Goal(
+        "a session's step of 65,536 keys, arrays of the GPU",
+        "sessions/checkpoint/device/65536",
+        "<= 1 ms",
+    ),
     *(
         Goal(f"Python of {verb} of 2,048 keys", f"host/{verb}", "<= 0.1 ms")
         for verb in ("lookup", "its_update", "update")

@@ -63,9 +63,11 @@ class Public:
         self._machine, self.scale = machine, scale
         self.dim = min(128, max(scale.dims))
         self._run = Footprint(Zipf(scale).batches(scale.step_batches, scale.keys), scale.seed)
-        self._sizes = [*scale.call_keys, scale.keys]
+        self.sizes = [*scale.call_keys, scale.keys]
 
-    def in_process(self, path: pathlib.Path, level: str) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def prepared(self, path: pathlib.Path, level: str) -> Iterator[DeviceStore]:
+        """Open a store in this process whose rows are all resident."""
         device = self._machine.device()
         device.warm_up()
         cache_bytes = self.scale.cache_bytes
@@ -77,11 +79,29 @@ class Public:
         ) as store:  # fmt: skip
             self._prepare(store.table, level)
             store.finish_merges()
+            yield store
+
+    def in_process(self, path: pathlib.Path, level: str) -> dict[str, Any]:
+        with self.prepared(path, level) as store:
+            device = store.device
             synchronize = lambda: wait(device)  # noqa: E731
             ways = {"in process": Way(store.table, arrays_of(device, self.scale), synchronize)}
             if level == CHECKPOINT:
                 ways["engine"] = Way(_Engine(store), device.memory.upload, synchronize)
             return {name: self._measured(way) for name, way in ways.items()}
+
+    def keys(self, size: int) -> list[Any]:
+        """Return the keys of a few calls of a size."""
+        return [self._run.batch(size) for _ in range(BATCHES)]
+
+    def gradients(self, size: int) -> Any:
+        """Return a gradient for each key of a call, (size, dim)."""
+        rng = np.random.default_rng(size)
+        return rng.standard_normal((size, self.dim), np.float32) * np.float32(0.01)
+
+    def steps(self, size: int) -> int:
+        """Return how many calls of a size are measured."""
+        return max(self.scale.steps // (FEWER_STEPS if size == self.scale.keys else 1), 1)
 
     def another_process(self, path: pathlib.Path, level: str) -> dict[str, Any]:
         cache_bytes = self.scale.cache_bytes
@@ -103,12 +123,10 @@ class Public:
         yield from np.array_split(rows, -(-len(rows) // self.scale.keys))
 
     def _measured(self, way: Way) -> dict[str, dict[str, float]]:
-        return {str(size): self._of_size(way, size) for size in self._sizes}
+        return {str(size): self._of_size(way, size) for size in self.sizes}
 
     def _of_size(self, way: Way, size: int) -> dict[str, float]:
-        rng = np.random.default_rng(size)
-        gradients = rng.standard_normal((size, self.dim), np.float32) * np.float32(0.01)
-        keys = [way.array(self._run.batch(size)) for _ in range(BATCHES)]
+        gradients, keys = self.gradients(size), [way.array(of) for of in self.keys(size)]
         d_gradients, out = way.array(gradients), way.array(np.zeros_like(gradients))
 
         def lookup(number: int) -> None:
@@ -121,7 +139,7 @@ class Public:
             lookup(number)
             update(number)
 
-        steps = max(self.scale.steps // (FEWER_STEPS if size == self.scale.keys else 1), 1)
+        steps = self.steps(size)
         calls = {"step_ms": step, "lookup_ms": lookup, "update_ms": update}
         return {name: self._mean_ms(way, call, steps) for name, call in calls.items()}
 

@@ -163,6 +163,7 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             90,
             lacks=lacks_of_a_server,
         ),
+        run.benchmark("sessions", "a session's step, rows on the host and on the device", 60),
         run.benchmark("torch", "torch on the same step", 40, lacks=lacks_of_torch),
         Part(
             "profile",
