@@ -24,14 +24,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import (
-    add_ranks,
-    canonicalize_nans,
-    scalars_of,
-    scale_sums,
-    unaccepted,
-    unique,
-)
+from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
@@ -39,6 +32,7 @@ from embstore.device.base import Array
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE
 from embstore.stages import Stages, now
+from embstore.tables.ranks import added, on_host
 from embstore.tables.state import (
     PoolBatch,
     Share,
@@ -114,14 +108,13 @@ def update(
     for part, own in zip(parts, sums, strict=True):
         part.pool.finder.updates_miss = part.batch.found.missing > 0
         if part.batch.found.large >= 0:
-            wrong += unaccepted(*_on_host([part], [own])[0])
+            wrong += unaccepted(*on_host(_pools([part], [own]))[0])
     stages.laps += "sum_by_key", now()
     if summed is not None:
-        summed(_on_host(parts, sums))
+        summed(on_host(_pools(parts, sums)))
     if wrong:
         return _refuse(wrong, shares, options.on_nonfinite)
-    named = [(p.pool, p.batch.unique_keys, s) for p, s in zip(parts, sums, strict=True)]
-    _apply(named, tables, options.learning_rate, stages)
+    _apply(_pools(parts, sums), tables, options.learning_rate, stages)
     return True
 
 
@@ -195,20 +188,17 @@ def update_ranks(
     check_writer(tables, session)
     if options.learning_rate is not None:
         _check_learning_rate(tables, options.learning_rate)
-    one = np.float32(1.0)
-    by_pool: dict[int, tuple[Pool, list[tuple[Keys, Rows]]]] = {}
-    for shares in ranks:
-        parts = batches(shares)
-        sums = sums_of(parts, one)
-        assert sums is not None, "only a batch by slots can be void"
-        for part, own in zip(parts, _on_host(parts, sums), strict=True):
-            by_pool.setdefault(id(part.pool), (part.pool, []))[1].append(own)
-    total = [(pool, *_added(parts, options.gradient_scale)) for pool, parts in by_pool.values()]
-    wrong = [found for _, keys, g in total for found in unaccepted(keys, g)]
+    total = added(ranks, np.float32(options.gradient_scale))
+    wrong = [
+        found
+        for one in total
+        if one.may_be_refused
+        for found in unaccepted(*on_host([(one.pool, one.keys, one.sums)])[0])
+    ]
     stages.laps += "sum_by_key", now()
     if wrong:
         return _refuse(wrong, everyone, options.on_nonfinite)
-    named = [(p, p.device.memory.upload(keys), p.device.memory.upload(g)) for p, keys, g in total]
+    named = [(one.pool, one.keys, one.sums) for one in total]
     _apply(named, tables, options.learning_rate, stages)
     return True
 
@@ -241,28 +231,15 @@ def put_rows(puts: Sequence[Put], session: str = "") -> None:
     _write(named, tables, [put.add_t for put in puts], Stages())
 
 
+def _pools(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Pool, Array, Array]]:
+    return [(p.pool, p.batch.unique_keys, own) for p, own in zip(parts, sums, strict=True)]
+
+
 def _check_learning_rate(tables: Sequence[TableState], given: float) -> None:
     """Check that the optimizer of every table takes the rate that a call gives."""
     for table in tables:
         what = f"table {table.name!r}: learning_rate"
         table.config.optimizer.check_learning_rate(given, what)
-
-
-def _on_host(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Keys, Rows]]:
-    """Return copies of each batch's unique row keys (u,) and its sums (u, dim)."""
-    asked = []
-    for part, own in zip(parts, sums, strict=True):
-        memory, keys, dim = part.pool.device.memory, part.batch.unique_keys, part.pool.layout.dim
-        asked.append((memory.ask(keys), memory.ask(own[: len(keys)]), dim))
-    return [(keys(), rows().reshape(-1, dim)) for keys, rows, dim in asked]
-
-
-def _added(parts: list[tuple[Keys, Rows]], gradient_scale: float) -> tuple[Keys, Rows]:
-    """Add the ranks' sums of one pool in rank order, then scale."""
-    keys, inverse = unique(np.concatenate([own for own, _ in parts]))
-    ids = np.split(inverse, np.cumsum([len(own) for own, _ in parts])[:-1])
-    total = add_ranks(len(keys), [(i, sums) for i, (_, sums) in zip(ids, parts, strict=True)])
-    return keys, scale_sums(total, gradient_scale)
 
 
 def _apply(
