@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import unique
-from embstore.arrays import Keys, as_keys
+from embstore.arrays import Keys, as_keys, on_host
 from embstore.commands import UpdateOptions
 from embstore.errors import InvalidArgumentError
 from embstore.handles.sessions import SomeGradients, StepBags
@@ -166,10 +166,11 @@ def _of_keys(
     replica: Replica, entry: HotEntry, table: str, of: Of, values: Any
 ) -> tuple[Keys, Any]:
     """Return keys and a gradient for each of them, as a replica takes them."""
+    rows = _on_host(replica, values)
     if of == "keys":
-        return entry.given[table], values
+        return entry.given[table], rows
     once = entry.once[table]
-    rows = as_gradients(_on_host(replica, values), once, of, table)
+    rows = as_gradients(rows, once, of, table)
     if of != "unique":
         return entry.given[table], of_each_key(rows, of)
     if isinstance(rows, SomeGradients):
@@ -193,5 +194,5 @@ def _positions(given: ArrayLike, count: int, table: str) -> Keys:
 def _on_host(replica: Replica, rows: Any) -> Any:
     """Return gradients of the trainer as arrays of the host."""
     if isinstance(rows, SomeGradients):
-        return rows._replace(rows=replica.to_host(rows.rows))
-    return replica.to_host(rows)
+        return rows._replace(rows=on_host(replica.to_host(rows.rows)))
+    return on_host(replica.to_host(rows))

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import Rows, as_rows
+from embstore.arrays import Rows, as_rows, on_host
 from embstore.checks import checked
 from embstore.commands import UpdateOptions
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions, SomeGradients, step_gradients
 from embstore.results import AcknowledgedUpdate
-from embstore_training.bags import Forms
+from embstore_training.bags import Forms, Of
 from embstore_training.exchange import Judged, SessionExchange, finishing, made
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry
@@ -204,6 +204,10 @@ class WriteBehind(SessionExchange):
             return flight.came.result()
         except DeadlineError:  # it was asked long before the step's turn
             return self._read(entry)
+
+    def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
+        """Return sums by key, which are applied here: on the host."""
+        return super()._sent(table, entry, of, on_host(values))
 
     def _finished(
         self,

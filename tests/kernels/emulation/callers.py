@@ -48,6 +48,10 @@ class CallersArray:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def get(self) -> np.ndarray:
+        """Copy the array to the host, as CuPy names it."""
+        return self.content()
+
     def content(self) -> np.ndarray:
         """Return what the trainer's stream reads."""
         with self._runtime.turn():

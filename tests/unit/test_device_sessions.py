@@ -1,0 +1,154 @@
+"""Loops over sessions whose keys, rows and gradients are on the host, the device, or both: one
+digest."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import Adam, InvalidArgumentError, RowWiseAdagrad, Uniform
+from embstore.device.gpu import GpuDevice
+from tests.kernels.emulation.callers import CallersArray
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+ROWS, KEYS, STEPS, BAGS = 400, 120, 8, 15
+TABLES = {"a": (12, RowWiseAdagrad(0.1)), "b": (5, Adam(0.1))}
+OFFSETS = np.linspace(0, KEYS, BAGS + 1).astype(np.int64)
+
+
+def opened(path, device="gpu", cache_bytes=60_000):
+    how = {} if device == "cpu" else {"device": GpuDevice(EmulatedRuntime(), 1)}
+    store = embstore.open(path, cache_bytes=cache_bytes, **how)
+    for name, (dim, optimizer) in TABLES.items():
+        store.create_table(
+            name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=Uniform(-1, 1), seed=3
+        )
+    if device != "cpu":
+        store.executor.device.runtime.turn = store.executor.tables.frame.turn
+    return store
+
+
+class Arrays:
+    """Makes a trainer's arrays: of the host, of the device, or of each in turn."""
+
+    def __init__(self, store, where):
+        self._runtime = getattr(store.executor.device, "runtime", None)
+        self._where, self._count = where, 0
+
+    def __call__(self, content):
+        self._count += 1
+        is_there = self._where == "device" or (self._where == "mixed" and self._count % 2)
+        return CallersArray.of(self._runtime, content) if is_there else content
+
+
+def batches():
+    rng = np.random.default_rng(4)
+    return [{n: np.minimum(rng.zipf(1.3, KEYS), ROWS) - 1 for n in TABLES} for _ in range(STEPS)]
+
+
+def gradient(rows):
+    """Return a gradient that depends on the rows: what was looked up wrong is seen."""
+    on_host = rows.content() if isinstance(rows, CallersArray) else rows
+    return (on_host * np.float32(0.5) - np.float32(0.25)).astype(np.float32)
+
+
+def train(store, *, where, rows, verb="keys", **session):
+    array = Arrays(store, where)
+    kinds = set()
+    with store.session(tables=[*TABLES], rows=rows, **session) as run:
+        keyed = ({n: array(of) for n, of in batch.items()} for batch in batches())
+        for step in run.steps(keyed, keys=lambda batch: batch):
+            if verb == "keys":
+                found, finish = step.lookup(), step.update
+            elif verb == "unique":
+                found = {name: rows for name, (rows, _) in step.lookup_unique().items()}
+                finish = step.update_unique
+            else:
+                found = step.lookup_pooled({"a": OFFSETS, "b": None}, {"a": "mean"})
+                finish = step.update_pooled
+            kinds |= {type(of) for of in found.values()}
+            finish({name: array(gradient(of)) for name, of in found.items()})
+    return kinds, {name: store.table(name).digest() for name in TABLES}
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """The digests on the CPU, of arrays of the host."""
+    found = {}
+    for verb in ("keys", "unique", "bags"):
+        with opened(tmp_path_factory.mktemp(verb), "cpu") as store:
+            found[verb] = train(store, where="host", rows="host", verb=verb)[1]
+    return found
+
+
+@pytest.mark.parametrize("verb", ["keys", "unique", "bags"])
+@pytest.mark.parametrize(
+    ("where", "rows", "kind"),
+    [
+        ("device", "auto", CallersArray),
+        ("host", "auto", np.ndarray),
+        ("device", "host", np.ndarray),
+        ("host", "device", CallersArray),
+        ("mixed", "device", CallersArray),
+    ],
+)
+def test_one_digest_wherever_arrays_are(tmp_path, wanted, verb, where, rows, kind):
+    with opened(tmp_path) as store:
+        kinds, found = train(store, where=where, rows=rows, verb=verb)
+    assert found == wanted[verb]
+    assert kinds == {kind}
+
+
+@pytest.mark.parametrize("planner", ["per_step", "group:3", "window"])
+@pytest.mark.parametrize("lookahead", [1, 6])
+def test_one_digest_for_every_planner(tmp_path, wanted, planner, lookahead):
+    with opened(tmp_path) as store:
+        _, found = train(store, where="device", rows="auto", planner=planner, lookahead=lookahead)
+    assert found == wanted["keys"]
+
+
+@pytest.mark.parametrize("verb", ["keys", "bags"])
+def test_a_run_that_waits_for_nothing_takes_gradients_of_the_device(tmp_path, wanted, verb):
+    with opened(tmp_path) as store:
+        kinds, found = train(store, where="device", rows="auto", verb=verb, waits="none")
+    assert found == wanted[verb]
+    assert kinds == {np.ndarray}
+
+
+def test_on_the_cpu_the_devices_memory_is_the_hosts(tmp_path, wanted):
+    with opened(tmp_path, "cpu") as store:
+        kinds, found = train(store, where="host", rows="device")
+    assert found == wanted["keys"]
+    assert kinds == {np.ndarray}
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_ranks_give_gradients_of_the_device(tmp_path, where):
+    digests = []
+    for device in ("cpu", "gpu"):
+        with opened(tmp_path / f"{device}-{where}", device) as store:
+            array = Arrays(store, where if device == "gpu" else "host")
+
+            def train_rank(rank, store=store, array=array):
+                how = {"name": "job", "rank": rank, "world_size": 2}
+                with store.session(tables=[*TABLES], **how) as run:
+                    own = [{n: of[rank::2] for n, of in batch.items()} for batch in batches()]
+                    for step in run.steps(own, keys=lambda batch: batch):
+                        rows = step.lookup()
+                        step.update({n: array(gradient(of)) for n, of in rows.items()})
+
+            other = threading.Thread(target=train_rank, args=(1,))
+            other.start()
+            train_rank(0)
+            other.join()
+            digests.append({name: store.table(name).digest() for name in TABLES})
+    assert digests[0] == digests[1]
+
+
+def test_rows_that_cannot_be_on_the_device_are_refused_at_once(tmp_path):
+    with opened(tmp_path, "cpu") as store:
+        with pytest.raises(InvalidArgumentError, match='rows to be "auto" or "host" or "device"'):
+            store.session(tables=["a"], rows="gpu")
+        with pytest.raises(InvalidArgumentError, match="with waits='none'"):
+            store.session(tables=["a"], rows="device", waits="none")
