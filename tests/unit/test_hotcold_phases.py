@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from embstore_training.hotcold.packer import Packed
 from embstore_training.hotcold.phases import AGREED_BATCHES_MAX, Phases, PushRoom
+from embstore_training.hotcold.run import _CountedSessions
 from tests.conformance.hotness.hotcold import Meeting
 
 EMPTY = {"id": np.empty(0, np.int64)}
@@ -94,3 +95,15 @@ def test_ranks_of_alike_streams_train_all_their_hot_batches_hot() -> None:
         )
     assert found[0] == found[1]
     assert sum(len(b) for is_hot, b in found[0] if is_hot) == 140
+
+
+def test_what_a_store_s_sessions_are_is_no_call() -> None:
+    class Sessions:
+        is_embedded = False
+
+        def t(self) -> int:
+            return 7
+
+    counted = _CountedSessions(Sessions())
+    assert counted.is_embedded is False and counted.calls == 0
+    assert counted.t() == 7 and counted.calls == 1

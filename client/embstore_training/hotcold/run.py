@@ -439,7 +439,7 @@ class _CountedSessions:
 
     def __getattr__(self, verb: str) -> Any:
         call = getattr(self._sessions, verb)
-        if verb == "renew":
+        if verb == "renew" or not callable(call):  # what the sessions are is no call
             return call
 
         def counted(*args: Any, **options: Any) -> Any:
