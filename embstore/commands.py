@@ -28,6 +28,7 @@ from enum import Enum, IntEnum, auto
 from typing import (
     Any,
     ClassVar,
+    Final,
     Generic,
     Literal,
     Protocol,
@@ -53,6 +54,16 @@ Waits = results.Waits
 RowsWhere = Literal["auto", "host", "device"]
 """Where rows of a session's steps are: in the host's memory, in that of the store's device, or
 where the keys of their batch were."""
+
+
+class RowsIn(Enum):
+    """Where a lookup makes the rows that it returns."""
+
+    DEVICE = auto()
+    """In the memory of the device that has the tables."""
+
+
+ON_DEVICE: Final = RowsIn.DEVICE
 
 LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
 """Of a session that does not say."""
@@ -153,7 +164,8 @@ class Executor(Protocol):
         Parameters
         ----------
         out : for a command that reads rows: arrays for them, one a table (None: a new one); of
-            `ReadRows` weights and state
+            `ReadRows` weights and state; of `LookupStep` and `LookupStepPooled` also ON_DEVICE: new
+            ones in the memory of the device that has the tables
         timeout_s : how long to wait for an answer, or for the other ranks of a step; None: as long
             as the executor was told to wait, or the session
         progress : of a command that takes long: called between its pieces with what is done, and of
@@ -172,13 +184,13 @@ class Executor(Protocol):
     is_embedded: bool
     """Commands are executed in this process: their arrays are passed, and not sent."""
 
-    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
-        """Return arrays of these shapes for rows of tables, in the memory of the device that has
-        the tables. It may be given as `out` of a step's lookup.
+    def check_device(self) -> None:
+        """Find out whether rows of steps may come ON_DEVICE.
 
         Raises
         ------
-        InvalidArgumentError : this process does not reach it.
+        InvalidArgumentError : this process does not reach the memory of the device that has the
+            tables; it says why.
         """
 
     def prefetch(self, command: "LookupStep") -> "Prefetched | None":

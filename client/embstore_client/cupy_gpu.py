@@ -109,6 +109,18 @@ class CupyArea:
                 self._after(stream, self._stream.ptr, device)
         self._check_capture(self._stream.ptr)  # a library may have drawn it into one
 
+    def follow_current(self) -> None:
+        """See `OpenArea`: the thread's stream on its own GPU, and on the area's."""
+        for device in {cuda.getDevice(), self.ordinal}:
+            self._follow_current(device)
+
+    @_on_device
+    def _follow_current(self, device: int) -> None:
+        with cupy.cuda.Device(device):
+            stream = cupy.cuda.get_current_stream().ptr
+        self._check_capture(stream)
+        self._after(stream, self._stream.ptr, device)
+
     def _ask_library(self, array: Any, device: int) -> None:
         """Have our stream follow the one that a library uses now; only DLPack tells it to."""
         try:

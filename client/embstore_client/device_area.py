@@ -14,7 +14,8 @@ library is asked for its order by DLPack, and a copy into it is waited for.
 work behind Python: what was queued on these rows may still run then. The next call over the
 connection waits for the streams of its own arrays, so lent rows are for a trainer that uses them
 in the stream in which it makes its next keys or gradients. Whoever uses several, that do not follow
-each other, gives `out`.
+each other, gives `out`. A lookup of a step has no arrays of its own there, and waits for CuPy's
+current stream instead.
 
 Only `cupy_gpu` knows CuPy, and is imported when the first call needs it.
 """
@@ -42,6 +43,12 @@ class OpenArea(Protocol):
 
         Raises InvalidArgumentError: an array that its library does not give away, or of a stream
         that is being captured.
+        """
+
+    def follow_current(self) -> None:
+        """Have copies wait for what CuPy's current stream has been given so far.
+
+        Raises InvalidArgumentError: it is being captured.
         """
 
     def write(self, array: Any, offset: int, byte_count: int) -> None:

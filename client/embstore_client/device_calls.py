@@ -5,11 +5,13 @@ unique, and gradients not summed: the server does both on the GPU, where they ar
 call's arrays is on the device its rows come there, too: to `out`, or lent. Arrays of the host
 beside them (counts, offsets of bags, keys) travel as ever.
 
-Of a step its gradients may be there; those of several ranks the server copies to the host, where
-ranks are added. Its rows come to the host: they come in parts, which are put together there.
+Of a step its gradients may be there, of keys, occurrences or bags; those of several ranks the
+server copies to the host, where ranks are added. Its rows come there where they are asked for
+`ON_DEVICE`: all of them in one message, when the step's turn has come. Early ones would have to be
+put together with the others there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -25,6 +27,7 @@ from embstore.arrays import (
 )
 from embstore.checks.call_bytes import ConfigOf, reply_bytes
 from embstore.errors import InvalidArgumentError
+from embstore.layout import VALUE_BYTES
 from embstore_client import device_area
 from embstore_client.device_area import OpenArea
 from embstore_proto import device_area as frames
@@ -34,17 +37,30 @@ from embstore_proto.v1 import embstore_pb2 as pb
 
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i8"), 2: np.dtype("<f4")}
 """Of keys, and of rows and gradients, by their dimensions."""
+_NOT_SHARED = (
+    "which is shared only with a server of this host and user, by shared memory, and the "
+    "connection is by gRPC"
+)
 
 
 def message_for(
-    command: Any, out: Any, config_of: ConfigOf, wire_dtype: str
+    command: Any,
+    out: Any,
+    config_of: ConfigOf,
+    wire_dtype: str,
+    counts: Mapping[str, int],
 ) -> "DeviceMessage | None":
     """Return the message of a call that has arrays in a GPU's memory; None: it has none, or is of
     a verb that takes none there.
 
+    counts : of a step's lookup, how many keys it has of each table, as far as that is known
+
     Raises InvalidArgumentError: outputs that do not fit, or are partly on the host; a `wire_dtype`
     of two bytes, which is for the network.
     """
+    if out is c.ON_DEVICE:
+        check_exact(wire_dtype)
+        return StepMessage(_step_bytes(command, config_of, counts))
     arrays = _arrays_of(command)
     if arrays is None or not any(map(is_on_device, (*arrays, *(out or ())))):
         return None
@@ -55,26 +71,40 @@ def message_for(
         case c.LookupPooled(pooled):
             shapes = [(p.table, (len(p.bags.offsets) - 1, _dim(config_of, p))) for p in pooled]
     outs = list(out) if out else [None] * len(shapes)
-    if wire_dtype != "float32":
-        raise InvalidArgumentError(
-            f'expected arrays of the host with wire_dtype="{wire_dtype}", found some in a GPU\'s '
-            "memory: where that is shared nothing is rounded"
-        )
+    check_exact(wire_dtype)
     for (table, shape), own in zip(shapes, outs, strict=True):
         _check_out(table, shape, own)
     size = reply_bytes(command, config_of) + DEVICE_ALIGNMENT * (len(shapes) + 2)
     return DeviceMessage(outs, size if shapes else 0)
 
 
+def check_exact(wire_dtype: str) -> None:
+    """Refuse a dtype of two bytes."""
+    if wire_dtype != "float32":
+        raise InvalidArgumentError(
+            f'expected arrays of the host with wire_dtype="{wire_dtype}", found some in a GPU\'s '
+            "memory: where that is shared nothing is rounded"
+        )
+
+
+def rows_not_shared() -> InvalidArgumentError:
+    """Return the error that rows of steps are asked for in memory that is not shared."""
+    return InvalidArgumentError(
+        f"expected rows of steps on the host, found them asked for in a GPU's memory, {_NOT_SHARED}"
+    )
+
+
 @contextmanager
 def named(command: Any) -> Iterator[None]:
-    """Have an error of a call's arrays name its first table."""
+    """Have an error of a call's arrays name its first table; of a step's rows, the step."""
     try:
         yield
     except InvalidArgumentError as exc:
         if str(exc).startswith(("table ", "session ")):
             raise
-        raise InvalidArgumentError(f"table {command.tables[0].table!r}: {exc}") from exc
+        is_lookup = isinstance(command, c.LookupStep | c.LookupStepPooled)
+        what = f"step {command.step}" if is_lookup else f"table {command.tables[0].table!r}"
+        raise InvalidArgumentError(f"{what}: {exc}") from exc
 
 
 def _arrays_of(command: Any) -> list[Any] | None:
@@ -91,6 +121,21 @@ def _arrays_of(command: Any) -> list[Any] | None:
 
 def _dim(config_of: ConfigOf, part: Any) -> int:
     return config_of(part.table, part.table_id).dim
+
+
+def _step_bytes(command: Any, config_of: ConfigOf, counts: Mapping[str, int]) -> int:
+    """Return about the bytes of a step's rows; 0 where nobody here has announced it, and the server
+    has room made for them."""
+    if isinstance(command, c.LookupStepPooled):
+        counts = {
+            part.table: len(part.inverse) if part.bags is None else len(part.bags.offsets) - 1
+            for part in command.tables
+            if part.table in counts
+        }
+    return sum(
+        VALUE_BYTES * count * config_of(name, None).dim + 2 * DEVICE_ALIGNMENT
+        for name, count in counts.items()
+    )
 
 
 def _check_out(table: str, shape: tuple[int, int], out: Any) -> None:
@@ -146,12 +191,16 @@ class DeviceMessage(Message):
         if area is None or area.byte_count < wanted:
             connection.ask_for_device_area(wanted, deadline)
             area = connection.device.area
-        area.follow([array for array, _ in self._arrays] + [o for o in self.outs if o is not None])
+        self._follow(area)
         for array, place in self._arrays:
             if place.byte_count:
                 area.write(array, place.offset, place.byte_count)
         area.record()
         return frames.on_device(byte_count)
+
+    def _follow(self, area: OpenArea) -> None:
+        """Have what is copied, and done with the area, wait for the caller's streams."""
+        area.follow([array for array, _ in self._arrays] + [o for o in self.outs if o is not None])
 
     def rows(self, area: OpenArea, lend: Callable[[], object] | None) -> OnDevice:
         """Return what takes the rows of the answer from an area; `lend` returns what lent rows
@@ -172,9 +221,21 @@ class DeviceMessage(Message):
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgumentError(
-            "expected arrays of the host, found some in a GPU's memory, which is shared only with "
-            "a server of this host and user, by shared memory, and the connection is by gRPC"
+            f"expected arrays of the host, found some in a GPU's memory, {_NOT_SHARED}"
         )
+
+
+class StepMessage(DeviceMessage):
+    """A lookup of a step, whose rows come in a GPU's memory; its own arrays are the host's."""
+
+    def __init__(self, rows_bytes: int) -> None:
+        super().__init__((), rows_bytes)
+
+    def _follow(self, area: OpenArea) -> None:
+        area.follow_current()
+
+    def _refuse(self) -> NoReturn:
+        raise rows_not_shared()
 
 
 class _Rows:

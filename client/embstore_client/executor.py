@@ -42,12 +42,12 @@ from embstore.results import (
     TableDescription,
     Warmed,
 )
-from embstore_client.device_calls import message_for, named
+from embstore_client.device_calls import check_exact, message_for, named
 from embstore_client.known_tables import KnownTables
 from embstore_client.map_version import split_by
 from embstore_client.narrow_shares import narrower
 from embstore_client.shares import UniqueKeys, summed
-from embstore_client.step_rows import Assembly, StepRows
+from embstore_client.step_rows import Assembly, StepRows, whole
 from embstore_client.transport import Transport, checked_seconds
 from embstore_proto.frame import NARROW
 from embstore_proto.narrow import NARROW_BYTES
@@ -100,12 +100,10 @@ class RemoteExecutor:
     def __repr__(self) -> str:
         return f"at {self.transport.address}"
 
-    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
-        """Refuse: the memory is not this process's."""
-        raise InvalidArgumentError(
-            "expected rows of a session in the host's memory, found rows='device': the store is "
-            "not embedded in this process; give rows='host'"
-        )
+    def check_device(self) -> None:
+        """Have the server share its GPU's memory; see `embstore.commands.Executor`."""
+        check_exact(self._wire_dtype)
+        self.transport.share_device(VERBS["LookupStep"])
 
     @kept
     def execute(
@@ -131,7 +129,7 @@ class RemoteExecutor:
             command = cast(Command[R], replace(command, members=tuple(self._places)))
         command = checked(command)
         with self._membership(command) as place:
-            if isinstance(command, c.LookupStep):
+            if isinstance(command, c.LookupStep) and out is not c.ON_DEVICE:
                 assembly = Assembly(out or {})
                 return cast(R, self._step_rows(command, assembly, place, timeout_s))
             if isinstance(command, c.WarmCache):
@@ -166,13 +164,17 @@ class RemoteExecutor:
     def _sent(self, command: Command[Any], out: Any, place: _Place, timeout_s: float | None) -> Any:
         check_call_bytes(command, self._tables.config_of, self.limits)
         verb = VERBS[type(command).__name__]
-        on_device = message_for(command, out, self._tables.config_of, self._wire_dtype)
+        counts = place.counts.get(getattr(command, "step", 0), {})
+        config_of = self._tables.config_of
+        on_device = message_for(command, out, config_of, self._wire_dtype, counts)
         if on_device is not None:
             seconds = self._deadline_s(command, place, timeout_s)
+            if isinstance(command, c.LookupStep):
+                command = replace(command, early=False)
             request, size = verb.outgoing(command, on_device), on_device.rows_bytes
             with named(command):
                 answer = self.transport.send(verb, request, reply_bytes=size, timeout_s=seconds)
-            return answer.value
+            return whole(answer.value) if verb.name == "LookupStep" else answer.value
         smaller, spread = self._smaller(command, out)
         request = verb.outgoing(smaller, rows_dtype=self._wire_dtype)
         if verb.document and request.payload_bytes > self.limits.call_bytes_max:

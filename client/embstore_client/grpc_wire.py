@@ -19,6 +19,7 @@ import grpc
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
 from embstore_client import map_version
+from embstore_client.device_calls import rows_not_shared
 from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
@@ -128,6 +129,10 @@ class GrpcWire:
                 return frame.split(frame.writable(reply))
             framed = message.framed(header)
             return frame.split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
+
+    def share_device(self, deadline: float) -> None:
+        """Refuse: see `Wire.share_device`."""
+        raise rows_not_shared()
 
     @contextmanager
     def receive(

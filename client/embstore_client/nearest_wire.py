@@ -118,17 +118,32 @@ class NearestWire:
         deadline: float,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        wire = self._wire(header, deadline)
         on_device = isinstance(message, DeviceMessage)
-        if on_device and wire is self._grpc and self._is_lost:
-            lost = "the shared memory of the server is lost; it is looked for"
-            raise WireError(StatusCode.UNAVAILABLE, lost, StoreClosedError(lost))
+        wire = self._sharing(header, deadline) if on_device else self._wire(header, deadline)
         try:
             return wire.send(verb, header, message, reply_bytes, deadline)
         except NoRoomError:
             if on_device:
                 raise
             return self._grpc.send(verb, header, message, reply_bytes, deadline)
+        except WireError as exc:
+            self._note(wire, exc)
+            raise
+
+    def _sharing(self, header: bytes, deadline: float) -> Wire:
+        """Return the wire of a call that needs shared memory; raise WireError while that is lost,
+        and may come back."""
+        wire = self._wire(header, deadline)
+        if wire is self._grpc and self._is_lost:
+            lost = "the shared memory of the server is lost; it is looked for"
+            raise WireError(StatusCode.UNAVAILABLE, lost, StoreClosedError(lost))
+        return wire
+
+    def share_device(self, deadline: float) -> None:
+        """See `Wire.share_device`."""
+        wire = self._sharing(b"", deadline)
+        try:
+            wire.share_device(deadline)
         except WireError as exc:
             self._note(wire, exc)
             raise

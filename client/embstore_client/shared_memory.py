@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
-from embstore_client import map_version
+from embstore_client import device_area, map_version
 from embstore_client.copying import copy
 from embstore_client.device_area import DeviceSide
 from embstore_client.device_calls import DeviceMessage
@@ -119,6 +119,16 @@ class SharedMemoryWire:
             raise
         call.end()
         return received if verb.has_bulk_reply else received.header
+
+    def share_device(self, deadline: float) -> None:
+        """Have memory of the server's GPU; see `Wire.share_device`."""
+        call = self._call(deadline)
+        try:
+            call.share_device()
+        except BaseException:
+            call.give_up()
+            raise
+        call.end()
 
     @contextmanager
     def receive(
@@ -246,6 +256,12 @@ class _Call:
         seconds = max(self._deadline - monotonic(), 0.001)
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)
+
+    def share_device(self) -> None:
+        """Have an area of the GPU, of the least size if there is none."""
+        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
+        if self._connection.device.area is None:
+            self._connection.ask_for_device_area(1, self._deadline)
 
     def receive(self) -> tuple[bool, Received]:
         """Return the next message of the answer, and whether it is the last."""

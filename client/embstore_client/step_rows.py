@@ -76,6 +76,16 @@ class Assembly:
         return RowsRead(tuple(parts))
 
 
+def whole(read: SomeRows) -> RowsRead:
+    """Return the rows of a step that have come all in one message, wherever they are.
+
+    Raises EmbstoreError: they are some of them.
+    """
+    if read.early or any(part.positions is not None for part in read.tables):
+        raise EmbstoreError("expected all rows of a step in one message, found some of them")
+    return RowsRead(tuple(TableRows(p.table, p.rows, None, p.t) for p in read.tables))
+
+
 class StepRows:
     """The rows of a step, on their way from the server. Any thread.
 

@@ -144,6 +144,13 @@ class Transport:
 
         return self._attempts(verb, attempt, timeout_s)
 
+    def share_device(self, verb: Verb) -> None:
+        """Have the server share its GPU's memory, which calls of `verb` will use.
+
+        Raises InvalidArgumentError: it does not, or this process cannot open it.
+        """
+        self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline), None)
+
     def _noted(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         for answer in answers:
             self._origins.knows(answer.context)

@@ -8,6 +8,8 @@ Steps call an `Exchange`, and know no more. `SessionExchange` is that of a store
                   their rows come early anyway (`Step.lookup_pooled`)
     embedded      nothing travels: the store spreads, pools and sums, on its device, and takes and
                   gives arrays in the device's memory
+    on its device   of a server that shares its GPU's memory with this process: the same, for steps
+                  whose rows are to be there. What travels is which keys occur where
 
 Calls are those of the member that the rank has at the moment, and the time that the loop waits for
 them is counted.
@@ -15,6 +17,7 @@ them is counted.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -39,22 +42,28 @@ _IDS_A_BAG = 3
 for them."""
 
 
-def rows_where(given: Any, sessions: Sessions, waits: str) -> RowsWhere:
+def rows_where(given: Any, waits: str) -> RowsWhere:
     """Return where the rows of a session's steps are to be, checked."""
     where: RowsWhere = one_of(given, "rows", get_args(RowsWhere))
-    if where != "device":
-        return where
-    if not sessions.is_embedded:
-        raise InvalidArgumentError(
-            "expected rows='host' or 'auto' of a store that is not embedded in this process, whose "
-            "device's memory a session does not reach, found rows='device'"
-        )
-    if waits == "none":
+    if where == "device" and waits == "none":
         raise InvalidArgumentError(
             "expected rows='host' or 'auto' with waits='none', which keeps rows in the host's "
             "memory, found rows='device'"
         )
     return where
+
+
+def check_reached(where: RowsWhere, sessions: Sessions) -> None:
+    """Refuse rows on a device that this process does not reach, and say why."""
+    if where != "device":
+        return
+    try:
+        sessions.check_device()
+    except InvalidArgumentError as exc:
+        raise InvalidArgumentError(
+            f"expected rows='host' or 'auto' of a store whose device's memory this process does "
+            f"not reach, found rows='device': {exc}"
+        ) from exc
 
 
 class Exchange(ABC):
@@ -110,7 +119,7 @@ class SessionExchange(Exchange):
 
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
         """See `Exchange`."""
-        if self._is_there:
+        if self._is_there or self._is_on_device(entry):
             return self._made_there(entry, forms)
         if not any(isinstance(of, StepBags) for of in forms.values()):
             rows = self.rows(entry)
@@ -174,13 +183,18 @@ class SessionExchange(Exchange):
 
     def _is_on_device(self, entry: Entry) -> bool:
         if self._rows_where == "auto":
-            return entry.was_on_device
+            return entry.was_on_device and self._reaches_device
         return self._rows_where == "device"
 
+    @cached_property
+    def _reaches_device(self) -> bool:
+        return self.sessions.reaches_device
+
     def send_for_next(self, most: int | None = None) -> None:
-        """Send for the rows of the next step, unless its keys, repeated or not, are more."""
+        """Send for the rows of the next step, unless its keys, repeated or not, are more, or its
+        rows are made on the device."""
         following = self.ahead.peek() if self.ahead is not None else None
-        if following is None or following.prefetched is not None:
+        if following is None or following.prefetched is not None or self._is_on_device(following):
             return
         count = sum(len(once.inverse) for once in following.once.values())
         if most is None or count <= most:

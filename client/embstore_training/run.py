@@ -39,7 +39,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.handles.patience import check_wait_s
 from embstore.handles.sessions import Sessions
 from embstore.results import SessionFacts
-from embstore_training.exchange import SessionExchange, rows_where
+from embstore_training.exchange import SessionExchange, check_reached, rows_where
 from embstore_training.rank_session import Opening, RankSession
 from embstore_training.read_ahead import Entry, KeysOf, ReadAhead
 from embstore_training.replicas.ranks import AllGather
@@ -88,7 +88,7 @@ class Run:
         ------
         InvalidArgumentError : `tables` is one text; no name, and more than one rank or `resume`; no
             such rank; `wait_s` is no number, or below 0; `waits`, `depth` and `all_gather` do not
-            go with each other, or with the rest; `rows` are to be where the store has none for it.
+            go with each other, or with the rest, nor do `rows`.
         """
         if isinstance(tables, str):
             raise InvalidArgumentError(f"expected tables to be a list of names, found {tables!r}")
@@ -110,7 +110,7 @@ class Run:
             rank=rank,
             world_size=world_size,
         )
-        self._rows = rows_where(rows, sessions, waits)
+        self._rows = rows_where(rows, waits)
         self._sessions = sessions
         self._tables = tuple(tables)
         options: dict[str, Any] = {
@@ -145,7 +145,9 @@ class Run:
         Raises
         ------
         TableHeldError : another trainer keeps the place, or other sessions the tables.
+        InvalidArgumentError : rows="device", which this process does not reach.
         """
+        check_reached(self._rows, self._sessions)
         self._session = RankSession(self._sessions, self._opening)
         self._exchange = self._made_exchange(self._session)
         self._broken_off = False

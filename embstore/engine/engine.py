@@ -215,6 +215,7 @@ class Engine:
         `timeout_s` bounds what waits for other ranks or steps; the rest runs to its end.
         """
         self.prepare(command, progress)
+        out = self._empty_rows if out is c.ON_DEVICE else out
         if isinstance(command, c.GrowTable | c.SetLearningRate):  # all sessions are the caller's
             own = self.sessions.members_on(command.table)
             command = cast(Command[R], replace(command, members=own))
@@ -315,8 +316,10 @@ class Engine:
     def prefetch(self, command: c.LookupStep) -> None:
         """Nothing is gained by it: rows are read where they are."""
 
-    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
-        """Return arrays for rows in the device's memory."""
+    def check_device(self) -> None:
+        """Do nothing: rows are made in this process."""
+
+    def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
         return [self.device.memory.empty(*shape) for shape in shapes]
 
     def warm_up(self) -> None:

@@ -11,6 +11,7 @@ from embstore import commands as c
 from embstore.checks.arguments import mapping
 from embstore.checks.parts import checked_bags
 from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
+from embstore.errors import InvalidArgumentError
 from embstore.handles import parts
 from embstore.results import (
     AcknowledgedUpdate,
@@ -98,6 +99,8 @@ class Sessions:
     other from the session's place; what a rank sends for a step it may send again, and gets the
     same answer. A call renews its member's lease as it begins, and not while it waits for a
     server: whoever may wait for longer calls `renew` meanwhile.
+
+    One class, as each method is a verb of one thing: a command in a few lines, and what it takes.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -246,16 +249,21 @@ class Sessions:
 
         out : {table: (u, dim) float32} to fill and return, of some tables; of an embedded store
             they may be in the device's memory, as in `Table.lookup`
-        on_device : rows are new arrays in the memory of the embedded store's device: CuPy arrays of
-            a GPU, ordered behind the store's work in CuPy's current stream
+        on_device : rows are new arrays in the memory of the device that has the tables: CuPy arrays
+            of a GPU, ordered behind the store's work in CuPy's current stream. Of a server that
+            shares its GPU's memory with this process they are lent, as those of `Table.lookup`; use
+            them in that stream, or in the one in which the step's gradients are made
         timeout_s : how long to wait for that; None: the session's rank_timeout_ms
 
         Raises
         ------
         DeadlineError : earlier steps are not finished in time.
+        InvalidArgumentError : `on_device` beside `out`, or where `reaches_device` is False.
         """
         outs = {} if out is None else mapping(out, "out")
-        into = self._executor.empty_rows if on_device else outs
+        if on_device and outs:
+            raise InvalidArgumentError("expected out, or on_device with new arrays, found both")
+        into = c.ON_DEVICE if on_device else outs
         command = c.LookupStep(member, step)
         return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), outs)
 
@@ -263,6 +271,19 @@ class Sessions:
     def is_embedded(self) -> bool:
         """Whether the store is in this process: arrays are passed, and not sent."""
         return self._executor.is_embedded
+
+    @property
+    def reaches_device(self) -> bool:
+        """Whether rows of steps may be `on_device`; a server is asked."""
+        try:
+            self.check_device()
+        except InvalidArgumentError:
+            return False
+        return True
+
+    def check_device(self) -> None:
+        """Raise InvalidArgumentError, which says why, where `reaches_device` is False."""
+        self._executor.check_device()
 
     @property
     def rounds_rows(self) -> bool:
@@ -288,7 +309,7 @@ class Sessions:
         named = tuple(
             c.StepBags(name, of.inverse, of.bags) for name, of in mapping(bags, "bags").items()
         )
-        into = self._executor.empty_rows if on_device else None
+        into = c.ON_DEVICE if on_device else None
         command = c.LookupStepPooled(member, step, named)
         return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), {})
 
@@ -328,9 +349,10 @@ class Sessions:
         timeout_s: float | None = None,
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
-        finished; the last rank's applies all. Of an embedded store they may be in the device's
-        memory; those of several ranks are copied to the host. `SomeGradients` leave keys out, which
-        are not updated; `BagGradients` are of occurrences, and are summed by key.
+        finished; the last rank's applies all. Of an embedded store, and of a server that shares its
+        GPU's memory with this process, they may be in the device's memory; those of several ranks
+        are copied to the host. `SomeGradients` leave keys out, which are not updated;
+        `BagGradients` are of occurrences, and are summed by key.
 
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
             announced tables and keys in their order; None: unchecked. Over shards only a

@@ -297,10 +297,12 @@ class Store:
         resume : of a name that was used before, whether the loops of the run are given the batches
             of all its steps, the finished ones too, which are then read and left out; False, and
             None: those after `last_step`. None warns if nobody has looked at `last_step`
-        rows : where lookups of steps return rows: "host"; "device", of an embedded store, in the
-            memory of its device (CuPy arrays of a GPU, NumPy's on the CPU), where the store then
-            spreads them and sums gradients, which may be there too; "auto": where the keys of
-            their batch were, so that keys in a GPU's memory keep all of a step there
+        rows : where lookups of steps return rows: "host"; "device", in the memory of the store's
+            device (CuPy arrays of a GPU, NumPy's on the CPU), where the store then spreads them and
+            sums gradients, which may be there too: of an embedded store, or of a server that
+            shares its GPU's memory with this process; "auto": where the keys of their batch were,
+            so that keys in a GPU's memory keep all of a step there; on the host where that is not
+            reached
 
         Raises
         ------

@@ -45,6 +45,7 @@ from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import Readiness, StepLookup
 from embstore.lookahead.records import StepReading
+from embstore.results import RowsRead, StepRows, StepTableRows
 from embstore.rights import EVERYTHING
 from embstore_proto import frame
 from embstore_proto.frame import ALIGNMENT, NARROW, Blank, Framed, Received
@@ -374,7 +375,13 @@ class Calls:
             """Send a message of some of the rows, or of all; False: they are not there any more."""
             await self._expect(call, lookup, positions, dtype)
             rows = _Rows(call, dtype=dtype)
-            work = answering(lambda _: lookup.some(positions, rows), self._service.instance)
+
+            def read(_: Engine) -> StepRows | None:
+                if positions is None:  # which may be in a GPU's memory
+                    return _whole(lookup.read(rows))
+                return lookup.some(positions, rows)
+
+            work = answering(read, self._service.instance)
             answered: Answered = await self._service.run(caller, work)
             if answered.value is None:
                 return False
@@ -534,6 +541,13 @@ async def _framed(verb: Verb, answered: Answered, rows: _Rows | None) -> Framed:
         else:
             places.round()
     return verb.framed(value, context, stage_seconds=seconds, places=places)
+
+
+def _whole(read: RowsRead | None) -> StepRows | None:
+    """Return all rows of a step as they are answered."""
+    if read is None:
+        return None
+    return StepRows(tuple(StepTableRows(p.table, p.rows, None, p.t) for p in read.tables))
 
 
 def _value_bytes(dtype: str) -> int:

@@ -96,6 +96,42 @@ def test_lookups_and_updates_give_the_bits_of_arrays_of_the_host(store):
     assert np.array_equal(host.lookup(np.arange(ROWS)), device.lookup(np.arange(ROWS)))
 
 
+def test_steps_give_the_bits_of_arrays_of_the_host(store):
+    """Rows of occurrences, and sums of their gradients; a stream that works behind Python reads
+    lent rows before they are written over."""
+    import cupy
+
+    from tests.gpu.test_side_streams import DELAY_CYCLES
+
+    torch = pytest.importorskip("torch")
+    batches = [np.random.default_rng(n).integers(0, ROWS, KEYS) for n in range(6)]
+
+    def trained(name, as_keys, rows_are):
+        seen = []
+        with store.session([name], rows="auto") as run:
+            for step in run.steps(batches, lambda batch: {name: as_keys(batch)}):
+                rows = step.lookup()[name]
+                assert isinstance(rows, rows_are)
+                torch.cuda._sleep(DELAY_CYCLES)  # in the legacy stream, which is CuPy's too
+                seen.append(rows.copy())
+                if step.number % 2:
+                    step.update({name: seen[-1] * np.float32(0.1)})
+                del rows
+                if not step.is_finished:
+                    step.release()
+        return [of if rows_are is np.ndarray else of.get() for of in seen]
+
+    for a, b in zip(
+        trained("host", np.asarray, np.ndarray),
+        trained("device", cupy.asarray, cupy.ndarray),
+        strict=True,
+    ):
+        assert np.array_equal(a, b)
+    assert np.array_equal(
+        store.table("host").lookup(np.arange(ROWS)), store.table("device").lookup(np.arange(ROWS))
+    )
+
+
 def test_a_side_stream_of_torch_is_waited_for(store):
     """Its arrays are written behind a delay: the event is reached when the copies are there."""
     torch = pytest.importorskip("torch")

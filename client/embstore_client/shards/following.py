@@ -58,9 +58,9 @@ class Following:
         """The arguments of `connect`, all but the token, by which another process can connect."""
         return self.router.connected_by
 
-    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
-        """Refuse: see a shard's executor."""
-        return self.shards[0].empty_rows(tables, shapes)
+    def check_device(self) -> None:
+        """See `Router`."""
+        self.router.check_device()
 
     def execute(
         self,

@@ -17,7 +17,12 @@ from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
 from embstore.commands import Command, Executor, Progress
 from embstore.config import Limits
-from embstore.errors import MovedError, OutcomeUnknownError, StoreClosedError
+from embstore.errors import (
+    InvalidArgumentError,
+    MovedError,
+    OutcomeUnknownError,
+    StoreClosedError,
+)
 from embstore.results import ServerInfo, TableDescription
 from embstore.sharding import ShardMap
 from embstore_client.known_tables import KnownTables
@@ -98,9 +103,14 @@ class Router:
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
 
-    def empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
-        """Refuse: see a shard's executor."""
-        return self.shards[0].empty_rows(tables, shapes)
+    def check_device(self) -> None:
+        """Refuse rows of several shards; of one, what its executor does."""
+        if len(self.shards) > 1:
+            raise InvalidArgumentError(
+                f"expected rows of steps on the host, where those of {len(self.shards)} shards are "
+                "put together, found them asked for in a device's memory"
+            )
+        self.shards[0].check_device()
 
     def execute(
         self,
@@ -119,6 +129,8 @@ class Router:
         call = Call(out, timeout_s, progress)
         if len(self.shards) == 1 and not isinstance(command, c.GetServerInfo):
             return self._at(0, command, call)
+        if out is c.ON_DEVICE:
+            self.check_device()
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):
             if member and not isinstance(command, c.CloseSession):

@@ -425,7 +425,7 @@ class SharedIncoming:
     ) -> Blank:
         """Return a message whose payload is in the area, or small. Any thread."""
         if self.device is not None:
-            return self.device.blank(shapes, dtype)
+            return self.device.blank(shapes, others, dtype)
         return Blank(room, shapes, others, self._lend, dtype)
 
     def _lend(self, size: int) -> memoryview:

@@ -44,7 +44,10 @@ from embstore_server.traffic import Traffic
 if TYPE_CHECKING:
     from embstore_server.shared_memory.connection import Connection
 
-VERBS = ("Lookup", "LookupPooled", "Update", "UpdatePooled", "UpdateStep")
+VERBS = (
+    *("Lookup", "LookupPooled", "Update", "UpdatePooled"),
+    *("LookupStep", "LookupStepPooled", "UpdateStep"),
+)
 """Whose keys, gradients and rows may be in a device area."""
 
 _ROWS = np.dtype("<f4")
@@ -203,8 +206,16 @@ class DeviceCall:
             made = await self._side.grow(count, self._caller)
             self._rows_memory, self._size, self._end = made.memory, made.size, 0
 
-    def blank(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> "DeviceBlank":
-        """Return a message whose rows are in the area. On the engine thread."""
+    def blank(
+        self, shapes: Sequence[tuple[int, ...]], others: Sequence[Any], dtype: str
+    ) -> "DeviceBlank":
+        """Return a message whose rows are in the area, and which has no `others`. On the engine
+        thread."""
+        if others:
+            raise InvalidArgumentError(
+                "expected early=false with rows in a GPU's memory, where no client puts those of a "
+                "step together, found early rows"
+            )
         if dtype != "float32":
             raise InvalidArgumentError(f"expected float32 rows in a GPU's memory, found {dtype}")
         places = Places()

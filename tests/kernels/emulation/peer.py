@@ -6,7 +6,7 @@ follow each other reads garbage.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,9 @@ class ClientArray:
         """Return the elements, as the trainer's stream has them."""
         return read(self._gpu, self.d_array, self.shape, stream=UP)
 
+    get = content
+    """As CuPy calls it."""
+
 
 class LentArray:
     """Rows of an area, as a client gets them."""
@@ -98,6 +101,21 @@ class LentArray:
     def content(self) -> np.ndarray:
         """Return the elements as they are: an answer says that they are there."""
         return read(self._gpu, self._d_array, self.shape, stream=UP)
+
+    def begin_read(self) -> Callable[[], np.ndarray]:
+        """Queue a read in the trainer's stream, and return what waits for it."""
+        out = np.empty(self.shape, self.dtype)
+        with self._gpu.lock:
+            self._gpu.runtime.download(self._d_array, out, stream=UP)
+            mark = self._gpu.runtime.mark(UP)
+        gpu = self._gpu
+
+        def end() -> np.ndarray:
+            with gpu.lock:
+                gpu.runtime.wait(mark)
+            return out
+
+        return end
 
 
 def read(gpu: EmulatedGpu, d_array: DeviceArray, shape: Any, *, stream: int) -> np.ndarray:
@@ -131,6 +149,11 @@ class EmulatedArea:
                     array.__dlpack__(stream=OUR_STREAM)
                 elif interface["stream"] == CALLERS_STREAM:
                     self._runtime.follow(COMPUTE, self._runtime.mark(UP))
+
+    def follow_current(self) -> None:
+        """See `OpenArea`: the trainer's stream is the current one."""
+        with self._gpu.lock:
+            self._runtime.follow(COMPUTE, self._runtime.mark(UP))
 
     def write(self, array: Any, offset: int, byte_count: int) -> None:
         """See `OpenArea`."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from embstore import commands as c
 from embstore.config import Constant, Sgd
 from embstore.errors import StoreClosedError
+from embstore_proto import device_area as device_frames
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
@@ -158,6 +159,30 @@ class RawSharer:
         assert said.kind == Kind.RESULT, said.refusal
         answer = frames.answer_of(said.kind, said.body)
         return VERBS[type(command).__name__].answer(answer.header).value
+
+
+class Sharer(RawSharer):
+    """A connection with an area of the device, which it does not open."""
+
+    def ask_for_device(self, size: int) -> Said:
+        """Ask for an area, and return what is said."""
+        self.say(device_frames.request(size))
+        return self.next()
+
+    def end_tether(self) -> None:
+        """Say that nothing is open."""
+        os.close(self._descriptors.pop())
+
+    def begin_call(self, verb: str, header: bytes, announced: int | None) -> None:
+        """Send a call, with so many bytes of arrays in the area; None: it has nothing to do with
+        that."""
+        front = b"" if announced is None else device_frames.on_device(announced)
+        self.say(front + b"".join(frames.call(verb, PATIENCE_S, header, b"", None)))
+
+    def call(self, verb: str, header: bytes, announced: int | None) -> Said:
+        """Send a call, and return what it is answered by."""
+        self.begin_call(verb, header, announced)
+        return self.answer()
 
 
 # Commands

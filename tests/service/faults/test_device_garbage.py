@@ -1,6 +1,5 @@
 """What no client says of a GPU's memory that it shares: it costs the call, or the connection."""
 
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +10,14 @@ import pytest
 
 from embstore import commands as c
 from embstore_proto import device_area as frames
-from embstore_proto import shared_memory
 from embstore_proto.device_places import DEVICE_OFFSET
 from embstore_proto.shared_memory import Kind
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS
-from tests.service.device.samples import GpuServer
+from tests.service.device.samples import WIDE, GpuServer
 from tests.service.faults.losing import needs_compiler
 from tests.service.faults.served import Served, on_loop_call, until
-from tests.service.faults.sharing import EndedError, RawSharer, make_wide
+from tests.service.faults.sharing import EndedError, Sharer, make_wide
 from tests.serving import patient
 
 pytestmark = needs_compiler
@@ -38,25 +36,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
         made.runtime.check_guards(everywhere=True)
 
 
-class Sharer(RawSharer):
-    """A connection with an area of the device, which it does not open."""
-
-    def ask_for_device(self, size: int) -> Any:
-        """Ask for an area, and return what is said."""
-        self.say(frames.request(size))
-        return self.next()
-
-    def end_tether(self) -> None:
-        """Say that nothing is open."""
-        os.close(self._descriptors.pop())
-
-    def call(self, verb: str, header: bytes, announced: int | None) -> Any:
-        """Send a call, and return what it is answered by."""
-        front = b"" if announced is None else frames.on_device(announced)
-        self.say(front + b"".join(shared_memory.call(verb, PATIENCE_S, header, b"", None)))
-        return self.answer()
-
-
 @pytest.fixture
 def sharer(server: GpuServer) -> Iterator[Sharer]:
     with Sharer(server.socket) as made:
@@ -68,6 +47,23 @@ def sharer(server: GpuServer) -> Iterator[Sharer]:
 def area_bytes(server: Served) -> int:
     found: int = on_loop_call(lambda: server.service.traffic["shared_memory"].device_area_bytes)
     return found
+
+
+def step_header(verb: str, member: str, **changed: Any) -> bytes:
+    """Return the header of a lookup, or an update, of a step of "wide", with occurrences of keys;
+    `changed` is the place of these. Gradients are in the area."""
+    inverse = np.arange(COUNT, dtype=np.uint32)
+    if verb == "LookupStepPooled":
+        command: Any = c.LookupStepPooled(member, 1, (c.StepBags("wide", inverse),))
+    else:
+        rows = np.zeros((COUNT, WIDE), np.float32)
+        command = c.UpdateStep(member, 1, (c.StepGradients("wide", rows, None, inverse),))
+    outgoing = VERBS[verb].outgoing(command)
+    (table,) = outgoing.head.tables
+    table.inverse.CopyFrom(pb.Array(shape=[COUNT], **changed))
+    if verb == "UpdateStep":
+        table.gradients.offset = DEVICE_OFFSET
+    return outgoing.serialised(None)
 
 
 def lookup_header(**changed: Any) -> bytes:
@@ -141,10 +137,51 @@ def test_a_call_without_an_area_is_refused(server: GpuServer) -> None:
         assert "shared memory of a GPU of 0 bytes" in said.refusal.text
 
 
-@pytest.mark.parametrize("verb", ["GetStats", "ReadRows", "Assign", "LookupStep", "PutRows"])
+@pytest.mark.parametrize("verb", ["GetStats", "ReadRows", "Assign", "ReadStep", "PutRows"])
 def test_verbs_that_use_no_memory_of_a_gpu_refuse_it(sharer: Sharer, verb: str) -> None:
     said = sharer.call(verb, b"", 0)
     assert f"arrays of the host in {verb}" in said.refusal.text
+
+
+@pytest.fixture
+def member(server: GpuServer) -> Iterator[str]:
+    """A member of a session whose first two steps are of the same keys."""
+    with patient(f"unix:{server.socket}") as store:
+        store.sessions.open("s", ["wide"])
+        made = store.sessions.join("s", 0).member
+        store.sessions.announce(made, {1: {"wide": KEYS}, 2: {"wide": KEYS + 5}})
+        yield made
+        store.sessions.close(made)
+
+
+@pytest.mark.parametrize("verb", ["LookupStepPooled", "UpdateStep"])
+@pytest.mark.parametrize("dtype", [pb.DTYPE_UINT32, pb.DTYPE_INT64, pb.DTYPE_FLOAT32])
+def test_occurrences_of_a_step_are_the_host_s(
+    sharer: Sharer, member: str, verb: str, dtype: Any
+) -> None:
+    header = step_header(verb, member, dtype=dtype, offset=DEVICE_OFFSET)
+    said = sharer.call(verb, header, 4 * COUNT * WIDE)
+    assert said.refusal.name == "InvalidArgumentError"
+    assert "inverse" in said.refusal.text
+
+
+def test_counts_of_a_lookup_are_the_host_s(sharer: Sharer) -> None:
+    head = VERBS["Lookup"].request.Header.FromString(lookup_header())
+    there = pb.Array(dtype=pb.DTYPE_INT64, shape=[COUNT], offset=DEVICE_OFFSET)
+    head.tables[0].counts.CopyFrom(there)
+    said = sharer.call("Lookup", head.SerializeToString(), KEYS_BYTES)
+    assert said.refusal.name == "InvalidArgumentError"
+
+
+def test_early_rows_of_a_step_are_the_host_s(
+    server: GpuServer, sharer: Sharer, member: str
+) -> None:
+    """Step 2 has early rows while step 1 is not finished."""
+    header = VERBS["LookupStep"].outgoing(c.LookupStep(member, 2, early=True)).serialised(None)
+    said = sharer.call("LookupStep", header, 0)
+    assert "early=false" in said.refusal.text
+    header = VERBS["LookupStep"].outgoing(c.LookupStep(member, 1, early=True)).serialised(None)
+    assert sharer.call("LookupStep", header, 0).kind == Kind.RESULT
 
 
 def test_rows_of_two_bytes_are_refused(sharer: Sharer) -> None:

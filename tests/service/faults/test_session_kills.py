@@ -6,17 +6,24 @@ client had announced is gone when its lease has run out, and the next one goes o
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from embstore import commands as c
 from embstore.config import Adam, Uniform
 from embstore.errors import LeaseExpiredError, SessionExpiredError, TableHeldError
 from embstore_client import connect
+from embstore_proto.shared_memory import Kind
+from embstore_proto.verbs import VERBS
 from tests.faults.forks import Child, Forks
 from tests.reference import ReferenceStore
+from tests.service.device.samples import AREA_BYTES, NOTHING_LENT, GpuServer, Lent
+from tests.service.faults.losing import needs_compiler
 from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, until
+from tests.service.faults.sharing import Sharer
 
 DIM, ROWS, KEYS = 8, 2000, 30
 CONFIG: dict[str, Any] = {
@@ -172,6 +179,42 @@ def test_process_that_connects_again_keeps_its_session(served: Served) -> None:
     until(lambda: not served.service.traffic["shared_memory"].connections)
     with connect(f"unix:{served.socket}", timeout_s=PATIENCE_S) as store:
         assert store.sessions.renew(member).name == "run"
+
+
+def take_rows_on_the_device_and_be_killed(reports: Any, socket: str, step: int) -> None:
+    """The child: a trainer that is lent rows of its step in the GPU's memory, or waits for them."""
+    with connect(f"unix:{socket}", timeout_s=PATIENCE_S) as store, Sharer(socket) as sharer:
+        member = joined(store)
+        announce(store, member, 1, 2)
+        sharer.ask_for_device(1)
+        header = VERBS["LookupStep"].outgoing(c.LookupStep(member, step, early=False))
+        sharer.begin_call("LookupStep", header.serialised(None), 0)
+        kind = sharer.answer().kind if step == 1 else None
+        reports.send(kind)
+        signal.pause()
+
+
+@needs_compiler
+@pytest.mark.parametrize("step", [1, 2])
+def test_killed_trainer_leaves_no_rows_lent_in_the_memory_of_a_gpu(
+    forks: Forks, quick_path: Path, step: int
+) -> None:
+    """And none under way: the second step waits for the first, which nobody finishes."""
+    path, socket = quick_path / "store", str(quick_path / "socket")
+    with GpuServer(path, socket=socket) as served:
+        with served.connect() as store:
+            store.create_table("a", **CONFIG)
+            child = forks.start(take_rows_on_the_device_and_be_killed, socket, step)
+            assert child.reports.poll(PATIENCE_S)
+            assert child.reports.recv() == (Kind.RESULT if step == 1 else None)
+            until(lambda: Lent.of(served)[:2] == (AREA_BYTES, AREA_BYTES))
+            kill_and_await(served, child)
+            until(lambda: Lent.of(served) == NOTHING_LENT)
+            assert not served.store.executor.sessions.names()
+            until(lambda: not pinned_rows(served))
+            with store.session(["a"], name="run", lookahead=WINDOW) as run:
+                assert run.last_step == 0
+        served.assert_free()
 
 
 def pinned_rows(served: Served) -> int:
