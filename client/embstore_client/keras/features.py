@@ -16,7 +16,7 @@ from embstore.errors import InvalidArgumentError
 class Given(NamedTuple):
     """The ids of one feature in one call. All parts are tensors, empty where there is nothing."""
 
-    ids: Any
+    keys: Any
     """(n,) int64, one after the other."""
     offsets: Any
     """(bags + 1,) int64, from 0 to n; where the rows are pooled."""
@@ -32,7 +32,7 @@ class Given(NamedTuple):
     @property
     def tensors(self) -> tuple[Any, Any, Any]:
         """What is known when it runs."""
-        return self.ids, self.offsets, self.weights
+        return self.keys, self.offsets, self.weights
 
 
 def bags_of(ids: Any, weights: Any, *, what: str) -> Given:

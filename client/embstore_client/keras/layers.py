@@ -6,7 +6,7 @@ EmbeddingBagCollection   tables, bags        a mapping of features
 EmbeddingCollection      tables, ids         likewise
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -14,7 +14,7 @@ import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from embstore.config import Initializer, Optimizer
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
-from embstore_client.frameworks.tables import Bag, BagMode, Ids
+from embstore_client.frameworks.tables import Bag, BagMode, Ids, by_feature
 from embstore_client.keras.features import Given, bags_of, ids_of
 from embstore_client.keras.layer import StoreLayer
 
@@ -148,7 +148,7 @@ class EmbeddingBagCollection(StoreLayer):
 
     def _given(self, features: Any) -> dict[str, Given]:
         given = {}
-        for name, table, ids in _by_feature(self.tables, features):
+        for name, table, ids in by_feature(self.tables, features):
             arguments = ids if isinstance(ids, tuple) else (ids,)
             given[name] = _bags(table, f"feature {name!r}", *arguments)
         return given
@@ -179,7 +179,7 @@ class EmbeddingCollection(StoreLayer):
     def _given(self, features: Any) -> dict[str, Given]:
         return {
             name: ids_of(ids, what=f"feature {name!r}")
-            for name, _, ids in _by_feature(self.tables, features)
+            for name, _, ids in by_feature(self.tables, features)
         }
 
 
@@ -187,18 +187,3 @@ def _bags(table: Any, what: str, ids: Any, weights: Any = None) -> Given:
     if weights is not None and table.mode != "sum":
         raise InvalidArgumentError(f'{what}: weights go with mode "sum" only')
     return bags_of(ids, weights, what=what)
-
-
-def _by_feature(tables: Mapping[str, Any], features: Any) -> list[tuple[str, Any, Any]]:
-    """Return name, table and ids of each feature, in the order of the tables."""
-    if not isinstance(features, Mapping):
-        raise InvalidArgumentError(
-            f"expected a mapping of features, found {type(features).__name__}"
-        )
-    found = [(feature, table) for table in tables.values() for feature in table.features]
-    missing = [feature for feature, _ in found if feature not in features]
-    if missing:
-        raise InvalidArgumentError(
-            f"expected the features {[feature for feature, _ in found]}, missing are {missing}"
-        )
-    return [(feature, table, features[feature]) for feature, table in found]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.occurrences import bounds_of
 
 _ID_DTYPES = (torch.int32, torch.int64)
 
@@ -54,25 +55,11 @@ def bags_of(
     InvalidArgumentError : any of that does not hold.
     """
     ids = _integers(ids, f"{what}: ids")
-    if ids.dim() not in (1, 2) or (ids.dim() == 1) != (offsets is not None):
-        raise InvalidArgumentError(
-            f"{what}: expected ids of shape (bags, length), or (n,) and offsets, found "
-            f"{tuple(ids.shape)} and {'no offsets' if offsets is None else 'offsets'}"
-        )
-    if offsets is None:
-        count, length = ids.shape
-        if length == 1 and weights is None:
-            return ids_of(ids.reshape(-1), what=what)
-        bounds = np.arange(count + 1, dtype=np.int64) * length
-    else:
-        bounds = _array(_integers(offsets, f"{what}: offsets"))
-        if not has_last:
-            bounds = np.append(bounds, ids.numel())
-        if not len(bounds) or bounds[0] or bounds[-1] != ids.numel() or (np.diff(bounds) < 0).any():
-            raise InvalidArgumentError(
-                f"{what}: expected offsets to rise from 0 to the number of ids, {ids.numel()}, "
-                f"found {bounds.tolist() if len(bounds) < 9 else bounds}"
-            )
+    if offsets is not None:
+        offsets = _array(_integers(offsets, f"{what}: offsets"))
+    elif ids.dim() == 2 and ids.shape[1] == 1 and weights is None:
+        return ids_of(ids.reshape(-1), what=what)
+    bounds = bounds_of(tuple(ids.shape), offsets, what, has_last=has_last)
     if weights is not None:
         if not isinstance(weights, torch.Tensor) or weights.shape != ids.shape:
             raise InvalidArgumentError(
@@ -96,32 +83,39 @@ def ids_of(ids: Any, *, what: str) -> Occurrences:
     return Occurrences(_array(ids), None, None, tuple(ids.shape), ids.device)
 
 
-def by_feature(given: Any) -> Iterator[tuple[str, tuple[Any, ...], bool]]:
-    """Yield name, arguments of `bags_of`, and `has_last` of each feature of a mapping, or of a
-    KeyedJaggedTensor.
+def arguments_of(features: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the arguments of `bags_of` of each feature of a mapping, or of a KeyedJaggedTensor.
 
     Raises
     ------
     InvalidArgumentError : it is neither.
     """
-    if isinstance(given, Mapping):
-        for name, value in given.items():
-            yield name, _arguments(value), False
-        return
-    if not all(callable(getattr(given, part, None)) for part in ("keys", "values")):
+    if not isinstance(features, Mapping):
+        return dict(of_jagged(features))
+    return {name: _arguments(value) for name, value in features.items()}
+
+
+def of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
+    """Yield the features of a KeyedJaggedTensor, each with its ids, offsets and weights.
+
+    Raises
+    ------
+    InvalidArgumentError : it is none.
+    """
+    if not all(callable(getattr(jagged, part, None)) for part in ("keys", "values")):
         raise InvalidArgumentError(
             "expected features to be a mapping, or to have keys(), values() and offsets(), found "
-            f"{type(given).__name__}"
+            f"{type(jagged).__name__}"
         )
-    names, values = list(given.keys()), given.values()
-    bounds = _bounds(given)
-    weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
-    ends = _ends(given, len(names), len(bounds) - 1)
+    names, values = list(jagged.keys()), jagged.values()
+    bounds = _bounds(jagged)
+    weights = jagged.weights_or_none() if hasattr(jagged, "weights_or_none") else None
+    ends = _ends(jagged, len(names), len(bounds) - 1)
     for name, begin, end in zip(names, [0, *ends], ends, strict=False):
-        own = bounds[begin : end + 1]
-        of_ids = slice(int(own[0]), int(own[-1]))
-        weighted = None if weights is None else weights[of_ids]
-        yield name, (values[of_ids], torch.from_numpy(own - own[0]), weighted), True
+        first, last = bounds[begin], bounds[end]
+        own = slice(int(first), int(last))
+        begins = torch.from_numpy(bounds[begin:end] - first)
+        yield name, (values[own], begins, None if weights is None else weights[own])
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:

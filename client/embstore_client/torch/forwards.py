@@ -1,17 +1,14 @@
-"""All features of one forward: their keys by table, and their activations.
+"""The activations of all features of one forward, from the rows of its keys."""
 
-The keys of a table are those of its features, one feature after the other in the order of the
-table; so are the rows of its ids (`Found.inverse`).
-"""
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.arrays import Keys, Rows
+from embstore.arrays import Rows
 from embstore_client.frameworks.gradients import KeptGradients, Looked, Number
+from embstore_client.frameworks.occurrences import places
 from embstore_client.frameworks.rows import Found
 from embstore_client.frameworks.tables import Ids
 from embstore_client.torch.features import Occurrences
@@ -19,15 +16,6 @@ from embstore_client.torch.pooling import Places, activations
 
 Given = Mapping[str, Occurrences]
 """What one forward is given: the ids of every feature."""
-
-
-def keys_by_table(tables: Mapping[str, Ids], forwards: Iterable[Given]) -> dict[str, Keys]:
-    """Return the keys of all features of some forwards, by table, repeated or not."""
-    parts: dict[str, list[Keys]] = {name: [] for name in tables}
-    for given in forwards:
-        for name, table in tables.items():
-            parts[name] += [given[feature].keys for feature in table.features]
-    return {name: p[0] if len(p) == 1 else np.concatenate(p) for name, p in parts.items()}
 
 
 def activations_of(
@@ -42,24 +30,21 @@ def activations_of(
 
     Parameters
     ----------
-    found : the rows of `keys_by_table(tables, [given])`
+    found : the rows of `keys_by_table(tables, given)`
     gradients : where backward passes leave theirs; None: nowhere, nothing requires one
     dtype : of activations; None: as they are
     """
     forward = 0 if gradients is None else gradients.next_forward()
+    rows_of = {name: _tensor(of_table.rows) for name, of_table in found.items()}
+    table_of = {feature: table for table in tables.values() for feature in table.features}
     result: dict[str, Any] = {}
-    for table in tables.values():
-        rows, inverse = _tensor(found[table.name].rows), found[table.name].inverse
-        begin = 0
-        for feature in table.features:
-            of = given[feature]
-            end = begin + len(of.keys)
-            keep = _keep(gradients, (forward, len(result)), table, of)
-            of_ids = None if inverse is None else inverse[begin:end]
-            of_rows = rows[begin:end] if inverse is None else rows
-            output = _activation(table, of, of_rows, of_ids, keep)
-            result[feature] = output if dtype is None else output.to(dtype)
-            begin = end
+    for feature, of, place in places(tables, given):
+        table = table_of[feature]
+        rows, inverse = rows_of[table.name], found[table.name].inverse
+        keep = _keep(gradients, (forward, len(result)), table, of)
+        of_ids = None if inverse is None else inverse[place]
+        output = _activation(table, of, rows[place] if inverse is None else rows, of_ids, keep)
+        result[feature] = output if dtype is None else output.to(dtype)
     return result
 
 

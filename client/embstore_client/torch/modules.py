@@ -14,9 +14,9 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from embstore.config import Initializer, Optimizer
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
-from embstore_client.frameworks.tables import Bag, BagMode, Ids, by_name
+from embstore_client.frameworks.tables import Bag, BagMode, Ids, by_feature, by_name
 from embstore_client.torch.embedding import StoreModule
-from embstore_client.torch.features import Occurrences, bags_of, by_feature, ids_of
+from embstore_client.torch.features import Occurrences, arguments_of, bags_of, ids_of, of_jagged
 from embstore_client.torch.forwards import Given
 
 
@@ -76,10 +76,8 @@ class EmbeddingBag(StoreModule):
 
     def _given(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Given:
         ((name, table),) = self.tables.items()
-        has_last = self.include_last_offset
-        return {
-            name: _bags(table, f"table {name!r}", (input, offsets, per_sample_weights), has_last)
-        }
+        arguments = input, offsets, per_sample_weights
+        return {name: _bags(table, f"table {name!r}", arguments, self.include_last_offset)}
 
 
 class Embedding(StoreModule):
@@ -150,11 +148,10 @@ class EmbeddingBagCollection(StoreModule):
         return self._activations(self._given(features))
 
     def _given(self, features: Any) -> Given:
-        found, given = _tables_by_feature(self.tables), {}
-        for name, arguments, has_last in by_feature(features):
-            if name in found:
-                given[name] = _bags(found[name], f"feature {name!r}", arguments, has_last)
-        return _complete(given, found)
+        return {
+            name: _bags(table, f"feature {name!r}", arguments)
+            for name, table, arguments in by_feature(self.tables, arguments_of(features))
+        }
 
 
 class EmbeddingCollection(StoreModule):
@@ -181,30 +178,16 @@ class EmbeddingCollection(StoreModule):
         return self._activations(self._given(features))
 
     def _given(self, features: Any) -> Given:
-        found, given = _tables_by_feature(self.tables), {}
-        if isinstance(features, Mapping):
-            listed = [(name, ids) for name, ids in features.items()]
-        else:
-            listed = [(name, arguments[0]) for name, arguments, _ in by_feature(features)]
-        for name, ids in listed:
-            if name in found:
-                given[name] = ids_of(ids, what=f"feature {name!r}")
-        return _complete(given, found)
+        if not isinstance(features, Mapping):
+            features = {name: ids for name, (ids, _, _) in of_jagged(features)}
+        return {
+            name: ids_of(ids, what=f"feature {name!r}")
+            for name, _, ids in by_feature(self.tables, features)
+        }
 
 
-def _bags(table: Any, what: str, arguments: tuple[Any, ...], has_last: bool) -> Occurrences:
+def _bags(table: Any, what: str, arguments: tuple[Any, ...], has_last: bool = False) -> Occurrences:
     given = bags_of(*arguments, has_last=has_last, what=what)
     if given.weights is not None and table.mode != "sum":
         raise InvalidArgumentError(f'{what}: per_sample_weights go with mode "sum" only')
-    return given
-
-
-def _tables_by_feature(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {feature: table for table in tables.values() for feature in table.features}
-
-
-def _complete(given: Given, found: Mapping[str, Any]) -> Given:
-    missing = [name for name in found if name not in given]
-    if missing:
-        raise InvalidArgumentError(f"expected the features {list(found)}, missing are {missing}")
     return given
