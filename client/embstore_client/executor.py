@@ -235,23 +235,18 @@ class RemoteExecutor:
         value_bytes = NARROW_BYTES if self._wire_dtype in NARROW else VALUE_BYTES
         match command:
             case c.Lookup(tables):
-                return sum(
-                    value_bytes * len(p.keys) * self._tables.config_of(p.table, p.table_id).dim
-                    for p in tables
-                )
+                return value_bytes * sum(len(p.keys) * self._dim(p) for p in tables)
             case c.LookupPooled(pooled):
-                return sum(
-                    value_bytes
-                    * len(p.bags.offsets)
-                    * self._tables.config_of(p.table, p.table_id).dim
-                    for p in pooled
-                )
+                return value_bytes * sum(len(p.bags.offsets) * self._dim(p) for p in pooled)
             case c.ReadRows(keys):
                 config = self._tables.config_of(keys.table, keys.table_id)
                 return VALUE_BYTES * len(keys.keys) * (config.dim + config.state_dim)
             case c.LookupStepPooled() | c.ReadStep():
                 return 1  # that there are rows at all
         return 0
+
+    def _dim(self, part: Any) -> int:
+        return self._tables.config_of(part.table, part.table_id).dim
 
     def _warmed(
         self, command: c.WarmCache, progress: Progress | None, timeout_s: float | None

@@ -71,7 +71,7 @@ def export_table(
     how: dict[str, Any] = {"batch_rows": batch_rows, "with_state": with_state}
     with table.scan(label, since, timeout_s=timeout_s, **how) as scan, writing(place) as path:
         about = About.of(scan)
-        writer = module.open_writer(path, about, scan.rows, with_state=with_state)
+        writer = module.Writer(path, about, scan.rows, with_state=with_state)
         try:
             done = 0
             for keys, *arrays in scan:

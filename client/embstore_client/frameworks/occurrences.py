@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import pool_rows
+from embstore.arithmetic import bag_gradients, pool_rows
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.gradients import Looked, Number
 from embstore_client.frameworks.rows import Found
 from embstore_client.frameworks.tables import Bag, Ids, by_feature
 
@@ -55,9 +54,12 @@ class Occurrences(NamedTuple):
             rows = pool_rows(rows, self.offsets, mode, self.weights)
         return rows.reshape(*self.shape, rows.shape[-1])
 
-    def looked(self, number: Number) -> Looked:
-        """Return what the gradient of the outputs needs."""
-        return Looked(number, self.table, self.keys, self.offsets, self.mode, self.weights)
+    def by_key(self, gradients: Rows) -> Rows:
+        """Return the gradient of each key, (n, dim), from those of outputs, (outputs, dim)."""
+        if self.offsets is None:
+            return gradients
+        mode: Any = self.mode
+        return bag_gradients(gradients, self.offsets, mode, self.weights)
 
 
 Given = Mapping[str, Occurrences]

@@ -104,4 +104,4 @@ def _begin(host: Host, features: Any) -> tuple[Any, dict[str, Any]]:
 def _keep(host: Host, number: Any, features: Any, gradients: dict[str, Any]) -> None:
     for index, (name, of) in enumerate(given_of(host.tables, features).items()):
         if name in gradients:
-            host.steps.gradients.keep(of.looked((int(number), index)), np.asarray(gradients[name]))
+            host.steps.gradients.keep((int(number), index), of, np.asarray(gradients[name]))

@@ -158,7 +158,7 @@ class Step:
             if name in sent:
                 shape = (*of.shape, self._tables[of.table].dim)
                 rows = _floats(sent[name], shape, f"feature {name!r}")
-                kept.take(of.looked((0, index)), np.ascontiguousarray(rows, np.float32))
+                kept.take((0, index), of, np.ascontiguousarray(rows, np.float32))
         if not len(kept) and self._world_size == 1:
             return self.release()
         _ = self._found  # An announced step is looked up before its update.

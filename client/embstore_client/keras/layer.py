@@ -28,11 +28,16 @@ from embstore_client.keras.forward import Forward, Watched
 class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, unused-ignore]
     """Tables of a store as a layer without variables. Its classes are in `layers`."""
 
-    _kind: type[Ids] = Ids
+    _kind: type[Ids]
     _file = saving.FILE
 
     def __init__(self, store: Store | Connection, tables: Sequence[Ids], **layer: Any) -> None:
         """Make the tables that are not there; see `Store.create_table`.
+
+        Parameters
+        ----------
+        tables : each a `Bag`, or each `Ids`, as the class says
+        layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
 
         Raises
         ------

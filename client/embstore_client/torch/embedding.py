@@ -4,7 +4,7 @@ Not to be shared between threads; backward passes may run in Torch's own.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -16,9 +16,10 @@ from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBackedModule
 from embstore_client.frameworks.occurrences import keys_by_table
 from embstore_client.frameworks.steps import Ranks, Steps
-from embstore_client.frameworks.tables import Ids, with_rates
+from embstore_client.frameworks.tables import Ids, by_name, with_rates
 from embstore_client.torch import saving
-from embstore_client.torch.forwards import Given, activations_of
+from embstore_client.torch.features import Given
+from embstore_client.torch.forwards import activations_of
 from embstore_client.torch.ranks import by_first, ranks_of
 from embstore_client.torch.scaling import verdict_of
 
@@ -30,15 +31,21 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     no step.
     """
 
+    _kind: type[Ids]
     _file = saving.FILE
 
-    def __init__(self, store: Store, tables: Mapping[str, Ids], dtype: Any) -> None:
-        """Make the tables that are not there; see `Store.create_table`."""
+    def __init__(self, store: Store, tables: Sequence[Ids], *, dtype: Any = None) -> None:
+        """Make the tables that are not there; see `Store.create_table`.
+
+        Parameters
+        ----------
+        tables : each a `Bag`, or each `Ids`, as the class says
+        dtype : of activations; None: float32, or that of per-sample weights
+        """
         super().__init__()
         self.dtype = dtype
-        """Of activations; None: float32, or that of per-sample weights."""
         self._is_frozen = False
-        self._use(store, tables, Steps("zero_grad"))
+        self._use(store, by_name(tables, self._kind), Steps("zero_grad"))
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`, with the learning rates that the store has now."""
@@ -57,7 +64,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
     # Forward
 
-    def _activations(self, given: Given) -> dict[str, Any]:
+    def _activations(self, given: Mapping[str, Given]) -> dict[str, Any]:
         """Return the activations of every feature, in the order of the tables."""
         found = self._looked_up(keys_by_table(self.tables, given), self.training)
         is_trained = self.training and not self._is_frozen
