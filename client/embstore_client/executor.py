@@ -25,7 +25,7 @@ from embstore import commands as c
 from embstore.arithmetic.denormals import kept
 from embstore.arrays import Rows, as_out, check_on_host
 from embstore.checks import checked
-from embstore.checks.call_bytes import check_call_bytes
+from embstore.checks.call_bytes import check_call_bytes, reply_bytes
 from embstore.commands import Command, Progress
 from embstore.config import Limits
 from embstore.errors import (
@@ -175,13 +175,13 @@ class RemoteExecutor:
         if verb.is_streamed and not verb.is_bulk:  # a document
             (value,) = self.transport.receive(verb, request, _values, timeout_s=seconds)
             return value
-        reply_bytes = self._reply_bytes(smaller)
+        size = self._reply_bytes(smaller)
         if isinstance(command, c.Restore | c.Promote):
             with self.transport.beginning_epoch(command) as begins:
                 answer = self.transport.send(verb, request, timeout_s=seconds)
                 begins(answer.context.epoch)
                 return answer.value
-        answer = self.transport.send(verb, request, reply_bytes=reply_bytes, timeout_s=seconds)
+        answer = self.transport.send(verb, request, reply_bytes=size, timeout_s=seconds)
         return answer.value if spread is None else spread(answer.value)
 
     def _smaller(
@@ -232,21 +232,11 @@ class RemoteExecutor:
 
     def _reply_bytes(self, command: Command[Any]) -> int:
         """Return about the bytes of the rows that come back."""
-        value_bytes = NARROW_BYTES if self._wire_dtype in NARROW else VALUE_BYTES
-        match command:
-            case c.Lookup(tables):
-                return value_bytes * sum(len(p.keys) * self._dim(p) for p in tables)
-            case c.LookupPooled(pooled):
-                return value_bytes * sum(len(p.bags.offsets) * self._dim(p) for p in pooled)
-            case c.ReadRows(keys):
-                config = self._tables.config_of(keys.table, keys.table_id)
-                return VALUE_BYTES * len(keys.keys) * (config.dim + config.state_dim)
-            case c.LookupStepPooled() | c.ReadStep():
-                return 1  # that there are rows at all
-        return 0
-
-    def _dim(self, part: Any) -> int:
-        return self._tables.config_of(part.table, part.table_id).dim
+        if isinstance(command, c.LookupStepPooled | c.ReadStep):
+            return 1  # that there are rows at all
+        size = reply_bytes(command, self._tables.config_of)
+        is_narrow = self._wire_dtype in NARROW and not isinstance(command, c.ReadRows)
+        return size * NARROW_BYTES // VALUE_BYTES if is_narrow else size
 
     def _warmed(
         self, command: c.WarmCache, progress: Progress | None, timeout_s: float | None
