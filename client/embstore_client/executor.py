@@ -28,11 +28,7 @@ from embstore.checks import checked
 from embstore.checks.call_bytes import check_call_bytes, reply_bytes
 from embstore.commands import Command, Progress
 from embstore.config import Limits
-from embstore.errors import (
-    InvalidArgumentError,
-    OutcomeUnknownError,
-    SessionExpiredError,
-)
+from embstore.errors import InvalidArgumentError, OutcomeUnknownError, SessionExpiredError
 from embstore.layout import VALUE_BYTES
 from embstore.results import (
     Membership,

@@ -1,10 +1,16 @@
 """Tables of a store as a part of a model: what an adapter is, whatever its framework.
 
-A model keeps its dense part itself, and names its tables here. Their rows stay in the store: a
-forward looks some up, a backward pass leaves gradients of those, and one update sends them
-(`steps`). Outside a loop of `ahead` each lookup and each update is one of its own. Within it, both
+**A step.** What is here has no parameters. A forward looks rows up; a backward pass keeps the
+gradients of what the forward returned; `step` sends them as one update (`steps`), and the store's
+own optimizer applies it. So what lies between does not matter: micro-batches, several backward
+passes, a forward that is computed again, one whose output is not used. What has no gradient is not
+updated. Outside a loop of `ahead` lookups and updates are each one of their own. Within it, they
 are those of the step at hand: its tables have no other writer, and its place is part of every
 checkpoint.
+
+**Exactness.** A bag's gradient becomes that of its ids as contract.md, rule 8 says, and those of an
+id are added by rule 2, in the order of the forwards, then of the features, then of the ids. The
+digest of a table is that of a program in NumPy that is given the same gradients of bags.
 
     StoreBacked         tables, their store, the session's place, and a checkpoint of all of it
     StoreBackedModule   the same for frameworks whose parts have a state that changes in place
