@@ -331,7 +331,8 @@ def _spread(read: RowsRead, once: list[UniqueKeys], out: Any) -> RowsRead:
     """Return the rows of the keys of the call from those of its unique keys."""
     outs = out or [None] * len(once)
     for keys, table, own in zip(once, read.tables, outs, strict=True):
-        _check_out(own, keys, table.rows, table.table)  # all before the first is written to
+        if own is not None:  # all before the first is written to
+            as_out(own, (keys.call_count, table.rows.shape[1]), table.table)
     return RowsRead(
         tuple(
             replace(table, rows=keys.spread(table.rows, own, table.table))
@@ -341,17 +342,11 @@ def _spread(read: RowsRead, once: list[UniqueKeys], out: Any) -> RowsRead:
 
 
 def _spread_whole(read: RowsRead, once: UniqueKeys, out: Any) -> RowsRead:
+    """Do the same with the weights and the state of a table."""
     (table,) = read.tables
-    found, outs = (table.rows, cast(Any, table.state)), out or (None, None)
-    for own, rows in zip(outs, found, strict=True):
-        _check_out(own, once, rows, table.table)
-    weights, state = map(once.spread, found, outs, (table.table, table.table))
-    return RowsRead((replace(table, rows=weights, state=state),))
-
-
-def _check_out(out: Any, once: UniqueKeys, rows: Rows, table: str) -> None:
-    if out is not None:
-        as_out(out, (once.call_count, rows.shape[1]), table)
+    both = RowsRead((table, replace(table, rows=cast(Rows, table.state))))
+    weights, state = _spread(both, [once, once], out).tables
+    return RowsRead((replace(weights, state=state.rows),))
 
 
 def _check_on_host(table: str, *arrays: Any) -> None:

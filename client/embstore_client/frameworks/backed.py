@@ -49,12 +49,14 @@ class StoreBacked:
     """Of the framework, beside a checkpoint."""
 
     def _use(self, store: Store | Connection, tables: Mapping[str, Any], steps: Steps) -> None:
-        """Have these tables, by name; those that a store lacks are made. Called once, when the
-        framework's own part of the object is there."""
+        """Have these tables, by name; those that a store lacks are made. To be called once, when
+        the framework's own part of the object is there."""
         self.tables = tables
         self._steps = steps
-        self._connection = store if isinstance(store, Connection) else Connection(store)
-        if isinstance(store, Store):
+        if isinstance(store, Connection):  # of a copy: its tables were made
+            self._connection = store
+        else:
+            self.attach(store)
             for table in tables.values():
                 table.create(store)
 

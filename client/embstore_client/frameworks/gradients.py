@@ -11,7 +11,6 @@ would be one.
 
 import threading
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,10 @@ class KeptGradients:
         """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards."""
         with self._lock:
             kept_ones = [self._kept[number] for number in sorted(self._kept)]
-        return joined((of.table, of.keys, of.by_key(rows)) for of, rows in kept_ones)
+        parts: dict[str, list[tuple[Keys, Rows]]] = {}
+        for of, rows in kept_ones:
+            parts.setdefault(of.table, []).append((of.keys, of.by_key(rows)))
+        return {table: _concatenated(of_table) for table, of_table in parts.items()}
 
     def warn_unsent(self) -> None:
         """Warn of gradients that are still here: nobody can send them any more."""
@@ -97,14 +99,6 @@ class KeptGradients:
         with self._lock:
             self._kept.clear()
             self._of_forwards.clear()
-
-
-def joined(parts: Iterable[tuple[str, Keys, Rows]]) -> dict[str, tuple[Keys, Rows]]:
-    """Return keys (n,) and gradients (n, dim) by table, of parts that name theirs, in order."""
-    by_table: dict[str, list[tuple[Keys, Rows]]] = {}
-    for table, keys, gradients in parts:
-        by_table.setdefault(table, []).append((keys, gradients))
-    return {table: _concatenated(of_table) for table, of_table in by_table.items()}
 
 
 def _concatenated(parts: list[tuple[Keys, Rows]]) -> tuple[Keys, Rows]:

@@ -41,7 +41,7 @@ ALONE = Ranks()
 
 
 def nothing() -> None:
-    """Wait for nothing: gradients are kept when a backward pass returns."""
+    """Do nothing, as to wait for gradients that are kept when a backward pass returns."""
 
 
 class Steps:
