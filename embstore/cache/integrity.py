@@ -56,7 +56,9 @@ def checks(pool: "Pool") -> Iterator[str]:
         "host tier: more rows are dirty than are accounted for": pool.tier is not None
         and int(np.count_nonzero(pool.tier.slots.contents().dirty)) > pool.tier.evictor.dirty_max,
         "the arena's budget is exceeded": (
-            arena.memory_bytes > arena.budget_bytes and pool.slots.slab_count > 1
+            arena.memory_bytes > arena.budget_bytes
+            and not arena.may_exceed
+            and pool.slots.slab_count > 1
         ),
     }
     _check(pool, "", over)

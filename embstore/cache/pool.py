@@ -72,7 +72,7 @@ class Pool:
         self.followers = Followers(device)
         below_bytes = 0 if host_arena is None else host_arena.budget_bytes
         self.slots = slots = PoolSlots(
-            device, layout, arena.budget_bytes, storage.irreversible, below_bytes
+            device, layout, arena.budget_bytes, storage.irreversible, below_bytes, arena.note_growth
         )
         self.pins = pins = PoolPins(device, slots)
         self.finder = finder = Finder(device, slots)
