@@ -26,7 +26,7 @@ MARK = "pytest.mark.gpu"
 SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.MULTILINE)
 """How a test imports a server."""
 LEASE_S = 600.0
-OTHER_BACKENDS = "emulated", "tiered", "served", "shared", "sharded", "two-shards"
+OTHER_BACKENDS = "emulated", "level-two", "served", "shared", "sharded", "two-shards"
 """Of conformance, beside the embedded store."""
 OTHER_BACKEND = re.compile(rf"^tests/conformance/.*[-\[]({'|'.join(OTHER_BACKENDS)})[-\]]")
 

@@ -54,7 +54,7 @@ class Member(Protocol):
 
 
 class Arena:
-    """The budget of one store's cache, or of its host tier. Engine thread only."""
+    """The budget of one store's cache, or of its level two. Engine thread only."""
 
     def __init__(self, budget_bytes: int, option: str = "cache_bytes") -> None:
         self.budget_bytes = budget_bytes

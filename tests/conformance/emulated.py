@@ -31,8 +31,8 @@ class Emulated(Embedded):
         return embstore.open(path, files=self._files(path), device=device, **options)
 
 
-class Tiered(Emulated):
-    """The same with a host tier, small enough that rows leave it too."""
+class WithLevelTwo(Emulated):
+    """The same with a level two, small enough that rows leave it too."""
 
     host_cache_bytes = LEVEL_TWO_BYTES
     durability = "commands"

@@ -41,7 +41,7 @@ class OnGpu(Embedded):
         return embstore.open(path, files=self._files(path), device=device, **options)
 
 
-class TieredOnGpu(OnGpu):
-    """The same with a host tier, small enough that rows leave it too."""
+class LevelTwoOnGpu(OnGpu):
+    """The same with a level two, small enough that rows leave it too."""
 
     host_cache_bytes = LEVEL_TWO_BYTES
