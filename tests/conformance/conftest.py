@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from tests.conformance.backends import Embedded
 from tests.conformance.cases import config
-from tests.conformance.emulated import Emulated, WithLevelTwo
+from tests.conformance.emulated import Emulated, WithLargeLevelTwo, WithLevelTwo
 from tests.conformance.twin import Twin
 from tests.gpu.backend import LevelTwoOnGpu, OnGpu, why_not
 
@@ -27,6 +27,7 @@ BACKENDS = [
     "embedded",
     "emulated",
     "level-two",
+    "large-level-two",
     "served",
     "shared",
     "sharded",
@@ -49,6 +50,7 @@ def backend_named(name: str) -> tuple[type[Embedded], AbstractContextManager[Non
         "embedded": Embedded,
         "emulated": Emulated,
         "level-two": WithLevelTwo,
+        "large-level-two": WithLargeLevelTwo,
         "cuda": OnGpu,
         "level-two-cuda": LevelTwoOnGpu,
     }

@@ -29,7 +29,6 @@ class OnGpu(Embedded):
 
     offers = Embedded.offers - {"process", "memory"}
     device = "cuda"
-    host_cache_bytes = 0
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         from embstore.device.cuda import open_runtime
