@@ -163,6 +163,13 @@ MUTATIONS = [
         "unit/test_write_back_level_two.py",
     ),
     Mutation(
+        "what an index takes beyond the budget stays",
+        "embstore/cache/index.py",
+        "_larger(self.capacity), memory, slot_count)\n                    self._grew()\n",
+        "_larger(self.capacity), memory, slot_count)\n",
+        "unit/test_index_refusals.py",
+    ),
+    Mutation(
         "an update that a GPU was given whole does not count",
         "embstore/tables/writes.py",
         "        for table in tables if is_done else ():\n            table.t += 1\n",
