@@ -7,8 +7,8 @@ pytest's plugins; what is not imported need not be there.
 test-all` the others, too. The marks are set here alone, from measured times: `tests/slow.txt` has
 functions that take long, and how many of their cases `make test` and `make test-rest` run all the
 same. Of conformance they run each case in the embedded store and on one more backend, which depends
-on the case's name alone; on the others it is complete. `tests/times.py` measures, and writes the
-list.
+on the case's name alone; on the others it is complete, and so are all cases on one with a large
+level two. `tests/times.py` measures, and writes the list.
 """
 
 import re
@@ -26,9 +26,13 @@ MARK = "pytest.mark.gpu"
 SERVICE = re.compile(r"^from tests\.(conformance\.(gate|served)|serving) ", re.MULTILINE)
 """How a test imports a server."""
 LEASE_S = 600.0
-OTHER_BACKENDS = "emulated", "tiered", "served", "shared", "sharded", "two-shards"
-"""Of conformance, beside the embedded store."""
-OTHER_BACKEND = re.compile(rf"^tests/conformance/.*[-\[]({'|'.join(OTHER_BACKENDS)})[-\]]")
+OTHER_BACKENDS = "emulated", "level-two", "served", "shared", "sharded", "two-shards"
+"""Of conformance, beside the embedded store: each case has its turn on one of them."""
+COMPLETE_BACKEND = "large-level-two"
+"""It has no turn."""
+OTHER_BACKEND = re.compile(
+    rf"^tests/conformance/.*?[-\[]({'|'.join((*OTHER_BACKENDS, COMPLETE_BACKEND))})[-\]]"
+)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

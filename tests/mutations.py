@@ -139,7 +139,7 @@ MUTATIONS = [
         "embstore/cache/exchange.py",
         "two.index.exchange(come_keys, left_keys",
         "two.index.exchange(come_keys[:0], left_keys",
-        "unit/test_host_tier.py",
+        "unit/test_level_two.py",
     ),
     Mutation(
         "a rank without a key adds 0.0 to its sum",
@@ -160,7 +160,14 @@ MUTATIONS = [
         "embstore/kernels/exchange.cu",
         "                *dirty_below = left_dirty;\n",
         "                *dirty_below = 0;\n",
-        "unit/test_write_back_tier.py",
+        "unit/test_write_back_level_two.py",
+    ),
+    Mutation(
+        "what an index takes beyond the budget stays",
+        "embstore/cache/index.py",
+        "_larger(self.capacity), memory, slot_count)\n                    self._grew()\n",
+        "_larger(self.capacity), memory, slot_count)\n",
+        "unit/test_index_refusals.py",
     ),
     Mutation(
         "an update that a GPU was given whole does not count",

@@ -19,6 +19,12 @@ made with it: slabs are only the steps in which slots come and go, so no slot mo
 pools have more than the new budget, the largest release slabs until they do not. Rejected: slabs
 that stay as they were made. A cache could then not become smaller than the slabs of its first
 budget, and one that grew a thousandfold would do so in steps too small to be worth one.
+
+An index whose stash is full becomes larger in the middle of a call, and asks nobody (index.py).
+What is beyond the budget then is released before the next command (`keep_to_budget`), as if the
+budget had become smaller. What is tolerated is the index of a pool of one slab, which has nothing
+to release: it is as large as the keys there need it, which could not be found otherwise. And that
+of any pool, as long as the log has no room for dirty rows that would have to leave.
 """
 
 from typing import NamedTuple, Protocol
@@ -48,7 +54,7 @@ class Member(Protocol):
 
 
 class Arena:
-    """The budget of one store's cache, or of its host tier. Engine thread only."""
+    """The budget of one store's cache, or of its level two. Engine thread only."""
 
     def __init__(self, budget_bytes: int, option: str = "cache_bytes") -> None:
         self.budget_bytes = budget_bytes
@@ -59,6 +65,8 @@ class Arena:
         found."""
         self.is_short = False
         """Whether a pool has asked for a slab in vain, since somebody set this to False."""
+        self.may_exceed = False
+        """Whether an index has become larger since `keep_to_budget`."""
         self.may_move = False
         """Whether a pool has asked in vain since `move_slice` found nothing to do."""
         self.era = 0
@@ -227,6 +235,23 @@ class Arena:
         self.budget_bytes = budget_bytes
         for pool in self.pools:
             pool.slots.fit_budget(budget_bytes)
+
+    def note_growth(self) -> None:
+        """Note that a pool's index has become larger, whatever the budget has left."""
+        self.may_exceed = True
+
+    def keep_to_budget(self) -> None:
+        """Release what larger indexes have taken beyond the budget. Between commands.
+
+        Raises
+        ------
+        CapacityError : no room in the log for dirty rows that must leave; `may_exceed` stays.
+        """
+        self._release_excess()
+        if self.memory_bytes > self.budget_bytes:
+            for pool in self.pools:
+                pool.slots.trim_index()
+        self.may_exceed = False
 
     def _release_excess(self) -> None:
         """Have pools release slabs: the largest at the time an equal share of what is too much.

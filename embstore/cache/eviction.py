@@ -27,8 +27,8 @@ from embstore.storage.storage import Storage
 _VACATED_SLOTS_MAX = 1 << 16
 
 
-class Tier(Protocol):
-    """Where rows may stay that leave, beside calls (host_tier.py); in calls: exchange.py."""
+class LevelBelow(Protocol):
+    """Where rows may stay that leave, beside calls (level_two.py); in calls: exchange.py."""
 
     def make_room(self, count: int) -> Slots:
         """Return places for up to `count` rows, for `keep`. Raises CapacityError."""
@@ -55,7 +55,7 @@ class Evictor:
     counters: Counters
     dirty_max: int = 0
     """At least the number of dirty slots: a row written twice counts twice."""
-    tier: Tier | None = None
+    level_two: LevelBelow | None = None
     is_clean_first: bool = False
     """Whether dirty rows leave last, by a count of 1 in their scores, as in level two."""
 
@@ -174,33 +174,33 @@ class Evictor:
         self.scores.forget()
 
     def _evict(self, slots: Slots, here: SlotContents) -> None:
-        """Free resident slots, of which `here` is known; dirty rows that the tier does not take are
-        logged first (room has been reserved)."""
-        if self.tier is None:
+        """Free resident slots, of which `here` is known; dirty rows that level two does not take
+        are logged first (room has been reserved)."""
+        if self.level_two is None:
             logged, kept = self.log_dirty(slots, here), 0
         else:
-            logged, kept = self._sink(self.tier, slots, here)
+            logged, kept = self._sink(self.level_two, slots, here)
         self.free(slots, here.keys)
         self.dirty_max -= int(np.count_nonzero(here.dirty))
         self.counters.count_evictions(len(slots) - kept, logged)
         self.counters.evictions_host += kept
 
-    def _sink(self, tier: Tier, slots: Slots, here: SlotContents) -> tuple[int, int]:
-        """Have the tier take rows that leave slots, the last of them where it has not room for all;
-        return how many of the others were logged, and how many it has taken.
+    def _sink(self, level_two: LevelBelow, slots: Slots, here: SlotContents) -> tuple[int, int]:
+        """Have level two take rows that leave slots, the last of them where it has not room for
+        all; return how many of the others were logged, and how many it has taken.
 
         It takes them last: a call that is refused before has moved no row.
         """
-        places = tier.make_room(len(slots))
+        places = level_two.make_room(len(slots))
         left = len(slots) - len(places)
         above, below = here.of(np.arange(left)), here.of(np.arange(left, len(slots)))
         try:
-            self.reserve(int(np.count_nonzero(above.dirty)))  # again: the tier may have used it
+            self.reserve(int(np.count_nonzero(above.dirty)))  # again: level two may have used it
             logged = self.log_dirty(slots[:left], above)
         except BaseException:
-            tier.put_back(places)
+            level_two.put_back(places)
             raise
-        if not len(places) or tier.keep(below, self.slots.memory.rows, slots[left:], places):
+        if not len(places) or level_two.keep(below, self.slots.memory.rows, slots[left:], places):
             return logged, len(places)
         self.reserve(int(np.count_nonzero(below.dirty)))
         return logged + self.log_dirty(slots[left:], below), 0

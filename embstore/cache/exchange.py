@@ -26,7 +26,7 @@ from embstore.arrays import Keys
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
 from embstore.cache.finder import Finder
-from embstore.cache.host_tier import HostTier
+from embstore.cache.level_two import LevelTwo
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
@@ -102,7 +102,7 @@ class Exchange:
     finder: Finder
     scores: Scores
     evictor: Evictor
-    tier: HostTier
+    level_two: LevelTwo
     counters: Counters
     parameters: TableParameters
     risen: list[Keys] | None = None
@@ -127,7 +127,7 @@ class Exchange:
         hits = None
         if is_lookup:
             hits = self.device.keys.count_accesses(batch, slots, 0, len(slots), counts)
-        index = self.tier.slots.index
+        index = self.level_two.slots.index
         missing = self._look(index.arrays, batch.unique_keys, slots, batch)
         free = self.slots.free_count
         self._asked = Asked(batch, self._moves, free, index.rebuilds, missing, hits)
@@ -137,7 +137,7 @@ class Exchange:
         asked, self._asked = self._asked, None
         if asked is None or asked.batch.unique_keys is not keys:
             return None
-        index = self.tier.slots.index
+        index = self.level_two.slots.index
         index.synchronize()
         return asked if self._is_right(asked) and asked.rebuilds == index.rebuilds else None
 
@@ -149,7 +149,7 @@ class Exchange:
     def _moves(self) -> int:
         """Grows whenever a row comes to a slot of either level, or leaves it: rows of level two do
         so for another pool, too, which takes a slab."""
-        return self.finder.moves + self.tier.finder.moves
+        return self.finder.moves + self.level_two.finder.moves
 
     @property
     def _arena_state(self) -> tuple[int, int, int]:
@@ -160,7 +160,7 @@ class Exchange:
     def _look(
         self, index: IndexArrays, keys: Array, slots: Array, batch: Batch | None
     ) -> Answer[Missing]:
-        one, two = self.slots, self.tier.slots
+        one, two = self.slots, self.level_two.slots
         return self.levels.look(
             keys, slots, batch, index, two.memory, one.memory, one.count, self.scores.clock,
             one.free_count, len(self.parameters.seeds),
@@ -193,7 +193,7 @@ class Exchange:
         self.device.memory.secure(missing)
         if asked is None or not self._is_right(asked):
             needed = self.evictor.needed(missing)
-            found = self._look(self.tier.slots.index.synchronize(), keys, slots, None)()
+            found = self._look(self.level_two.slots.index.synchronize(), keys, slots, None)()
             self._full = self._arena_state if needed else None
         else:
             found = asked.missing()
@@ -241,15 +241,15 @@ class Exchange:
     def _make_places(self, found: Missing, free: int, victims: Slots, staying: int) -> int:
         """Give victims whose keys' rows are absent places in level two; return how many have none,
         the first, which are logged."""
-        tier, memory = self.tier, self.device.memory
-        places = tier.make_room(len(victims), found.below, staying)
+        level_two, memory = self.level_two, self.device.memory
+        places = level_two.make_room(len(victims), found.below, staying)
         logged = len(victims) - len(places)
         try:
             if logged:
                 here = self.device.slots.read_slots(self.slots.memory, victims[:logged])()
                 self._log(victims[:logged], here)
         except BaseException:
-            tier.put_back(places)
+            level_two.put_back(places)
             raise
         if len(places):
             end = free + len(victims)
@@ -264,17 +264,17 @@ class Exchange:
         self.evictor.dirty_max -= dirty
 
     def _move(self, found: Missing, slots: Array, plan: _Plan, score: int | None) -> None:
-        one, two, tier = self.slots, self.tier.slots, self.tier
+        one, two, level_two = self.slots, self.level_two.slots, self.level_two
         up, down = plan.first_up, plan.first_down
         keys, below = found.keys[plan.first :], found.below[plan.first :]
         come, come_keys = plan.slots[up:], keys[up:]
-        tier.scores.tick()
+        level_two.scores.tick()
         left_keys = self.levels.exchange(
             one.memory, two.memory, plan.slots, below, keys, up, down, score or 0,
-            tier.scores.first_score,
+            level_two.scores.first_score,
         )  # fmt: skip
         self.finder.moves += 1
-        tier.finder.moves += 1
+        level_two.finder.moves += 1
         one.index.exchange(left_keys[down:], come_keys, come, one.memory, one.count)
         sunk = down + plan.logged
         two.index.exchange(come_keys, left_keys[sunk:], below[sunk:], two.memory, two.count)
@@ -282,7 +282,7 @@ class Exchange:
         if score is None:
             self.pins.pin_first(come)
         self.scores.admit(come, come_keys, touched=0 if score is None else len(come))
-        tier.scores.count_touches(len(left_keys) - sunk)
+        level_two.scores.count_touches(len(left_keys) - sunk)
         one.free(plan.left)
         if down:  # rows that came to free slots have left slots without a victim
             two.free(self.device.memory.download(below[:down]))
@@ -295,4 +295,4 @@ class Exchange:
         self.counters.misses_host += came
         self.counters.evictions_host += sunk
         self.evictor.dirty_max += found.dirty - plan.dirty_down
-        self.tier.evictor.dirty_max += plan.dirty_down - found.dirty
+        self.level_two.evictor.dirty_max += plan.dirty_down - found.dirty

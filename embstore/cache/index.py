@@ -6,8 +6,13 @@ stash is full. Where the device's work is queued, that is asked when the index i
 device has as a rule been waited for by then. It is too late to refuse that call for it: an error is
 irreversible. A call that only looks keys up asks after it has waited for them
 (`Finder.synchronize`): keys without a place are at worst not found.
+
+A full stash is found in the middle of a call, whose rows may be in their slots already. So the
+budget is not asked for the larger index: the arena is told of it (`grew`), and takes back what is
+beyond the budget before the next command (`Arena.keep_to_budget`).
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from embstore.arrays import Keys
@@ -20,15 +25,22 @@ class SlotIndex:
     Parameters
     ----------
     irreversible : enters what fails the store if it goes wrong
+    grew : called when the index has become larger than its slots need it
     """
 
-    def __init__(self, device: Device, irreversible: AbstractContextManager[None]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        irreversible: AbstractContextManager[None],
+        grew: Callable[[], None] = lambda: None,
+    ) -> None:
         self.capacity = 0
         self.rebuilds = 0
         self.arrays = device.memory.allocate_index(1)
         """On the device; keys inserted last may have found no place."""
         self._device = device
         self._irreversible = irreversible
+        self._grew = grew
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
 
     def synchronize(self) -> IndexArrays:
@@ -37,7 +49,8 @@ class SlotIndex:
             with self._irreversible:
                 (is_whole, memory, slot_count), self._inserted = self._inserted, None
                 if not is_whole():
-                    self._rebuild(self.capacity + self.capacity // 4 + 64, memory, slot_count)
+                    self._rebuild(_larger(self.capacity), memory, slot_count)
+                    self._grew()
         return self.arrays
 
     @property
@@ -83,11 +96,17 @@ class SlotIndex:
         self._device.keys.erase(arrays, erased)
         self._inserted = self._device.keys.insert(arrays, keys, slots), memory, slot_count
 
-    def _rebuild(self, capacity: int, memory: SlotMemory, slot_count: int) -> None:
-        while True:
+    def _rebuild(self, wanted: int, memory: SlotMemory, slot_count: int) -> None:
+        capacity = wanted
+        arrays = self._device.memory.allocate_index(capacity)
+        while not self._device.keys.insert_slots(arrays, memory, slot_count):
+            capacity = _larger(capacity)
             arrays = self._device.memory.allocate_index(capacity)
-            if self._device.keys.insert_slots(arrays, memory, slot_count):
-                self.arrays, self.capacity, self._inserted = arrays, capacity, None
-                self.rebuilds += 1
-                return
-            capacity += capacity // 4 + 64
+        self.arrays, self.capacity, self._inserted = arrays, capacity, None
+        self.rebuilds += 1
+        if capacity > wanted:
+            self._grew()
+
+
+def _larger(capacity: int) -> int:
+    return capacity + capacity // 4 + 64

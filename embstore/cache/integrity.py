@@ -2,9 +2,9 @@
 
 - a row key has at most one slot; the index has exactly the resident keys
 - a slot's key is EMPTY_KEY exactly where it is free; each free slot is once in the free list
-- a dirty slot's row is newer than what storage has, here and in the host tier; a free slot is clean
-- a row of the host tier is in no slot of the pool
-- a row's newest content is its slot's, here or in the host tier, if it has one; else storage's,
+- a dirty slot's row is newer than what storage has, in either level; a free slot is clean
+- a row of level two is in no slot of the pool
+- a row's newest content is its slot's, here or in level two, if it has one; else storage's,
   else its initializer's
 
 It is checked a range of slots at a time, between which commands may change them: what is said of
@@ -21,7 +21,7 @@ from embstore.arrays import EMPTY_KEY, KEY_BITS
 from embstore.score import PIN_SHIFT
 
 if TYPE_CHECKING:
-    from embstore.cache.host_tier import HostTier
+    from embstore.cache.level_two import LevelTwo
     from embstore.cache.pool import Pool
 
 SLICE_SLOTS = 1 << 14
@@ -34,29 +34,34 @@ def checks(pool: "Pool") -> Iterator[str]:
 
     Raises AssertionError: an invariant does not hold.
     """
-    for part, where in ((pool, ""), (pool.tier, "host tier: ")):
+    for part, where in ((pool, ""), (pool.level_two, "level two: ")):
         low = 0
         while part is not None and low < part.slots.count:
             pool.finder.finish_arriving()
             _check(pool, where, _faults_of_range(part, low))
-            if part is pool.tier:
+            if part is pool.level_two:
                 _check(pool, where, {"a row is in the pool too": _is_in_pool(pool, low)})
             low += SLICE_SLOTS
             yield f"{where}slots below {low}"
         if part is not None:
             _check(pool, where, _faults_of_counts(part))
             yield f"{where}counts"
-    arena, dirty = pool.arena, pool.slots.contents().dirty
+    arena, dirty, below = pool.arena, pool.slots.contents().dirty, pool.level_two
     over = {
-        "host tier: the budget is exceeded": pool.tier is not None
-        and pool.tier.arena.memory_bytes > pool.tier.arena.budget_bytes,
+        "level two: the budget is exceeded": (
+            below is not None and below.arena.memory_bytes > below.arena.budget_bytes
+        ),
         "more rows are dirty than are accounted for": (
             int(np.count_nonzero(dirty)) > pool.evictor.dirty_max
         ),
-        "host tier: more rows are dirty than are accounted for": pool.tier is not None
-        and int(np.count_nonzero(pool.tier.slots.contents().dirty)) > pool.tier.evictor.dirty_max,
+        "level two: more rows are dirty than are accounted for": (
+            below is not None
+            and int(np.count_nonzero(below.slots.contents().dirty)) > below.evictor.dirty_max
+        ),
         "the arena's budget is exceeded": (
-            arena.memory_bytes > arena.budget_bytes and pool.slots.slab_count > 1
+            arena.memory_bytes > arena.budget_bytes
+            and not arena.may_exceed
+            and pool.slots.slab_count > 1
         ),
     }
     _check(pool, "", over)
@@ -68,7 +73,7 @@ def _check(pool: "Pool", where: str, faults: dict[str, bool]) -> None:
             raise AssertionError(f"integrity of pool {pool.layout}: {where}{fault}")
 
 
-def _faults_of_range(part: "Pool | HostTier", low: int) -> dict[str, bool]:
+def _faults_of_range(part: "Pool | LevelTwo", low: int) -> dict[str, bool]:
     """Return what is wrong with the slots from `low` on, and with the index of their keys."""
     high = min(low + SLICE_SLOTS, part.slots.count)
     here = part.device.slots.read_range(part.slots.memory, low, high)
@@ -87,7 +92,7 @@ def _faults_of_range(part: "Pool | HostTier", low: int) -> dict[str, bool]:
     }
 
 
-def _faults_of_counts(part: "Pool | HostTier") -> dict[str, bool]:
+def _faults_of_counts(part: "Pool | LevelTwo") -> dict[str, bool]:
     here = part.slots.contents()
     pinned = np.count_nonzero((here.keys != EMPTY_KEY) & (here.scores >> PIN_SHIFT != 0))
     return {
@@ -96,9 +101,9 @@ def _faults_of_counts(part: "Pool | HostTier") -> dict[str, bool]:
 
 
 def _is_in_pool(pool: "Pool", low: int) -> bool:
-    tier, memory = pool.tier, pool.device.memory
-    assert tier is not None
-    high = min(low + SLICE_SLOTS, tier.slots.count)
-    keys = tier.device.slots.read_range(tier.slots.memory, low, high).keys
+    level_two, memory = pool.level_two, pool.device.memory
+    assert level_two is not None
+    high = min(low + SLICE_SLOTS, level_two.slots.count)
+    keys = level_two.device.slots.read_range(level_two.slots.memory, low, high).keys
     found = pool.finder.locate(memory.upload(keys[keys != EMPTY_KEY]))[0]
     return bool((memory.download(found) >= 0).any())

@@ -9,7 +9,7 @@ gather, one apply. A pool is made of
     scores      which rows leave first                            scores.py, policies.py
     evictor     slots for rows that come; rows that leave         eviction.py
     residency   rows brought to slots                             residency.py
-    tier        level two: rows that left level one's slots       host_tier.py
+    level two   rows that left level one's slots                  level_two.py
     exchange    rows that change levels                           exchange.py
     reader      rows gathered for calls                           reading.py
     writer      rows summed, changed and logged                   writing.py
@@ -30,8 +30,8 @@ from embstore.cache.eviction import Evictor
 from embstore.cache.exchange import Exchange
 from embstore.cache.finder import Finder
 from embstore.cache.followers import Followers
-from embstore.cache.host_tier import HostTier
 from embstore.cache.integrity import checks
+from embstore.cache.level_two import LevelTwo
 from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
 from embstore.cache.policies import POLICIES, Policy
@@ -72,7 +72,7 @@ class Pool:
         self.followers = Followers(device)
         below_bytes = 0 if host_arena is None else host_arena.budget_bytes
         self.slots = slots = PoolSlots(
-            device, layout, arena.budget_bytes, storage.irreversible, below_bytes
+            device, layout, arena.budget_bytes, storage.irreversible, below_bytes, arena.note_growth
         )
         self.pins = pins = PoolPins(device, slots)
         self.finder = finder = Finder(device, slots)
@@ -86,25 +86,25 @@ class Pool:
         )  # fmt: skip
         self.reader = PoolReader(device, storage, layout, slots, finder, residency)
         self.writer = PoolWriter(device, storage, arena, layout, slots, finder, evictor, residency)
-        self.tier: HostTier | None = None
+        self.level_two: LevelTwo | None = None
         arena.join(evictor)
         try:
             slots.add_slab()
             if host_arena is not None:
-                self.tier = HostTier(
+                self.level_two = LevelTwo(
                     device, storage, host_arena, slots, layout, self.tables, self.counters
                 )
         except BaseException:
             arena.leave(evictor)
             raise
-        evictor.tier = self.reader.tier = self.tier
-        if self.tier is not None:
+        evictor.level_two = self.reader.level_two = self.level_two
+        if self.level_two is not None:
             assert device.levels is not None
             residency.exchange = Exchange(
-                device, device.levels, storage, slots, pins, finder, scores, evictor, self.tier,
-                self.counters, self.parameters,
+                device, device.levels, storage, slots, pins, finder, scores, evictor,
+                self.level_two, self.counters, self.parameters,
             )  # fmt: skip
-            self.writer.add_level(self.tier.evictor)
+            self.writer.add_level(self.level_two.evictor)
 
     @property
     def policy(self) -> Policy:
@@ -126,15 +126,16 @@ class Pool:
     @property
     def slots_below(self) -> int:
         """Slots that level two may have."""
-        tier = self.tier
-        return 0 if tier is None else self.slots.sizes.below_bytes // tier.slots.sizes.slot_bytes
+        if self.level_two is None:
+            return 0
+        return self.slots.sizes.below_bytes // self.level_two.slots.sizes.slot_bytes
 
     @property
     def dirty_keys(self) -> Keys:
-        """The row keys of dirty rows, in the host tier too."""
+        """The row keys of dirty rows, in level two too."""
         here = [self.slots.contents()]
-        if self.tier is not None:
-            here.append(self.tier.slots.contents())
+        if self.level_two is not None:
+            here.append(self.level_two.slots.contents())
         return np.concatenate([level.keys[level.dirty] for level in here])
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
@@ -159,8 +160,8 @@ class Pool:
     def close(self) -> None:
         """Leave the arena, and free all memory."""
         self.arena.leave(self.evictor)
-        if self.tier is not None:
-            self.tier.close()
+        if self.level_two is not None:
+            self.level_two.close()
         self.finder.close()
         self.followers.close()
         self.pins.close()

@@ -210,7 +210,7 @@ class Prefetch:
         ):
             pass
         wanted = min(self._cleared, pool.pins.most - pool.pins.count) - pool.slots.free_count
-        if pool.tier is not None:  # rows leave for others, and are not logged
+        if pool.level_two is not None:  # rows leave for others, and are not logged
             wanted = 0
         if wanted > 0:  # calls may have touched the rows that are there: they shall not leave
             pool.scores.foresee(found.slots, np.full(len(found.slots), use.rank))

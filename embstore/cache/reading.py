@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.cache.finder import Finder
-from embstore.cache.host_tier import HostTier
+from embstore.cache.level_two import LevelTwo
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Array, Batch, Counts, Device, Slots
@@ -37,7 +37,7 @@ class PoolReader:
     slots: PoolSlots
     finder: Finder
     residency: Residency
-    tier: HostTier | None = None
+    level_two: LevelTwo | None = None
 
     def look_up(
         self,
@@ -143,10 +143,10 @@ class PoolReader:
         rows = self.device.memory.allocate_rows(len(keys), self.layout)
         self.device.rows.gather_rows(self.slots.memory.rows, slots, rows, 0)
         places, absent = self.device.keys.absent(keys, slots, missing)()
-        if self.tier is not None:
-            found = self.tier.find(absent)
+        if self.level_two is not None:
+            found = self.level_two.find(absent)
             here = found >= 0
-            self.tier.copy(found[here], rows, places[here])
+            self.level_two.copy(found[here], rows, places[here])
             places, absent = places[~here], absent[~here]
             missing = len(absent)
         step = self.slots.sizes.staging_rows
@@ -171,8 +171,8 @@ class PoolReader:
         written[clean] = self.storage.rows.has(keys[resident[clean]])
         in_cache = resident[written]
         copies = self.device.rows.read_rows(self.slots.memory.rows, slots[in_cache])
-        if self.tier is not None:
-            places, below = self.tier.dirty_of(keys[absent])
+        if self.level_two is not None:
+            places, below = self.level_two.dirty_of(keys[absent])
             in_cache = np.concatenate([in_cache, absent[places]])
             order = np.argsort(in_cache)
             in_cache, copies = in_cache[order], np.concatenate([copies, below])[order]

@@ -248,4 +248,4 @@ class Residency:
         self.finder.finish_arriving()
         self.evictor.free_table(table_id)
         if self.exchange is not None:
-            self.exchange.tier.purge(table_id)
+            self.exchange.level_two.purge(table_id)

@@ -10,6 +10,7 @@ in their places of the list until others are freed, so that the last ones can be
 in the slots, and how rows leave them, is not known here (eviction.py).
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -36,10 +37,11 @@ class PoolSlots:
         budget_bytes: int,
         irreversible: AbstractContextManager[None],
         below_bytes: int = 0,
+        index_grew: Callable[[], None] = lambda: None,
     ) -> None:
         self._below_bytes = below_bytes
         self.memory = device.memory.allocate_slots(layout)
-        self.index = SlotIndex(device, irreversible)
+        self.index = SlotIndex(device, irreversible, index_grew)
         self.count = 0
         self._device = device
         self._layout = layout
@@ -67,7 +69,7 @@ class PoolSlots:
         self.sizes = sizes
         self._may_grow = True
         self._expected = sizes.slots_max
-        self._trim_index()
+        self.trim_index()
 
     def _sizes_of(self, budget_bytes: int) -> Sizes:
         return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes)
@@ -190,9 +192,9 @@ class PoolSlots:
         self._free_count, self.count = count, low
         self._device.memory.drop_slots(self.memory, low, high)
         release(self._free[low:])
-        self._trim_index()  # when there is room for another one
+        self.trim_index()  # when there is room for another one
 
-    def _trim_index(self) -> None:
+    def trim_index(self) -> None:
         """Make the index smaller where it is far too large, or where a slab is all there is."""
         if self.slab_count == 1 or 2 * self.count < self.index.capacity:
             self.index.shrink(self.count, self.memory, self.count)

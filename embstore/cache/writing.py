@@ -30,7 +30,7 @@ class Place(NamedTuple):
     """How far a pass over the slots of all levels is."""
 
     level: int
-    """0, or 1: the host tier."""
+    """0 of level one, 1 of level two."""
     slot: int
     dirtied: int = 0
     """Rows that had become dirty in this level when its first slot was looked at."""
@@ -66,7 +66,7 @@ class PoolWriter:
         self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
 
     def add_level(self, evictor: Evictor) -> None:
-        """Log what is dirty in the host tier, too."""
+        """Log what is dirty in level two, too."""
         self._levels.append(evictor)
 
     def begin(

@@ -75,8 +75,8 @@ def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
         engine.storage.begin_change()
         tables.arena.resize(command.cache_bytes)
         for pool in tables.pools.values():
-            if pool.tier is not None:
-                pool.tier.fit()
+            if pool.level_two is not None:
+                pool.level_two.fit()
     engine.hot_pins.pin_wanted()
 
 

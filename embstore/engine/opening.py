@@ -86,7 +86,7 @@ def open(
         nobody has met yet; 0: not at all
     dirty_bytes : of rows that are newer in the cache than in the log, at most: above 3/4 of it they
         are logged in the background, above it calls that write become slower. It bounds how long a
-        commit takes. None: on a GPU with a host tier, of the tier's rows what storage writes in 30
+        commit takes. None: of the rows in level two of a GPU's cache what storage writes in 30
         seconds, as measured; else no bound
     read_only : share the directory with other readers; nothing can be written
     threads : of the CPU device; on a GPU, those that copy between host and device; as many read

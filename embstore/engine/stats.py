@@ -64,13 +64,13 @@ class CountedPool(NamedTuple):
     @classmethod
     def of(cls, pool: "Pool") -> "CountedPool":
         """Count the rows of a pool."""
-        host = CountedLevel({}, {}) if pool.tier is None else _rows_of(pool.tier.slots)
+        host = CountedLevel({}, {}) if pool.level_two is None else _rows_of(pool.level_two.slots)
         return cls(pool, (_rows_of(pool.slots), host))
 
     @property
     def host(self) -> "PoolSlots | None":
         """The slots of level two."""
-        return self.pool.tier.slots if self.pool.tier else None
+        return self.pool.level_two.slots if self.pool.level_two else None
 
     @property
     def resident(self) -> tuple[int, int]:

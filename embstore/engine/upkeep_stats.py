@@ -39,8 +39,8 @@ class CommitStats:
     own_commits: int = counter("Commits that the store made by itself.", lambda c: c.count)
     own_commit_s: float = gauge("Time that the last of them took.", lambda c: c.seconds)
     dirty_bytes: int = gauge(
-        "Rows that are newer in the cache than in the log, at most: of the host tier, or, where "
-        "a ceiling was given, all.",
+        "Rows that are newer in the cache than in the log, at most: of level two, or, where a "
+        "ceiling was given, all.",
         lambda c: c.write_back.dirty_bytes,
     )
     dirty_ceiling_bytes: int = gauge(

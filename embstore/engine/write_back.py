@@ -1,28 +1,28 @@
 """Write-back: dirty rows are logged in the background, and never become too many.
 
-Where the host tier is full, a row can leave it only when the log has the row; and a clean stop logs
-all that is dirty. So dirty bytes have a **ceiling**:
+Where level two is full, a row can leave it only when the log has the row; and a clean stop logs all
+that is dirty. So dirty bytes have a **ceiling**:
 
-    above 3/4 of it   the thread of commits logs dirty rows slice by slice, those of the host tier
+    above 3/4 of it   the thread of commits logs dirty rows slice by slice, those of level two
                       first, from where it stopped the last time
     at 1/2            it stops, and syncs the log
     above it          a command that writes first logs, in its own turn, about twice the bytes that
                       the command before made dirty: each call becomes a little slower, and dirty
                       bytes exceed the ceiling by about what one command changes
 
-The writer also begins where rows come to the host tier faster than they go up again, and would soon
-find only dirty rows to take the place of; it goes on until three quarters of the tier are free, or
-clean. So calls log nothing. Where all rows have room in both levels, as many go down as come up,
+The writer also begins where rows come to level two faster than they go up again, and would soon
+find only dirty rows to take the place of; it goes on until three quarters of it are free, or clean.
+So calls log nothing. Where all rows have room in both levels, as many go down as come up,
 and the writer has nothing to do. Where merges are behind, the writer waits for them as calls do
 (`Merges.delay_s`); then dirty rows reach the ceiling, and calls become slower.
 
-**The default** counts the rows of the host tier alone, up to the bytes that storage writes in
-SECONDS, as measured in slices and syncs. Rows of the first level do not count: a table that fits
+**The default** counts the rows of level two alone, up to the bytes that storage writes in
+SECONDS, as measured in slices and syncs. Rows of level one do not count: a table that fits
 there is dirty as a whole, and stays; its rows are changed again and again, and would be logged each
 time. They are logged by commits and checkpoints. So a store of one level has no ceiling, unless one
 is given (`dirty_bytes`); that counts the rows of both levels.
 
-Rejected: a ceiling for the first level by default. Of 100,000 resident rows of a CPU, 1,500 updates
+Rejected: a ceiling for level one by default. Of 100,000 resident rows of a CPU, 1,500 updates
 of 4,096 random rows each logged 50 times the bytes with a ceiling of half of them, where a commit
 logs them once, and the median update took 2.4 times as long, or more.
 """
@@ -98,24 +98,24 @@ class WriteBack:
         """Whether the writer is to begin."""
         if not self.is_on:
             return False
-        return self.dirty_bytes > _HIGH * self.ceiling_bytes or self._is_tier_short
+        return self.dirty_bytes > _HIGH * self.ceiling_bytes or self._is_level_two_short
 
     @property
     def is_wanted(self) -> bool:
         """Whether the writer, once it has begun, is to go on."""
         if not self.is_on:
             return False
-        return self.dirty_bytes > _LOW * self.ceiling_bytes or self._is_tier_dirty
+        return self.dirty_bytes > _LOW * self.ceiling_bytes or self._is_level_two_dirty
 
     @property
-    def _is_tier_short(self) -> bool:
-        """Whether a few calls more may find only dirty rows to leave the host tier."""
+    def _is_level_two_short(self) -> bool:
+        """Whether a few calls more may find only dirty rows to leave level two."""
         if self._tables.host_arena is None:
             return False
         return _CALLS * (self._sunk_bytes - self._sunk) > self._room_bytes - self._filled_bytes
 
     @property
-    def _is_tier_dirty(self) -> bool:
+    def _is_level_two_dirty(self) -> bool:
         return (
             self._tables.host_arena is not None and self._filled_bytes > _DIRTY * self._room_bytes
         )
@@ -201,7 +201,7 @@ class WriteBack:
         self._at = None
 
     def _begin_round(self) -> bool:
-        """Begin with the first slots again; the host tiers' come first."""
+        """Begin with the first slots again; those of level two come first."""
         pools = list(self._tables.pools.values())
         levels = [0] if self._tables.host_arena is None else [0, 1]
         counted = levels if self._given is not None else [1]

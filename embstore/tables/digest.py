@@ -143,7 +143,7 @@ class Reading:
         each."""
         written: WrittenKeys | None = None
         blocks = self.changed
-        levels = self._pool, self._pool.tier
+        levels = self._pool, self._pool.level_two
         cached_rows = sum(level.slots.resident_count for level in levels if level is not None)
         rows_asked = self._pool.storage.rows.logged_rows + cached_rows
         if self._is_whole or len(blocks) * BLOCK_KEYS > rows_asked:

@@ -17,6 +17,9 @@ moves until it is decided again.
 many slots as are pinned (a call that does not fit is done in parts, which takes far longer than its
 misses), up to an equal part of half the budget, as if nothing were measured.
 
+**The budget.** What an index has taken beyond it is released first, whatever was measured, also
+where nothing is (`Arena.keep_to_budget`).
+
 All of it follows from the keys of lookups and their order; there is no clock. Only pins may be
 there a little sooner or later. Neither changes a bit of any row. Rows that updates bring in without
 a lookup before are not seen, and neither are lookups whose keys are in a GPU's memory: while there
@@ -115,7 +118,8 @@ class Splitting:
     @property
     def is_due(self) -> bool:
         """Whether `decide` or `move` has something to do."""
-        return self._is_current and (self._keys_left <= 0 or self._may_move)
+        is_to_go_on = self._is_current and (self._keys_left <= 0 or self._may_move)
+        return self._arena.may_exceed or is_to_go_on
 
     @property
     def _may_move(self) -> bool:
@@ -140,6 +144,8 @@ class Splitting:
 
     def decide(self) -> bool:
         """Decide if it is time; return whether slots are to move. Between commands."""
+        if self._arena.may_exceed:
+            return True
         if not self.is_due:
             return False
         if self._keys_left <= 0:
@@ -152,7 +158,7 @@ class Splitting:
         return self._may_move
 
     def move(self) -> None:
-        """Move a slice. Between commands.
+        """Move a slice, or keep to the budget. Between commands.
 
         Raises
         ------
@@ -160,6 +166,9 @@ class Splitting:
             decided again.
         """
         try:
+            if self._arena.may_exceed:
+                self._arena.keep_to_budget()
+                return
             moved = self._arena.move_slice()
         except CapacityError:
             self._bytes_left = 0

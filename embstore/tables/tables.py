@@ -249,7 +249,7 @@ class Tables:
                 )
 
     def check_room_for(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint whose tables the cache, or the host tier, has no room for."""
+        """Refuse a checkpoint whose tables the cache, or its level two, has no room for."""
         below_bytes = self.host_cache.budget_bytes
         self._check_arena_for(checkpoint, self.arena, self.device, below_bytes)
         if self.host_arena is not None and (levels := self.device.levels) is not None:
@@ -320,7 +320,7 @@ class Tables:
 
     @property
     def cache_bytes_used(self) -> int:
-        """Bytes of all pools, and of their host tiers."""
+        """Bytes of all pools, in both levels."""
         host = self.host_arena
         return self.arena.memory_bytes + (0 if host is None else host.memory_bytes)
 

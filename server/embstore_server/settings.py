@@ -161,7 +161,7 @@ class Settings:
     dirty_bytes: int | None = setting(
         kinds.BYTES,
         "Rows that are newer in the cache than in the log, at most; above it, calls that write "
-        "become slower. Default: of the host tier's rows what storage writes in 30 seconds, as "
+        "become slower. Default: of the rows in level two what storage writes in 30 seconds, as "
         "measured; of others no bound.",
         None,
     )

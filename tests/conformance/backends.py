@@ -26,8 +26,9 @@ from tests.copies import copy_of_open
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
 """Bounds that a test's few rows reach: segments are sealed, folded and compacted."""
 
-LEVEL_TWO_BYTES = 340_000
-"""Of backends that have a level two: one slab of the widest rows. A test's rows leave it."""
+LEVEL_TWO_BYTES, LARGE_LEVEL_TWO_BYTES = 340_000, 64 << 20
+"""Of backends that have a level two: one slab of the widest rows, which a test's rows leave, and
+room for all of them, where level one has room for what is known of them."""
 
 
 class UnsyncedFiles(Files):
@@ -45,6 +46,8 @@ class Embedded:
 
     offers = frozenset({"process", "memory", "one_store"})
     device = "cpu"
+    host_cache_bytes = 0
+    """Of level two; 0: there is none."""
     is_remote = False
     durability: Durability = "checkpoint"
     """Of stores whose case does not say: each level is that of some backend."""

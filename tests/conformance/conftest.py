@@ -14,19 +14,20 @@ from hypothesis import settings
 
 from tests.conformance.backends import Embedded
 from tests.conformance.cases import config
-from tests.conformance.emulated import Emulated, Tiered
+from tests.conformance.emulated import Emulated, WithLargeLevelTwo, WithLevelTwo
 from tests.conformance.twin import Twin
-from tests.gpu.backend import OnGpu, TieredOnGpu, why_not
+from tests.gpu.backend import LevelTwoOnGpu, OnGpu, why_not
 
 settings.register_profile("long", max_examples=5000)
 """For `--hypothesis-profile=long --timeout=0`: minutes, not seconds."""
 
 CLUSTERS = "sharded", "two-shards"
-ON_GPU = ("cuda", "tiered-cuda")
+ON_GPU = ("cuda", "level-two-cuda")
 BACKENDS = [
     "embedded",
     "emulated",
-    "tiered",
+    "level-two",
+    "large-level-two",
     "served",
     "shared",
     "sharded",
@@ -48,9 +49,10 @@ def backend_named(name: str) -> tuple[type[Embedded], AbstractContextManager[Non
     kinds = {
         "embedded": Embedded,
         "emulated": Emulated,
-        "tiered": Tiered,
+        "level-two": WithLevelTwo,
+        "large-level-two": WithLargeLevelTwo,
         "cuda": OnGpu,
-        "tiered-cuda": TieredOnGpu,
+        "level-two-cuda": LevelTwoOnGpu,
     }
     return kinds[name], nullcontext()
 

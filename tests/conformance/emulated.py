@@ -10,7 +10,7 @@ from typing import Any
 
 import embstore
 from embstore.device.gpu import GpuDevice
-from tests.conformance.backends import LEVEL_TWO_BYTES, Embedded
+from tests.conformance.backends import LARGE_LEVEL_TWO_BYTES, LEVEL_TWO_BYTES, Embedded
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 
@@ -19,7 +19,6 @@ class Emulated(Embedded):
 
     offers = Embedded.offers - {"memory"}
     device = "emulated"
-    host_cache_bytes = 0
     durability = "checkpoint"
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
@@ -31,8 +30,14 @@ class Emulated(Embedded):
         return embstore.open(path, files=self._files(path), device=device, **options)
 
 
-class Tiered(Emulated):
-    """The same with a host tier, small enough that rows leave it too."""
+class WithLevelTwo(Emulated):
+    """The same with a level two, small enough that rows leave it too."""
 
     host_cache_bytes = LEVEL_TWO_BYTES
     durability = "commands"
+
+
+class WithLargeLevelTwo(WithLevelTwo):
+    """The same with room for all rows that leave level one."""
+
+    host_cache_bytes = LARGE_LEVEL_TWO_BYTES

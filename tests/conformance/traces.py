@@ -72,12 +72,12 @@ def cut_into_bags(rng: np.random.Generator, count: int) -> Any:
 
 
 _SMALLEST: dict[str, int] = {}
-"""What was found, by device and tables: each device takes its own bytes beside the rows."""
+"""What was found, by device, level two and tables: each takes its own bytes beside the rows."""
 
 
 def smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
     """Return the least cache_bytes with which a store can have these tables, by bisection."""
-    asked = repr((backend.device, tables))
+    asked = repr((backend.device, backend.host_cache_bytes, tables))
     if asked in _SMALLEST:
         return _SMALLEST[asked]
     low, high = 1, 1 << 24

@@ -211,7 +211,7 @@ def _any_keys(rng: np.random.Generator, rows: int) -> Any:
 def dirty_by_level(store: Any) -> list[int]:
     """Return how many rows are dirty in each level."""
     pools = store.executor.tables.pools.values()
-    levels = zip(*[(p.slots, p.tier.slots) for p in pools], strict=True)
+    levels = zip(*[(p.slots, p.level_two.slots) for p in pools], strict=True)
     return [sum(int(slots.contents().dirty.sum()) for slots in level) for level in levels]
 
 

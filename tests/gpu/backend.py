@@ -29,7 +29,6 @@ class OnGpu(Embedded):
 
     offers = Embedded.offers - {"process", "memory"}
     device = "cuda"
-    host_cache_bytes = 0
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         from embstore.device.cuda import open_runtime
@@ -41,7 +40,7 @@ class OnGpu(Embedded):
         return embstore.open(path, files=self._files(path), device=device, **options)
 
 
-class TieredOnGpu(OnGpu):
-    """The same with a host tier, small enough that rows leave it too."""
+class LevelTwoOnGpu(OnGpu):
+    """The same with a level two, small enough that rows leave it too."""
 
     host_cache_bytes = LEVEL_TWO_BYTES

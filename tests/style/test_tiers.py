@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.conftest import OTHER_BACKENDS, marks, slow_tests
+from tests.conftest import COMPLETE_BACKEND, OTHER_BACKENDS, marks, slow_tests
 from tests.style.sources import ROOT
 
 
@@ -17,6 +17,7 @@ def test_a_case_of_conformance_is_not_complete_on_two_backends() -> None:
         name = f"tests/conformance/test_any.py::test_one[{{}}-{case}]"
         found = Counter(marks(name.format(one), {}) for one in ("embedded", *OTHER_BACKENDS))
         assert found == {(): 2, ("slow", "complete"): 5}
+        assert marks(name.format(COMPLETE_BACKEND), {}) == ("slow", "complete")
 
 
 def test_of_a_slow_test_every_nth_case_is_quick_and_every_mth_of_the_others_not_complete() -> None:

@@ -24,7 +24,8 @@ from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.unit.small_stores import UnsyncedFiles, generator
 
 CACHE_BYTES = 110_000
-TIERS = {"none": 0, "tiny": 12_000, "small": 30_000, "medium": 60_000, "large": 1 << 20}
+SIZES = {"none": 0, "tiny": 12_000, "small": 30_000, "medium": 60_000, "large": 1 << 20}
+"""Of level two, in bytes."""
 TABLES = {
     "a": {"dim": 8, "rows": 900, "optimizer": RowWiseAdagrad(0.1), "initializer": Uniform(-1, 1)},
     "b": {"dim": 8, "rows": 700, "optimizer": RowWiseAdagrad(0.2), "initializer": Constant(0.5)},
@@ -54,11 +55,11 @@ def opened(path, device, cache_bytes, **options):
 class Life:
     """A store of two levels, its twin on the CPU, and the model."""
 
-    def __init__(self, path, seed, tier, policy="lru", cache_bytes=CACHE_BYTES, **runtime):
+    def __init__(self, path, seed, size, policy="lru", cache_bytes=CACHE_BYTES, **runtime):
         self.rng = generator(seed)
         device = GpuDevice(EmulatedRuntime(seed=seed, **runtime), 1)
         self.store = opened(
-            path / "gpu", device, cache_bytes, host_cache_bytes=TIERS[tier], policy=policy
+            path / "gpu", device, cache_bytes, host_cache_bytes=SIZES[size], policy=policy
         )
         self.twin = opened(path / "cpu", "cpu", 1 << 22, threads=1)
         self.dirty, self.logged = set(), []
@@ -120,7 +121,7 @@ class Life:
         held, dirty = [], set()
         for pool in self.store.executor.tables.pools.values():
             pool.finder.finish_arriving()
-            levels = [pool] if pool.tier is None else [pool, pool.tier]
+            levels = [pool] if pool.level_two is None else [pool, pool.level_two]
             for level in levels:
                 keys, is_dirty = self.check_level(level)
                 held += keys
@@ -185,7 +186,7 @@ class Life:
     def where(self):
         """Return what is in which slot."""
         pools = self.store.executor.tables.pools.values()
-        levels = [level for p in pools for level in (p, p.tier) if level is not None]
+        levels = [level for p in pools for level in (p, p.level_two) if level is not None]
         return [level.slots.contents().keys.tolist() for level in levels]
 
     def pooled(self):
@@ -285,15 +286,15 @@ class Life:
 
 
 @pytest.mark.parametrize(
-    ("seed", "tier", "policy"),
+    ("seed", "size", "policy"),
     [(3, "none", "lru"), (3, "small", "lru"), (4, "small", "lfu"), (3, "large", "rank")],
 )
-def test_each_row_of_both_levels_is_the_models(tmp_path, seed, tier, policy):
-    life = Life(tmp_path, seed, tier, policy)
+def test_each_row_of_both_levels_is_the_models(tmp_path, seed, size, policy):
+    life = Life(tmp_path, seed, size, policy)
     life.live(25)
     life.close()
     assert life.seen["logged"] > 0
-    assert (life.seen["rose"] > 0) == (life.seen["sank"] > 0) == (tier != "none")
+    assert (life.seen["rose"] > 0) == (life.seen["sank"] > 0) == (size != "none")
 
 
 def test_level_two_of_one_pool_gives_slabs_to_another_while_a_call_is_under_way(tmp_path):
@@ -301,11 +302,11 @@ def test_level_two_of_one_pool_gives_slabs_to_another_while_a_call_is_under_way(
     life, given = Life(tmp_path, 1, "medium", cache_bytes=90_000), []
     for pool in life.store.executor.tables.pools.values():
 
-        def noted(count, pool=pool, release=pool.tier.evictor.release_slabs):
+        def noted(count, pool=pool, release=pool.level_two.evictor.release_slabs):
             given.append(pool.residency.exchange._asked is not None)
             release(count)
 
-        pool.tier.evictor.release_slabs = noted
+        pool.level_two.evictor.release_slabs = noted
     for names in [["c"], *10 * [["a", "b"]], *5 * [["c", "a"]]]:
         shares = {n: life.rng.choice(TABLES[n]["rows"], 150, replace=False) for n in names}
         shares = {n: (keys, life.gradients(keys, n)) for n, keys in shares.items()}
@@ -359,8 +360,8 @@ def test_level_two_is_as_large_as_the_budget_of_level_one_lets_it_be(tmp_path):
             store.lookup({"long": np.arange(low, low + 100)})
         store.check_integrity()
         pool = store.executor.tables.by_id[0].pool
-        assert pool.tier.slots.memory_bytes <= pool.slots.sizes.below_bytes
-        return pool.tier.slots.count
+        assert pool.level_two.slots.memory_bytes <= pool.slots.sizes.below_bytes
+        return pool.level_two.slots.count
 
     small, large = resized(70_000), resized(250_000)
     assert small < large
@@ -368,11 +369,11 @@ def test_level_two_is_as_large_as_the_budget_of_level_one_lets_it_be(tmp_path):
     life.close()
 
 
-@pytest.mark.parametrize(("nth", "tier"), [(1, "small"), (2, "tiny")])
-def test_a_call_without_room_in_the_log_moves_no_row_of_level_one(tmp_path, monkeypatch, nth, tier):
+@pytest.mark.parametrize(("nth", "size"), [(1, "small"), (2, "tiny")])
+def test_a_call_without_room_in_the_log_moves_no_row_of_level_one(tmp_path, monkeypatch, nth, size):
     """The room is for rows of level two, then for victims that this has no place for. It is done
     when there is room."""
-    life, refused = Life(tmp_path, 3, tier), 0
+    life, refused = Life(tmp_path, 3, size), 0
     appender = life.store.executor.storage.appender
     reserve = appender.reserve
     for _ in range(12):
@@ -409,7 +410,7 @@ def test_rows_of_a_queued_exchange_are_logged_whole_and_again_once_they_are_writ
         life.both(lambda s, given=gradients: (s.update(given), None)[1])
         life.check(life.row_keys("a", keys))
     pool = life.store.executor.tables.by_id[0].pool
-    here = pool.tier.slots.contents()
+    here = pool.level_two.slots.contents()
     rising = np.sort(here.keys[here.dirty])[:60]
     stream = pool.device.runtime._streams[COMPUTE]
 

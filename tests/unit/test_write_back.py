@@ -10,7 +10,7 @@ from embstore.engine import write_back
 from embstore.engine.commits import OwnCommits
 from embstore.errors import CapacityError
 from tests.unit import test_own_commits as one_level
-from tests.unit.test_host_tier import T1, batches_of, opened, pool_of, train
+from tests.unit.test_level_two import T1, batches_of, opened, pool_of, train
 
 RECORD_BYTES = 64
 CEILING = 200 * RECORD_BYTES
@@ -30,7 +30,7 @@ def writer_of(store):
 def dirty_of(store):
     """Return how many rows are dirty in each level."""
     pool = pool_of(store)
-    levels = (pool.slots, pool.tier.slots)
+    levels = (pool.slots, pool.level_two.slots)
     return [int(np.count_nonzero(level.contents().dirty)) for level in levels]
 
 
@@ -59,7 +59,7 @@ def test_dirty_bytes_exceed_a_ceiling_by_no_more_than_one_call(tmp_path, by_hand
 
 
 def test_calls_append_nothing_where_the_writer_has_its_turns(tmp_path, by_hand, monkeypatch):
-    """Of a tier that is full: rows that must leave it are clean by then."""
+    """Of a level two that is full: rows that must leave it are clean by then."""
     store, batches = opened(tmp_path / "store", host_cache_bytes=40_000), batches_of(14, 200)
     appender, writer = store.executor.storage.appender, writer_of(store)
     for keys in batches:

@@ -271,7 +271,7 @@ def test_a_set_whose_pools_take_slabs_from_each_other_is_refused(open_twin):
 @pytest.mark.parametrize(("first", "second"), [(1500, 2400), (1500, 9000), (4000, 9000)])
 def test_the_cache_may_become_smaller_while_a_set_is_pinned(open_twin, first, second):
     """Review: Rows that did not fit any more were tried again and again, and neither call ended."""
-    twin = open_twin(cache_bytes=LARGE_BYTES, a=NARROW)
+    twin = open_twin(cache_bytes=2 * LARGE_BYTES, a=NARROW)
     fill(twin, "a")
     twin.store.pin_hot_set(HotSet({"a": np.arange(first)}))
     resizing = []
@@ -375,14 +375,14 @@ def leave(store, table):
 
 def test_a_set_over_two_layouts_is_whole_again_when_reopened(open_twin):
     """Review: The first pool took the slabs for the rows of all tables, and the second had none."""
-    twin, size = open_twin(cache_bytes=LARGE_BYTES), 3000
+    twin, size = open_twin(cache_bytes=2 * LARGE_BYTES), 3000
     for name, shape in (("a", NARROW), ("b", WIDE)):
         twin.create_table(name, **shape)
     hot_set = HotSet({"a": np.arange(size), "b": np.arange(size)})
     assert twin.store.pin_hot_set(hot_set).pinned_rows == 2 * size
     twin.reopen()
     until(lambda: is_pinned(twin.store, 1, 2 * size))
-    twin.store.resize_cache(2 * LARGE_BYTES)
+    twin.store.resize_cache(4 * LARGE_BYTES)
     assert is_pinned(twin.store, 1, 2 * size)
     for name in "ab":
         fill(twin, name)

@@ -110,7 +110,7 @@ def test_ids_that_all_fall_into_one_bucket(open_twin):
     vector". A bucket holds 8 keys and the stash 256: this set fills both and forces a new index."""
     keys = keys_of_one_bucket(300, 150)
     assert len(keys) == 300
-    twin, rng = open_twin(cache_bytes=160 << 10), generator(234)
+    twin, rng = open_twin(cache_bytes=100 << 10), generator(234)
     table = twin.create_table("a", **config(dim=4, rows=2**40, initializer=Constant(0.0)))
     rows = np.arange(1200, dtype=np.float32).reshape(300, 4)
     twin.on("a", "assign", keys, rows)

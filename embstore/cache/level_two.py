@@ -10,6 +10,8 @@ Level two has the parts of a pool: slots by slabs, of a budget of its own (`host
 index, and scores, by which clean rows leave first, and of these the rows that left level one
 longest ago. Of a slot only the row is in the host's memory; its key, its score, its flag and the
 index are in the GPU's, about 40 bytes a slot, which count in the budget of level one (`sizes.py`).
+Not counted is by how much a full stash has made the index larger (`index.py`): level one could give
+slabs for it, but it counts what slots of level two take at most, not what they take now.
 So the GPU alone finds rows, chooses victims and moves rows between the levels (`exchange.py`), in
 the order of all its other work: no row is torn, and the host waits for a few numbers only.
 
@@ -43,7 +45,7 @@ from embstore.layout import Layout
 from embstore.storage.storage import Storage
 
 
-class HostTier:
+class LevelTwo:
     """The rows of one layout that left level one. Engine thread only.
 
     Raises

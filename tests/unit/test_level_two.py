@@ -1,4 +1,4 @@
-"""The host tier: rows that left a GPU come back from pinned memory, and are what storage has."""
+"""Level two: rows that left a GPU come back from pinned memory, and are what storage has."""
 
 from contextlib import suppress
 from io import StringIO
@@ -17,7 +17,6 @@ from embstore.engine import opening
 from embstore.errors import CapacityError, CorruptTableError, DeviceError, InvalidArgumentError
 from embstore_server.cli.top_view import Look, drawn
 from tests.conformance.backends import TINY
-from tests.conformance.tiers import check_tier
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 ROWS, DIM = 4_000, 8
@@ -27,7 +26,7 @@ T1 = {
     "optimizer": RowWiseAdagrad(0.1),
     "initializer": Uniform(-1, 1),
 }
-CACHE_BYTES, TIER_BYTES = 90_000, 1 << 20
+CACHE_BYTES, LEVEL_TWO_BYTES = 90_000, 1 << 20
 
 
 class FewPinned(EmulatedRuntime):
@@ -41,7 +40,7 @@ class FewPinned(EmulatedRuntime):
         return super().allocate_host(byte_count)
 
 
-def opened(path, *, host_cache_bytes=TIER_BYTES, runtime=None, tables=1, **options):
+def opened(path, *, host_cache_bytes=LEVEL_TWO_BYTES, runtime=None, tables=1, **options):
     device = GpuDevice(runtime or EmulatedRuntime(), 1)
     # Rows are small: what is known of a slot of level two takes about as much as the row.
     cache_bytes = CACHE_BYTES + min(CACHE_BYTES, host_cache_bytes or 0)
@@ -72,6 +71,31 @@ def counts(store):
     return stats["cache"]["pools"][0]["misses_host"], stats["storage"]["bytes_read"]
 
 
+def check_level_two(store):
+    """Compare every clean row of level two with what a miss would find without it: storage's row,
+    or its initial one."""
+    with store.executor.tables.reading():
+        for pool in store.executor.tables.pools.values():
+            if pool.level_two is not None:
+                check_clean_rows(pool, pool.level_two.slots)
+
+
+def check_clean_rows(pool, slots_below):
+    here = slots_below.contents()
+    slots = np.flatnonzero((here.keys != EMPTY_KEY) & ~here.dirty)
+    keys, device = here.keys[slots], pool.device
+    expected = np.zeros((len(keys), pool.layout.stride), pool.layout.element)
+    found = np.zeros(len(keys), np.uint8)
+    pool.storage.rows.read(keys, expected, found)
+    new = np.flatnonzero(found == 0)
+    if len(new):
+        rows = device.memory.allocate_rows(len(new), pool.layout)
+        pool.residency.initialize(rows, np.arange(len(new)), keys[new])
+        expected[new] = device.rows.read_rows(rows, device.memory.upload(np.arange(len(new))))
+    kept = device.rows.read_rows(slots_below.memory.rows, device.memory.upload(slots))
+    assert kept.tobytes() == expected.tobytes()
+
+
 def test_a_row_that_comes_back_is_no_call_to_storage(tmp_path):
     store = opened(tmp_path / "store")
     keys = np.arange(ROWS // 2)
@@ -85,11 +109,11 @@ def test_a_row_that_comes_back_is_no_call_to_storage(tmp_path):
     came, bytes_read = counts(store)
     assert bytes_read == 0
     assert came >= len(keys) - pool["slots"]
-    check_tier(pool_of(store))
+    check_level_two(store)
     store.close()
 
 
-def test_without_a_tier_the_same_calls_read_storage(tmp_path):
+def test_without_level_two_the_same_calls_read_storage(tmp_path):
     store = opened(tmp_path / "store", host_cache_bytes=0)
     for _ in range(2):
         train(store, *batches_of(20))
@@ -125,15 +149,14 @@ def digests_of(path, **options):
             came += misses_of(store)  # pools are made anew
             store.restore("ten")
         store.check_integrity()
-        for pool in store.executor.tables.pools.values():
-            check_tier(pool)
+        check_level_two(store)
     found.append({name: store.table(name).digest() for name in store.tables()})
     came += misses_of(store)
     store.close()
     return found, came
 
 
-def test_a_tier_of_any_size_changes_no_bit(tmp_path):
+def test_level_two_of_any_size_changes_no_bit(tmp_path):
     expected, _ = digests_of(tmp_path / "without", host_cache_bytes=0)
     shares = []
     for size in (1 << 17, 1 << 19, 1 << 22):
@@ -143,18 +166,18 @@ def test_a_tier_of_any_size_changes_no_bit(tmp_path):
     assert 0 < shares[0] < shares[2]
 
 
-def test_a_tier_smaller_than_what_one_call_moves(tmp_path):
+def test_level_two_smaller_than_what_one_call_moves(tmp_path):
     store = opened(tmp_path / "store", host_cache_bytes=20_000)
-    tier = pool_of(store).tier
+    level_two = pool_of(store).level_two
     for keys in batches_of(5, 700):
         train(store, keys)
-        assert tier.slots.count < 400
-        check_tier(pool_of(store))
+        assert level_two.slots.count < 400
+        check_level_two(store)
     store.check_integrity()
     store.close()
 
 
-def test_rows_of_steps_come_back_from_the_tier(tmp_path):
+def test_rows_of_steps_come_back_from_level_two(tmp_path):
     store = opened(tmp_path / "store")
     batches = batches_of(20)
     train(store, *batches)
@@ -165,12 +188,12 @@ def test_rows_of_steps_come_back_from_the_tier(tmp_path):
             step.update(rows)
     assert counts(store)[0] > came
     store.check_integrity()
-    check_tier(pool_of(store))
+    check_level_two(store)
     store.close()
 
 
 def test_a_row_that_cannot_be_read_leaves_the_others_where_they_are(tmp_path):
-    """Those of the tier had come, and are read from storage then."""
+    """Those of level two had come, and are read from storage then."""
     store = opened(tmp_path / "store")
     first, second = np.arange(100), np.arange(1000, 1100)
     train(store, first)
@@ -182,8 +205,9 @@ def test_a_row_that_cannot_be_read_leaves_the_others_where_they_are(tmp_path):
         log.write_bytes(content)
     store = opened(tmp_path / "store")
     train(store, second, *[np.setdiff1d(keys, first) for keys in batches_of(8, 200, seed=3)])
-    table, tier = store.table("t0"), pool_of(store).tier
-    kept = tier.slots.keys[tier.slots.keys != EMPTY_KEY]
+    table = store.table("t0")
+    with store.executor.tables.reading():
+        kept = pool_of(store).level_two.slots.keys
     mixed = np.union1d(first, np.intersect1d(second, kept)[:50])
     before = table.read_rows(np.setdiff1d(mixed, first))
     with pytest.raises(CorruptTableError):
@@ -191,38 +215,38 @@ def test_a_row_that_cannot_be_read_leaves_the_others_where_they_are(tmp_path):
     store.check_integrity()
     for found, wanted in zip(table.read_rows(np.setdiff1d(mixed, first)), before, strict=True):
         assert np.array_equal(found, wanted)
-    check_tier(pool_of(store))
+    check_level_two(store)
     store.close()
 
 
-def test_where_pinned_memory_ends_the_tier_stays_as_large_as_it_is(tmp_path):
+def test_where_pinned_memory_ends_level_two_stays_as_large_as_it_is(tmp_path):
     runtime = FewPinned()
     store = opened(tmp_path / "store", runtime=runtime)
     train(store, *batches_of(20))  # buffers have their size
-    slots = pool_of(store).tier.slots.count
+    slots = pool_of(store).level_two.slots.count
     runtime.slab_bytes = (
-        pool_of(store).tier.slots.sizes.slab_slots * pool_of(store).layout.row_bytes
+        pool_of(store).level_two.slots.sizes.slab_slots * pool_of(store).layout.row_bytes
     )
     runtime.refuses = True
     train(store, *batches_of(20, seed=8))
-    assert pool_of(store).tier.slots.count == slots
+    assert pool_of(store).level_two.slots.count == slots
     runtime.refuses = False
     store.check_integrity()
-    check_tier(pool_of(store))
+    check_level_two(store)
     store.close()
 
 
 def test_without_any_pinned_memory_tables_are_made_restored_and_used(tmp_path):
     runtime = FewPinned()
     store = opened(tmp_path / "store", runtime=runtime)
-    tier = pool_of(store).tier
-    runtime.slab_bytes = tier.slots.sizes.slab_slots * tier.layout.row_bytes
+    level_two = pool_of(store).level_two
+    runtime.slab_bytes = level_two.slots.sizes.slab_slots * level_two.layout.row_bytes
     runtime.refuses = True
     store.checkpoint("a")
     train(store, *batches_of(20))
     store.restore("a")
     train(store, *batches_of(20))
-    assert pool_of(store).tier.slots.count == 0
+    assert pool_of(store).level_two.slots.count == 0
     store.check_integrity()
     expected = store.table("t0").digest()
     store.close()
@@ -271,16 +295,16 @@ def test_a_call_without_memory_for_its_exchange_moves_no_row(
     assert next(calls) > max(refused)
     monkeypatch.undo()
     store.check_integrity()
-    check_tier(pool_of(store))
+    check_level_two(store)
     store.close()
 
 
-def test_a_store_whose_tier_cannot_have_one_slab_is_not_opened(tmp_path):
+def test_a_store_whose_level_two_cannot_have_one_slab_is_not_opened(tmp_path):
     with pytest.raises(CapacityError, match="host_cache_bytes is 1000, of which 0 are in use"):
         opened(tmp_path / "store", host_cache_bytes=1000)
 
 
-def test_a_checkpoint_whose_tables_have_no_room_in_the_tier_is_refused(tmp_path):
+def test_a_checkpoint_whose_tables_have_no_room_in_level_two_is_refused(tmp_path):
     store = opened(tmp_path / "store")
     store.create_table("wide", **(T1 | {"dim": 900}))
     store.checkpoint("both")
@@ -332,7 +356,7 @@ def test_rows_and_misses_are_counted_by_level(tmp_path):
     train(store, np.arange(50), table="t1")
     stats = store.stats()
     (pool,), tables = stats["cache"]["pools"], stats["tables"]
-    above, below = (pool_of(store).slots, pool_of(store).tier.slots)
+    above, below = (pool_of(store).slots, pool_of(store).level_two.slots)
     assert (pool["slots"], pool["host_slots"]) == (above.count, below.count)
     assert pool["resident_rows"] == pool["dirty_rows"] == 1050
     assert pool["host_rows"] == pool["host_dirty_rows"] == below.resident_count > 0

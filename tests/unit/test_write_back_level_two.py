@@ -1,4 +1,4 @@
-"""Dirty rows in the host tier: logged by nobody's call, found by every read, lost by no refusal."""
+"""Dirty rows in level two: logged by nobody's call, found by every read, lost by no refusal."""
 
 from contextlib import contextmanager
 from itertools import count
@@ -12,7 +12,7 @@ from embstore.device.gpu_rows import GpuRows
 from embstore.engine.commits import OwnCommits
 from embstore.errors import CapacityError
 from embstore.tables.written_keys import WrittenKeys
-from tests.unit.test_host_tier import ROWS, batches_of, counts, opened, pool_of, train
+from tests.unit.test_level_two import ROWS, batches_of, counts, opened, pool_of, train
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +26,15 @@ def figures(store):
 
 
 def below(store):
-    """Return the keys of dirty rows in the tier."""
-    here = pool_of(store).tier.slots.contents()
+    """Return the keys of dirty rows in level two."""
+    here = pool_of(store).level_two.slots.contents()
     return here.keys[here.dirty] & KEY_MASK
 
 
 @pytest.fixture
 def stores(tmp_path):
-    """A store whose tier has dirty rows, and one without a tier, both after the same updates."""
-    both = opened(tmp_path / "tier"), opened(tmp_path / "none", host_cache_bytes=0)
+    """A store whose level two has dirty rows, and one without one, both after the same updates."""
+    both = opened(tmp_path / "two"), opened(tmp_path / "none", host_cache_bytes=0)
     for store in both:
         train(store, *batches_of(20))
     assert len(below(both[0])) > 500
@@ -66,21 +66,21 @@ def test_dirty_rows_below_are_written(stores, tmp_path, how):
         assert figures(store)["dirty_rows"] == 0
         store.check_integrity()
     store.close()
-    again = opened(tmp_path / "tier", host_cache_bytes=0)
+    again = opened(tmp_path / "two", host_cache_bytes=0)
     assert again.table("t0").digest() == without.table("t0").digest()
     again.close()
 
 
 def test_reads_that_leave_no_trace_find_them(stores):
     store, without = stores
-    keys, there = np.arange(ROWS), pool_of(store).tier.slots.keys.copy()
+    keys, there = np.arange(ROWS), pool_of(store).level_two.slots.keys.copy()
     for read in (
         lambda s: s.table("t0").lookup(keys, admit=False),
         lambda s: s.table("t0").lookup_pooled(keys, np.arange(0, ROWS + 1, 4), admit=False),
         lambda s: np.hstack(s.table("t0").read_rows(keys)),
     ):
         assert read(store).tobytes() == read(without).tobytes()
-    assert np.array_equal(pool_of(store).tier.slots.keys, there)
+    assert np.array_equal(pool_of(store).level_two.slots.keys, there)
     assert store.table("t0").digest() == without.table("t0").digest()
 
 
@@ -121,13 +121,13 @@ def test_written_keys_have_rows_that_rise_while_they_are_listed(stores, monkeypa
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, monkeypatch, nth):
-    """The room is for victims, for those of the tier, and again for what it does not take."""
-    store = opened(tmp_path / "tier", host_cache_bytes=20_000)
+    """The room is for victims, for those of level two, and again for what it does not take."""
+    store = opened(tmp_path / "two", host_cache_bytes=20_000)
     without = opened(tmp_path / "none", host_cache_bytes=0)
     batches = batches_of(20)
     for one in (store, without):
         train(one, *batches)
-    assert figures(store)["evictions_dirty"] > 0, "the tier is full"
+    assert figures(store)["evictions_dirty"] > 0, "level two is full"
     reserve, asked = store.executor.storage.appender.reserve, count(1)
 
     def full(records, record_bytes, **options):
@@ -146,7 +146,7 @@ def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, m
     assert refused > 0
     monkeypatch.undo()
     assert store.table("t0").digest() == without.table("t0").digest()
-    keys = np.concatenate([pool_of(store).slots.keys, pool_of(store).tier.slots.keys])
+    keys = np.concatenate([pool_of(store).slots.keys, pool_of(store).level_two.slots.keys])
     keys = keys[keys != EMPTY_KEY]
     assert len(np.unique(keys)) == len(keys)
     store.close()
@@ -155,12 +155,12 @@ def test_without_room_in_the_log_a_call_is_refused_and_loses_nothing(tmp_path, m
 
 def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
     """It reserves that before the first row changes; later a lack of room would fail the store."""
-    store = opened(tmp_path / "tier", host_cache_bytes=20_000)
+    store = opened(tmp_path / "two", host_cache_bytes=20_000)
     without = opened(tmp_path / "none", host_cache_bytes=0)
     log, (keys,) = store.executor.storage.log, batches_of(1, 1500, seed=3)
     for one in (store, without):
         train(one, *batches_of(20))
-    assert figures(store)["evictions_dirty"] > 0, "the tier is full"
+    assert figures(store)["evictions_dirty"] > 0, "level two is full"
     assert figures(store)["slots"] < len(keys)
     log._rows_max = log.index.size + len(keys)
     for one in (store, without):
@@ -171,8 +171,8 @@ def test_an_update_done_in_parts_needs_no_more_room_than_its_rows(tmp_path):
 
 
 def test_victims_that_cannot_be_logged_have_not_sunk(tmp_path, monkeypatch):
-    """The tier has room for some of them, and the device none to send the others to the host."""
-    store = opened(tmp_path / "tier", host_cache_bytes=14_000)
+    """Level two has room for some of them, and the device none to send the others to the host."""
+    store = opened(tmp_path / "two", host_cache_bytes=14_000)
     without = opened(tmp_path / "none", host_cache_bytes=0)
     first, second = batches_of(2, 700, seed=3)
     for one in (store, without):
