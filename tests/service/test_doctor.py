@@ -164,6 +164,10 @@ def test_what_numbers_say() -> None:
     check(machine.of_clock(synchronized=True), "ok")
     check(machine.of_shared_bytes(64 << 20), "warn", "64 MiB", "--shm-size")
     check(machine.of_shared_bytes(2 * GIB), "ok")
+    check(installed.of_gpu_memory(lambda: (75 * GIB, 80 * GIB)), "ok", "80% takes 58.4 GiB")
+    check(installed.of_gpu_memory(lambda: (40 * GIB, 80 * GIB)), "warn", "30.4 GiB", "2GiB")
+    check(installed.of_gpu_memory(lambda: (GIB, 80 * GIB)), "warn", "80% takes 0 ")
+    check(installed.of_gpu_memory(lambda: divmod(1, 0)), "warn", "division")
     one = {"embstore": "1", "numpy": "2.4"}
     check(installed.of_versions(one), "warn", "no numba, fastapi", "pip")
     check(installed.of_versions({"numba": "1", "fastapi": "1", "uvicorn": "1"}), "ok", "Python 3.")

@@ -5,19 +5,26 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
+from embstore.device.gpu_memory import RESERVE_BYTES
 from embstore.version import pip_install
 from embstore_server import tracing
 from embstore_server.doctor.findings import Finding, System, ok, warn
+from embstore_server.parsing import bytes_text
 
 _PACKAGES = ("embstore", "numpy", "numba", "grpcio", "protobuf", "fastapi", "uvicorn")
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+_USED_SHARE = 0.1
+"""Of a GPU's memory that a display and contexts may have."""
 
 
 def looked_at(system: System) -> Iterator[Finding]:
     """Yield what there is to say of what is installed."""
     yield of_versions({name: found for name in _PACKAGES if (found := version_of(name))})
     yield from of_traces(os.environ, {name: version_of(name) for name in tracing.PACKAGES})
-    yield of_gpu(system, {name: found for name in _CUPY if (found := version_of(name))}, _devices)
+    cupy = {name: found for name in _CUPY if (found := version_of(name))}
+    yield of_gpu(system, cupy, _devices)
+    if has_gpu(system) and len(cupy) == 1:
+        yield of_gpu_memory(_memory)
 
 
 def version_of(package: str) -> str:
@@ -76,6 +83,31 @@ def of_gpu(system: System, cupy: dict[str, str], devices: Callable[[], str]) -> 
     except Exception as exc:  # whatever a driver and its library say to each other
         change = "take the CuPy of the driver's CUDA (cuda12, cuda13), or a newer driver"
         return warn("GPU", f"{driver}; {name} {number} finds nothing: {exc}", change)
+
+
+def of_gpu_memory(memory: Callable[[], tuple[int, int]]) -> Finding:
+    """Judge the memory of the first GPU, which a trainer may share. `memory` returns its free bytes
+    and all, and raises where nothing answers."""
+    try:
+        free, total = memory()
+    except Exception as exc:  # whatever a driver and its library say to each other
+        return warn("GPU memory", f"not known: {exc}", "see GPU")
+    share = bytes_text(max(free - RESERVE_BYTES, 0) * 4 // 5)
+    found = f"{bytes_text(free)} of {bytes_text(total)} free; --cache-bytes 80% takes {share}"
+    if total - free > total * _USED_SHARE:
+        change = (
+            "what has the rest stays as it is; a trainer that is not started yet needs its own: "
+            "give --cache-bytes in bytes, all less the trainer's peak and 2GiB for calls"
+        )
+        return warn("GPU memory", found, change)
+    return ok("GPU memory", f"{found}; beside a trainer give bytes, and leave it its peak")
+
+
+def _memory() -> tuple[int, int]:
+    from embstore.device.cuda import open_runtime
+
+    facts = open_runtime(0).facts()
+    return facts["memory_free_bytes"], facts["memory_bytes"]
 
 
 def _devices() -> str:
