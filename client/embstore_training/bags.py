@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import Pooling, bag_gradients, pool_rows
-from embstore.arrays import Rows, as_rows, is_on_device, shape_of
+from embstore.arrays import Rows, as_rows, is_on_device, refusal, shape_of
 from embstore.errors import InvalidArgumentError
-from embstore.handles.sessions import SomeGradients, StepBags
+from embstore.handles.sessions import BagGradients, SomeGradients, StepBags, step_gradients
+from embstore.step_sums import summed_part
 from embstore_training.read_ahead import OnceKeys, check_names
 
 Of = StepBags | Literal["keys", "unique"]
@@ -92,14 +93,29 @@ def as_gradients(values: Any, once: OnceKeys, of: Of, table: str) -> Any:
 
 
 def bag_count(bags: StepBags) -> int:
-    """Return how many bags there are."""
-    assert bags.offsets is not None, "bags have bounds"
-    return len(bags.offsets) - 1
+    """Return how many bags there are, or occurrences that lie in none."""
+    return len(bags.inverse) if bags.offsets is None else len(bags.offsets) - 1
 
 
 def of_each_key(rows: Rows, of: Of) -> Rows:
     """Return a gradient for each of a table's keys, (n, dim), of those of keys or bags."""
-    if not isinstance(of, StepBags):
+    if not isinstance(of, StepBags) or of.offsets is None:
         return rows
-    assert of.offsets is not None, "bags have bounds"
     return bag_gradients(rows, of.offsets, of.mode, of.weights)
+
+
+def summed(table: str, once: OnceKeys, of: StepBags, rows: Rows) -> Rows | SomeGradients:
+    """Return gradients of occurrences that a caller has named, or of bags of them, as one sum for
+    each key that occurs.
+
+    Raises
+    ------
+    InvalidArgumentError : an index that no key of the step has.
+    """
+    count, inverse = len(once.keys), of.inverse
+    if len(inverse) and not 0 <= inverse.min() <= inverse.max() < count:
+        expected = f"inverse in [0, {count}), the distinct keys"
+        raise refusal(table, expected, f"{inverse.min()} to {inverse.max()}")
+    part = summed_part(step_gradients(table, BagGradients(of, rows)), count)
+    positions = part.positions
+    return part.gradients if positions is None else SomeGradients(positions, part.gradients)

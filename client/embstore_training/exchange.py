@@ -28,9 +28,23 @@ from embstore.arrays import Rows, is_on_device
 from embstore.checks.arguments import one_of
 from embstore.commands import RowsChecksum, RowsWhere, UpdateOptions
 from embstore.errors import InvalidArgumentError
-from embstore.handles.sessions import BagGradients, Sessions, SomeGradients, StepBags
+from embstore.handles.sessions import (
+    BagGradients,
+    MakeRows,
+    Sessions,
+    SomeGradients,
+    StepBags,
+)
 from embstore.results import AcknowledgedUpdate
-from embstore_training.bags import Forms, Of, as_gradients, bag_count, made_of, of_each_key
+from embstore_training.bags import (
+    Forms,
+    Of,
+    as_gradients,
+    bag_count,
+    made_of,
+    of_each_key,
+    summed,
+)
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry, OnceKeys, ReadAhead
 from embstore_training.times import Times
@@ -69,9 +83,21 @@ def check_reached(where: RowsWhere, sessions: Sessions) -> None:
 class Exchange(ABC):
     """Where the rows of steps come from, and their gradients go. The loop's thread."""
 
+    is_embedded = False
+    """Whether the store, in this process, spreads, pools and sums."""
+
     @abstractmethod
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
         """Return the rows of some of a step's tables, of what `forms` says."""
+
+    def lookup_into(self, entry: Entry, make: MakeRows) -> dict[str, Any]:
+        """Return the rows of a step's distinct keys, in arrays that `make` returns.
+
+        Raises InvalidArgumentError: it is not the store that fills them.
+        """
+        raise InvalidArgumentError(
+            "expected no `out` where rows do not come from a store in this process, found one"
+        )
 
     @abstractmethod
     def update(self, entry: Entry, given: Given, options: UpdateOptions) -> AcknowledgedUpdate:
@@ -96,8 +122,7 @@ class SessionExchange(Exchange):
         self._session = session
         self._times = times
         self._rows_where = rows
-        self._is_there = sessions.is_embedded
-        """Whether the store spreads, pools and sums."""
+        self.is_embedded = sessions.is_embedded
         self._sums: dict[str, NDArray[np.float32]] = {}  # By table, as long as the longest so far.
 
     def begin_loop(self) -> None:
@@ -119,7 +144,7 @@ class SessionExchange(Exchange):
 
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
         """See `Exchange`."""
-        if self._is_there or self._is_on_device(entry):
+        if self.is_embedded or self._is_on_device(entry):
             return self._made_there(entry, forms)
         if not any(isinstance(of, StepBags) for of in forms.values()):
             rows = self.rows(entry)
@@ -134,6 +159,14 @@ class SessionExchange(Exchange):
         outputs = (_count_of(of, entry.once[table]) for table, of in entry.bags.items())
         self.send_for_next(_IDS_A_BAG * sum(outputs))
         return found
+
+    def lookup_into(self, entry: Entry, make: MakeRows) -> dict[str, Any]:
+        """See `Exchange`."""
+        if not self.is_embedded:
+            return super().lookup_into(entry, make)
+        look_up = self.sessions.lookup_step
+        with self._times.part("lookup"):
+            return self._session.call(lambda member: look_up(member, entry.number, out=make))
 
     def rows(self, entry: Entry) -> dict[str, Rows]:
         """Return the rows of a step's unique keys."""
@@ -216,10 +249,14 @@ class SessionExchange(Exchange):
         """Return gradients as they are sent: sums by key, or as they are where the store sums."""
         once = entry.once[table]
         rows = as_gradients(values, once, of, table)
-        if is_on_device(rows) or (self._is_there and self._session.facts.world_size == 1):
+        if is_on_device(rows) or (self.is_embedded and self._session.facts.world_size == 1):
             there = _there(of, once)
             return BagGradients(there, rows) if isinstance(there, StepBags) else rows
-        return rows if isinstance(rows, SomeGradients) else self.sum(table, once, of, rows)
+        if isinstance(rows, SomeGradients):
+            return rows
+        if isinstance(of, StepBags) and of.inverse is not once.inverse:
+            return summed(table, once, of, rows)
+        return self.sum(table, once, of, rows)
 
     def sum(self, table: str, once: OnceKeys, of: Of, gradients: Rows) -> Rows:
         """Return the sums by key, (u, dim), in a buffer that the table's next ones go to too."""

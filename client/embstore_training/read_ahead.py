@@ -87,6 +87,10 @@ class Entry:
         return {table: once.keys for table, once in self.once.items()}
 
 
+Prepare = Callable[[Any, Mapping[str, OnceKeys]], object]
+"""Takes a batch, and its distinct keys by table."""
+
+
 class End(NamedTuple):
     """What comes after the last step: an exception to raise there, or none."""
 
@@ -254,6 +258,17 @@ class ReadAhead:
             if isinstance(accepted[-1], End):
                 break
         return accepted
+
+
+def preparing(own: Callable[[Entry], object], callers: Prepare | None) -> Callable[[Entry], object]:
+    """Return what is done with each step that was read: our part, then the caller's."""
+
+    def prepare(entry: Entry) -> None:
+        own(entry)
+        if callers is not None:
+            callers(entry.batch, entry.once)
+
+    return prepare
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:

@@ -41,7 +41,7 @@ from embstore.handles.sessions import Sessions
 from embstore.results import SessionFacts
 from embstore_training.exchange import SessionExchange, check_reached, rows_where
 from embstore_training.rank_session import Opening, RankSession
-from embstore_training.read_ahead import Entry, KeysOf, ReadAhead
+from embstore_training.read_ahead import Entry, KeysOf, Prepare, ReadAhead, preparing
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.step import Step
 from embstore_training.times import RunStats, Times
@@ -189,7 +189,6 @@ class Run:
 
     @property
     def _ahead(self) -> ReadAhead | None:
-        """What reads for the loop that runs."""
         return None if self._exchange is None else self._exchange.ahead
 
     @property
@@ -226,7 +225,9 @@ class Run:
         """
         return self._joined.call(work)
 
-    def steps(self, batches: Iterable[Any], keys: KeysOf) -> Iterator[Step]:
+    def steps(
+        self, batches: Iterable[Any], keys: KeysOf, *, prepare: Prepare | None = None
+    ) -> Iterator[Step]:
         """Yield a step for each batch, announced as far ahead as the session allows.
 
         A step that the loop neither updates, releases nor skips is released when it takes the next
@@ -237,14 +238,14 @@ class Run:
         ----------
         batches : whatever `keys` understands; a thread of its own iterates over it; with `resume`
             those of all steps, of which finished ones are left out
-        keys : returns a batch's keys by table, (n,) int64 in any order, repeated or not; called in
-            that thread
+        keys : returns a batch's keys by table, (n,) int64 in any order, repeated or not
+        prepare : takes a batch and its distinct keys, {table: `OnceKeys`}, as `keys` in that thread
 
         Raises
         ------
         InvalidArgumentError : outside the with block, within another loop, or after one that was
             left early; or what `keys` returned is wrong, at its step.
-        What `batches` and `keys` raise, at the step where it belongs.
+        What `batches`, `keys` and `prepare` raise, at the step where it belongs.
         """
         session, _ = self._joined, self.member
         self._warn_of_place(session.last_step)
@@ -262,7 +263,7 @@ class Run:
             tables=self._tables,
             first=session.last_step + 1,
             lookahead=session.facts.lookahead_steps_max,
-            prepare=exchange.prepare,
+            prepare=preparing(exchange.prepare, prepare),
             skip=self._left_out,
         )
         exchange.ahead = ahead

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.arithmetic import Pooling
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.errors import InvalidArgumentError
-from embstore.handles.sessions import SomeGradients
+from embstore.handles.sessions import BagGradients, MakeRows, SomeGradients
 from embstore.results import AcknowledgedUpdate
 from embstore_training.bags import Forms, Of, bags_of
 from embstore_training.exchange import Exchange
@@ -50,11 +50,34 @@ class Step:
         """Return a row for each key of the batch, in its order: (n, dim) float32 by table."""
         return self._looked_up(dict.fromkeys(self._entry.once, "keys"))
 
-    def lookup_unique(self) -> dict[str, tuple[Any, NDArray[np.int32]]]:
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the store is in this process, and takes and gives the step's rows in its device's
+        memory too."""
+        return self._exchange.is_embedded
+
+    def lookup_unique(
+        self, out: MakeRows | None = None
+    ) -> dict[str, tuple[Any, NDArray[np.int32]]]:
         """Return the rows of the distinct keys, (u, dim), and which of them each key has, (n,), an
-        array of the host."""
+        array of the host.
+
+        Parameters
+        ----------
+        out : makes the arrays that are filled and returned, float32, of the names of all the
+            batch's tables and their shapes; of an embedded store they may be in its device's memory
+
+        Raises
+        ------
+        InvalidArgumentError : `out` of a store that is not embedded; the step is finished.
+        """
         once = self._entry.once
-        rows = self._looked_up(dict.fromkeys(once, "unique"))
+        if out is None:
+            rows = self._looked_up(dict.fromkeys(once, "unique"))
+        else:
+            self._check_open("looked up")
+            rows = self._exchange.lookup_into(self._entry, out)
+            self._entry.was_looked_up = True
         return {table: (rows[table], once[table].inverse) for table in once}
 
     def lookup_pooled(
@@ -161,6 +184,28 @@ class Step:
         options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
         forms: Forms = {table: self._entry.bags.get(table, "keys") for table in gradients}
         return self._update(forms, gradients, options)
+
+    def update_occurrences(
+        self,
+        gradients: Mapping[str, BagGradients],
+        *,
+        learning_rate: float | None = None,
+        gradient_scale: float = 1.0,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> AcknowledgedUpdate:
+        """Finish the step by an update, with gradients of occurrences of its distinct keys, or of
+        bags of them, whatever was looked up.
+
+        Parameters
+        ----------
+        gradients : by table; `bags.inverse` is int32, the index of each occurrence in the order of
+            `lookup_unique`. A key that does not occur is not updated
+
+        Returns, raises : as `update`.
+        """
+        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        forms: Forms = {table: given.bags for table, given in gradients.items()}
+        return self._update(forms, {t: given.rows for t, given in gradients.items()}, options)
 
     def _update(
         self, forms: Mapping[str, Of], gradients: Mapping[str, Any], options: UpdateOptions

@@ -1,7 +1,7 @@
 """Look-ahead sessions by their verbs."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -81,6 +81,10 @@ class BagGradients(NamedTuple):
     rows: ArrayLike
     """(n, dim) float32, of the occurrences; (bags, dim), where they lie in bags. The store sums
     them by key (docs/contract.md, rules 2 and 8)."""
+
+
+MakeRows = Callable[[list[str], list[tuple[int, int]]], Sequence[Any]]
+"""Returns arrays for rows, float32, by the names of their tables and their shapes."""
 
 
 class Serving(NamedTuple):
@@ -241,14 +245,15 @@ class Sessions:
         member: str,
         step: int,
         *,
-        out: Mapping[str, Any] | None = None,
+        out: Mapping[str, Any] | MakeRows | None = None,
         on_device: bool = False,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
 
         out : {table: (u, dim) float32} to fill and return, of some tables; of an embedded store
-            they may be in the device's memory, as in `Table.lookup`
+            they may be in the device's memory, as in `Table.lookup`, and `out` may be a function
+            that makes them, of all tables
         on_device : rows are new arrays in the memory of the device that has the tables: CuPy arrays
             of a GPU, ordered behind the store's work in CuPy's current stream. Of a server that
             shares its GPU's memory with this process they are lent, as those of `Table.lookup`; use
@@ -260,10 +265,11 @@ class Sessions:
         DeadlineError : earlier steps are not finished in time.
         InvalidArgumentError : `on_device` beside `out`, or where `reaches_device` is False.
         """
-        outs = {} if out is None else mapping(out, "out")
-        if on_device and outs:
+        makes = callable(out) and self.is_embedded
+        outs = {} if out is None or makes else mapping(out, "out")
+        if on_device and out:
             raise InvalidArgumentError("expected out, or on_device with new arrays, found both")
-        into = c.ON_DEVICE if on_device else outs
+        into = c.ON_DEVICE if on_device else out if makes else outs
         command = c.LookupStep(member, step)
         return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), outs)
 

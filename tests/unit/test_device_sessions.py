@@ -2,6 +2,7 @@
 digest."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,11 +10,14 @@ import pytest
 import embstore
 from embstore import Adam, InvalidArgumentError, RowWiseAdagrad, Uniform
 from embstore.device.gpu import GpuDevice
+from embstore.handles.sessions import BagGradients, StepBags
 from tests.kernels.emulation.callers import CallersArray
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 ROWS, KEYS, STEPS, BAGS = 400, 120, 8, 15
 TABLES = {"a": (12, RowWiseAdagrad(0.1)), "b": (5, Adam(0.1))}
+VERBS = ("keys", "unique", "bags", "some")
+SOME = {"a": BAGS, "b": KEYS // 2}
 OFFSETS = np.linspace(0, KEYS, BAGS + 1).astype(np.int64)
 
 
@@ -47,10 +51,23 @@ def batches():
     return [{n: np.minimum(rng.zipf(1.3, KEYS), ROWS) - 1 for n in TABLES} for _ in range(STEPS)]
 
 
+def content(rows):
+    return rows.content() if isinstance(rows, CallersArray) else rows
+
+
 def gradient(rows):
     """Return a gradient that depends on the rows: what was looked up wrong is seen."""
-    on_host = rows.content() if isinstance(rows, CallersArray) else rows
-    return (on_host * np.float32(0.5) - np.float32(0.25)).astype(np.float32)
+    return (content(rows) * np.float32(0.5) - np.float32(0.25)).astype(np.float32)
+
+
+def update_some(step, gradients):
+    """Finish a step by occurrences that a caller names: bags, and every second key."""
+    inverse = {name: of for name, (_, of) in step.lookup_unique().items()}
+    bags = StepBags(inverse["a"][::-1].copy(), OFFSETS, "mean")
+    some = StepBags(inverse["b"][::2].copy())
+    step.update_occurrences(
+        {"a": BagGradients(bags, gradients["a"]), "b": BagGradients(some, gradients["b"])}
+    )
 
 
 def train(store, *, where, rows, verb="keys", **session):
@@ -64,10 +81,14 @@ def train(store, *, where, rows, verb="keys", **session):
             elif verb == "unique":
                 found = {name: rows for name, (rows, _) in step.lookup_unique().items()}
                 finish = step.update_unique
-            else:
+            elif verb == "bags":
                 found = step.lookup_pooled({"a": OFFSETS, "b": None}, {"a": "mean"})
                 finish = step.update_pooled
+            else:
+                found, finish = step.lookup(), partial(update_some, step)
             kinds |= {type(of) for of in found.values()}
+            if verb == "some":
+                found = {n: content(found[n])[:count] for n, count in SOME.items()}
             finish({name: array(gradient(of)) for name, of in found.items()})
     return kinds, {name: store.table(name).digest() for name in TABLES}
 
@@ -76,13 +97,13 @@ def train(store, *, where, rows, verb="keys", **session):
 def wanted(tmp_path_factory):
     """The digests on the CPU, of arrays of the host."""
     found = {}
-    for verb in ("keys", "unique", "bags"):
+    for verb in VERBS:
         with opened(tmp_path_factory.mktemp(verb), "cpu") as store:
             found[verb] = train(store, where="host", rows="host", verb=verb)[1]
     return found
 
 
-@pytest.mark.parametrize("verb", ["keys", "unique", "bags"])
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     ("where", "rows", "kind"),
     [
@@ -108,7 +129,7 @@ def test_one_digest_for_every_planner(tmp_path, wanted, planner, lookahead):
     assert found == wanted["keys"]
 
 
-@pytest.mark.parametrize("verb", ["keys", "bags"])
+@pytest.mark.parametrize("verb", ["keys", "bags", "some"])
 def test_a_run_that_waits_for_nothing_takes_gradients_of_the_device(tmp_path, wanted, verb):
     with opened(tmp_path) as store:
         kinds, found = train(store, where="device", rows="auto", verb=verb, waits="none")
@@ -152,3 +173,58 @@ def test_rows_that_cannot_be_on_the_device_are_refused_at_once(tmp_path):
             store.session(tables=["a"], rows="gpu")
         with pytest.raises(InvalidArgumentError, match="with waits='none'"):
             store.session(tables=["a"], rows="device", waits="none")
+
+
+def test_a_caller_makes_the_arrays_for_rows(tmp_path):
+    with opened(tmp_path) as store, store.session(tables=[*TABLES]) as run:
+        array = Arrays(store, "device")
+        for step in run.steps(batches()[:1], keys=lambda batch: batch):
+            wanted = step.lookup_unique()
+            made = {}
+
+            def make(tables, shapes, array=array, made=made):
+                pairs = zip(tables, shapes, strict=True)
+                made |= {name: array(np.empty(shape, np.float32)) for name, shape in pairs}
+                return list(made.values())
+
+            found = step.lookup_unique(make)
+            for name, (rows, inverse) in found.items():
+                assert rows is made[name]
+                np.testing.assert_array_equal(rows.content(), wanted[name][0])
+                np.testing.assert_array_equal(inverse, wanted[name][1])
+            step.skip()
+
+
+def test_a_caller_is_given_distinct_keys_in_the_readers_thread(tmp_path):
+    seen = []
+    with opened(tmp_path, "cpu") as store, store.session(tables=[*TABLES]) as run:
+
+        def prepare(batch, once):
+            assert threading.current_thread().name == "embstore-reader"
+            for name, keys in batch.items():
+                np.testing.assert_array_equal(once[name].keys[once[name].inverse], keys)
+            seen.append(batch)
+
+        given = batches()
+        for step in run.steps(given, keys=lambda batch: batch, prepare=prepare):
+            assert any(step.batch is batch for batch in seen)
+            step.skip()
+    assert len(seen) == len(given)
+
+
+@pytest.mark.parametrize("waits", ["late", "none"])
+def test_what_a_step_is_not_given_is_refused(tmp_path, waits):
+    with opened(tmp_path, "cpu") as store, store.session(tables=["a"], waits=waits) as run:
+        for step in run.steps([{"a": [3, 3, 5]}], keys=lambda batch: batch):
+            rows = np.ones((2, 12), np.float32)
+            for inverse in ([0, 2], [-1, 0]):
+                given = {"a": BagGradients(StepBags(np.array(inverse, np.int32)), rows)}
+                with pytest.raises(InvalidArgumentError, match=r"inverse"):
+                    step.update_occurrences(given)
+            three = {"a": BagGradients(StepBags(np.array([0, 1, 1], np.int32)), rows)}
+            with pytest.raises(InvalidArgumentError, match=r"shape \(3, dim\), found \(2, 12\)"):
+                step.update_occurrences(three)
+            if waits == "none":
+                with pytest.raises(InvalidArgumentError, match="do not come from a store"):
+                    step.lookup_unique(lambda tables, shapes: [])
+            step.skip()

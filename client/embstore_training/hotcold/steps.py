@@ -171,8 +171,8 @@ def _of_keys(
         return entry.given[table], rows
     once = entry.once[table]
     rows = as_gradients(rows, once, of, table)
-    if of != "unique":
-        return entry.given[table], of_each_key(rows, of)
+    if isinstance(of, StepBags):
+        return once.keys[of.inverse], of_each_key(rows, of)
     if isinstance(rows, SomeGradients):
         return once.keys[_positions(rows.positions, len(once.keys), table)], rows.rows
     return once.keys, rows

@@ -56,7 +56,7 @@ class WriteBehind(SessionExchange):
         all_gather: AllGather | None,
     ) -> None:
         super().__init__(sessions, session, times)
-        self._is_there = False
+        self.is_embedded = False
         self._depth, self._all_gather = depth, all_gather
         self._readers = Workers(depth, "embstore-reader")
         self._sending: Sending | None = None  # None before the first loop.
