@@ -5,7 +5,6 @@ of a call are held here, on the emulated device, where they are the same as on a
 """
 
 import gc
-import threading
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
@@ -20,43 +19,11 @@ from embstore.device.gpu import GpuDevice
 from embstore.handles.sessions import BagGradients, StepBags
 from embstore.profiles.hotset import HotSet
 from tests.kernels.emulation.callers import CallersArray
+from tests.kernels.emulation.counting import CountingRuntime
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
-VERBS = {
-    "launch": "kernels",
-    "fill": "fills",
-    "upload": "uploads",
-    "download": "downloads",
-    "copy": "copies",
-}
 ROWS, DIM, KEYS, FEW_KEYS = 4_000, 8, 300, 30
 OPENED: list[ExitStack] = []
-
-
-class CountingRuntime(EmulatedRuntime):
-    """Counts what it is asked for, not by a planner's thread; waits for work not done yet."""
-
-    def __init__(self):
-        super().__init__()
-        self._thread = threading.get_ident()
-        self.counts = Counter()
-        for verb, name in VERBS.items():
-            setattr(self, verb, partial(self._counted, name, getattr(super(), verb)))
-
-    def _counted(self, name, call, *arguments, **options):
-        self.counts[name] += threading.get_ident() == self._thread
-        return call(*arguments, **options)
-
-    def wait(self, mark):
-        if threading.get_ident() == self._thread:
-            self.counts["waits"] += self._streams[mark.stream].done < mark.position
-        super().wait(mark)
-
-    def counted(self, call):
-        """Return what a call costs."""
-        self.counts.clear()
-        call()
-        return {name: count for name, count in self.counts.items() if count}
 
 
 @pytest.fixture(autouse=True)

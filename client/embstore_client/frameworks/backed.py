@@ -144,13 +144,15 @@ class StoreBackedModule(StoreBacked):
         """Return the ids of every feature from the arguments of a forward."""
         raise NotImplementedError
 
-    def _announced(self, batch: Any, features: Any) -> Announced:
-        """Features are the argument of a forward, a tuple of several, or a list of such, of several
-        forwards."""
+    def _given_of(self, features: Any) -> list[Any]:
+        """Return what `_given` does of each forward. Features are the argument of one, a tuple of
+        several, or a list of such, of several forwards."""
         forwards = features if isinstance(features, list) else [features]
         arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
-        given = [self._given(*of_forward) for of_forward in arguments]
-        return Announced(batch, keys_by_table(self.tables, *given))
+        return [self._given(*of_forward) for of_forward in arguments]
+
+    def _announced(self, batch: Any, features: Any) -> Announced:
+        return Announced(batch, keys_by_table(self.tables, *self._given_of(features)))
 
     def _batches(
         self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any

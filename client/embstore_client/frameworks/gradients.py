@@ -11,6 +11,7 @@ would be one.
 
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,23 @@ FORWARDS_WITHOUT_STEP = 16
 """So many forwards with backward passes and without `step` warn: it was forgotten."""
 
 
+def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays one behind the other; a single one as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 class KeptGradients:
     """The gradients of a module's forwards. Any thread: frameworks go back in theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, join: Callable[[Sequence[Any]], Any] = concatenated) -> None:
+        """Keep none.
+
+        Parameters
+        ----------
+        join : returns the keys of several features, or their gradients, one behind the other, where
+            a framework has some elsewhere than in arrays of the host
+        """
+        self._join = join
         self._lock = threading.Lock()
         self._forwards = 0
         self._kept: dict[Number, tuple[Occurrences, Rows]] = {}
@@ -41,9 +55,9 @@ class KeptGradients:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __reduce__(self) -> tuple[type["KeptGradients"], tuple[()]]:
+    def __reduce__(self) -> tuple[type["KeptGradients"], tuple[Any]]:
         """A copy of a module has no gradients."""
-        return KeptGradients, ()
+        return KeptGradients, (self._join,)
 
     def next_forward(self) -> int:
         """Return the number of a forward that begins."""
@@ -75,13 +89,17 @@ class KeptGradients:
             )
 
     def by_table(self) -> dict[str, tuple[Keys, Rows]]:
-        """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards."""
+        """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards, as
+        `join` does."""
         with self._lock:
             kept_ones = [self._kept[number] for number in sorted(self._kept)]
-        parts: dict[str, list[tuple[Keys, Rows]]] = {}
-        for of, rows in kept_ones:
-            parts.setdefault(of.table, []).append((of.keys, of.by_key(rows)))
-        return {table: _concatenated(of_table) for table, of_table in parts.items()}
+        parts: dict[str, tuple[list[Keys], list[Rows]]] = {}
+        for of, gradients in kept_ones:
+            keys, rows = parts.setdefault(of.table, ([], []))
+            keys.append(of.keys)
+            rows.append(of.by_key(gradients))
+        join = self._join
+        return {table: (join(keys), join(rows)) for table, (keys, rows) in parts.items()}
 
     def warn_unsent(self) -> None:
         """Warn of gradients that are still here: nobody can send them any more."""
@@ -99,13 +117,6 @@ class KeptGradients:
         with self._lock:
             self._kept.clear()
             self._of_forwards.clear()
-
-
-def _concatenated(parts: list[tuple[Keys, Rows]]) -> tuple[Keys, Rows]:
-    if len(parts) == 1:
-        return parts[0]
-    keys, gradients = zip(*parts, strict=True)
-    return np.concatenate(keys), np.concatenate(gradients)
 
 
 @kept

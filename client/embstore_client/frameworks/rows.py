@@ -4,6 +4,9 @@ The store returns a row for each id, for all tables by one call; that keys trave
 client's doing. The rows of a step come once for each key, with the row of each id, at its first
 forward; later ones of the same step (micro-batches, a forward that is computed again) find their
 keys among the announced ones.
+
+Of a store in this process rows and gradients may be in its device's memory: in arrays of the
+framework, which makes them (`MakeRows`).
 """
 
 from collections.abc import Mapping
@@ -12,19 +15,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import sum_by_key
-from embstore.arrays import Keys, Rows
+from embstore.arrays import Keys, Rows, shape_of
 from embstore.errors import InvalidArgumentError
-from embstore.handles.sessions import SomeGradients
+from embstore.handles.sessions import BagGradients, MakeRows, SomeGradients, StepBags
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
+
+
+class Positions(NamedTuple):
+    """Ids of a step, by which of its distinct keys each is."""
+
+    places: NDArray[np.int32]
+    """(n,)"""
+
+
+Named = Keys | Positions
+"""The ids of gradients: (n,) keys; or, within a step, where they are among its keys."""
 
 
 class Found(NamedTuple):
     """The rows of one table in one forward."""
 
     rows: Rows
-    """(u, dim)"""
+    """(u, dim), of the host, or what the framework has made for them"""
     inverse: NDArray[np.int32] | None
     """(n,), the row of each id; None: u is n, in the order of the ids."""
 
@@ -33,19 +46,28 @@ class Found(NamedTuple):
         return self.rows[place] if self.inverse is None else self.rows[self.inverse[place]]
 
 
-def from_store(store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
-    """Return the rows of keys (n,) by table, by one call."""
-    return {table: Found(rows, None) for table, rows in store.lookup(keys, admit=admit).items()}
+def from_store(
+    store: Store,
+    keys: Mapping[str, Keys],
+    *,
+    admit: bool,
+    out: Mapping[str, Any] | None = None,
+) -> dict[str, Found]:
+    """Return the rows of keys (n,) by table, by one call; `out` as in `Store.lookup`."""
+    rows = store.lookup(keys, admit=admit, out=out)
+    return {table: Found(of_table, None) for table, of_table in rows.items()}
 
 
 class AnnouncedStep:
     """A step of a look-ahead session, as the forwards between two calls of `step` use it."""
 
-    def __init__(self, step: Any, keys: Mapping[str, Keys]) -> None:
+    def __init__(self, step: Any, keys: Mapping[str, Keys], given: Any = None) -> None:
         """Use an `embstore_training.run.Step`, which was announced with `keys` by table, (n,)."""
         self._step = step
         self.number: int = step.number
         """In its session."""
+        self.given = given
+        """What else an adapter has made of its batch."""
         self._keys = keys
         self._found: dict[str, Found] = {}  # Of all announced keys; none before the first forward.
 
@@ -54,31 +76,53 @@ class AnnouncedStep:
         """Whether it has been updated, released or skipped."""
         return bool(self._step.is_finished)
 
-    def rows(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
-        """Return the rows of keys (n,) by table.
+    @property
+    def is_embedded(self) -> bool:
+        """Whether its rows may be in arrays of the store's device, and gradients too."""
+        return bool(self._step.is_embedded)
+
+    def announced(self, make: MakeRows | None = None) -> dict[str, Found]:
+        """Return the rows of all its keys by table, and the row of each announced id.
+
+        Parameters
+        ----------
+        make : makes the arrays for rows, where they are looked up now; None: they are the host's
+
+        Raises
+        ------
+        InvalidArgumentError : the step is finished.
+        """
+        if not self._found or self._step.is_finished:
+            found = self._step.lookup_unique(make)
+            self._found = {table: Found(*of_table) for table, of_table in found.items()}
+        return self._found
+
+    def rows(self, keys: Mapping[str, Keys], make: MakeRows | None = None) -> dict[str, Found]:
+        """Return the rows of keys (n,) by table; `make` as in `announced`.
 
         Raises
         ------
         InvalidArgumentError : a key was not announced, or the step is finished.
         """
-        if not self._found or self._step.is_finished:
-            found = self._step.lookup_unique()
-            self._found = {table: Found(*of_table) for table, of_table in found.items()}
+        found = self.announced(make)
         return {
-            table: Found(self._found[table].rows, self._places(table, of_table))
+            table: Found(found[table].rows, self._places(table, of_table))
             for table, of_table in keys.items()
         }
 
     def update(
-        self, gradients: Mapping[str, tuple[Keys, Rows]], **options: Any
+        self, gradients: Mapping[str, tuple[Named, Rows]], **options: Any
     ) -> AcknowledgedUpdate:
-        """Finish the step by one update: the gradients of ids, by table, summed by key here.
+        """Finish the step by one update: the gradients of ids, by table.
 
         What was announced and has no gradient is left out.
         """
-        self.rows({})  # they may not have been looked up yet, if gradients come from elsewhere
-        sums = {table: self._sums(table, *of_ids) for table, of_ids in gradients.items()}
-        return self.update_unique(sums, **options)
+        given = {
+            table: BagGradients(StepBags(self._places(table, named)), rows)
+            for table, (named, rows) in gradients.items()
+        }
+        done: AcknowledgedUpdate = self._step.update_occurrences(given, **options)
+        return done
 
     def update_unique(
         self, sums: Mapping[str, Rows | SomeGradients], **options: Any
@@ -97,23 +141,15 @@ class AnnouncedStep:
         done: AcknowledgedUpdate = self._step.release()
         return done
 
-    def _sums(self, table: str, keys: Keys, gradients: Rows) -> Rows | SomeGradients:
-        places, count = self._places(table, keys), len(self._found[table].rows)
-        sums = sum_by_key(places, count, gradients)
-        if places is self._found[table].inverse:
-            return sums
-        has_gradient = np.zeros(count, np.bool_)
-        has_gradient[places] = True
-        if has_gradient.all():
-            return sums
-        return SomeGradients(np.flatnonzero(has_gradient), sums[has_gradient])
-
-    def _places(self, table: str, keys: Keys) -> NDArray[np.int32]:
-        announced, inverse = self._keys[table], self._found[table].inverse
+    def _places(self, table: str, named: Named) -> NDArray[np.int32]:
+        if isinstance(named, Positions):
+            return named.places
+        # Gradients that come from elsewhere may be the first to ask for rows.
+        announced, inverse, keys = self._keys[table], self.announced()[table].inverse, named
         assert inverse is not None
         if np.array_equal(keys, announced):
             return inverse
-        known = np.empty(len(self._found[table].rows), np.int64)
+        known = np.empty(shape_of(self._found[table].rows)[0], np.int64)
         known[inverse] = announced
         order = np.argsort(known)
         places = np.searchsorted(known, keys, sorter=order)

@@ -6,7 +6,7 @@ checkpoint. A step that the loop does not finish is released by the run, which w
 its rows were used.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -14,7 +14,7 @@ from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
-from embstore_client.frameworks.gradients import KeptGradients
+from embstore_client.frameworks.gradients import KeptGradients, concatenated
 from embstore_client.frameworks.rows import AnnouncedStep, Found, from_store
 
 
@@ -26,6 +26,14 @@ class Announced(NamedTuple):
     """That its forwards look up, by table, (n,)."""
     given: Any = None
     """What else an adapter has made of it."""
+    prepare: Callable[[Mapping[str, Any]], object] | None = None
+    """Takes its distinct keys, {table: (keys (u,), inverse (n,) int32)}, in the thread that reads
+    batches."""
+
+
+def _prepare(announced: Announced, once: Mapping[str, Any]) -> None:
+    if announced.prepare is not None:
+        announced.prepare(once)
 
 
 class Ranks(NamedTuple):
@@ -48,7 +56,11 @@ class Steps:
     """The gradients and the step at hand of one module. One thread at a time."""
 
     def __init__(
-        self, forgets: str, synchronize: Callable[[], object] = nothing, last_step: int = 0
+        self,
+        forgets: str,
+        synchronize: Callable[[], object] = nothing,
+        join: Callable[[Sequence[Any]], Any] = concatenated,
+        last_step: int = 0,
     ) -> None:
         """Have no gradients, and be outside a loop.
 
@@ -56,12 +68,13 @@ class Steps:
         ----------
         forgets : the module's verb that forgets gradients, for messages
         synchronize : waits for gradients that are on their way
+        join : see `KeptGradients`
         """
-        self.gradients = KeptGradients()
+        self.gradients = KeptGradients(join)
         finalize(self, self.gradients.warn_unsent)  # with the module, or at the end of the process
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
         self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
-        self._settings = forgets, synchronize
+        self._settings = forgets, synchronize, join
         self._last_step = last_step
         self.ranks = ALONE
         """Those that share the steps of the loop; outside one this trainer is alone."""
@@ -94,11 +107,13 @@ class Steps:
         None: there was neither an update nor a step to finish.
         """
         self._settings[1]()
-        step, gradients = self.at_hand, self.gradients.by_table()
+        step = self.at_hand
         done: AcknowledgedUpdate | None = None
         if is_skipped:
             done = None if step is None else step.skip()
-        elif gradients or (step is not None and self.ranks.world_size > 1):
+        elif (gradients := self.gradients.by_table()) or (
+            step is not None and self.ranks.world_size > 1
+        ):
             done = (store.update if step is None else step.update)(gradients, **options)
         elif step is not None:
             done = step.release()
@@ -117,7 +132,7 @@ class Steps:
 
     def check_sent(self) -> None:
         """Raise InvalidArgumentError if there are gradients."""
-        forgets, synchronize = self._settings
+        forgets, synchronize, _ = self._settings
         synchronize()
         if len(self.gradients):
             raise InvalidArgumentError(
@@ -166,9 +181,10 @@ class Steps:
             run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
             self._run, self.ranks = run, ranks
             try:
-                for step in run.steps(batches, keys=lambda announced: announced.keys):
+                steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
+                for step in steps:
                     self._last_step = step.number - 1  # the store may be behind
-                    self.at_hand = AnnouncedStep(step, step.batch.keys)
+                    self.at_hand = AnnouncedStep(step, step.batch.keys, step.batch.given)
                     yield self.at_hand, step.batch
                     self.check_sent()
                 if joins:

@@ -12,10 +12,12 @@
 
     features     ids in the shapes of Torch, taken apart into keys and bags
     pooling      rows to activations; their gradients are kept on the way back
+    gpu          a GPU that Torch and an embedded store share: nothing leaves it
+    announced    ids on it that the loader's thread has read
     scaling      what a GradScaler says, and what it must know
     ranks        those of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
-    forwards     all features of one forward, by these
+    forwards     rows and activations of one forward, by these
     embedding    what all modules are
     modules      the four of them
 

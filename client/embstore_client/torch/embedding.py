@@ -4,7 +4,8 @@ Not to be shared between threads; backward passes may run in Torch's own.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -14,12 +15,12 @@ from embstore.commands import OnNonfinite
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBackedModule
-from embstore_client.frameworks.occurrences import keys_by_table
-from embstore_client.frameworks.steps import Ranks, Steps
+from embstore_client.frameworks.steps import Announced, Ranks, Steps
 from embstore_client.frameworks.tables import Ids, by_name, with_rates
 from embstore_client.torch import saving
-from embstore_client.torch.features import Given
-from embstore_client.torch.forwards import activations_of
+from embstore_client.torch.announced import Read
+from embstore_client.torch.forwards import activations_of, look_up
+from embstore_client.torch.gpu import device_of, join, keys_on_host
 from embstore_client.torch.ranks import by_first, ranks_of
 from embstore_client.torch.scaling import verdict_of
 
@@ -45,7 +46,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         super().__init__()
         self.dtype = dtype
         self._is_frozen = False
-        self._use(store, by_name(tables, self._kind), Steps("zero_grad"))
+        self._use(store, by_name(tables, self._kind), Steps("zero_grad", join=join))
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`, with the learning rates that the store has now."""
@@ -64,9 +65,13 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
     # Forward
 
-    def _activations(self, given: Mapping[str, Given]) -> dict[str, Any]:
-        """Return the activations of every feature, in the order of the tables."""
-        found = self._looked_up(keys_by_table(self.tables, given), self.training)
+    def _activations(self, *arguments: Any) -> dict[str, Any]:
+        """Return the activations of every feature, in the order of the tables, of what `forward` is
+        given."""
+        step = self._steps.at_hand if self.training else None
+        with nullcontext() if step is None else step.given:
+            given: Any = self._given(*arguments)
+        found = look_up(self.store, step, self.tables, given, admit=self.training)
         is_trained = self.training and not self._is_frozen
         gradients = self._steps.gradients if is_trained else None
         return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
@@ -158,6 +163,14 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         """
         how: dict[str, Any] = {"lookahead": lookahead, "name": name, "ranks": ranks_of(group)}
         yield from self._batches(loader, features, **how, **session)
+
+    def _announced(self, batch: Any, features: Any) -> Announced:
+        with Read() as read:
+            given = self._given_of(features)
+        device = device_of(self.store, *given)
+        prepare = partial(read.prepare, self.tables, given, device)
+        keys = keys_on_host(self.tables, *given)
+        return Announced(batch, keys, read, None if device is None else prepare)
 
     def _ranks(self, group: Any) -> Ranks:
         """Return the ranks of a group; None: those of the loop."""

@@ -1,24 +1,103 @@
-"""The activations of all features of one forward, from the rows of its keys."""
+"""The rows of one forward, and the activations of all its features."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.arrays import Rows
+from embstore.handles.store import Store
 from embstore_client.frameworks.gradients import KeptGradients, Number
 from embstore_client.frameworks.occurrences import places
-from embstore_client.frameworks.rows import Found
+from embstore_client.frameworks.rows import AnnouncedStep, Found, Positions, from_store
 from embstore_client.frameworks.tables import Ids
+from embstore_client.torch.announced import Place
 from embstore_client.torch.features import Given
+from embstore_client.torch.gpu import (
+    OccurrencesThere,
+    Shown,
+    device_of,
+    keys_on_gpu,
+    keys_on_host,
+    rows_on,
+)
 from embstore_client.torch.pooling import Places, activations
+
+
+class LookedUp(NamedTuple):
+    """The rows of one forward."""
+
+    found: Mapping[str, Found]
+    """By table."""
+    places: Mapping[str, Place]
+    """By feature, where its ids are among them."""
+    is_there: bool
+    """They are on the GPU where the ids are, and gradients may stay there."""
+
+
+def look_up(
+    store: Store,
+    step: AnnouncedStep | None,
+    tables: Mapping[str, Ids],
+    given: Mapping[str, Given],
+    *,
+    admit: bool,
+) -> LookedUp:
+    """Return the rows of a forward: of the step at hand; None: of the store."""
+    device = device_of(store, given)
+    if device is None or (step is not None and not step.is_embedded):
+        keys: Any = keys_on_host(tables, given)
+        found = from_store(store, keys, admit=admit) if step is None else step.rows(keys)
+        return LookedUp(found, _places(tables, given, found, keys), is_there=False)
+    make = rows_on(device)
+    if step is not None and all(own.place.named is not None for own in given.values()):
+        step.given.use()
+        return LookedUp(step.announced(make), _prepared(given), is_there=True)
+    if step is not None:
+        keys = keys_on_host(tables, given)
+        found = step.rows(keys, make)
+    else:
+        keys = keys_on_gpu(tables, given)
+        rows = make([*tables], [(len(keys[name]), table.dim) for name, table in tables.items()])
+        shown: dict[str, Any] = {name: Shown(of_table) for name, of_table in keys.items()}
+        found = from_store(store, shown, admit=admit, out=dict(zip(tables, rows, strict=True)))
+    return LookedUp(found, _places(tables, given, found, keys), is_there=True)
+
+
+def _prepared(given: Mapping[str, Given]) -> dict[str, Place]:
+    """Return where ids are that were announced; perhaps without the weights that they have now."""
+    return {
+        feature: own.place
+        if own.of.offsets is None or own.place.offsets is not None
+        else replace(own.place, offsets=torch.arange(len(own.keys) + 1, device=own.device))
+        for feature, own in given.items()
+    }
+
+
+def _places(
+    tables: Mapping[str, Ids],
+    given: Mapping[str, Given],
+    found: Mapping[str, Found],
+    keys: Mapping[str, Any],
+) -> dict[str, Place]:
+    """Return where ids are among the rows of `keys`, those of the forward by table."""
+    result = {}
+    for feature, own, at in places(tables, given):
+        of, inverse = own.of, found[own.of.table].inverse
+        offsets = None if of.offsets is None else torch.from_numpy(of.offsets).to(own.device)
+        if inverse is None:
+            result[feature] = Place(keys[of.table][at], None, offsets)
+        else:
+            there = torch.from_numpy(inverse[at].astype(np.int64)).to(own.device)
+            result[feature] = Place(Positions(inverse[at]), there, offsets)
+    return result
 
 
 def activations_of(
     tables: Mapping[str, Ids],
     given: Mapping[str, Given],
-    found: Mapping[str, Found],
+    looked_up: LookedUp,
     *,
     gradients: KeptGradients | None,
     dtype: Any,
@@ -27,45 +106,49 @@ def activations_of(
 
     Parameters
     ----------
-    found : the rows of `keys_by_table(tables, given)`
     gradients : where backward passes leave theirs; None: nowhere, nothing requires one
     dtype : of activations; None: as they are
     """
     forward = 0 if gradients is None else gradients.next_forward()
-    rows_of = {name: _tensor(of_table.rows) for name, of_table in found.items()}
+    rows_of = {name: _tensor(of_table.rows) for name, of_table in looked_up.found.items()}
     result: dict[str, Any] = {}
-    for feature, own, place in places(tables, given):
-        rows, inverse = rows_of[own.of.table], found[own.of.table].inverse
-        keep = _keep(gradients, (forward, len(result)), own)
-        of_ids = None if inverse is None else inverse[place]
-        output = _activation(own, rows[place] if inverse is None else rows, of_ids, keep)
+    for feature, own, at in places(tables, given):
+        rows, place = rows_of[own.of.table], looked_up.places[feature]
+        number = forward, len(result)
+        keep = _keep(gradients, number, own, place, is_there=looked_up.is_there)
+        output = _activation(own, rows[at] if place.inverse is None else rows, place, keep)
         result[feature] = output if dtype is None else output.to(dtype)
     return result
 
 
-def _activation(own: Given, rows: Any, inverse: Any, keep: Callable[[Any], None] | None) -> Any:
-    of, weights, device = own
-    if inverse is not None:
-        inverse = torch.from_numpy(inverse.astype(np.int64)).to(device)
-    offsets = None if of.offsets is None else torch.from_numpy(of.offsets).to(device)
-    at = Places(inverse, offsets, of.mode)
-    output = activations(rows.to(device), at, None if weights is None else weights.to(device), keep)
-    return output if offsets is not None else output.reshape(*of.shape, rows.shape[1])
+def _activation(own: Given, rows: Any, place: Place, keep: Callable[[Any], None] | None) -> Any:
+    of, device = own.of, own.device
+    weights = None if own.weights is None else own.weights.to(device)
+    at = Places(place.inverse, place.offsets, of.mode)
+    output = activations(rows.to(device), at, weights, keep)
+    return output if place.offsets is not None else output.reshape(*of.shape, rows.shape[1])
 
 
 def _keep(
-    gradients: KeptGradients | None, number: Number, own: Given
+    gradients: KeptGradients | None, number: Number, own: Given, place: Place, *, is_there: bool
 ) -> Callable[[Any], None] | None:
     """Return what takes the gradient of a feature's output."""
     if gradients is None or not torch.is_grad_enabled():
         return None
-    of = own.of
-    if own.weights is not None:
-        of = of._replace(weights=np.array(own.weights.detach().cpu().numpy(), np.float32))
+    weights = None if own.weights is None else own.weights.detach()
+    if is_there:
+        there: Any = OccurrencesThere.of(own, place, weights)
+        return lambda gradient: gradients.take(number, there, gradient.detach().to(torch.float32))
+    named: Any = place.named
+    of = own.of._replace(keys=named)
+    if weights is not None:
+        of = of._replace(weights=np.array(weights.cpu().numpy(), np.float32))
     return lambda gradient: gradients.take(
         number, of, gradient.detach().to("cpu", torch.float32).numpy()
     )
 
 
-def _tensor(rows: Rows) -> Any:
+def _tensor(rows: Any) -> Any:
+    if isinstance(rows, Shown):
+        return rows.here()
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy())

@@ -69,7 +69,7 @@ class EmbeddingBag(StoreModule):
         per_sample_weights : float32 or float64, as many as ids, with mode "sum"; they may require
             a gradient
         """
-        (output,) = self._activations(self._given(input, offsets, per_sample_weights)).values()
+        (output,) = self._activations(input, offsets, per_sample_weights).values()
         return output
 
     def _given(self, *arguments: Any) -> dict[str, Given]:
@@ -116,7 +116,7 @@ class Embedding(StoreModule):
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
         """Return a row for each id, (*, dim), of int32 or int64 ids of any shape."""
-        (output,) = self._activations(self._given(input)).values()
+        (output,) = self._activations(input).values()
         return output
 
     def _given(self, *arguments: Any) -> dict[str, Given]:
@@ -139,7 +139,7 @@ class Collection(StoreModule):
             a KeyedJaggedTensor: what has `keys()`, `values()` and `offsets()` or `lengths()`; of
             `Ids` those of a feature are (n,). Other features may be in it too.
         """
-        return self._activations(self._given(features))
+        return self._activations(features)
 
     def _given(self, *features: Any) -> dict[str, Given]:
         return given_of(self.tables, *features)

@@ -115,7 +115,7 @@ class _Weighted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, root: Any, rows: Any, weights: Any, places: Places) -> Any:
-        ctx.places = places
+        ctx.places, ctx.count = places, len(weights)
         ctx.save_for_backward(rows)
         return _pooled(rows.to(weights.dtype), places, weights)
 
@@ -126,6 +126,8 @@ class _Weighted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         if not ctx.needs_input_grad[2]:
             return of_root, None, None, None
         (rows,) = ctx.saved_tensors
-        of_ids = torch.repeat_interleave(gradient, ctx.places.offsets.diff(), dim=0)
+        # Of a size that is told, for which the host does not wait.
+        lengths = ctx.places.offsets.diff()
+        of_ids = gradient.repeat_interleave(lengths, dim=0, output_size=ctx.count)
         rows = _spread(rows.to(gradient.dtype), ctx.places.inverse)
         return of_root, None, (of_ids * rows).sum(dim=1), None

@@ -118,6 +118,15 @@ def parts_of(folder: Path, *, is_emulated: bool) -> list[Part]:
             None if is_emulated else lacks_of_torch,
         ),
         Part(
+            "torch-modules",
+            "modules of torch in a loop, which waits for nothing",
+            run.pytest(
+                ["tests/gpu/test_torch_modules.py"], ["tests/frameworks/test_torch_on_gpu.py"]
+            ),
+            30,
+            lacks_of_torch,
+        ),
+        Part(
             "conformance",
             "the conformance suite on the device",
             run.pytest(

@@ -117,9 +117,20 @@ class _PinnedOwner:
         }
 
 
+class _Lent:
+    """Memory of a trainer's library, which may have its own right beside it: without guards."""
+
+    def __init__(self, content: np.ndarray) -> None:
+        self.content, self.address = content, content.ctypes.data
+        self.end = self.address + content.nbytes
+
+    def damage(self) -> None:
+        return None
+
+
 @dataclass
 class _Stream:
-    work: deque[tuple[Callable[[], None], list[Memory]]] = field(default_factory=deque)
+    work: deque[tuple[Callable[[], None], list[Memory | _Lent]]] = field(default_factory=deque)
     given: int = 0
     done: int = 0
 
@@ -176,11 +187,13 @@ class EmulatedRuntime:
         self._kernels: dict[str, Kernel] = {}
         self._compile_seconds = 0.0
         self._streams = {stream: _Stream() for stream in (COMPUTE, UP, DOWN, CALLERS)}
-        self._live: dict[int, Memory] = {}
+        self._live: dict[int, Memory | _Lent] = {}
         self._starts: list[int] | None = None  # of the live, ascending; None: find them again
         self._given_back: list[tuple[list[int], Memory]] = []  # and what was given to each stream
-        self._named: list[Memory] = []  # for the work that is given next
-        self._touched: set[Memory] = set()  # named for work that was done since the last look
+        self._named: list[Memory | _Lent] = []  # for the work that is given next
+        self._touched: set[Memory | _Lent] = (
+            set()
+        )  # named for work that was done since the last look
         self._waits = 0
         self._damages: list[str] = []
         self._allocations = 0
@@ -262,7 +275,7 @@ class EmulatedRuntime:
         low = array.address - memory.address
         return memory.content[low : low + array.nbytes]
 
-    def _memory_at(self, address: int, byte_count: int) -> Memory | None:
+    def _memory_at(self, address: int, byte_count: int) -> Memory | _Lent | None:
         if byte_count == 0:
             return None
         starts = self._starts
@@ -369,6 +382,12 @@ class EmulatedRuntime:
         self._named.clear()
         return found
 
+    def lend(self, content: np.ndarray) -> None:
+        """Let work use memory of a trainer's library, as long as this runtime lives."""
+        lent = _Lent(content)
+        self._live[lent.address] = lent
+        self._starts = None
+
     def give(self, work: Callable[[], None], stream: int) -> None:
         """Queue work of a trainer's own."""
         self._give(work, stream)
@@ -436,7 +455,7 @@ class EmulatedRuntime:
             damages, self._damages = self._damages, []
             raise KernelError("; ".join(dict.fromkeys(damages)))
 
-    def _note_damage(self, memory: Memory) -> None:
+    def _note_damage(self, memory: Memory | _Lent) -> None:
         damage = memory.damage()
         if damage:
             self._damages.append(damage)

@@ -1,0 +1,121 @@
+"""Ids on a GPU that were announced: read in the loader's thread, so that no forward waits for them.
+
+What a forward is given has to be looked at on the host: where bags begin, which announced key each
+id is. The thread that reads batches does that, ahead of the loop, and sends back to the GPU what
+the forward needs of it. A forward knows tensors again by their memory, and by how often Torch has
+changed them (`_version`): views too, as the features of a KeyedJaggedTensor. What it does not know,
+it reads when it comes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from embstore_client.frameworks.rows import Positions
+from embstore_client.frameworks.tables import Ids
+from embstore_client.torch.gpu import Sent
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Place:
+    """Where the rows of a feature's ids are; of ids that are announced it is prepared."""
+
+    named: Any = None
+    """The ids, as `frameworks.rows.Named`, or a tensor of keys; None: it is not prepared."""
+    inverse: Any = None
+    """(n,) int64 tensor, the row of each id; None: each has the next one."""
+    offsets: Any = None
+    """(bags + 1,) int64 tensor; None: one id a bag, or no bags."""
+
+
+class Read:
+    """What was made of the tensors of one batch; within a with block `once` takes it from here. One
+    thread at a time."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[Any, Sequence[Any]]] = {}
+        self._sent: Sent | None = None  # None before it is prepared.
+
+    def __enter__(self) -> Self:
+        self._token = _READ.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _READ.reset(self._token)
+
+    def made(self, make: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Return make(*arguments), made once of tensors of a GPU that nobody changes."""
+        tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
+        if all(tensor.device.type != "cuda" for tensor in tensors):
+            return make(*arguments)  # NumPy may change them, which Torch does not count
+        key = make, *map(_identity, arguments)
+        if key not in self._made:
+            self._made[key] = make(*arguments), tensors  # no other tensor gets their memory
+        return self._made[key][0]
+
+    def prepare(
+        self,
+        tables: Mapping[str, Ids],
+        forwards: Sequence[Mapping[str, Any]],
+        device: Any,
+        once: Mapping[str, Any],
+    ) -> None:
+        """Send to the GPU what forwards need of their ids, and note where that is.
+
+        Parameters
+        ----------
+        forwards : `Given` of all features of each, whose ids are those of the step, in its order
+        once : of the step, {table: (keys, inverse (n,) int32)}
+        """
+        features = [
+            (name, given[feature])
+            for name, table in tables.items()
+            for given in forwards
+            for feature in table.features
+        ]
+        pooled = [own for _, own in features if own.of.offsets is not None]
+        inverses = [once[name].inverse for name in tables]
+        self._sent = Sent([*inverses, *(own.of.offsets for own in pooled)], device)
+        parts = self._sent.here()
+        there = dict(zip(tables, parts, strict=False))
+        for own, offsets in zip(pooled, parts[len(tables) :], strict=True):
+            own.place.offsets = offsets
+        begins = dict.fromkeys(tables, 0)
+        for name, own in features:
+            at = slice(begins[name], begins[name] + len(own.keys))
+            own.place.named = Positions(once[name].inverse[at])
+            own.place.inverse = there[name][at]
+            begins[name] = at.stop
+
+    def use(self) -> None:
+        """Have the current stream use what was sent."""
+        if self._sent is not None:
+            self._sent.here()
+
+
+_READ: ContextVar[Read | None] = ContextVar("embstore_torch_read", default=None)
+
+
+def once(make: Callable[..., T], *arguments: Any) -> T:
+    """Return make(*arguments), or what was made of the same tensors before, as they are still."""
+    read = _READ.get()
+    if read is None:
+        return make(*arguments)
+    made: T = read.made(make, arguments)
+    return made
+
+
+def _identity(given: Any) -> Any:
+    if isinstance(given, Ids):
+        return id(given)  # a module's, which lasts
+    if not isinstance(given, torch.Tensor):
+        return given
+    if given.is_inference():  # nobody counts how often it is changed
+        return object()
+    shape = tuple(given.shape), given.stride(), given.dtype
+    return given.data_ptr(), *shape, given._version

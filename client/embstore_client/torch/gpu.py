@@ -1,0 +1,186 @@
+"""A GPU that Torch and a store in this process share: ids, rows and gradients stay in its memory.
+
+Torch makes the tensors that the store fills with rows, and those of gradients, which it sums; the
+store is shown where they are, and which stream Torch uses. So events order the work of both on the
+GPU, in both directions, and the host waits for neither. Torch's own `__cuda_array_interface__`
+names no stream: a call that fills such a tensor would have to wait.
+
+What is made in one stream and used in another has to be said to Torch's allocator, which gives
+memory away again in the order of the first one: `here` does so.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.handles.sessions import MakeRows
+from embstore.handles.store import Store
+from embstore_client.frameworks.gradients import concatenated
+from embstore_client.frameworks.occurrences import HasKeys
+from embstore_client.frameworks.rows import Positions
+from embstore_client.frameworks.tables import Ids
+
+_LEGACY_STREAM = 1
+"""The default stream, in `__cuda_array_interface__`; Torch has 0 for it."""
+_DEVICES: WeakKeyDictionary[Store, str] = WeakKeyDictionary()
+"""Where the rows of stores are: `Store.device`, which asks the store."""
+
+
+class Shown:
+    """A tensor of a GPU as a store takes it, to read it or to fill it."""
+
+    def __init__(self, tensor: Any) -> None:
+        """Show a C-contiguous tensor that the current stream uses."""
+        self._tensor = tensor
+        self._stream = _stream(tensor.device)
+        stream = self._stream.cuda_stream or _LEGACY_STREAM
+        own = tensor.__cuda_array_interface__
+        self.__cuda_array_interface__ = {**own, "version": 3, "stream": stream}
+
+    def here(self) -> Any:
+        """Return the tensor, for use in the current stream."""
+        stream = _stream(self._tensor.device)
+        if stream != self._stream:
+            stream.wait_stream(self._stream)
+            self._tensor.record_stream(stream)
+        return self._tensor
+
+
+class Sent:
+    """Integers of the host, copied to a GPU by the current stream, which the host does not wait
+    for."""
+
+    def __init__(self, arrays: Sequence[NDArray[Any]], device: Any) -> None:
+        """Copy arrays (n,) as int64, by one copy."""
+        self._whole = _copied(arrays, device)
+        self._parts = self._whole.split(list(map(len, arrays)))
+        self._event = _stream(device).record_event()
+
+    def here(self) -> Any:
+        """Return them as a tuple of tensors, for use in the current stream."""
+        stream = _stream(self._whole.device)
+        stream.wait_event(self._event)
+        self._whole.record_stream(stream)
+        return self._parts
+
+
+class OccurrencesThere(NamedTuple):
+    """The ids of one feature in one forward, as `frameworks.occurrences.Occurrences`, whose
+    gradient is a tensor of a GPU, and so is what it is multiplied by."""
+
+    table: str
+    keys: Any
+    """(n,): `Positions` in a step, else a tensor."""
+    ids: int
+    """n."""
+    offsets: Any
+    """(bags + 1,) int64 tensor; None: a row for each id."""
+    mode: str
+    weights: Any
+    """(n,) float32 tensor, nobody else's; or None."""
+
+    @classmethod
+    def of(cls, own: Any, place: Any, weights: Any) -> Self:
+        """Return those of a feature, by its `Given`, and its `Place` among the rows."""
+        if weights is not None:
+            weights = weights.to(torch.float32, copy=True)
+        of = own.of
+        return cls(of.table, place.named, len(of.keys), place.offsets, of.mode, weights)
+
+    def by_key(self, gradients: Any) -> Any:
+        """Return the gradient of each id, (n, dim), from those of bags or ids (contract.md, rule
+        8). Bags are not sent as such: the store would have to be told on the host which they are.
+        """
+        if self.offsets is None:
+            return gradients
+        counts = self.offsets.diff()
+        if self.mode == "mean":
+            gradients = gradients / counts[:, None]
+        # Of a size that is said, which the host would wait for.
+        rows = gradients.repeat_interleave(counts, dim=0, output_size=self.ids)
+        return rows if self.weights is None else self.weights[:, None] * rows
+
+
+def device_of(store: Store, *forwards: Mapping[str, Any]) -> Any:
+    """Return the GPU that the ids of all features are on, if a store in this process has its rows
+    there; None: they go through the host."""
+    devices = {own.device for given in forwards for own in given.values()}
+    if len(devices) != 1 or not store.sessions.is_embedded:
+        return None
+    (device,) = devices
+    if device.type != "cuda":
+        return None
+    if store not in _DEVICES:
+        _DEVICES[store] = store.device
+    return device if _DEVICES[store] == str(device) else None
+
+
+def rows_on(device: Any) -> MakeRows:
+    """Return what makes tensors of a GPU that are to be filled with rows."""
+
+    def make(_: Sequence[str], shapes: Sequence[tuple[int, int]]) -> list[Shown]:
+        return [Shown(torch.empty(shape, dtype=torch.float32, device=device)) for shape in shapes]
+
+    return make
+
+
+def keys_on_gpu(tables: Mapping[str, Ids], given: Mapping[str, HasKeys]) -> dict[str, Any]:
+    """Return copies of the keys of all features, which are on one GPU, by table: int64 tensors."""
+    return {
+        name: torch.cat([given[feature].keys for feature in table.features]).to(torch.int64)
+        for name, table in tables.items()
+    }
+
+
+def keys_on_host(tables: Mapping[str, Ids], *forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
+    """Return the keys of all features of some forwards by table, as `keys_by_table` does, by one
+    copy from each GPU on which some are."""
+    parts = {
+        name: [given[feature].keys for given in forwards for feature in table.features]
+        for name, table in tables.items()
+    }
+    by_device: dict[Any, list[Any]] = {}
+    for part in chain.from_iterable(parts.values()):
+        if isinstance(part, torch.Tensor):
+            by_device.setdefault(part.device, []).append(part)
+    copies: dict[int, Keys] = {}
+    for tensors in by_device.values():
+        whole = torch.cat(tensors).to(torch.int64).cpu().numpy()
+        ends = np.cumsum([len(tensor) for tensor in tensors])
+        copies |= zip(map(id, tensors), np.split(whole, ends[:-1]), strict=True)
+    return {
+        name: concatenated([copies.get(id(part), part) for part in of_table])
+        for name, of_table in parts.items()
+    }
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Return ids, or gradients, of several features one behind the other: if some are on a GPU, all
+    of them there, as a store takes them; else as arrays of the host."""
+    if isinstance(parts[0], Positions):
+        return Positions(concatenated([part.places for part in parts]))
+    devices = [part.device for part in parts if isinstance(part, torch.Tensor)]
+    if not devices:
+        return concatenated(parts)
+    on_any = (p if isinstance(p, torch.Tensor) else torch.from_numpy(p) for p in parts)
+    tensors = [tensor.to(devices[0]) for tensor in on_any]
+    return Shown(tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors))
+
+
+def _stream(device: Any) -> Any:
+    return torch.cuda.current_stream(device)
+
+
+def _copied(arrays: Sequence[NDArray[Any]], device: Any) -> Any:
+    """Return arrays one behind the other as an int64 tensor of a GPU, which the current stream is
+    still to write, from pinned memory: from other memory the host would wait."""
+    with torch.cuda.device(device):
+        pinned = torch.empty(sum(map(len, arrays)), dtype=torch.int64, pin_memory=True)
+        np.concatenate(arrays, out=pinned.numpy(), casting="same_kind")
+        return pinned.to(device, non_blocking=True)
