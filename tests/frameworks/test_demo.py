@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from embstore.device.gpu import GpuDevice
 from embstore.handles.sessions import Sessions
 from embstore_tools.demo import synthetic
 from embstore_tools.demo.job import Job
 from embstore_tools.demo.result import DemoResult
 from embstore_tools.demo.ways import Ahead, Calls, Way
-from tests.service.demo.embedded import LOST, lose, trained
+from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.service.demo.embedded import LOST, lose, open_store, train, trained
 
 JOB = Job(samples=6000, batch=256, dim=8, scale=0.002)
 FRAMEWORKS = ["torch"]
@@ -42,6 +44,28 @@ def test_training_is_exact_and_its_losses_are_those_of_numpy(
     assert (result.session is None) == isinstance(way, Calls)
     if result.session is not None:
         assert (result.session.lookahead, result.session.hit_rate) == (4, 1.0)
+
+
+def test_on_a_gpu_the_rows_stay_there_but_for_the_check(
+    path: Path, tmp_path: Path, by_numpy: DemoResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from embstore_tools.demo.frameworks.torch_learner import TorchLearner
+    from tests.frameworks.emulated_cuda import EmulatedCuda
+
+    job = replace(JOB, framework="torch", device="cuda:0", samples=1500, way=Ahead(4))
+    runtime = EmulatedRuntime(name="cuda:0")
+    with open_store(job, tmp_path, device=GpuDevice(runtime, 1), host_cache_bytes=0) as store:
+        cuda = EmulatedCuda(store, monkeypatch)
+        # Parameters that are made there are there. What another thread moves there, no mode sees.
+        monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+        monkeypatch.setattr(TorchLearner, "there", lambda learner, array: cuda.tensor(array))
+        with cuda, cuda.reading():
+            result = train(job, store, path)
+    assert result.exact and result.steps > 3
+    rows = result.samples * result.dim * result.tables
+    read = cuda.elements_read - result.steps  # losses
+    assert 2 * rows <= read < 2.5 * rows, "rows and gradients of each step, once, and the scores"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -30,14 +30,22 @@ _FLAGS = (
         "warmed. Default: lru.",
     ),
     ("framework", str, "numpy|torch", "What computes the model. Default: numpy."),
+    (
+        *("device", str, "cpu|cuda|cuda:N"),
+        "Where Torch computes the model. On a GPU the store is in the same process, on that GPU, "
+        "and rows stay there. Default: cpu.",
+    ),
     ("lookahead", int, "COUNT", "Steps that the session announces ahead. Default: 16."),
     ("budget", str, "BYTES", "Hot rows of --hotcold. Default: 4MiB."),
     ("keep", Path, "DIR", "Keep file, store and report here. Default: keep nothing."),
     ("report", Path, "FILE", "Write a report of the session. Default: run.html of --keep."),
 )
 """Name, type, metavar and help; the defaults are the demo's, which the help does not load."""
-_OF_SERVER = {"cache_bytes", "cache_share", "policy"}
-_OF_JOB = {"samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy", "framework"}
+_OF_SERVER = {"cache_bytes", "cache_share", "policy", "device"}
+_OF_JOB = {
+    *("samples", "batch", "dim", "scale", "cache_bytes", "cache_share", "policy", "framework"),
+    "device",
+}
 
 
 @with_options(
@@ -131,6 +139,8 @@ def _check_place(given: Set[str], address: str | None, *, compare: bool, cluster
         problem = "--compare starts servers: leave out --cluster and --address"
     elif cluster and address is not None:
         problem = "--cluster starts one: leave out one of --cluster and --address"
+    elif cluster and "device" in given:
+        problem = "--cluster is of servers, with devices of their own: leave out --device"
     elif address is not None and given & _OF_SERVER:
         flags = " and ".join("--" + name.replace("_", "-") for name in sorted(given & _OF_SERVER))
         problem = f"{flags}: what runs at --address has its own; leave out --address, or these"

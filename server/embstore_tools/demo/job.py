@@ -47,6 +47,9 @@ class Job:
     """How it is trained."""
     framework: str = "numpy"
     """What computes the model; another than NumPy by its adapter."""
+    device: str = "cpu"
+    """Where it does: "cpu", or "cuda", "cuda:0" of Torch, with the store in the same process and on
+    the same GPU."""
 
     def __post_init__(self) -> None:
         integer(self.samples, "samples", 2)
@@ -60,6 +63,11 @@ class Job:
         if self.framework != "numpy" and isinstance(self.way, HotCold):
             raise InvalidArgumentError(
                 f"expected hot/cold training by framework numpy, found {self.framework}"
+            )
+        if self.device != "cpu" and self.framework != "torch":
+            raise InvalidArgumentError(
+                f"expected framework torch on device {self.device}, found {self.framework}; give "
+                "--framework torch, or leave --device out"
             )
         _ = self.configs  # dim and optimizer are checked where tables are
 

@@ -1,4 +1,5 @@
-"""The store that a demo trains: of a server or a cluster of its own, or of one that runs.
+"""The store that a demo trains: of a server or a cluster of its own, or of one that runs. Where the
+model is on a GPU the store is in this process, and on that GPU.
 
 A cluster has two shards on this machine, by Ray, which share the cache that one server would have.
 One that runs is asked for nothing but tables of the demo's names, which it must not have; they are
@@ -55,8 +56,10 @@ def served(
         if address is not None:
             yield running.enter_context(_at(address, job))
             return
-        with phases.phase("starting the " + ("cluster" if is_cluster else "server")) as advance:
-            start = _cluster if is_cluster else _server
+        what, start = ("cluster", _cluster) if is_cluster else ("server", _server)
+        if job.device != "cpu":
+            what, start = "store", _embedded
+        with phases.phase(f"starting the {what}") as advance:
             found, where = running.enter_context(start(place, job, counts_all))
             advance(1, where)
         yield found
@@ -71,6 +74,21 @@ def _server(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, s
     with ServerProcess(place, *options) as server, connect(server.address) as store:
         where = f"gRPC {server.address}, REST {server.admin}"
         yield Served(store, partial(_network_bytes, (server.admin,))), where
+
+
+@contextmanager
+def _embedded(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, str]]:
+    import embstore  # here, as only a run needs it
+
+    device = job.device if ":" in job.device else f"{job.device}:0"
+    with embstore.open(
+        place,
+        device=device,
+        cache_bytes=job.store_cache_bytes,
+        policy=job.policy,
+        count_rate=1.0 if counts_all else 0.0,
+    ) as store:
+        yield Served(store, None), f"embedded in this process, on {device}"
 
 
 @contextmanager

@@ -95,6 +95,7 @@ class Trainer:
         configs: list[TableConfig],
         *,
         framework: str = "numpy",
+        device: str = "cpu",
         seed: int = 0,
     ) -> None:
         """Make the tables and the model."""
@@ -107,7 +108,7 @@ class Trainer:
         of_table = "dim", "rows", "optimizer", "initializer"
         for config in configs:
             store.create_table(config.name, **{name: getattr(config, name) for name in of_table})
-        self.learner = learner_of(framework, store, configs, seed=seed)
+        self.learner = learner_of(framework, store, configs, seed=seed, device=device)
 
     def train(self, blocks: Iterable[Samples], feed: Feed, advance: Advance) -> None:
         """Train on each block but what is held out of it, until a row differs from the check.

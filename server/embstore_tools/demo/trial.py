@@ -102,7 +102,7 @@ def train_and_compare(
     ------
     InvalidArgumentError : a line of the file is malformed; a budget of less than one row.
     """
-    trainer = Trainer(store, job.configs, framework=job.framework)
+    trainer = Trainer(store, job.configs, framework=job.framework, device=job.device)
     if job.needs_profile and counted is None:
         counted = count_first(job, path, phases)
     popularity = _prepare(job, store, counted, phases)

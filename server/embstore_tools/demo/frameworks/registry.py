@@ -26,14 +26,19 @@ def check_installed(framework: str) -> None:
 
 
 def learner_of(
-    framework: str, store: "Store", configs: list[TableConfig], *, seed: int = 0
+    framework: str,
+    store: "Store",
+    configs: list[TableConfig],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> Learner:
-    """Return a new learner over tables that the store has."""
+    """Return a new learner over tables that the store has. `device` is Torch's."""
     match framework:
         case "torch":
             from embstore_tools.demo.frameworks.torch_learner import TorchLearner
 
-            return TorchLearner(store, configs, seed=seed)
+            return TorchLearner(store, configs, seed=seed, device=device)
     from embstore_tools.demo.frameworks.numpy_learner import NumpyLearner
 
     return NumpyLearner(configs, seed=seed)

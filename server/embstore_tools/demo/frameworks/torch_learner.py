@@ -2,13 +2,14 @@
 
 Each column has one id a bag, so an activation is a row: what a forward returns is what the dense
 check compares, and its gradient is what `step` sends. The dense part begins with the weights of
-dlrm.py and is trained by Torch's own Adam.
+dlrm.py and is trained by Torch's own Adam. On a GPU all of it stays there; only what the check
+compares is copied to the host.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 class TorchLearner:
     """See `learner.Learner`."""
 
-    def __init__(self, store: "Store", configs: list[TableConfig], *, seed: int) -> None:
+    def __init__(
+        self, store: "Store", configs: list[TableConfig], *, seed: int, device: str
+    ) -> None:
         tables = [
             Bag(
                 config.name,
@@ -45,7 +48,8 @@ class TorchLearner:
             for config in configs
         ]
         self.embeddings = EmbeddingBagCollection(store, tables)
-        self._model = _DenseDlrm(len(configs), configs[0].dim, seed)
+        self._device = device
+        self._model = _DenseDlrm(len(configs), configs[0].dim, seed).to(device)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=DENSE_LEARNING_RATE)
         self._outputs: dict[str, Any] = {}  # Of the step at hand, by table.
 
@@ -58,23 +62,28 @@ class TorchLearner:
         with _one_thread(), closing(_TorchFeed(material, self, lookahead)) as feed:
             yield feed
 
-    def look_up(self, batch: Batch) -> dict[str, Rows]:
+    def look_up(self, ids: dict[str, Any]) -> dict[str, Rows]:
         """Compute the forward of the embeddings, and return it as the rows that it is."""
-        self._outputs = self.embeddings(ids_of(batch))
+        self._outputs = self.embeddings(ids)
         for output in self._outputs.values():
             output.retain_grad()
-        return {name: output.detach().numpy() for name, output in self._outputs.items()}
+        return {name: _on_host(output) for name, output in self._outputs.items()}
 
     def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:
         """Return loss and gradients, by a backward pass through the last forward."""
-        features = torch.from_numpy(dense_features(batch.integers))
+        features = self.there(dense_features(batch.integers))
         logits = self._model(features, list(self._outputs.values()))
-        labels = torch.from_numpy(batch.labels)
+        labels = self.there(batch.labels)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
-        return float(loss.detach()), {n: o.grad.numpy() for n, o in self._outputs.items()}
+        gradients = {name: _on_host(output.grad) for name, output in self._outputs.items()}
+        return float(_on_host(loss)), gradients
+
+    def there(self, array: NDArray[Any]) -> Any:
+        """Return an array where the model is computed."""
+        return torch.from_numpy(array).to(self._device)
 
     def send(self, gradients: Any) -> None:
         """Send what the backward pass has left."""
@@ -83,10 +92,8 @@ class TorchLearner:
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def scores(self, integers: NDArray[np.int64], rows: dict[str, Rows]) -> NDArray[np.float32]:
         """Return logits."""
-        embeddings = [torch.from_numpy(rows[name].copy()) for name in self.embeddings.tables]
-        features = torch.from_numpy(dense_features(integers))
-        logits: NDArray[np.float32] = self._model(features, embeddings).numpy()
-        return logits
+        embeddings = [self.there(rows[name].copy()) for name in self.embeddings.tables]
+        return _on_host(self._model(self.there(dense_features(integers)), embeddings))
 
 
 @contextmanager
@@ -100,9 +107,19 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
-def ids_of(batch: Batch) -> dict[str, Any]:
-    """Return the features of a batch: ids (n,) by table."""
-    return {name: torch.from_numpy(keys) for name, keys in batch.keys.items()}
+def _on_host(tensor: Any) -> NDArray[np.float32]:
+    """Return a tensor for the check, which waits for the GPU where it is on one."""
+    array: NDArray[np.float32] = tensor.detach().cpu().numpy()
+    return array
+
+
+class _Ready(NamedTuple):
+    """A batch whose ids are where the model is computed. A forward that is given the tensors that
+    were announced has nothing to read."""
+
+    batch: Batch
+    ids: dict[str, Any]
+    """(n,) by table."""
 
 
 class _TorchFeed(Feed):
@@ -115,16 +132,21 @@ class _TorchFeed(Feed):
         self._session: SessionResult | None = None
 
     def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
-        learner, batches = self._learner, self._material.batches(blocks)
-        self._loop = batches
+        learner = self._learner
+        self._loop = self._ready(blocks)
         if self._lookahead is not None:
             self._loop = learner.embeddings.ahead(
-                batches, features=ids_of, lookahead=self._lookahead
+                self._loop, features=lambda ready: ready.ids, lookahead=self._lookahead
             )
-        for batch in self._loop:
-            yield TrainingStep(batch, partial(learner.look_up, batch), learner.send)
+        for batch, ids in self._loop:
+            yield TrainingStep(batch, partial(learner.look_up, ids), learner.send)
             if self._lookahead is not None:  # the session ends with the loop
                 self._session = session_of(self._material)
+
+    def _ready(self, blocks: Iterable[Samples]) -> Iterator[_Ready]:
+        for batch in self._material.batches(blocks):
+            there = self._learner.there
+            yield _Ready(batch, {name: there(keys) for name, keys in batch.keys.items()})
 
     def session(self) -> SessionResult | None:
         return self._session
