@@ -25,14 +25,10 @@ from embstore import commands as c
 from embstore.arithmetic.denormals import kept
 from embstore.arrays import Rows, as_out, check_on_host
 from embstore.checks import checked
-from embstore.checks.call_bytes import check_call_bytes
+from embstore.checks.call_bytes import check_call_bytes, reply_bytes
 from embstore.commands import Command, Progress
 from embstore.config import Limits
-from embstore.errors import (
-    InvalidArgumentError,
-    OutcomeUnknownError,
-    SessionExpiredError,
-)
+from embstore.errors import InvalidArgumentError, OutcomeUnknownError, SessionExpiredError
 from embstore.layout import VALUE_BYTES
 from embstore.results import (
     Membership,
@@ -186,13 +182,13 @@ class RemoteExecutor:
         if verb.is_streamed and not verb.is_bulk:  # a document
             (value,) = self.transport.receive(verb, request, _values, timeout_s=seconds)
             return value
-        reply_bytes = self._reply_bytes(smaller)
+        size = self._reply_bytes(smaller)
         if isinstance(command, c.Restore | c.Promote):
             with self.transport.beginning_epoch(command) as begins:
                 answer = self.transport.send(verb, request, timeout_s=seconds)
                 begins(answer.context.epoch)
                 return answer.value
-        answer = self.transport.send(verb, request, reply_bytes=reply_bytes, timeout_s=seconds)
+        answer = self.transport.send(verb, request, reply_bytes=size, timeout_s=seconds)
         return answer.value if spread is None else spread(answer.value)
 
     def _smaller(
@@ -243,26 +239,11 @@ class RemoteExecutor:
 
     def _reply_bytes(self, command: Command[Any]) -> int:
         """Return about the bytes of the rows that come back."""
-        value_bytes = NARROW_BYTES if self._wire_dtype in NARROW else VALUE_BYTES
-        match command:
-            case c.Lookup(tables):
-                return sum(
-                    value_bytes * len(p.keys) * self._tables.config_of(p.table, p.table_id).dim
-                    for p in tables
-                )
-            case c.LookupPooled(pooled):
-                return sum(
-                    value_bytes
-                    * len(p.bags.offsets)
-                    * self._tables.config_of(p.table, p.table_id).dim
-                    for p in pooled
-                )
-            case c.ReadRows(keys):
-                config = self._tables.config_of(keys.table, keys.table_id)
-                return VALUE_BYTES * len(keys.keys) * (config.dim + config.state_dim)
-            case c.LookupStepPooled() | c.ReadStep():
-                return 1  # that there are rows at all
-        return 0
+        if isinstance(command, c.LookupStepPooled | c.ReadStep):
+            return 1  # that there are rows at all
+        size = reply_bytes(command, self._tables.config_of)
+        is_narrow = self._wire_dtype in NARROW and not isinstance(command, c.ReadRows)
+        return size * NARROW_BYTES // VALUE_BYTES if is_narrow else size
 
     def _warmed(
         self, command: c.WarmCache, progress: Progress | None, timeout_s: float | None
@@ -361,7 +342,8 @@ def _spread(read: RowsRead, once: list[UniqueKeys], out: Any) -> RowsRead:
     """Return the rows of the keys of the call from those of its unique keys."""
     outs = out or [None] * len(once)
     for keys, table, own in zip(once, read.tables, outs, strict=True):
-        _check_out(own, keys, table.rows, table.table)  # all before the first is written to
+        if own is not None:  # all before the first is written to
+            as_out(own, (keys.call_count, table.rows.shape[1]), table.table)
     return RowsRead(
         tuple(
             replace(table, rows=keys.spread(table.rows, own, table.table))
@@ -371,17 +353,11 @@ def _spread(read: RowsRead, once: list[UniqueKeys], out: Any) -> RowsRead:
 
 
 def _spread_whole(read: RowsRead, once: UniqueKeys, out: Any) -> RowsRead:
+    """Do the same with the weights and the state of a table."""
     (table,) = read.tables
-    found, outs = (table.rows, cast(Any, table.state)), out or (None, None)
-    for own, rows in zip(outs, found, strict=True):
-        _check_out(own, once, rows, table.table)
-    weights, state = map(once.spread, found, outs, (table.table, table.table))
-    return RowsRead((replace(table, rows=weights, state=state),))
-
-
-def _check_out(out: Any, once: UniqueKeys, rows: Rows, table: str) -> None:
-    if out is not None:
-        as_out(out, (once.call_count, rows.shape[1]), table)
+    both = RowsRead((table, replace(table, rows=cast(Rows, table.state))))
+    weights, state = _spread(both, [once, once], out).tables
+    return RowsRead((replace(weights, state=state.rows),))
 
 
 def _check_on_host(table: str, *arrays: Any) -> None:

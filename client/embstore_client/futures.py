@@ -97,8 +97,8 @@ class Calls:
         with self._lock:
             is_own = call in self._waiting  # else `end` has answered it
             self._waiting.discard(call)
-        if is_own:
-            _do(call, verb)
+        if is_own and call.set_running_or_notify_cancel():
+            _finish(call, verb)
 
     def end(self, *, cancel: bool) -> None:
         """Begin no further call; `cancel`: nor any that waits for its turn, which is told so."""
@@ -127,11 +127,6 @@ class TracedCalls(Calls):
 
 def _calls(threads: int) -> Calls:
     return TracedCalls(threads) if tracing.is_installed() else Calls(threads)
-
-
-def _do(call: Call[R], verb: Callable[[], R]) -> None:
-    if call.set_running_or_notify_cancel():
-        _finish(call, verb)
 
 
 def _finish(call: Call[R], verb: Callable[[], R]) -> None:

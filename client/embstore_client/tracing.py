@@ -57,32 +57,21 @@ def _current_span() -> Any:
 class TracedTransport(Transport):
     """A transport whose calls are spans, where there is a span around them."""
 
-    def send(
-        self,
-        verb: Verb,
-        request: Outgoing,
-        *,
-        reply_bytes: int = 0,
-        timeout_s: float | None = None,
-    ) -> Answer:
+    def send(self, verb: Verb, request: Outgoing, **options: Any) -> Answer:
         """Do as `Transport.send`."""
         with nullcontext() if _current_span() is None else self._span(verb):
-            return super().send(verb, request, reply_bytes=reply_bytes, timeout_s=timeout_s)
+            return super().send(verb, request, **options)
 
     def receive(
         self,
         verb: Verb,
         request: Outgoing,
         take: Callable[[Iterator[Answer]], T],
-        *,
-        reply_bytes: int = 0,
-        timeout_s: float | None = None,
+        **options: Any,
     ) -> T:
         """Do as `Transport.receive`."""
         with nullcontext() if _current_span() is None else self._span(verb):
-            return super().receive(
-                verb, request, take, reply_bytes=reply_bytes, timeout_s=timeout_s
-            )
+            return super().receive(verb, request, take, **options)
 
     @contextmanager
     def _span(self, verb: Verb) -> Iterator[None]:

@@ -35,6 +35,11 @@ class Deltas:
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def shape(self) -> tuple[int]:
+        """That of the keys."""
+        return (self.count,)
+
 
 def encode(keys: Keys) -> Deltas:
     """Return (n,) int64 that never fall and are not negative, encoded."""

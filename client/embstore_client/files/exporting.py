@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from embstore.errors import InvalidArgumentError
 from embstore.handles.table import Table
 from embstore_client.files.about import About
 from embstore_client.files.batching import rows_of_batch
@@ -63,15 +62,11 @@ def export_table(
     place = os.fspath(to)
     with understood(place):
         module = module_of(place, WRITTEN)
-    config = table.config
-    if batch_rows is None:
-        batch_rows = rows_of_batch(config, with_state=with_state)
-    elif batch_rows < 1:
-        raise InvalidArgumentError(f"expected batch_rows of at least 1, found {batch_rows}")
-    how: dict[str, Any] = {"batch_rows": batch_rows, "with_state": with_state}
+    count = rows_of_batch(table.config, batch_rows, with_state=with_state)
+    how: dict[str, Any] = {"batch_rows": count, "with_state": with_state}
     with table.scan(label, since, timeout_s=timeout_s, **how) as scan, writing(place) as path:
         about = About.of(scan)
-        writer = module.open_writer(path, about, scan.rows, with_state=with_state)
+        writer = module.Writer(path, about, scan.rows, with_state=with_state)
         try:
             done = 0
             for keys, *arrays in scan:

@@ -69,7 +69,7 @@ def module_of(place: str, endings: dict[str, str]) -> Any:
 def opened(path: Path, tensor: str | None, place: str) -> Iterator[Reader]:
     """Yield what reads a file; `place` names it in errors."""
     with understood(place):
-        reader: Reader = module_of(path.name, READ).open_reader(path, tensor)
+        reader: Reader = module_of(path.name, READ).Reader(path, tensor)
     try:
         yield reader
     finally:

@@ -75,8 +75,6 @@ def import_table(
     StorageError : no access.
     """
     place = os.fspath(source)
-    if batch_rows is not None and batch_rows < 1:
-        raise InvalidArgumentError(f"expected batch_rows of at least 1, found {batch_rows}")
     with understood(place):
         module_of(place, READ)
     with reading(place) as path, opened(path, tensor, place) as reader:
@@ -161,7 +159,7 @@ class _Import:
     def run(self, batch_rows: int | None, progress: Progress | None) -> None:
         """Write all rows, then t."""
         config, reader = self._described.config, self._reader
-        count = batch_rows or rows_of_batch(config, with_state=self._with_state)
+        count = rows_of_batch(config, batch_rows, with_state=self._with_state)
         batches = reader.batches(count, with_state=self._with_state)
         while (batch := self._next(batches)) is not None:
             keys, weights, state = batch

@@ -22,7 +22,7 @@ _FILLED_ELEMENTS = 1 << 17
 """Initial rows that are made at a time: they take some hundred bytes an element."""
 
 
-class NpyWriter:
+class Writer:
     """Writes one file of all rows of a table."""
 
     def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
@@ -86,10 +86,7 @@ class NpyWriter:
         self._next += len(rows)
 
 
-open_writer = NpyWriter
-
-
-class NpyReader:
+class Reader:
     """Reads one file."""
 
     about = None
@@ -116,6 +113,3 @@ class NpyReader:
     def close(self) -> None:
         """Let the file go."""
         del self._array
-
-
-open_reader = NpyReader

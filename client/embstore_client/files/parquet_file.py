@@ -20,7 +20,7 @@ from embstore_client.files.formats import Batch
 KEY, WEIGHTS, STATE = "key", "weights", "state"
 
 
-class ParquetWriter:
+class Writer:
     """Writes one file."""
 
     def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
@@ -59,10 +59,7 @@ class ParquetWriter:
         self._file.close()
 
 
-open_writer = ParquetWriter
-
-
-class ParquetReader:
+class Reader:
     """Reads one file. `tensor` names the column of weights, where it has another name."""
 
     def __init__(self, path: Path, tensor: str | None) -> None:
@@ -108,9 +105,6 @@ class ParquetReader:
     def close(self) -> None:
         """Let the file go."""
         self._file.close()
-
-
-open_reader = ParquetReader
 
 
 def _width(field: Any) -> int:

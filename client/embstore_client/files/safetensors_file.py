@@ -28,7 +28,7 @@ _LENGTH_BYTES = 8
 _DTYPES = ("F32", "F16")
 
 
-class SafetensorsWriter:
+class Writer:
     """Writes one file of so many rows."""
 
     def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
@@ -69,10 +69,7 @@ class SafetensorsWriter:
         self._file.close()
 
 
-open_writer = SafetensorsWriter
-
-
-class SafetensorsReader:
+class Reader:
     """Reads one file."""
 
     def __init__(self, path: Path, tensor: str | None) -> None:
@@ -120,6 +117,3 @@ class SafetensorsReader:
     def close(self) -> None:
         """Let the file go."""
         self._file.__exit__(None, None, None)
-
-
-open_reader = SafetensorsReader

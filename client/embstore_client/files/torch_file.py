@@ -14,7 +14,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.files.formats import Batch, chosen, numbered, pieces
 
 
-class TorchReader:
+class Reader:
     """Reads one tensor of a checkpoint; of nested dictionaries its names are joined by "."."""
 
     about = None
@@ -44,9 +44,6 @@ class TorchReader:
     def close(self) -> None:
         """Let the file go."""
         del self._tensor
-
-
-open_reader = TorchReader
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,16 +13,18 @@ What is returned is the host's, and a copy: a trainer may use its arrays again b
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arithmetic import pool_rows
+from embstore.arithmetic import bag_gradients, pool_rows
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.gradients import Looked, Number
-from embstore_client.frameworks.tables import Bag, Ids
+from embstore_client.frameworks.rows import Found
+from embstore_client.frameworks.tables import Bag, Ids, by_feature
+
+K = TypeVar("K", bound="HasKeys")
 
 PADDING = -1
 """An id that is none."""
@@ -52,13 +54,24 @@ class Occurrences(NamedTuple):
             rows = pool_rows(rows, self.offsets, mode, self.weights)
         return rows.reshape(*self.shape, rows.shape[-1])
 
-    def looked(self, number: Number) -> Looked:
-        """Return what the gradient of the outputs needs."""
-        return Looked(number, self.table, self.keys, self.offsets, self.mode, self.weights)
+    def by_key(self, gradients: Rows) -> Rows:
+        """Return the gradient of each key, (n, dim), from those of outputs, (outputs, dim)."""
+        if self.offsets is None:
+            return gradients
+        mode: Any = self.mode
+        return bag_gradients(gradients, self.offsets, mode, self.weights)
 
 
 Given = Mapping[str, Occurrences]
 """What one forward is given: the ids of every feature, in the order of the tables."""
+
+
+class HasKeys(Protocol):
+    """The ids of one feature in one forward, whatever a framework keeps with them."""
+
+    @property
+    def keys(self) -> Any:
+        """(n,), one after the other."""
 
 
 def given_of(tables: Mapping[str, Ids], features: Any) -> Given:
@@ -68,30 +81,23 @@ def given_of(tables: Mapping[str, Ids], features: Any) -> Given:
     ------
     InvalidArgumentError : it is no mapping, one is missing, or has another shape or dtype.
     """
-    if not isinstance(features, Mapping):
-        raise InvalidArgumentError(
-            f"expected features to be a mapping, found {type(features).__name__}"
-        )
-    names = [name for table in tables.values() for name in table.features]
-    missing = [name for name in names if name not in features]
-    if missing:
-        raise InvalidArgumentError(f"expected the features {names}, missing are {missing}")
     return {
-        name: occurrences(table, features[name], f"feature {name!r}")
-        for table in tables.values()
-        for name in table.features
+        name: occurrences(table, value, f"feature {name!r}")
+        for name, table, value in by_feature(tables, features)
     }
 
 
-def keys_by_table(tables: Mapping[str, Ids], given: Given) -> dict[str, Keys]:
-    """Return the keys of all features by table, one feature after the other, repeated or not."""
+def keys_by_table(tables: Mapping[str, Ids], *forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
+    """Return the keys of all features of some forwards by table, repeated or not: of each forward
+    one feature after the other."""
     parts = {
-        name: [given[feature].keys for feature in table.features] for name, table in tables.items()
+        name: [given[feature].keys for given in forwards for feature in table.features]
+        for name, table in tables.items()
     }
-    return {name: p[0] if len(p) == 1 else np.concatenate(p) for name, p in parts.items()}
+    return {n: np.asarray(p[0]) if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
 
 
-def places(tables: Mapping[str, Ids], given: Given) -> Iterator[tuple[str, Occurrences, slice]]:
+def places(tables: Mapping[str, Ids], given: Mapping[str, K]) -> Iterator[tuple[str, K, slice]]:
     """Yield each feature, its ids, and where they are among the keys of their table."""
     for table in tables.values():
         begin = 0
@@ -99,6 +105,14 @@ def places(tables: Mapping[str, Ids], given: Given) -> Iterator[tuple[str, Occur
             end = begin + len(given[feature].keys)
             yield feature, given[feature], slice(begin, end)
             begin = end
+
+
+def pooled(tables: Mapping[str, Ids], given: Given, found: Mapping[str, Found]) -> dict[str, Rows]:
+    """Return the outputs of each feature, (*, dim), from the rows of `keys_by_table`."""
+    return {
+        feature: of.pooled(found[of.table].of(place))
+        for feature, of, place in places(tables, given)
+    }
 
 
 def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
@@ -119,7 +133,9 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
     is_single = not isinstance(table, Bag) or (
         ids.ndim == 1 and offsets is None and weights is None
     )
-    bounds = np.arange(ids.size + 1) if is_single else _bounds(ids, offsets, what)
+    if offsets is not None:
+        offsets = _integers(offsets, f"{what}: offsets")
+    bounds = np.arange(ids.size + 1) if is_single else bounds_of(ids.shape, offsets, what)
     shape = ids.shape if is_single else (len(bounds) - 1,)
     mode = table.mode if isinstance(table, Bag) else "sum"
     factors = None if weights is None else _factors(weights, ids.shape, mode, what)
@@ -133,24 +149,36 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
     return Occurrences(table.name, keys, offsets, factors, mode, shape, is_single)
 
 
-def _bounds(ids: NDArray[Any], offsets: Any, what: str) -> NDArray[np.int64]:
-    """Return where bags begin and end, (bags + 1,)."""
-    if ids.ndim not in (1, 2) or (ids.ndim == 1) != (offsets is not None):
+def bounds_of(
+    shape: tuple[int, ...], offsets: NDArray[Any] | None, what: str, *, has_last: bool = False
+) -> NDArray[np.int64]:
+    """Return where bags begin and end, (bags + 1,), from 0 to the number of ids.
+
+    Parameters
+    ----------
+    shape : of the ids: (bags, length), or (n,) with offsets
+    offsets : where each bag begins; with `has_last` one more, the end of the last one
+
+    Raises
+    ------
+    InvalidArgumentError : any of that does not hold.
+    """
+    if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise InvalidArgumentError(
-            f"{what}: expected ids of shape (bags, length), (bags,), or (n,) and offsets, found "
-            f"{ids.shape} and {'no offsets' if offsets is None else 'offsets'}"
+            f"{what}: expected ids of shape (bags, length), or (n,) and offsets, found {shape} and "
+            f"{'no offsets' if offsets is None else 'offsets'}"
         )
     if offsets is None:
-        every: NDArray[np.int64] = np.arange(len(ids) + 1, dtype=np.int64) * ids.shape[1]
+        every: NDArray[np.int64] = np.arange(shape[0] + 1, dtype=np.int64) * shape[1]
         return every
-    begins = _integers(offsets, f"{what}: offsets")
-    bounds = np.append(begins.reshape(-1), ids.size).astype(np.int64)
-    if begins.ndim != 1 or bounds[0] or (np.diff(bounds) < 0).any():
+    bounds = offsets if has_last else np.append(offsets, shape[0])
+    is_whole = offsets.ndim == 1 and len(bounds) and not bounds[0] and bounds[-1] == shape[0]
+    if not is_whole or (np.diff(bounds) < 0).any():
         raise InvalidArgumentError(
-            f"{what}: expected offsets (bags,) to rise from 0 to at most the number of ids, "
-            f"{ids.size}, found {begins.tolist() if begins.size < 9 else begins}"
+            f"{what}: expected offsets of one dimension to rise from 0 to the number of ids, "
+            f"{shape[0]}, found {offsets.tolist() if offsets.size < 9 else offsets}"
         )
-    return bounds
+    return bounds.astype(np.int64)
 
 
 def _factors(weights: Any, shape: tuple[int, ...], mode: str, what: str) -> NDArray[np.float32]:

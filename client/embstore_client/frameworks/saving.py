@@ -8,7 +8,7 @@ killed before it, a file is left that nothing names, and the label is free.
 """
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO, NamedTuple
@@ -27,26 +27,46 @@ _REFUSALS = (CapacityError, CheckpointExistsError, InvalidArgumentError, Permiss
 """After which there is no such checkpoint; after others there may be one, and it needs its file."""
 
 
+Parts = Mapping[str, Any]
+"""What is kept beside the store, by name."""
+
+
+class Saved(NamedTuple):
+    """What a file has."""
+
+    last_step: int
+    """The place of the session."""
+    load: Callable[[], Any]
+    """Brings the parts to what it has, or returns them so."""
+
+
 class KeptFile(NamedTuple):
-    """What a framework's files are called, in the metadata of checkpoints and on the disk."""
+    """The files of a framework: what they are called, in the metadata of checkpoints and on the
+    disk, and what is in them."""
 
     framework: str
     suffix: str
+    writing: Callable[[Parts, int], Callable[[BinaryIO], object]]
+    """Returns what writes a file of parts and a place; InvalidArgumentError: some cannot be."""
+    reading: Callable[[Path, str, Parts], Saved]
+    """Returns what the file of a label has for parts, and changes none; InvalidArgumentError: it is
+    of others."""
 
     def save(
         self,
         store: Store,
         label: str,
-        write: Callable[[BinaryIO], Any],
-        *,
+        parts: Parts,
+        last_step: int,
         directory: str | os.PathLike[str],
     ) -> None:
-        """Have `write` write a new file, and make a checkpoint that names it.
+        """Write a new file, and make a checkpoint that names it.
 
         Raises
         ------
-        What `write` and `Store.checkpoint` raise; then nothing is kept, and the label can be used.
+        What `writing` and `Store.checkpoint` raise; then nothing is kept, and the label is free.
         """
+        write = self.writing(parts, last_step)
         path = Path(directory, f"{quote(label, safe='')}-{token_hex(8)}{self.suffix}")
         try:
             with path.open("x+b") as file:
@@ -63,13 +83,16 @@ class KeptFile(NamedTuple):
             path.unlink()
             raise
 
-    def find(self, store: Store, label: str, *, directory: str | os.PathLike[str]) -> Path:
-        """Return where the file of a checkpoint is.
+    def find(
+        self, store: Store, label: str, parts: Parts, directory: str | os.PathLike[str]
+    ) -> Saved:
+        """Return what the file of a checkpoint has for the parts; changes nothing.
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept.
-        InvalidArgumentError : `save` has not made it.
+        InvalidArgumentError : `save` has not made it, or of other parts.
+        OSError : the file cannot be read.
         """
         metadata = {checkpoint.label: checkpoint.metadata for checkpoint in store.checkpoints()}
         if label not in metadata:
@@ -78,7 +101,7 @@ class KeptFile(NamedTuple):
             raise InvalidArgumentError(
                 f"checkpoint {label!r}: expected one that `save` of {self.framework} has made"
             )
-        return Path(directory, metadata[label][self.framework])
+        return self.reading(Path(directory, metadata[label][self.framework]), label, parts)
 
 
 def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> None:

@@ -28,8 +28,20 @@ class Announced(NamedTuple):
     """What else an adapter has made of it."""
 
 
+class Ranks(NamedTuple):
+    """The trainers that share each step, and which of them this one is."""
+
+    rank: int = 0
+    world_size: int = 1
+    group: Any = None
+    """What the framework calls them, if it does."""
+
+
+ALONE = Ranks()
+
+
 def nothing() -> None:
-    """Wait for nothing: gradients are kept when a backward pass returns."""
+    """Do nothing, as to wait for gradients that are kept when a backward pass returns."""
 
 
 class Steps:
@@ -51,7 +63,8 @@ class Steps:
         self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
         self._settings = forgets, synchronize
         self._last_step = last_step
-        self._world_size = 1
+        self.ranks = ALONE
+        """Those that share the steps of the loop; outside one this trainer is alone."""
 
     def __reduce__(self) -> tuple[type["Steps"], tuple[Any, ...]]:
         """A copy of a module has neither gradients nor a step at hand."""
@@ -85,7 +98,7 @@ class Steps:
         done: AcknowledgedUpdate | None = None
         if is_skipped:
             done = None if step is None else step.skip()
-        elif gradients or (step is not None and self._world_size > 1):
+        elif gradients or (step is not None and self.ranks.world_size > 1):
             done = (store.update if step is None else step.update)(gradients, **options)
         elif step is not None:
             done = step.release()
@@ -129,7 +142,7 @@ class Steps:
         tables: Iterable[str],
         batches: Iterable[Announced],
         *,
-        world_size: int = 1,
+        ranks: Ranks = ALONE,
         joins: bool = False,
         **session: Any,
     ) -> Generator[tuple[AnnouncedStep, Announced], None, None]:
@@ -148,9 +161,10 @@ class Steps:
         if self.at_hand is not None:
             raise InvalidArgumentError("expected the loop before to have ended")
         self.check_sent()
-        with store.session(tuple(tables), world_size=world_size, **session) as run:
+        rank, world_size, _ = ranks
+        with store.session(tuple(tables), rank=rank, world_size=world_size, **session) as run:
             run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
-            self._run, self._world_size = run, world_size
+            self._run, self.ranks = run, ranks
             try:
                 for step in run.steps(batches, keys=lambda announced: announced.keys):
                     self._last_step = step.number - 1  # the store may be behind
@@ -160,6 +174,6 @@ class Steps:
                 if joins:
                     run.join()
             finally:
-                self._last_step, self._world_size = run.last_step, 1
+                self._last_step, self.ranks = run.last_step, ALONE
                 self.at_hand = self._run = None
                 self.clear()

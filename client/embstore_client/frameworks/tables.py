@@ -1,6 +1,6 @@
 """Which tables a module has, and which features are looked up in them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from math import sqrt
 from typing import Any, Literal
@@ -96,6 +96,26 @@ def by_name(tables: Sequence[Any], *kinds: type[Ids]) -> dict[str, Any]:
     if not found:
         raise InvalidArgumentError("expected at least one table")
     return found
+
+
+def by_feature(tables: Mapping[str, Ids], given: Any) -> Iterator[tuple[str, Ids, Any]]:
+    """Yield each feature, its table and what a mapping has for it, in the order of the tables.
+
+    Raises
+    ------
+    InvalidArgumentError : it is no mapping, or a feature is missing; it may have others too.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"expected features to be a mapping, found {type(given).__name__}"
+        )
+    found = [(name, table) for table in tables.values() for name in table.features]
+    missing = [name for name, _ in found if name not in given]
+    if missing:
+        names = [name for name, _ in found]
+        raise InvalidArgumentError(f"expected the features {names}, missing are {missing}")
+    for name, table in found:
+        yield name, table, given[name]
 
 
 def with_rates(tables: Mapping[str, Ids], store: Store | None) -> list[Ids]:

@@ -27,7 +27,7 @@ from jax.experimental import io_callback  # type: ignore[import-not-found, unuse
 
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.occurrences import given_of, keys_by_table, places
+from embstore_client.frameworks.occurrences import given_of, keys_by_table, pooled
 from embstore_client.frameworks.rows import Found
 from embstore_client.frameworks.steps import Steps
 from embstore_client.frameworks.tables import Ids
@@ -94,11 +94,7 @@ def _outputs(host: Host, features: Any) -> dict[str, Any]:
 
 def _read(host: Host, features: Any, *, admit: bool) -> dict[str, Any]:
     given = given_of(host.tables, features)
-    found = host.look_up(keys_by_table(host.tables, given), admit)
-    return {
-        feature: of.pooled(found[of.table].of(place))
-        for feature, of, place in places(host.tables, given)
-    }
+    return pooled(host.tables, given, host.look_up(keys_by_table(host.tables, given), admit))
 
 
 def _begin(host: Host, features: Any) -> tuple[Any, dict[str, Any]]:
@@ -108,4 +104,4 @@ def _begin(host: Host, features: Any) -> tuple[Any, dict[str, Any]]:
 def _keep(host: Host, number: Any, features: Any, gradients: dict[str, Any]) -> None:
     for index, (name, of) in enumerate(given_of(host.tables, features).items()):
         if name in gradients:
-            host.steps.gradients.keep(of.looked((int(number), index)), np.asarray(gradients[name]))
+            host.steps.gradients.keep((int(number), index), of, np.asarray(gradients[name]))

@@ -1,28 +1,24 @@
-"""Tables of a store for programs in JAX: batches with rows, updates, and a checkpoint of all.
+"""Tables of a store (`frameworks.backed`) for programs in JAX: batches with rows, and updates.
 
 Rows are no parameters. A compiled function gets those of a batch as a pytree, and returns their
-gradients; or it looks them up itself (`callbacks`). Outside a loop of `ahead` each update is one of
-its own. Within it, lookups and update are those of the step at hand: its tables have no other
-writer, and its place is part of every checkpoint.
+gradients; or it looks them up itself (`callbacks`).
 
 Not to be shared between threads; callbacks run in JAX's own.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.arrays import Keys
 from embstore.commands import OnNonfinite
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
-from embstore_client.frameworks.connection import Connection
+from embstore_client.frameworks.backed import StoreBacked
 from embstore_client.frameworks.occurrences import given_of, keys_by_table
-from embstore_client.frameworks.rows import Found
-from embstore_client.frameworks.steps import Announced, Steps
+from embstore_client.frameworks.steps import Announced, Ranks, Steps, nothing
 from embstore_client.frameworks.tables import Bag, Ids, by_name
 from embstore_client.jax import callbacks, trees
 from embstore_client.jax.padding import Sizes
@@ -38,8 +34,10 @@ class Loaded(NamedTuple):
     """The pytrees by name."""
 
 
-class Embeddings:
+class Embeddings(StoreBacked):
     """Tables of a store, looked up by features."""
+
+    _file = trees.FILE
 
     def __init__(self, store: Store, tables: Sequence[Bag | Ids]) -> None:
         """Make the tables that are not there; see `Store.create_table`.
@@ -48,34 +46,11 @@ class Embeddings:
         ----------
         tables : `Bag`: a feature's activations are (bags, dim); `Ids`: a row for each id, (*, dim)
         """
-        self.tables: dict[str, Ids] = by_name(tables, Bag, Ids)
-        """The tables by name."""
-        self._steps = Steps("zero_grad", synchronize=jax.effects_barrier)
+        self._use(
+            store, by_name(tables, Bag, Ids), Steps("zero_grad", synchronize=jax.effects_barrier)
+        )
         self._host = callbacks.Host(self.tables, self._looked_up, self._steps)
-        self._connection = Connection(store)
         self._sizes = Sizes()
-        self._world_size = 1  # Of the loop of `ahead`.
-        for table in self.tables.values():
-            table.create(store)
-
-    @property
-    def store(self) -> Store:
-        """The store. What was sent to another process connects now.
-
-        Raises
-        ------
-        InvalidArgumentError : its store was embedded in the process that it comes from.
-        """
-        return self._connection.store
-
-    def attach(self, store: Store) -> None:
-        """Use another store from now on, which has the tables."""
-        self._connection = Connection(store)
-
-    @property
-    def last_step(self) -> int:
-        """The last finished step of the loop's session: the place that `save` keeps."""
-        return self._steps.last_step
 
     # Outside of what is compiled
 
@@ -130,26 +105,14 @@ class Embeddings:
             when the loop takes its next batch; within another loop.
         What `Store.session` and its `Run` raise.
         """
-        announced = (self._announced(batch, features(batch)) for batch in batches)
-        how: dict[str, Any] = {
-            "lookahead": lookahead,
-            "name": name,
-            "rank": rank,
-            "world_size": world_size,
-        }
-        loop = self._steps.ahead(
-            self.store, self.tables, announced, joins=world_size > 1, **how, **session
-        )
-        try:
-            with closing(loop):
-                for source, of in loop:
-                    self._world_size = world_size
-                    named = {"batch": of.batch, "number": source.number, "world_size": world_size}
-                    yield Step(source, self.tables, of.given, self._sizes, **named)
-        finally:
-            self._world_size = 1
+        how: dict[str, Any] = {"lookahead": lookahead, "name": name, "joins": world_size > 1}
+        ranks = Ranks(rank, world_size)
+        with self._loop(batches, features, ranks=ranks, **how, **session) as loop:
+            for source, of in loop:
+                named = {"batch": of.batch, "number": source.number, "world_size": world_size}
+                yield Step(source, self.tables, of.given, self._sizes, **named)
 
-    def _announced(self, batch: Any, features: Mapping[str, Any]) -> Announced:
+    def _announced(self, batch: Any, features: Any) -> Announced:
         given = given_of(self.tables, features)
         return Announced(batch, keys_by_table(self.tables, given), given)
 
@@ -183,9 +146,6 @@ class Embeddings:
         found = callbacks.activations(self._host, anchor, own)
         return {name: found[name] for name in names}
 
-    def _looked_up(self, keys: Mapping[str, Keys], admit: bool) -> dict[str, Found]:
-        return self._steps.rows(self.store, keys, admit=admit)
-
     def step(
         self,
         *,
@@ -211,10 +171,11 @@ class Embeddings:
         InvalidArgumentError : a gradient is not finite. Gradients are kept, for another try or
             `zero_grad`.
         """
+        scale = 1.0 / self._steps.ranks.world_size if gradient_scale is None else gradient_scale
         return self._steps.send(
             self.store,
             learning_rate=learning_rate,
-            gradient_scale=1.0 / self._world_size if gradient_scale is None else gradient_scale,
+            gradient_scale=scale,
             on_nonfinite=on_nonfinite,
         )
 
@@ -223,27 +184,6 @@ class Embeddings:
         self._steps.clear()
 
     # Saving
-
-    def save(self, label: str, *, directory: str | os.PathLike[str] = ".", **parts: Any) -> None:
-        """Make a checkpoint of the store, and a file of some pytrees, under one label.
-
-        Behind an update, in a loop or outside. The place of the loop's session is part of it. Of
-        several ranks one calls it.
-
-        Parameters
-        ----------
-        directory : of the file, which the checkpoint names
-        parts : pytrees of arrays, keys of random numbers and Python's numbers, by name: dense=...,
-            optimizer=...
-
-        Raises
-        ------
-        InvalidArgumentError : there are gradients that `step` has not sent; a leaf is something
-            else.
-        What `Store.checkpoint` raises. The label can be used then.
-        """
-        self._steps.synchronize()
-        trees.save(self.store, label, parts, last_step=self.last_step, directory=directory)
 
     def load(
         self,
@@ -275,8 +215,6 @@ class Embeddings:
         TableHeldError : a session is open, still or again. Nothing has changed.
         OSError : the file cannot be read.
         """
-        place, found = trees.read(self.store, label, parts, directory=directory)
-        if rank == 0:
-            self.store.restore(label, wait_s=wait_s, force=force)
-        self._steps.go_back(place)
-        return Loaded(place, found)
+        restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
+        found = self._gone_back(label, directory, parts, nothing if rank else restore)
+        return Loaded(self.last_step, found)

@@ -8,7 +8,7 @@ function pools itself; what it returns are gradients of rows, summed by XLA.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import jax  # type: ignore[import-not-found, unused-ignore]
 import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
@@ -22,35 +22,15 @@ from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.gradients import KeptGradients
-from embstore_client.frameworks.occurrences import Given, keys_by_table, places
-from embstore_client.frameworks.rows import Found
+from embstore_client.frameworks.occurrences import Given, keys_by_table, places, pooled
+from embstore_client.frameworks.rows import AnnouncedStep, Found
 from embstore_client.frameworks.tables import Ids
 from embstore_client.jax.padding import Places, Sizes, padded_rows, places_of
 
 
-class Source(Protocol):
-    """Where a step's rows come from, and its update goes: see `frameworks.rows.AnnouncedStep`."""
-
-    def rows(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
-        """Return the distinct rows of keys (n,) by table."""
-
-    def update(
-        self, gradients: Mapping[str, tuple[Keys, Rows]], **options: Any
-    ) -> AcknowledgedUpdate:
-        """Send the gradients of ids by table."""
-
-    def update_unique(self, sums: Mapping[str, Rows], **options: Any) -> AcknowledgedUpdate:
-        """Send the gradients of distinct rows by table."""
-
-    def skip(self) -> AcknowledgedUpdate | None:
-        """Finish without an update."""
-
-    def release(self) -> AcknowledgedUpdate | None:
-        """Finish what only read."""
-
-
 class PlainStep:
-    """A batch without a session: its rows are looked up at once, an update is one of its own."""
+    """A batch without a session, used as an `AnnouncedStep` is: its rows are looked up at once, an
+    update is one of its own."""
 
     def __init__(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> None:
         once = {table: unique(of_table) for table, of_table in keys.items()}
@@ -85,6 +65,10 @@ class PlainStep:
         """Do nothing: there is no step to finish."""
 
 
+Source = AnnouncedStep | PlainStep
+"""Where a step's rows come from, and its update goes."""
+
+
 class Step:
     """One batch of a loop of `ahead`, or what `lookup` returns."""
 
@@ -116,11 +100,8 @@ class Step:
 
         float32. The bits are the contract's, on every machine.
         """
-        found = self._found
-        return {
-            feature: jnp.asarray(of.pooled(found[of.table].of(place)))
-            for feature, of, place in places(self._tables, self._given)
-        }
+        found = pooled(self._tables, self._given, self._found)
+        return {feature: jnp.asarray(outputs) for feature, outputs in found.items()}
 
     @cached_property
     def rows(self) -> dict[str, Any]:
@@ -171,14 +152,13 @@ class Step:
         InvalidArgumentError : other features, shapes or dtypes; a gradient that is not finite.
             Nothing has changed.
         """
-        sent = jax.device_get({name: of for name, of in gradients.items() if of is not None})
-        _check_names(sent, self._given, "features")
+        sent = _on_host(gradients, self._given, "features")
         kept = KeptGradients()
         for index, (name, of) in enumerate(self._given.items()):
             if name in sent:
                 shape = (*of.shape, self._tables[of.table].dim)
                 rows = _floats(sent[name], shape, f"feature {name!r}")
-                kept.take(of.looked((0, index)), np.ascontiguousarray(rows, np.float32))
+                kept.take((0, index), of, np.ascontiguousarray(rows, np.float32))
         if not len(kept) and self._world_size == 1:
             return self.release()
         _ = self._found  # An announced step is looked up before its update.
@@ -204,8 +184,7 @@ class Step:
         ----------
         gradients : {table: as `rows`}; a table that is left out, or None, is not updated
         """
-        sent = jax.device_get({name: of for name, of in gradients.items() if of is not None})
-        _check_names(sent, self._tables, "tables")
+        sent = _on_host(gradients, self._tables, "tables")
         sums = {}
         for name, of in sent.items():
             whole = _floats(of, self.rows[name].shape, f"table {name!r}")
@@ -230,12 +209,16 @@ class Step:
         return self._source.rows(keys_by_table(self._tables, self._given))
 
 
-def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
-    unknown = [name for name in given if name not in known]
+def _on_host(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the gradients that there are, by names that are known."""
+    sent = {name: of for name, of in given.items() if of is not None}
+    unknown = [name for name in sent if name not in known]
     if unknown:
         raise InvalidArgumentError(
             f"expected gradients of the {what} {list(known)}, found {unknown}"
         )
+    found: dict[str, Any] = jax.device_get(sent)
+    return found
 
 
 def _floats(values: Any, shape: tuple[int, ...], what: str) -> NDArray[Any]:

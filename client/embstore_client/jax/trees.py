@@ -3,26 +3,23 @@
     arr_0           JSON: {"last_step": place, "parts": {name: [[path, shape, dtype], ...]}}
     arr_1, ...      the bytes of the leaves, one part after the other
 
-A tree is known by the paths of its leaves: the trees that are given to `read` must have the same,
-with leaves of the same shapes and dtypes. What is read has their form: containers, JAX's arrays
+A tree is known by the paths of its leaves: the trees that `load` is given must have the same, with
+leaves of the same shapes and dtypes. What is read has their form: containers, JAX's arrays
 with their sharding and keys of random numbers, NumPy's arrays, and Python's numbers.
 """
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import jax  # type: ignore[import-not-found, unused-ignore]
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
-from embstore.handles.store import Store
-from embstore_client.frameworks.saving import KeptFile, check_parts
-
-_FILE = KeptFile("jax", ".npz")
+from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
 
 
 class _Leaf(NamedTuple):
@@ -33,36 +30,20 @@ class _Leaf(NamedTuple):
     dtype: str
 
 
-def save(
-    store: Store,
-    label: str,
-    parts: Mapping[str, Any],
-    *,
-    last_step: int,
-    directory: str | os.PathLike[str],
-) -> None:
-    """Keep store and parts, each a pytree, under `label`; see `Embeddings.save`."""
+def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
+    """Return what writes some pytrees."""
     leaves = {name: _leaves(name, tree) for name, tree in parts.items()}
     described = {name: [leaf for leaf, _ in of] for name, of in leaves.items()}
     content = json.dumps({"last_step": last_step, "parts": described}).encode()
     arrays = [array.tobytes() for of in leaves.values() for _, array in of]
     saved = [np.frombuffer(part, np.uint8) for part in (content, *arrays)]
-    _FILE.save(store, label, lambda file: np.savez(file, *saved), directory=directory)
+    return lambda file: np.savez(file, *saved)
 
 
-def read(
-    store: Store, label: str, parts: Mapping[str, Any], *, directory: str | os.PathLike[str]
-) -> tuple[int, dict[str, Any]]:
-    """Return the place that a file has, and its parts in the form of the given ones.
-
-    Raises
-    ------
-    CheckpointNotFoundError : the label is not kept.
-    InvalidArgumentError : `save` has not made it, or with other parts or trees.
-    OSError : the file cannot be read.
-    """
+def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
+    """Return the pytrees that a file has, in the form of the given ones."""
     leaves = {name: _leaves(name, tree) for name, tree in parts.items()}
-    with np.load(_FILE.find(store, label, directory=directory), allow_pickle=False) as file:
+    with np.load(path, allow_pickle=False) as file:
         content = json.loads(file["arr_0"].tobytes())
         check_parts(label, content["parts"], parts)
         found, indices = {}, count(1)
@@ -76,7 +57,7 @@ def read(
                 for _, like in leaves[name]
             ]
             found[name] = form.unflatten(map(_in_form_of, givens, arrays))
-    return content["last_step"], found
+    return Saved(content["last_step"], lambda: found)
 
 
 def _leaves(name: str, tree: Any) -> list[tuple[_Leaf, NDArray[Any]]]:
@@ -113,3 +94,6 @@ def _check_same(what: str, saved: list[list[Any]], given: list[_Leaf]) -> None:
             raise InvalidArgumentError(f"{what}: expected the leaf {left}, found {right}")
     if len(wanted) != len(given):
         raise InvalidArgumentError(f"{what}: expected {len(wanted)} leaves, found {len(given)}")
+
+
+FILE = KeptFile("jax", ".npz", _writing, _reading)

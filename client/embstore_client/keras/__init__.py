@@ -17,18 +17,14 @@
     scaling     what a LossScaleOptimizer has found
     saving      a checkpoint of the store, and a file of variables, under one label
 
-**A step.** The layers have no variables. A call looks rows up; a backward pass keeps the gradients
-of what the call returned; `step` sends them as one update, and the store's own optimizer applies
-it. Both are Python functions in TensorFlow's graph, so it is the same when a step is compiled, and
-the same whatever lies between: micro-batches, a forward that is computed again.
+What a step is, and how exact, `frameworks.backed` says. Lookups and what a backward pass does are
+Python functions in TensorFlow's graph, so it is the same when a step is compiled.
 
 **Why a backward pass comes by.** TensorFlow goes back through what depends on something that a tape
 watches. Each layer has one scalar that every tape watches (`forward.Watched`), which is no variable
 of Keras: nothing trains, counts or saves it.
 
-**Exactness.** Activations are pooled by rule 8 of contract.md, so they are bit by bit those of
-`lookup_pooled`. A bag's gradient becomes that of its ids by the same rule, and those of an id are
-added by rule 2, in the order of the calls, then of the features, then of the ids.
+Activations are pooled by rule 8 of contract.md, so they are bit by bit those of `lookup_pooled`.
 
 Rejected: gradients as tf.IndexedSlices of a variable that stands for a table, which Keras's
 optimizers would apply, and sum in an order of their own; and a `train_step` for models to inherit,

@@ -6,17 +6,19 @@ RaggedTensor, rank 2    bags of any length, also empty    bags
 any shape               a row for each id                 ids
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.tables import Bag, Ids, by_feature
 
 
 class Given(NamedTuple):
     """The ids of one feature in one call. All parts are tensors, empty where there is nothing."""
 
-    ids: Any
+    keys: Any
     """(n,) int64, one after the other."""
     offsets: Any
     """(bags + 1,) int64, from 0 to n; where the rows are pooled."""
@@ -32,17 +34,37 @@ class Given(NamedTuple):
     @property
     def tensors(self) -> tuple[Any, Any, Any]:
         """What is known when it runs."""
-        return self.ids, self.offsets, self.weights
+        return self.keys, self.offsets, self.weights
 
 
-def bags_of(ids: Any, weights: Any, *, what: str) -> Given:
-    """Return the bags of a feature; `what` names it in errors.
+def given_of(tables: Mapping[str, Ids], features: Any) -> dict[str, Given]:
+    """Return the ids of every feature from a mapping, which may have others too.
+
+    Raises
+    ------
+    InvalidArgumentError : it is no mapping; a feature is missing, or what `bags_of` refuses.
+    """
+    given = {}
+    for name, table, value in by_feature(tables, features):
+        what = f"feature {name!r}"
+        if isinstance(table, Bag):
+            arguments = value if isinstance(value, tuple) else (value,)
+            given[name] = bags_of(table, *arguments, what=what)
+        else:
+            given[name] = ids_of(value, what=what)
+    return given
+
+
+def bags_of(table: Any, ids: Any, weights: Any = None, *, what: str) -> Given:
+    """Return the bags of a feature of a `Bag`; `what` names it in errors.
 
     Raises
     ------
     InvalidArgumentError : ids are not int32 or int64, or of another shape; weights are no floats,
-        or not one for each id.
+        not one for each id, or of a mean.
     """
+    if weights is not None and table.mode != "sum":
+        raise InvalidArgumentError(f'{what}: weights go with mode "sum" only')
     ids = _checked(ids, what)
     if isinstance(ids, tf.RaggedTensor):
         if ids.shape.rank != 2 or ids.ragged_rank != 1:

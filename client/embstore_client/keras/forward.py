@@ -145,7 +145,7 @@ class Forward:
         0, and of its weights."""
         of, (rows, gradient) = self._occurrences(index, arrays[:3]), arrays[3:]
         if self._gradients is not None:
-            self._gradients.keep(of.looked((int(number), index)), gradient)
+            self._gradients.keep((int(number), index), of, gradient)
         if of.offsets is None or of.weights is None:
             return np.float32(0), np.zeros(0, np.float32)
         of_ids = np.repeat(gradient, np.diff(of.offsets), axis=0)

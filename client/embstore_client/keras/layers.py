@@ -6,16 +6,14 @@ EmbeddingBagCollection   tables, bags        a mapping of features
 EmbeddingCollection      tables, ids         likewise
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.config import Initializer, Optimizer
-from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore_client.frameworks.tables import Bag, BagMode, Ids
-from embstore_client.keras.features import Given, bags_of, ids_of
+from embstore_client.keras.features import Given, bags_of, given_of, ids_of
 from embstore_client.keras.layer import StoreLayer
 
 _serializable = keras.saving.register_keras_serializable(package="embstore")
@@ -70,16 +68,19 @@ class EmbeddingBag(StoreLayer):
         weights : floats, in the shape of the ids, with mode "sum"; they may require a gradient
         training : False: rows are not brought into the cache, and no gradient is kept
         """
-        return next(iter(self._activations(self._given(ids, weights), training).values()))
+        (output,) = self._activations(self._given(ids, weights), training).values()
+        return output
 
-    def _given(self, ids: Any, weights: Any = None) -> dict[str, Given]:
+    def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
-        return {table.features[0]: _bags(table, f"table {name!r}", ids, weights)}
+        return {table.features[0]: bags_of(table, *arguments, what=f"table {name!r}")}
 
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
 class Embedding(StoreLayer):
     """Rows of one table of a store."""
+
+    _kind = Ids
 
     def __init__(
         self,
@@ -114,91 +115,41 @@ class Embedding(StoreLayer):
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
         """Return a row for each id, (*, dim), of int32 or int64 ids of any shape."""
-        return next(iter(self._activations(self._given(ids), training).values()))
+        (output,) = self._activations(self._given(ids), training).values()
+        return output
 
-    def _given(self, ids: Any) -> dict[str, Given]:
+    def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
-        return {table.features[0]: ids_of(ids, what=f"table {name!r}")}
+        return {table.features[0]: ids_of(*arguments, what=f"table {name!r}")}
+
+
+class Collection(StoreLayer):
+    """Several tables, by feature; one call to the store for each call and step."""
+
+    def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
+        """Return the activations of each feature, in the tables' order: of a `Bag` its pooled rows,
+        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}.
+
+        Parameters
+        ----------
+        features : a mapping with the ids of each feature: of a `Bag` as `EmbeddingBag` takes them,
+            or a tuple of ids and weights; of `Ids` of any shape. Other features may be in it too.
+        """
+        return self._activations(self._given(features), training)
+
+    def _given(self, *features: Any) -> dict[str, Given]:
+        return given_of(self.tables, *features)
 
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
-class EmbeddingBagCollection(StoreLayer):
-    """Bags of several tables, by feature; one call to the store for each call and step."""
+class EmbeddingBagCollection(Collection):
+    """Bags of several tables, by feature."""
 
     _kind = Bag
 
-    def __init__(self, store: Store, tables: Sequence[Bag], **layer: Any) -> None:
-        """Make the tables that are not there.
-
-        Parameters
-        ----------
-        layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
-        """
-        super().__init__(store, tables, **layer)
-
-    def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
-        """Return the pooled rows of each feature, {feature: (bags, dim)}, in the tables' order.
-
-        Parameters
-        ----------
-        features : a mapping with the ids of each feature, as `EmbeddingBag` takes them, or a tuple
-            of ids and weights. Other features may be in it too.
-        """
-        return self._activations(self._given(features), training)
-
-    def _given(self, features: Any) -> dict[str, Given]:
-        given = {}
-        for name, table, ids in _by_feature(self.tables, features):
-            arguments = ids if isinstance(ids, tuple) else (ids,)
-            given[name] = _bags(table, f"feature {name!r}", *arguments)
-        return given
-
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
-class EmbeddingCollection(StoreLayer):
-    """Rows of several tables, by feature; one call to the store for each call and step."""
+class EmbeddingCollection(Collection):
+    """Rows of several tables, by feature."""
 
-    def __init__(self, store: Store, tables: Sequence[Ids], **layer: Any) -> None:
-        """Make the tables that are not there.
-
-        Parameters
-        ----------
-        layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
-        """
-        super().__init__(store, tables, **layer)
-
-    def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
-        """Return a row for each id, {feature: (*, dim)}, in the tables' order.
-
-        Parameters
-        ----------
-        features : a mapping with the ids of each feature, of any shape
-        """
-        return self._activations(self._given(features), training)
-
-    def _given(self, features: Any) -> dict[str, Given]:
-        return {
-            name: ids_of(ids, what=f"feature {name!r}")
-            for name, _, ids in _by_feature(self.tables, features)
-        }
-
-
-def _bags(table: Any, what: str, ids: Any, weights: Any = None) -> Given:
-    if weights is not None and table.mode != "sum":
-        raise InvalidArgumentError(f'{what}: weights go with mode "sum" only')
-    return bags_of(ids, weights, what=what)
-
-
-def _by_feature(tables: Mapping[str, Any], features: Any) -> list[tuple[str, Any, Any]]:
-    """Return name, table and ids of each feature, in the order of the tables."""
-    if not isinstance(features, Mapping):
-        raise InvalidArgumentError(
-            f"expected a mapping of features, found {type(features).__name__}"
-        )
-    found = [(feature, table) for table in tables.values() for feature in table.features]
-    missing = [feature for feature, _ in found if feature not in features]
-    if missing:
-        raise InvalidArgumentError(
-            f"expected the features {[feature for feature, _ in found]}, missing are {missing}"
-        )
-    return [(feature, table, features[feature]) for feature, table in found]
+    _kind = Ids

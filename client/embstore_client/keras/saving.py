@@ -3,74 +3,50 @@
 file    last_step, and "part/index" for each of a part's variables: arrays of NumPy (.npz)
 """
 
-import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
-from embstore.handles.store import Store
-from embstore_client.frameworks.saving import KeptFile, check_parts
+from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
 
-_FILE = KeptFile("keras", ".npz")
 _PLACE = "last_step"
 
 
-def save(
-    store: Store,
-    label: str,
-    parts: Mapping[str, Any],
-    *,
-    last_step: int,
-    directory: str | os.PathLike[str],
-) -> None:
-    """Keep store and parts (what has Keras `variables`) under `label`; see `StoreLayer.save`."""
-    arrays = {
+def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
+    """Return what writes the variables of parts."""
+    content = {
         f"{name}/{index}": variable.value.numpy()
         for name, part in parts.items()
         for index, variable in enumerate(_variables(part, name))
     }
-    content = arrays | {_PLACE: np.int64(last_step)}
-    _FILE.save(store, label, lambda file: np.savez(file, **content), directory=directory)
+    content[_PLACE] = np.int64(last_step)
+    return lambda file: np.savez(file, **content)
 
 
-class Saved(NamedTuple):
-    """What a file has."""
-
-    last_step: int
-    arrays: dict[str, list[NDArray[Any]]]
-
-    def load(self, parts: Mapping[str, Any]) -> int:
-        """Bring the parts to what it has; return the place."""
-        for name, part in parts.items():
-            for variable, array in zip(part.variables, self.arrays[name], strict=True):
-                variable.assign(array)
-        return self.last_step
-
-
-def read(
-    store: Store, label: str, parts: Mapping[str, Any], *, directory: str | os.PathLike[str]
-) -> Saved:
-    """Return what the file of a checkpoint has for the parts; changes nothing.
-
-    Raises
-    ------
-    CheckpointNotFoundError : the label is not kept.
-    InvalidArgumentError : `save` has not made it, or with other parts or variables.
-    OSError : the file cannot be read.
-    """
-    with np.load(_FILE.find(store, label, directory=directory), allow_pickle=False) as file:
+def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
+    """Return the arrays that a file has for the variables of the parts."""
+    with np.load(path, allow_pickle=False) as file:
         content = dict(file)
     found: dict[str, list[NDArray[Any]]] = {}
     place = int(content.pop(_PLACE))
     for key, array in content.items():  # in the order of the file
         found.setdefault(key.partition("/")[0], []).append(array)
     check_parts(label, found, parts)
-    for name, part in parts.items():
-        found[name] = _fitting(label, name, found[name], _variables(part, name))
-    return Saved(place, found)
+    fitting = {
+        name: _fitting(label, name, found[name], _variables(part, name))
+        for name, part in parts.items()
+    }
+
+    def load() -> None:
+        for name, part in parts.items():
+            for variable, array in zip(part.variables, fitting[name], strict=True):
+                variable.assign(array)
+
+    return Saved(place, load)
 
 
 def _fitting(
@@ -96,3 +72,6 @@ def _variables(part: Any, name: str) -> list[Any]:
             "first"
         )
     return list(variables)
+
+
+FILE = KeptFile("keras", ".npz", _writing, _reading)

@@ -1,48 +1,24 @@
-"""What a LossScaleOptimizer has found of a step, and what it must know of the store's part.
-
-Keras multiplies the loss by a scale, so that small gradients are not lost in float16, and looks for
-infinities when the optimizer steps. Where it finds one, the dense part is skipped, and so must the
-store's be. Where it finds none, the store may still have an overflow of its own: it then skips its
-part, and the scale is lowered.
+"""What a LossScaleOptimizer has found of a step (`frameworks.scaling`).
 
 Keras keeps no verdict, but two public variables show it: a step that was skipped halves
 `dynamic_scale` and leaves `iterations`; one that was done adds 1 to `iterations`, and leaves the
 scale or doubles it. Anything else was not one step, and is refused. The scale that gradients have
-is the one before. It is a power of two, so that its reciprocal takes it off exactly.
+is the one before.
 """
 
+from functools import partial
 from math import frexp
 from typing import Any, NamedTuple
 
 import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.scaling import Verdict
 
 
 class _State(NamedTuple):
     scale: float
     iterations: int
-
-
-class Verdict:
-    """What was found of one step. Without a `LossScale`, nothing: all gradients must be finite."""
-
-    def __init__(self, scale: float = 1.0, *, is_overflow: bool = False, of: Any = None) -> None:
-        self.scale = scale
-        """What gradients were multiplied by."""
-        self.is_overflow = is_overflow
-        """The dense part was skipped."""
-        self._of = of  # None: no scale that can be lowered
-
-    @property
-    def on_nonfinite(self) -> Any:
-        """What the store does with gradients that are not finite."""
-        return "refuse" if self._of is None else "skip"
-
-    def note_skipped(self) -> None:
-        """Lower the scale: the store's gradients overflowed."""
-        if self._of is not None:
-            self._of.lower(self.scale * 0.5)
 
 
 class LossScale:
@@ -93,7 +69,7 @@ class LossScale:
                 "begins"
             )
         self._before = after
-        return Verdict(before.scale, is_overflow=steps == 0, of=self)
+        return Verdict(before.scale, steps == 0, partial(self.lower, before.scale * 0.5))
 
     def lower(self, scale: float) -> None:
         """Go on with a lower scale."""

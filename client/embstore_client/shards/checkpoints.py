@@ -15,7 +15,7 @@ client that died has left of one is dropped by the next who keeps that label.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -127,11 +127,7 @@ def _is_whole(found: list[tuple[Checkpoint, ...]], label: str) -> bool:
 
 
 def _each(found: list[tuple[Checkpoint, ...]], label: str) -> list[Checkpoint | None]:
-    return [_by_label(kept).get(label) for kept in found]
-
-
-def _by_label(kept: tuple[Checkpoint, ...]) -> Mapping[str, Checkpoint]:
-    return {one.label: one for one in kept}
+    return [next((one for one in kept if one.label == label), None) for kept in found]
 
 
 def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:

@@ -17,6 +17,7 @@ from embstore import commands as c
 from embstore.arithmetic import LEAF_RECORD, Root, partitions_of_blocks
 from embstore.errors import OutcomeUnknownError
 from embstore.results import Digest, Leaves, ScanFacts, ScannedRows, TableDescription
+from embstore_client.shards.whole import tell
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -123,15 +124,10 @@ def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
     return ScannedRows(keys[order], rows, state)
 
 
-def close_scan(router: Router, command: c.CloseScan, call: Call) -> None:
-    """End a scan on every shard."""
-    router.all(command, call)
-
-
 HANDLERS = {
     c.GetDigest: get_digest,
     c.GetLeaves: get_leaves,
     c.OpenScan: open_scan,
     c.ReadScan: read_scan,
-    c.CloseScan: close_scan,
+    c.CloseScan: tell,
 }

@@ -15,9 +15,11 @@ from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile, exact_sum
 from embstore.results import HotSetFacts, Warmed
+from embstore_client.shards.whole import tell
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
+    from embstore_client.shards.split import Split
 
 
 def export_profile(router: Router, command: c.ExportProfile, call: Call) -> Profile:
@@ -47,20 +49,12 @@ def _merged(tables: list[TableProfile]) -> TableProfile:
 
 def import_profile(router: Router, command: c.ImportProfile, call: Call) -> None:
     """Rank the rows of each shard by what a profile says of them."""
-    names = {name: command.rename.get(name, name) for name in command.profile.tables}
-    try:
-        parts = {
-            name: _parts(router, to, command.profile.tables[name].keys)
-            for name, to in names.items()
-        }
-    except (InvalidArgumentError, TableNotFoundError):
-        router.first(command, call)  # says why
-        raise
+    given = command.profile.tables
+    keys = {name: table.keys for name, table in given.items()}
+    splits = _splits(router, command, call, keys, command.rename)
     commands = {}
     for shard in range(len(router.shards)):
-        tables = {
-            name: _of(table, parts[name][shard]) for name, table in command.profile.tables.items()
-        }
+        tables = {name: _of(table, splits[name].of(shard)) for name, table in given.items()}
         own = replace(command.profile, tables=tables, samples=None, trace=None)
         commands[shard] = c.ImportProfile(own, command.rename)
     router.each(commands, call)
@@ -71,14 +65,22 @@ def _of(table: TableProfile, own: Any) -> TableProfile:
     return replace(table, keys=table.keys[own], counts=counts, accesses=exact_sum(counts))
 
 
-def _parts(router: Router, table: str, keys: Keys) -> list[Any]:
-    split = router.split_keys(table, None, keys)
-    return [split.of(shard) for shard in range(len(router.shards))]
-
-
-def clear_counts(router: Router, command: c.ClearCounts, call: Call) -> None:
-    """Have every shard count anew."""
-    router.all(command, call)
+def _splits(
+    router: Router,
+    command: Any,
+    call: Call,
+    keys: Mapping[str, Keys],
+    rename: Mapping[str, str] | None = None,
+) -> dict[str, Split]:
+    """Return which of some keys each shard has, by table; the store's may have another name."""
+    names = rename or {}
+    try:
+        return {
+            name: router.split_keys(names.get(name, name), None, of) for name, of in keys.items()
+        }
+    except (InvalidArgumentError, TableNotFoundError):
+        router.first(command, call)  # says why
+        raise
 
 
 def warm_cache(router: Router, command: c.WarmCache, call: Call) -> Warmed:
@@ -103,14 +105,10 @@ def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | No
 def pin_hot_set(router: Router, command: c.PinHotSet, call: Call) -> HotSetFacts:
     """Have every shard pin its rows of a hot set."""
     given = command.hot_set
-    try:
-        parts = {name: _parts(router, name, keys) for name, keys in given.tables.items()}
-    except (InvalidArgumentError, TableNotFoundError):
-        router.first(command, call)  # says why
-        raise
+    splits = _splits(router, command, call, given.tables)
     commands = {
         shard: c.PinHotSet(
-            replace(given, tables={n: k[parts[n][shard]] for n, k in given.tables.items()})
+            replace(given, tables={n: k[splits[n].of(shard)] for n, k in given.tables.items()})
         )
         for shard in range(len(router.shards))
     }
@@ -130,7 +128,7 @@ def _facts(found: list[HotSetFacts], size: int) -> HotSetFacts:
 HANDLERS = {
     c.ExportProfile: export_profile,
     c.ImportProfile: import_profile,
-    c.ClearCounts: clear_counts,
+    c.ClearCounts: tell,
     c.WarmCache: warm_cache,
     c.GetHotSet: get_hot_set,
     c.PinHotSet: pin_hot_set,

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
 from embstore.errors import SessionExpiredError
-from embstore.results import (
-    Membership,
-)
+from embstore.results import Membership
 
 if TYPE_CHECKING:
     from embstore_client.shards.split import Split

@@ -5,9 +5,10 @@ Bags are pooled here: a bag's rows are added in the order of the bag (rule 8), w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embstore import commands as c
 from embstore.arithmetic import bag_gradients, pool_rows
@@ -22,17 +23,32 @@ if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
     from embstore_client.shards.split import Split
 
+C = TypeVar("C", bound=c.Command[Any])
+R = TypeVar("R")
+Handler = Callable[["Router", C, "Call"], R]
+
+
+def _of_named(handler: Handler[C, R]) -> Handler[C, R]:
+    """Have a handler get a command that is not too large for one call, with the ids that the names
+    of its tables have; once more, where these are other tables by now."""
+
+    @wraps(handler)
+    def handle(router: Router, command: C, call: Call) -> R:
+        def send(named: C) -> R:
+            check_call_bytes(named, router.tables.config_of, router.limits)
+            return handler(router, named, call)
+
+        return router.tables.by_id(command, send)
+
+    return handle
+
 
 # Reading
 
 
+@_of_named
 def lookup(router: Router, command: c.Lookup, call: Call) -> RowsRead:
     """Rows of several tables."""
-    return router.tables.by_id(command, lambda named: _lookup(router, named, call))
-
-
-def _lookup(router: Router, command: c.Lookup, call: Call) -> RowsRead:
-    check_call_bytes(command, router.tables.config_of, router.limits)
     splits = [router.split(part) for part in command.tables]
     outs = _outs(router, command.tables, splits, call.out)
     parts: dict[int, c.Lookup] = {}
@@ -73,15 +89,11 @@ def _outs(router: Router, tables: Sequence[c.TableKeys], splits: list[Split], ou
     return [as_out(o, s, p.table) for o, s, p in zip(given, shapes, tables, strict=True)]
 
 
+@_of_named
 def lookup_pooled(router: Router, command: c.LookupPooled, call: Call) -> RowsRead:
     """Pooled rows of bags: rows of all occurrences, pooled here."""
-    return router.tables.by_id(command, lambda named: _lookup_pooled(router, named, call))
-
-
-def _lookup_pooled(router: Router, command: c.LookupPooled, call: Call) -> RowsRead:
-    check_call_bytes(command, router.tables.config_of, router.limits)
     keys = tuple(c.TableKeys(part.table, part.table_id, part.keys) for part in command.tables)
-    read = _lookup(router, c.Lookup(keys, command.admit), replace(call, out=None))
+    read = lookup(router, c.Lookup(keys, command.admit), replace(call, out=None))
     return _pooled(read, [part.bags for part in command.tables], call.out)
 
 
@@ -99,13 +111,9 @@ def _pooled(read: RowsRead, bags: Sequence[c.Bags], out: Any) -> RowsRead:
     return RowsRead(tuple(replace(t, rows=r) for t, r in zip(read.tables, filled, strict=True)))
 
 
+@_of_named
 def read_rows(router: Router, command: c.ReadRows, call: Call) -> RowsRead:
     """Weights and state of a table's rows."""
-    return router.tables.by_id(command, lambda named: _read_rows(router, named, call))
-
-
-def _read_rows(router: Router, command: c.ReadRows, call: Call) -> RowsRead:
-    check_call_bytes(command, router.tables.config_of, router.limits)
     part = command.keys
     split, config = router.split(part), router.tables.config_of(part.table, part.table_id)
     given = call.out or (None, None)
@@ -129,44 +137,31 @@ def _read_rows(router: Router, command: c.ReadRows, call: Call) -> RowsRead:
 # Writing
 
 
+@_of_named
 def update(router: Router, command: c.Update, call: Call) -> AcknowledgedUpdate:
     """One update of several tables."""
-    return router.tables.by_id(command, lambda named: _update(router, named, call))
-
-
-def _update(router: Router, command: c.Update, call: Call) -> AcknowledgedUpdate:
-    check_call_bytes(command, router.tables.config_of, router.limits)
     tables = tuple(_of_width(router, part) for part in command.tables)
     return _updated(router, c.UpdateRanks((c.Rank(tables),), command.options), call)
 
 
+@_of_named
 def update_pooled(router: Router, command: c.UpdatePooled, call: Call) -> AcknowledgedUpdate:
     """One update by the gradients of bags: of every occurrence its own, then as any other."""
-
-    def send(named: c.UpdatePooled) -> AcknowledgedUpdate:
-        check_call_bytes(named, router.tables.config_of, router.limits)
-        tables = []
-        for part in (_of_width(router, given) for given in named.tables):
-            bags = part.bags
-            spread = bag_gradients(part.gradients, bags.offsets, bags.mode, bags.weights)
-            tables.append(c.TableGradients(part.table, part.table_id, part.keys, spread))
-        ranks = (c.Rank(tuple(tables)),)
-        return _updated(router, c.UpdateRanks(ranks, named.options), call)
-
-    return router.tables.by_id(command, send)
+    tables = []
+    for part in (_of_width(router, given) for given in command.tables):
+        bags = part.bags
+        spread = bag_gradients(part.gradients, bags.offsets, bags.mode, bags.weights)
+        tables.append(c.TableGradients(part.table, part.table_id, part.keys, spread))
+    return _updated(router, c.UpdateRanks((c.Rank(tuple(tables)),), command.options), call)
 
 
+@_of_named
 def update_ranks(router: Router, command: c.UpdateRanks, call: Call) -> AcknowledgedUpdate:
     """One update from several ranks."""
-
-    def send(named: c.UpdateRanks) -> AcknowledgedUpdate:
-        check_call_bytes(named, router.tables.config_of, router.limits)
-        ranks = tuple(
-            c.Rank(tuple(_of_width(router, part) for part in rank.tables)) for rank in named.ranks
-        )
-        return _updated(router, c.UpdateRanks(ranks, named.options), call, is_of_ranks=True)
-
-    return router.tables.by_id(command, send)
+    ranks = tuple(
+        c.Rank(tuple(_of_width(router, part) for part in rank.tables)) for rank in command.ranks
+    )
+    return _updated(router, c.UpdateRanks(ranks, command.options), call, is_of_ranks=True)
 
 
 def _of_width(router: Router, part: Any) -> Any:
@@ -216,15 +211,11 @@ def _part(part: c.TableGradients, split: Split, shard: int) -> c.TableGradients:
     return c.TableGradients(part.table, part.table_id, part.keys[own], gradients)
 
 
+@_of_named
 def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
     """Set rows."""
-    return router.tables.by_id(command, lambda named: _assign(router, named, call))
-
-
-def _assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
     part = command.keys
     check_on_host(command.rows, f"table {part.table!r}: ")
-    check_call_bytes(command, router.tables.config_of, router.limits)
     dim = router.tables.config_of(part.table, part.table_id).dim
     rows = as_rows(command.rows, (len(part.keys), dim), part.table, "rows")
     split = router.split(part)
@@ -233,12 +224,9 @@ def _assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate
     )
 
 
+@_of_named
 def put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpdate:
     """Set weights and state."""
-    return router.tables.by_id(command, lambda named: _put_rows(router, named, call))
-
-
-def _put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpdate:
     part, add_t = command.keys, command.add_t
     if command.moved:
         raise InvalidArgumentError(
@@ -246,7 +234,6 @@ def _put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpd
         )
     for array in (command.weights, command.state):
         check_on_host(array, f"table {part.table!r}: ")
-    check_call_bytes(command, router.tables.config_of, router.limits)
     config = router.tables.config_of(part.table, part.table_id)
     weights = as_rows(command.weights, (len(part.keys), config.dim), part.table, "weights")
     state = as_rows(command.state, (len(part.keys), config.state_dim), part.table, "state")

@@ -28,11 +28,7 @@ from embstore.errors import (
     SessionExpiredError,
     TableNotFoundError,
 )
-from embstore.results import (
-    Announced,
-    Membership,
-    SessionFacts,
-)
+from embstore.results import Announced, Membership, SessionFacts
 from embstore_client.shards.places import Splits
 
 if TYPE_CHECKING:

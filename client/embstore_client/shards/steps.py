@@ -23,12 +23,7 @@ from embstore.errors import (
     SessionExpiredError,
     StepNotFoundError,
 )
-from embstore.results import (
-    RowsRead,
-    ShardedStepRecords,
-    StepRecords,
-    TableRows,
-)
+from embstore.results import RowsRead, ShardedStepRecords, StepRecords, TableRows
 from embstore_client.shards.places import Place, Splits
 from embstore_client.shards.sessions import leaving
 

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
 from embstore.errors import EmbstoreError
-from embstore.results import (
-    Acknowledged,
-    BackupFacts,
-    Boundary,
-    ServerInfo,
-    TableDescription,
-)
+from embstore.results import Acknowledged, BackupFacts, Boundary, ServerInfo, TableDescription
 from embstore_client.boundary import pause_all
 from embstore_client.shards import stats
 

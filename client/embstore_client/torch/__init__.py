@@ -19,15 +19,8 @@
     embedding    what all modules are
     modules      the four of them
 
-**A step.** The modules have no parameters. A forward looks rows up; a backward keeps the gradients
-of what the forward returned; `step` sends them as one update, and the store's own
-optimizer applies it. So what lies between does not matter: micro-batches, several backwards, a
-forward that is computed again, one whose output is not used. What has no gradient is not updated.
-
-**Exactness.** A bag's gradient becomes that of its ids as contract.md, rule 8 says, and those of an
-id are added by rule 2, in the order of the forwards, then of the features, then of the ids. The
-digest of a table is that of a program in NumPy that is given the same gradients of bags. The sums
-of the forward are Torch's own, on the device of the ids, and promise what Torch promises.
+What a step is, and how exact, `frameworks.backed` says. The sums of the forward are Torch's own, on
+the device of the ids, and promise what Torch promises.
 
 Rejected: `lookup_pooled`, which sends less where bags are long, but has neither gradients of
 weights nor early rows nor several tables in one call; and Torch's autograd through the pooling,

@@ -1,53 +1,51 @@
-"""What all modules are: tables of a store, forwards over some features, and a step.
-
-Outside a loop of `ahead`, a forward looks rows up in the store, and `step` is an update of its own.
-Within it, both are those of the step at hand (`frameworks.rows`): its tables have no other writer,
-and its place is part of every checkpoint.
+"""What all modules are: tables of a store (`frameworks.backed`), forwards over features, a step.
 
 Not to be shared between threads; backward passes may run in Torch's own.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.arrays import Keys
 from embstore.commands import OnNonfinite
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
-from embstore_client.frameworks.connection import Connection
-from embstore_client.frameworks.steps import Announced, Steps
-from embstore_client.frameworks.tables import Ids, with_rates
+from embstore_client.frameworks.backed import StoreBackedModule
+from embstore_client.frameworks.occurrences import keys_by_table
+from embstore_client.frameworks.steps import Ranks, Steps
+from embstore_client.frameworks.tables import Ids, by_name, with_rates
 from embstore_client.torch import saving
-from embstore_client.torch.forwards import Given, activations_of, keys_by_table
-from embstore_client.torch.ranks import by_first, rank_and_size
-from embstore_client.torch.scaling import Verdict
+from embstore_client.torch.features import Given
+from embstore_client.torch.forwards import activations_of
+from embstore_client.torch.ranks import by_first, ranks_of
+from embstore_client.torch.scaling import verdict_of
 
 
-class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Tables of a store as a module without parameters. Its classes are in `modules`."""
+class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """Tables of a store as a module without parameters. Its classes are in `modules`.
 
-    def __init__(self, store: Store, tables: Mapping[str, Ids], dtype: Any) -> None:
-        """Make the tables that are not there; see `Store.create_table`."""
+    A copy, also in another process, has address, names and configuration: no rows, no gradients,
+    no step.
+    """
+
+    _kind: type[Ids]
+    _file = saving.FILE
+
+    def __init__(self, store: Store, tables: Sequence[Ids], *, dtype: Any = None) -> None:
+        """Make the tables that are not there; see `Store.create_table`.
+
+        Parameters
+        ----------
+        tables : each a `Bag`, or each `Ids`, as the class says
+        dtype : of activations; None: float32, or that of per-sample weights
+        """
         super().__init__()
-        self.tables = dict(tables)
-        """The tables by name."""
         self.dtype = dtype
-        """Of activations; None: float32, or that of per-sample weights."""
-        self._connection = Connection(store)
-        self._steps = Steps("zero_grad")
-        self._group: Any = None  # Of that loop.
         self._is_frozen = False
-        for table in self.tables.values():
-            table.create(store)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Address, names and configuration: no rows, no gradients, no step."""
-        return self.__dict__ | {"_group": None}
+        self._use(store, by_name(tables, self._kind), Steps("zero_grad"))
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`, with the learning rates that the store has now."""
@@ -64,35 +62,11 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self._is_frozen = not requires_grad
         return self
 
-    @property
-    def store(self) -> Store:
-        """The store. A module that was sent to another process connects now.
-
-        Raises
-        ------
-        InvalidArgumentError : its store was embedded in the process that it comes from.
-        """
-        return self._connection.store
-
-    def attach(self, store: Store) -> None:
-        """Use another store from now on, which has the tables."""
-        self._connection = Connection(store)
-
-    @property
-    def last_step(self) -> int:
-        """The last finished step of the loop's session: the place that `save` keeps."""
-        return self._steps.last_step
-
     # Forward
 
-    def _given(self, *arguments: Any) -> Given:
-        """Return the ids of every feature from the arguments of `forward`."""
-        raise NotImplementedError
-
-    def _activations(self, given: Given) -> dict[str, Any]:
+    def _activations(self, given: Mapping[str, Given]) -> dict[str, Any]:
         """Return the activations of every feature, in the order of the tables."""
-        keys = keys_by_table(self.tables, [given])
-        found = self._steps.rows(self.store, keys, admit=self.training)
+        found = self._looked_up(keys_by_table(self.tables, given), self.training)
         is_trained = self.training and not self._is_frozen
         gradients = self._steps.gradients if is_trained else None
         return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
@@ -136,18 +110,12 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         InvalidArgumentError : a gradient is not finite, and is not to be skipped; the scaler has
             looked at no optimizer. Gradients are kept, for another try or `zero_grad`.
         """
-        verdict = Verdict(scaler)
-        _, world_size = rank_and_size(self._group if group is None else group)
-        done = self._steps.send(
-            self.store,
-            is_skipped=verdict.is_overflow,
+        return self._sent(
+            verdict_of(scaler),
+            self._ranks(group),
             learning_rate=learning_rate,
-            gradient_scale=verdict.scale / world_size,
-            on_nonfinite=on_nonfinite or verdict.on_nonfinite,
+            on_nonfinite=on_nonfinite,
         )
-        if done is not None and done.skipped and not verdict.is_overflow:
-            verdict.note_skipped()
-        return done
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that backward passes have left. `step` has done so too."""
@@ -188,27 +156,12 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             when the loop takes its next batch; within another loop.
         What `Store.session` and its `Run` raise.
         """
-        rank, world_size = rank_and_size(group)
-        batches = (Announced(batch, self._announced(features(batch))) for batch in loader)
-        how: dict[str, Any] = {
-            "lookahead": lookahead,
-            "name": name,
-            "rank": rank,
-            "world_size": world_size,
-        }
-        loop = self._steps.ahead(self.store, self.tables, batches, **how, **session)
-        try:
-            with closing(loop):
-                for _, announced in loop:
-                    self._group = group
-                    yield announced.batch
-        finally:
-            self._group = None
+        how: dict[str, Any] = {"lookahead": lookahead, "name": name, "ranks": ranks_of(group)}
+        yield from self._batches(loader, features, **how, **session)
 
-    def _announced(self, features: Any) -> dict[str, Keys]:
-        forwards = features if isinstance(features, list) else [features]
-        arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
-        return keys_by_table(self.tables, [self._given(*given) for given in arguments])
+    def _ranks(self, group: Any) -> Ranks:
+        """Return the ranks of a group; None: those of the loop."""
+        return self._steps.ranks if group is None else ranks_of(group)
 
     # Saving
 
@@ -224,10 +177,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         group: Any = None,
         **parts: Any,
     ) -> None:
-        """Make a checkpoint of the store, and a file of the other parts, under one label.
-
-        Behind `step`, in a loop or outside. The place of the loop's session is part of it. Every
-        rank of a group calls it, and rank 0 does it; dense parts are the same on all.
+        """Keep store and parts as `StoreBacked.save` does. Every rank of a group calls it, and rank
+        0 does it; dense parts are the same on all.
 
         Parameters
         ----------
@@ -241,9 +192,9 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         What `Store.checkpoint` raises. The label can be used then.
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
-        self._steps.synchronize()
-        save = partial(saving.save, self.store, label, parts, last_step=self.last_step)
-        by_first(self._group if group is None else group, partial(save, directory=directory))
+        self._steps.synchronize()  # of every rank
+        save = partial(super().save, label, directory=directory, **parts)
+        by_first(self._ranks(group), save)
 
     def load(
         self,
@@ -255,29 +206,19 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         force: bool = False,
         **parts: Any,
     ) -> int:
-        """Go back to what `save` has kept: the store, the session's place, and the other parts.
-
-        Outside a loop. Every rank of a group calls it; rank 0 restores the store, the others wait.
+        """Go back to what `save` has kept as `StoreBackedModule.load` does, and return the place.
+        Every rank of a group calls it; rank 0 restores the store, the others wait.
 
         Parameters
         ----------
-        wait_s, force : as in `Store.restore`: the session of a trainer that was killed is waited
-            for, until its lease has run out, or ended
-
-        Returns
-        -------
-        The place: so many steps of the session are done, and a loop of the same name goes on behind
-        them. Its batches must too: `itertools.islice(batches, place, None)`.
+        group : of torch.distributed; None: this trainer is alone
+        directory, wait_s, force, parts : as there
 
         Raises
         ------
-        CheckpointNotFoundError, InvalidArgumentError : no such checkpoint, or of other parts.
-            Nothing has changed.
-        TableHeldError : a session is open, still or again. Nothing has changed.
-        OSError : the file cannot be read.
+        What it raises.
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
-        found = saving.read(self.store, label, parts, directory=directory)
-        by_first(group, partial(self.store.restore, label, wait_s=wait_s, force=force))
-        self._steps.go_back(found.load(parts))
+        restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
+        self._gone_back(label, directory, parts, partial(by_first, ranks_of(group), restore))
         return self.last_step

@@ -19,61 +19,58 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.occurrences import Occurrences, bounds_of
+from embstore_client.frameworks.tables import Bag, Ids, by_feature
 
 _ID_DTYPES = (torch.int32, torch.int64)
 
 
-class Occurrences(NamedTuple):
-    """The ids of one feature in one forward."""
+class Given(NamedTuple):
+    """The ids of one feature in one forward, and what stays where they were."""
 
-    keys: Keys
-    """(n,), one after the other."""
-    offsets: NDArray[np.int64] | None
-    """(bags + 1,), from 0 to n; None: not pooled, or one id a bag."""
+    of: Occurrences
+    """Without the weights."""
     weights: Any
     """(n,) tensor of the ids' weights, or None."""
-    shape: tuple[int, ...]
-    """Of activations that are not pooled, but for dim."""
     device: Any
-    """Where they were, and where activations go."""
+    """Where activations go."""
+
+    @property
+    def keys(self) -> Keys:
+        """(n,), one after the other."""
+        return self.of.keys
 
 
 def bags_of(
-    ids: Any, offsets: Any = None, weights: Any = None, *, has_last: bool, what: str
-) -> Occurrences:
-    """Return the bags of a feature; `what` names it in errors.
+    table: Any,
+    ids: Any,
+    offsets: Any = None,
+    weights: Any = None,
+    *,
+    has_last: bool = False,
+    what: str,
+) -> Given:
+    """Return the bags of a feature of a `Bag`; `what` names it in errors.
 
     Parameters
     ----------
     ids : (bags, length), or (n,) with offsets
     offsets : (bags,), where each begins; with `has_last` one more, which is n
-    weights : as many as ids
+    weights : as many as ids, with mode "sum"
 
     Raises
     ------
     InvalidArgumentError : any of that does not hold.
     """
     ids = _integers(ids, f"{what}: ids")
-    if ids.dim() not in (1, 2) or (ids.dim() == 1) != (offsets is not None):
-        raise InvalidArgumentError(
-            f"{what}: expected ids of shape (bags, length), or (n,) and offsets, found "
-            f"{tuple(ids.shape)} and {'no offsets' if offsets is None else 'offsets'}"
-        )
-    if offsets is None:
-        count, length = ids.shape
-        if length == 1 and weights is None:
-            return ids_of(ids.reshape(-1), what=what)
-        bounds = np.arange(count + 1, dtype=np.int64) * length
-    else:
-        bounds = _array(_integers(offsets, f"{what}: offsets"))
-        if not has_last:
-            bounds = np.append(bounds, ids.numel())
-        if not len(bounds) or bounds[0] or bounds[-1] != ids.numel() or (np.diff(bounds) < 0).any():
-            raise InvalidArgumentError(
-                f"{what}: expected offsets to rise from 0 to the number of ids, {ids.numel()}, "
-                f"found {bounds.tolist() if len(bounds) < 9 else bounds}"
-            )
+    if offsets is not None:
+        offsets = _array(_integers(offsets, f"{what}: offsets"))
+    elif ids.dim() == 2 and ids.shape[1] == 1 and weights is None:
+        return ids_of(table, ids.reshape(-1), what=what)
+    bounds = bounds_of(tuple(ids.shape), offsets, what, has_last=has_last)
     if weights is not None:
+        if table.mode != "sum":
+            raise InvalidArgumentError(f'{what}: per_sample_weights go with mode "sum" only')
         if not isinstance(weights, torch.Tensor) or weights.shape != ids.shape:
             raise InvalidArgumentError(
                 f"{what}: expected per_sample_weights of shape {tuple(ids.shape)}, found "
@@ -85,43 +82,59 @@ def bags_of(
                 f"{weights.dtype}"
             )
         weights = weights.reshape(-1)
-    if weights is None and (np.diff(bounds) == 1).all():  # a sum and a mean of one are itself
-        return Occurrences(_array(ids), None, None, (ids.numel(),), ids.device)
-    return Occurrences(_array(ids), bounds, weights, tuple(ids.shape), ids.device)
+    is_plain = weights is None and (np.diff(bounds) == 1).all()  # a sum of one is itself
+    offsets, shape = None if is_plain else bounds, (len(bounds) - 1,)
+    of = Occurrences(table.name, _array(ids), offsets, None, table.mode, shape, is_single=False)
+    return Given(of, weights, ids.device)
 
 
-def ids_of(ids: Any, *, what: str) -> Occurrences:
+def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
     """Return the ids of a feature that is not pooled, of any shape."""
     ids = _integers(ids, f"{what}: ids")
-    return Occurrences(_array(ids), None, None, tuple(ids.shape), ids.device)
+    shape = tuple(ids.shape)
+    of = Occurrences(table.name, _array(ids), None, None, "sum", shape, is_single=True)
+    return Given(of, None, ids.device)
 
 
-def by_feature(given: Any) -> Iterator[tuple[str, tuple[Any, ...], bool]]:
-    """Yield name, arguments of `bags_of`, and `has_last` of each feature of a mapping, or of a
-    KeyedJaggedTensor.
+def given_of(tables: Mapping[str, Ids], features: Any) -> dict[str, Given]:
+    """Return the ids of every feature from a mapping or a KeyedJaggedTensor.
 
     Raises
     ------
-    InvalidArgumentError : it is neither.
+    InvalidArgumentError : it is neither; a feature is missing, or has another shape or dtype.
     """
-    if isinstance(given, Mapping):
-        for name, value in given.items():
-            yield name, _arguments(value), False
-        return
-    if not all(callable(getattr(given, part, None)) for part in ("keys", "values")):
+    found = features if isinstance(features, Mapping) else dict(_of_jagged(features))
+    given = {}
+    for name, table, value in by_feature(tables, found):
+        what = f"feature {name!r}"
+        if isinstance(table, Bag):
+            given[name] = bags_of(table, *_arguments(value), what=what)
+        else:
+            given[name] = ids_of(table, value if found is features else value[0], what=what)
+    return given
+
+
+def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
+    """Yield the features of a KeyedJaggedTensor, each with its ids, offsets and weights.
+
+    Raises
+    ------
+    InvalidArgumentError : it is none.
+    """
+    if not all(callable(getattr(jagged, part, None)) for part in ("keys", "values")):
         raise InvalidArgumentError(
             "expected features to be a mapping, or to have keys(), values() and offsets(), found "
-            f"{type(given).__name__}"
+            f"{type(jagged).__name__}"
         )
-    names, values = list(given.keys()), given.values()
-    bounds = _bounds(given)
-    weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
-    ends = _ends(given, len(names), len(bounds) - 1)
+    names, values = list(jagged.keys()), jagged.values()
+    bounds = _bounds(jagged)
+    weights = jagged.weights_or_none() if hasattr(jagged, "weights_or_none") else None
+    ends = _ends(jagged, len(names), len(bounds) - 1)
     for name, begin, end in zip(names, [0, *ends], ends, strict=False):
-        own = bounds[begin : end + 1]
-        of_ids = slice(int(own[0]), int(own[-1]))
-        weighted = None if weights is None else weights[of_ids]
-        yield name, (values[of_ids], torch.from_numpy(own - own[0]), weighted), True
+        first, last = bounds[begin], bounds[end]
+        own = slice(int(first), int(last))
+        begins = torch.from_numpy(bounds[begin:end] - first)
+        yield name, (values[own], begins, None if weights is None else weights[own])
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:

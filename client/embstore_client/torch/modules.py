@@ -6,22 +6,21 @@ EmbeddingBagCollection   tables, bags        a mapping of features, or a KeyedJa
 EmbeddingCollection      tables, ids         likewise
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.config import Initializer, Optimizer
-from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
-from embstore_client.frameworks.tables import Bag, BagMode, Ids, by_name
+from embstore_client.frameworks.tables import Bag, BagMode, Ids
 from embstore_client.torch.embedding import StoreModule
-from embstore_client.torch.features import Occurrences, bags_of, by_feature, ids_of
-from embstore_client.torch.forwards import Given
+from embstore_client.torch.features import Given, bags_of, given_of, ids_of
 
 
 class EmbeddingBag(StoreModule):
     """Bags of one table of a store, in the arguments of `torch.nn.EmbeddingBag`."""
+
+    _kind = Bag
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class EmbeddingBag(StoreModule):
             seed=seed,
             mode=mode,
         )
-        super().__init__(store, by_name([table], Bag), dtype)
+        super().__init__(store, [table], dtype=dtype)
         self.include_last_offset = include_last_offset
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -70,20 +69,19 @@ class EmbeddingBag(StoreModule):
         per_sample_weights : float32 or float64, as many as ids, with mode "sum"; they may require
             a gradient
         """
-        return next(
-            iter(self._activations(self._given(input, offsets, per_sample_weights)).values())
-        )
+        (output,) = self._activations(self._given(input, offsets, per_sample_weights)).values()
+        return output
 
-    def _given(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Given:
+    def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
         has_last = self.include_last_offset
-        return {
-            name: _bags(table, f"table {name!r}", (input, offsets, per_sample_weights), has_last)
-        }
+        return {name: bags_of(table, *arguments, has_last=has_last, what=f"table {name!r}")}
 
 
 class Embedding(StoreModule):
     """Rows of one table of a store, in the arguments of `torch.nn.Embedding`."""
+
+    _kind = Ids
 
     def __init__(
         self,
@@ -113,98 +111,47 @@ class Embedding(StoreModule):
             initializer=initializer,
             seed=seed,
         )
-        super().__init__(store, by_name([table], Ids), dtype)
+        super().__init__(store, [table], dtype=dtype)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
         """Return a row for each id, (*, dim), of int32 or int64 ids of any shape."""
-        return next(iter(self._activations(self._given(input)).values()))
+        (output,) = self._activations(self._given(input)).values()
+        return output
 
-    def _given(self, input: Any) -> Given:
-        (name,) = self.tables
-        return {name: ids_of(input, what=f"table {name!r}")}
+    def _given(self, *arguments: Any) -> dict[str, Given]:
+        ((name, table),) = self.tables.items()
+        return {name: ids_of(table, *arguments, what=f"table {name!r}")}
 
 
-class EmbeddingBagCollection(StoreModule):
-    """Bags of several tables, by feature; one call to the store for each forward and step."""
-
-    def __init__(self, store: Store, tables: Sequence[Bag], *, dtype: Any = None) -> None:
-        """Make the tables that are not there.
-
-        Parameters
-        ----------
-        dtype : of activations; None: float32, or that of per-sample weights
-        """
-        super().__init__(store, by_name(tables, Bag), dtype)
+class Collection(StoreModule):
+    """Several tables, by feature; one call to the store for each forward and step."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
-        """Return the pooled rows of each feature, {feature: (bags, dim)}, in the tables' order.
+        """Return the activations of each feature, in the tables' order: of a `Bag` its pooled rows,
+        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}.
 
         Parameters
         ----------
-        features : a mapping with the ids of each feature: (bags, length); (bags,), one id a bag; or
-            a tuple of the arguments of `EmbeddingBag.forward`. Or a KeyedJaggedTensor: what has
-            `keys()`, `values()` and `offsets()` or `lengths()`. Other features may be in it too.
+        features : a mapping with the ids of each feature. Of a `Bag`: (bags, length); (bags,), one
+            id a bag; or a tuple of the arguments of `EmbeddingBag.forward`. Of `Ids`: any shape. Or
+            a KeyedJaggedTensor: what has `keys()`, `values()` and `offsets()` or `lengths()`; of
+            `Ids` those of a feature are (n,). Other features may be in it too.
         """
         return self._activations(self._given(features))
 
-    def _given(self, features: Any) -> Given:
-        found, given = _tables_by_feature(self.tables), {}
-        for name, arguments, has_last in by_feature(features):
-            if name in found:
-                given[name] = _bags(found[name], f"feature {name!r}", arguments, has_last)
-        return _complete(given, found)
+    def _given(self, *features: Any) -> dict[str, Given]:
+        return given_of(self.tables, *features)
 
 
-class EmbeddingCollection(StoreModule):
-    """Rows of several tables, by feature; one call to the store for each forward and step."""
+class EmbeddingBagCollection(Collection):
+    """Bags of several tables, by feature."""
 
-    def __init__(self, store: Store, tables: Sequence[Ids], *, dtype: Any = None) -> None:
-        """Make the tables that are not there.
-
-        Parameters
-        ----------
-        dtype : of activations; None: float32
-        """
-        super().__init__(store, by_name(tables, Ids), dtype)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
-    def forward(self, features: Any) -> dict[str, Any]:
-        """Return a row for each id, {feature: (*, dim)}, in the tables' order.
-
-        Parameters
-        ----------
-        features : a mapping with the ids of each feature, of any shape; or a KeyedJaggedTensor, of
-            which those of a feature are (n,)
-        """
-        return self._activations(self._given(features))
-
-    def _given(self, features: Any) -> Given:
-        found, given = _tables_by_feature(self.tables), {}
-        if isinstance(features, Mapping):
-            listed = [(name, ids) for name, ids in features.items()]
-        else:
-            listed = [(name, arguments[0]) for name, arguments, _ in by_feature(features)]
-        for name, ids in listed:
-            if name in found:
-                given[name] = ids_of(ids, what=f"feature {name!r}")
-        return _complete(given, found)
+    _kind = Bag
 
 
-def _bags(table: Any, what: str, arguments: tuple[Any, ...], has_last: bool) -> Occurrences:
-    given = bags_of(*arguments, has_last=has_last, what=what)
-    if given.weights is not None and table.mode != "sum":
-        raise InvalidArgumentError(f'{what}: per_sample_weights go with mode "sum" only')
-    return given
+class EmbeddingCollection(Collection):
+    """Rows of several tables, by feature."""
 
-
-def _tables_by_feature(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {feature: table for table in tables.values() for feature in table.features}
-
-
-def _complete(given: Given, found: Mapping[str, Any]) -> Given:
-    missing = [name for name in found if name not in given]
-    if missing:
-        raise InvalidArgumentError(f"expected the features {list(found)}, missing are {missing}")
-    return given
+    _kind = Ids

@@ -10,31 +10,32 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.errors import InvalidArgumentError, RankFailedError
+from embstore_client.frameworks.steps import ALONE, Ranks
 
 
-def rank_and_size(group: Any) -> tuple[int, int]:
-    """Return this process's rank in a group, and how many ranks there are.
+def ranks_of(group: Any) -> Ranks:
+    """Return how many ranks a group has, and which of them this process is.
 
     Raises
     ------
     InvalidArgumentError : it is not in the group.
     """
     if group is None:
-        return 0, 1
+        return ALONE
     rank = torch.distributed.get_rank(group)
     if rank < 0:
         raise InvalidArgumentError("expected a group that this process is in")
-    return rank, torch.distributed.get_world_size(group)
+    return Ranks(rank, torch.distributed.get_world_size(group), group)
 
 
-def by_first(group: Any, work: Callable[[], object]) -> None:
+def by_first(ranks: Ranks, work: Callable[[], object]) -> None:
     """Have rank 0 do some work, when all ranks have come here.
 
     Raises
     ------
     RankFailedError : on the others, where the work has raised something.
     """
-    rank, world_size = rank_and_size(group)
+    rank, world_size, group = ranks
     if world_size == 1:
         work()
         return

@@ -3,19 +3,18 @@
 file    {"last_step": place, "states": {name: state_dict()}}
 """
 
-import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from typing import Any, BinaryIO, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
-from embstore.handles.store import Store
-from embstore_client.frameworks.saving import KeptFile, check_parts
+from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
 
-_FILE = KeptFile("torch", ".pt")
 _HAS_ROWS = ContextVar("_HAS_ROWS", default=False)
 """Whether the state is saved with a checkpoint, which has the rows."""
 _warned: set[str] = set()
@@ -34,26 +33,18 @@ def warn_of_rows(tables: Iterable[str]) -> None:
         )
 
 
-def save(
-    store: Store,
-    label: str,
-    parts: Mapping[str, Any],
-    *,
-    last_step: int,
-    directory: str | os.PathLike[str],
-) -> None:
-    """Keep store and parts (what has `state_dict()`) under `label`; see `StoreModule.save`."""
+def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
+    """Return what writes the states of parts."""
     token = _HAS_ROWS.set(True)
     try:
         states = {n: _having(part, n, "state_dict").state_dict() for n, part in parts.items()}
     finally:
         _HAS_ROWS.reset(token)
-    content = {"last_step": last_step, "states": states}
-    _FILE.save(store, label, lambda file: _write(content, file), directory=directory)
+    return partial(_write, {"last_step": last_step, "states": states})
 
 
 def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write what can also be read: `read` takes nothing that may run code.
+    """Write what can also be read: `_reading` takes nothing that may run code.
 
     Raises
     ------
@@ -69,36 +60,13 @@ def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
         )
 
 
-class Saved(NamedTuple):
-    """What a file has."""
-
-    last_step: int
-    states: dict[str, Any]
-
-    def load(self, parts: Mapping[str, Any]) -> int:
-        """Bring the parts to what it has; return the place."""
-        for name, part in parts.items():
-            part.load_state_dict(self.states[name])
-        return self.last_step
-
-
-def read(
-    store: Store, label: str, parts: Mapping[str, Any], *, directory: str | os.PathLike[str]
-) -> Saved:
-    """Return what the file of a checkpoint has for the parts; changes nothing.
-
-    Raises
-    ------
-    CheckpointNotFoundError : the label is not kept.
-    InvalidArgumentError : `save` has not made it, or with other parts.
-    OSError : the file cannot be read.
-    """
-    path = _FILE.find(store, label, directory=directory)
-    found = Saved(**torch.load(path, weights_only=True))
-    check_parts(label, found.states, parts)
-    for name, part in parts.items():
-        _having(part, name, "load_state_dict")
-    return found
+def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
+    """Return the states that a file has for the parts."""
+    content = torch.load(path, weights_only=True)
+    states = content["states"]
+    check_parts(label, states, parts)
+    loads = {n: _having(part, n, "load_state_dict").load_state_dict for n, part in parts.items()}
+    return Saved(content["last_step"], lambda: [load(states[n]) for n, load in loads.items()])
 
 
 def _having(part: Any, name: str, method: str) -> Any:
@@ -107,3 +75,6 @@ def _having(part: Any, name: str, method: str) -> Any:
             f"expected {name} to have {method}(), found {type(part).__name__}"
         )
     return part
+
+
+FILE = KeptFile("torch", ".pt", _writing, _reading)

@@ -1,0 +1,213 @@
+"""Tables of a store as a part of a model: what an adapter is, whatever its framework.
+
+**A step.** What is here has no parameters. A forward looks rows up; a backward pass keeps the
+gradients of what the forward returned; `step` sends them as one update (`steps`), and the store's
+own optimizer applies it. So what lies between does not matter: micro-batches, several backward
+passes, a forward that is computed again, one whose output is not used. What has no gradient is not
+updated. Outside a loop of `ahead` lookups and updates are each one of their own. Within it, they
+are those of the step at hand: its tables have no other writer, and its place is part of every
+checkpoint.
+
+**Exactness.** A bag's gradient becomes that of its ids as contract.md, rule 8 says, and those of an
+id are added by rule 2, in the order of the forwards, then of the features, then of the ids. The
+digest of a table is that of a program in NumPy that is given the same gradients of bags.
+
+    StoreBacked         tables, their store, the session's place, and a checkpoint of all of it
+    StoreBackedModule   the same for frameworks whose parts have a state that changes in place
+
+A framework adds what only it can say: which ids its arrays are (`_given`, `_announced`), how rows
+become activations, and what its file has (`saving.KeptFile`).
+
+One thread at a time; callbacks and backward passes may run in the framework's own.
+"""
+
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Any, ClassVar
+
+from embstore.arrays import Keys
+from embstore.handles.store import Store
+from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.connection import Connection
+from embstore_client.frameworks.occurrences import HasKeys, keys_by_table
+from embstore_client.frameworks.rows import AnnouncedStep, Found
+from embstore_client.frameworks.saving import KeptFile
+from embstore_client.frameworks.scaling import Verdict
+from embstore_client.frameworks.steps import ALONE, Announced, Ranks, Steps
+
+Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
+
+
+class StoreBacked:
+    """Tables of a store, a session's place in them, and what is kept with both."""
+
+    tables: Mapping[str, Any]
+    """The tables by name."""
+    _file: ClassVar[KeptFile]
+    """Of the framework, beside a checkpoint."""
+
+    def _use(self, store: Store | Connection, tables: Mapping[str, Any], steps: Steps) -> None:
+        """Have these tables, by name; those that a store lacks are made. To be called once, when
+        the framework's own part of the object is there."""
+        self.tables = tables
+        self._steps = steps
+        if isinstance(store, Connection):  # of a copy: its tables were made
+            self._connection = store
+        else:
+            self.attach(store)
+            for table in tables.values():
+                table.create(store)
+
+    @property
+    def store(self) -> Store:
+        """The store. What was sent to another process connects now.
+
+        Raises
+        ------
+        InvalidArgumentError : its store was embedded in the process that it comes from.
+        """
+        return self._connection.store
+
+    def attach(self, store: Store) -> None:
+        """Use another store from now on, which has the tables."""
+        self._connection = Connection(store)
+
+    @property
+    def last_step(self) -> int:
+        """The last finished step of the loop's session: the place that `save` keeps."""
+        return self._steps.last_step
+
+    # Rows
+
+    def _looked_up(self, keys: Mapping[str, Keys], admit: bool) -> dict[str, Found]:
+        """Return the rows of keys (n,) by table: of the step at hand, or of the store."""
+        return self._steps.rows(self.store, keys, admit=admit)
+
+    def _announced(self, batch: Any, features: Any) -> Announced:
+        """Return what is announced of a batch, of which `ahead` was told these features."""
+        raise NotImplementedError
+
+    def _loop(
+        self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any
+    ) -> "closing[Loop]":
+        """Return the steps of a session over batches, with what was announced of each; `features`
+        is called in the thread that iterates over them. Leaving the block ends the session."""
+        announced = (self._announced(batch, features(batch)) for batch in batches)
+        return closing(self._steps.ahead(self.store, self.tables, announced, **session))
+
+    # Saving
+
+    def save(self, label: str, *, directory: str | os.PathLike[str] = ".", **parts: Any) -> None:
+        """Make a checkpoint of the store, and a file of the other parts, under one label.
+
+        Behind the update of a batch, in a loop or outside. The place of the loop's session is part
+        of it. Of several ranks one calls it.
+
+        Parameters
+        ----------
+        directory : of the file, which the checkpoint names
+        parts : what else is kept, by name: dense=..., optimizer=... In Keras what has variables; in
+            JAX pytrees of arrays, keys of random numbers and Python's numbers; in Torch what has
+            `state_dict()`
+
+        Raises
+        ------
+        InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of
+            it, is something else, as an optimizer of Keras that was not built.
+        What `Store.checkpoint` raises. The label can be used then.
+        """
+        self._steps.synchronize()
+        self._file.save(self.store, label, parts, self.last_step, directory)
+
+    def _gone_back(
+        self,
+        label: str,
+        directory: str | os.PathLike[str],
+        parts: Mapping[str, Any],
+        restore: Callable[[], object],
+    ) -> Any:
+        """Have a label restored, once its file fits the parts; then be at its place, and return
+        what has become of the parts."""
+        saved = self._file.find(self.store, label, parts, directory)
+        restore()
+        loaded = saved.load()
+        self._steps.go_back(saved.last_step)
+        return loaded
+
+
+class StoreBackedModule(StoreBacked):
+    """The same as a module among others, whose states change in place."""
+
+    def _given(self, *arguments: Any) -> Mapping[str, HasKeys]:
+        """Return the ids of every feature from the arguments of a forward."""
+        raise NotImplementedError
+
+    def _announced(self, batch: Any, features: Any) -> Announced:
+        """Features are the argument of a forward, a tuple of several, or a list of such, of several
+        forwards."""
+        forwards = features if isinstance(features, list) else [features]
+        arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
+        given = [self._given(*of_forward) for of_forward in arguments]
+        return Announced(batch, keys_by_table(self.tables, *given))
+
+    def _batches(
+        self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any
+    ) -> Generator[Any, None, None]:
+        """Yield the batches of a loop, each while its step is at hand."""
+        with self._loop(batches, features, **session) as loop:
+            for _, announced in loop:
+                yield announced.batch
+
+    def _sent(
+        self, verdict: Verdict, ranks: Ranks = ALONE, *, on_nonfinite: Any, **options: Any
+    ) -> AcknowledgedUpdate | None:
+        """Send the gradients, divided by what they were scaled by and by the number of ranks; skip
+        them where the dense part was skipped, and lower the scale where they alone overflow."""
+        done = self._steps.send(
+            self.store,
+            is_skipped=verdict.is_overflow,
+            gradient_scale=1.0 / verdict.scale / ranks.world_size,
+            on_nonfinite=on_nonfinite or ("refuse" if verdict.lower is None else "skip"),
+            **options,
+        )
+        is_own_overflow = done is not None and done.skipped and not verdict.is_overflow
+        if is_own_overflow and verdict.lower is not None:
+            verdict.lower()
+        return done
+
+    def load(
+        self,
+        label: str,
+        *,
+        directory: str | os.PathLike[str] = ".",
+        wait_s: float = 0.0,
+        force: bool = False,
+        **parts: Any,
+    ) -> int:
+        """Go back to what `save` has kept: the store, the session's place, and the other parts.
+
+        Outside a loop.
+
+        Parameters
+        ----------
+        wait_s, force : as in `Store.restore`: the session of a trainer that was killed is waited
+            for, until its lease has run out, or ended
+
+        Returns
+        -------
+        The place: so many steps of the session are done, and a loop of the same name goes on behind
+        them. Its batches must too: `itertools.islice(batches, place, None)`; of a tf.data.Dataset,
+        `dataset.skip(place)`.
+
+        Raises
+        ------
+        CheckpointNotFoundError, InvalidArgumentError : no such checkpoint, or of other parts.
+            Nothing has changed.
+        TableHeldError : a session is open, still or again. Nothing has changed.
+        OSError : the file cannot be read.
+        """
+        restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
+        self._gone_back(label, directory, parts, restore)
+        return self.last_step
