@@ -34,10 +34,15 @@ class Imported:
     """The last one of the import; 0: the file has no rows."""
 
 
-def about_file(place: str | os.PathLike[str]) -> About | None:
-    """Return what a file of `export_table` says of its table; None: it says nothing."""
+def about_file(
+    place: str | os.PathLike[str], *, tensor: str | None = None, key: str | None = None
+) -> About | None:
+    """Return what a file of `export_table` says of its table; None: it says nothing.
+
+    `tensor` and `key` are those of `import_table`.
+    """
     named = os.fspath(place)
-    with reading(named) as path, opened(path, None, named) as reader:
+    with reading(named) as path, opened(path, named, tensor, key) as reader:
         return reader.about
 
 
@@ -46,6 +51,7 @@ def import_table(
     source: str | os.PathLike[str],
     *,
     tensor: str | None = None,
+    key: str | None = None,
     with_state: bool = False,
     allow_nan: bool = False,
     batch_rows: int | None = None,
@@ -59,9 +65,11 @@ def import_table(
 
     Parameters
     ----------
-    source : a path, or a URL where fsspec is installed: .safetensors, .parquet, .npy, or a
-        checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
+    source : a path, or a URL where fsspec is installed: .safetensors, .parquet, .npy, .npz; text
+        with a header (.csv, .tsv), or as of GloVe (.txt, .vec), also packed (.gz, .zst, .bz2,
+        .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
     tensor : which one has the rows, or which column; needed where there are several
+    key : which one has their keys; None: `keys`, as a column `key` or `id`
     with_state : set the optimizer's state, too
     allow_nan : take NaNs, which are refused as a rule
     batch_rows : rows of a command; None: as many as 16 MiB have
@@ -77,7 +85,7 @@ def import_table(
     place = os.fspath(source)
     with understood(place):
         module_of(place, READ)
-    with reading(place) as path, opened(path, tensor, place) as reader:
+    with reading(place) as path, opened(path, place, tensor, key) as reader:
         work = _Import(table, reader, place, with_state=with_state, allow_nan=allow_nan)
         with understood(place):
             work.check()
