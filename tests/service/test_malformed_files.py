@@ -261,6 +261,10 @@ def test_the_commands(
     assert ended.out == f"30 rows of {place} are in ads, t 1\n"
     assert shell("import", "ads", since, "--with-state", "--json").document["t"] == 2
     assert store.table("ads").digest() == digest
+    store.drop_table("ads")
+    refused = shell("import", "ads", since, "--create")
+    assert refused.status == 2 and "all rows of a table to create" in refused.err
+    assert store.tables() == []
     np.save(tmp_path / "x.npy", WEIGHTS)
     assert "embstore table create" in shell("import", "x", str(tmp_path / "x.npy"), "--create").err
     assert shell("export", "ads", "-o", since, "--since", "none").status == 3

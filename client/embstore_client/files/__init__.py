@@ -4,6 +4,7 @@
     importing     a file's rows into a table
     formats       which format a name has, what reads it and what writes it
     about         what a file says of the table it was made of
+    base          what a file of changes has to be put on top of
     places        paths and URLs; a file has its name when it is whole
     packed        files that are packed
     values        ids and rows of other programs, in the forms that tables have

@@ -17,6 +17,7 @@ from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
 from embstore.handles.table import Table
 from embstore.results import TableDescription
 from embstore_client.files.about import About
+from embstore_client.files.base import check_base
 from embstore_client.files.batching import rows_of_batch
 from embstore_client.files.exporting import Progress
 from embstore_client.files.formats import READ, Batch, Reader, module_of, opened, understood
@@ -78,7 +79,8 @@ def import_table(
     Raises
     ------
     InvalidArgumentError : the file is not whole, or its rows are not this table's: width,
-        optimizer, keys that do not rise or are beyond the table, NaN. The message says how many
+        optimizer, keys that do not rise or are beyond the table, NaN; or the file has what was
+        written since a checkpoint, and the table is not as it was there. The message says how many
         rows were written before, if any.
     StorageError : no access.
     """
@@ -138,6 +140,8 @@ class _Import:
             )
         if self._with_state:
             self._check_state(config)
+        if reader.about is not None and reader.about.since is not None:
+            check_base(self._table, reader.about)
 
     def _check_state(self, config: TableConfig) -> None:
         reader, about = self._reader, self._reader.about

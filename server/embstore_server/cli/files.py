@@ -111,6 +111,11 @@ def _created(store: "Store", name: str, file: str, names: dict[str, Any]) -> "Ta
             f"{file}: expected it to say what table to create, found nothing: create it with "
             "`embstore table create`"
         )
+    if about.since is not None:
+        raise InvalidArgumentError(
+            f"{file}: expected all rows of a table to create, found those written since checkpoint "
+            f"{about.since!r}: import what comes before it first"
+        )
     config = about.config
     return store.create_table(
         name,
