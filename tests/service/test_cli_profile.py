@@ -260,6 +260,21 @@ def test_size_says_when_no_cache_is_enough(shell: Shell, profile_path: Path) -> 
     assert "with room for all rows, not 100.0%" in shell(*words).out
 
 
+def test_size_of_one_call_says_how_to_have_more(
+    shell: Shell, folder: Path, tmp_path: Path
+) -> None:
+    """All hit rates were 0.0 %, without a reason."""
+    words = ["profile", folder / "day.tsv", "-o", tmp_path / "p"]
+    assert shell(*words).status == 0
+    said = shell("size", "--profile", tmp_path / "p").out.splitlines()[-1]
+    assert said.startswith("all samples are one recorded call")
+    (hint,) = re.findall(r"--batch \d+", said)
+    assert shell(*words, *hint.split()).status == 0
+    sized = "size", "--profile", tmp_path / "p", "--policy", "lru"
+    assert shell(*sized, "--json").document["policies"]["lru"]["by_access"][-1] > 0.1
+    assert "lru" in shell(*sized).out.splitlines()[-1]
+
+
 def test_size_of_other_rows(shell: Shell, profile_path: Path) -> None:
     words = ["size", "--profile", profile_path, "--policy", "lru", "--json"]
     wide = shell(*words, "--dim", "64", "--optimizer", "adam").document
