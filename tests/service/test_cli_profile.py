@@ -260,9 +260,7 @@ def test_size_says_when_no_cache_is_enough(shell: Shell, profile_path: Path) -> 
     assert "with room for all rows, not 100.0%" in shell(*words).out
 
 
-def test_size_of_one_call_says_how_to_have_more(
-    shell: Shell, folder: Path, tmp_path: Path
-) -> None:
+def test_size_of_one_call_says_how_to_have_more(shell: Shell, folder: Path, tmp_path: Path) -> None:
     """All hit rates were 0.0 %, without a reason."""
     words = ["profile", folder / "day.tsv", "-o", tmp_path / "p"]
     assert shell(*words).status == 0
