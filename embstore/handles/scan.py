@@ -22,8 +22,8 @@ class Scan:
     where it was asked for. A scan is closed at its end, by `close`, and as a context manager; a
     store ends one that nobody reads for ten minutes. One thread at a time.
 
-    Raises, when a batch is asked for
-    ---------------------------------
+    Raises, when a batch or a page is asked for
+    -------------------------------------------
     SessionExpiredError : the scan has ended: see there, or the store was restored or opened again.
     CorruptTableError : a record is not what was written.
     """
@@ -88,11 +88,18 @@ class Scan:
             self.close()
         if not self._is_open:
             raise StopIteration
-        low, count = self._low, self._batch_rows
+        batch = self.page(self._low, self._batch_rows)
+        self._low, self._left = int(batch[0][-1]) + 1, self._left - len(batch[0])
+        return batch
+
+    def page(self, low: int, rows: int) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
+        """Return the first rows whose key is not below `low`, at most so many, as a batch.
+
+        Batches are the same before and afterwards.
+        """
         page = self._executor.execute(
-            c.ReadScan(self._name, self._table, low, count, self.with_state)
+            c.ReadScan(self._name, self._table, low, rows, self.with_state)
         )
-        self._low, self._left = int(page.keys[-1]) + 1, self._left - len(page.keys)
         if page.state is None:
             return page.keys, page.rows
         return page.keys, page.rows, page.state

@@ -14,8 +14,9 @@ from tests.style.sources import ROOT, table_rows
 
 PAGE = (ROOT / "docs" / "guide" / "other-languages.md").read_text()
 NODE = ROOT / "tests" / "node"
-SOURCES = {path.name: path.read_text() for path in NODE.glob("*.js")}
-QUOTES = re.findall(r"```js\n(.*?)```", PAGE, re.DOTALL)
+GO = ROOT / "tests" / "go"
+SOURCES = {path.name: path.read_text() for path in (*NODE.glob("*.js"), *GO.glob("*.go"))}
+QUOTES = re.findall(r"```(?:js|go)\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize("quote", QUOTES, ids=[quote.split("\n")[0].strip() for quote in QUOTES])

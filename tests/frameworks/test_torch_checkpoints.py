@@ -1,7 +1,9 @@
 """Checkpoints of PyTorch as tables: a tensor by name, and nothing that a file could run."""
 
+import re
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ def test_an_embedding_of_a_model(table: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.lookup(np.arange(ROWS)), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("end", ["pt", "pth", "bin", "ckpt"])
 def test_a_tensor_alone_and_nested(table: Any, tmp_path: Path, dtype: str, end: str) -> None:
     rows = torch.randn(DIM, 90).to(getattr(torch, dtype)).T  # not contiguous
@@ -49,6 +51,53 @@ def test_a_tensor_alone_and_nested(table: Any, tmp_path: Path, dtype: str, end: 
     np.testing.assert_array_equal(table.lookup([7])[0], (rows + 1)[7].to(torch.float32).numpy())
 
 
+NUMBERS = {
+    "test_acc": np.float64(0.75),
+    "total_loss": np.float32(8.5),
+    "iter": np.int64(10),
+    "done": np.bool_(True),
+}
+"""As facebookresearch/dlrm keeps beside its weights, of NumPy."""
+
+
+@pytest.mark.parametrize("numpy_1", [False, True])
+def test_numbers_of_numpy_beside_the_weights(table: Any, tmp_path: Path, numpy_1: bool) -> None:
+    rows, place = torch.randn(90, DIM), tmp_path / "dlrm.pt"
+    torch.save(NUMBERS | {"state_dict": {"emb_l.0.weight": rows}}, place)
+    if numpy_1:
+        _as_of_numpy_1(place)
+    assert import_table(table, place, tensor="state_dict.emb_l.0.weight").rows == 90
+    np.testing.assert_array_equal(table.lookup(np.arange(90)), rows.numpy())
+
+
+def _as_of_numpy_1(place: Path) -> None:
+    """Give what the pickle of a checkpoint imports the names that NumPy 1 had."""
+    with ZipFile(place) as archive:
+        content = {info: archive.read(info) for info in archive.infolist()}
+    with ZipFile(place, "w") as archive:
+        for info, part in content.items():
+            archive.writestr(info, part.replace(b"cnumpy._core.", b"cnumpy.core."))
+    assert b"cnumpy.core.multiarray\nscalar" in place.read_bytes()
+
+
+def test_a_checkpoint_from_before_archives(table: Any, tmp_path: Path) -> None:
+    rows, place = torch.randn(90, DIM), tmp_path / "old.bin"
+    torch.save({"emb.weight": rows}, place, _use_new_zipfile_serialization=False)
+    assert import_table(table, place).rows == 90
+    np.testing.assert_array_equal(table.lookup(np.arange(90)), rows.numpy())
+
+
+def test_a_model_saved_whole_is_saved_as_the_refusal_says(table: Any, tmp_path: Path) -> None:
+    model, place = torch.nn.EmbeddingBag(90, DIM), tmp_path / "model.pt"
+    torch.save(model, place)
+    with pytest.raises(InvalidArgumentError) as caught:
+        import_table(table, place)
+    (call,) = re.findall(r"save its ([a-z_]+)\(\)", str(caught.value))
+    assert "torch.nn.modules.sparse.EmbeddingBag" in str(caught.value)
+    torch.save(getattr(model, call)(), place)
+    assert import_table(table, place).rows == 90
+
+
 class Runs:
     """An object that a file would make."""
 
@@ -57,11 +106,12 @@ def test_what_is_refused(table: Any, tmp_path: Path) -> None:
     place = tmp_path / "rows.pt"
     before = table.digest()
     for content, expected in (
-        (Runs(), "a whole file of its format.*Weights only load failed"),
+        (Runs(), r"a checkpoint of tensors, found .*test_torch_checkpoints\.Runs, whose code"),
         (torch.zeros(ROWS + 1, DIM), "at most the 500 rows"),
         (torch.zeros(9, DIM + 1), "rows of 8 elements"),
-        (torch.zeros(9, DIM, dtype=torch.float64), "float32, float16 or bfloat16"),
-        (torch.zeros(9, DIM).to_sparse(), "to be dense"),
+        (torch.zeros(9, DIM, dtype=torch.int32), "float32, float16 or float64, found int32"),
+        (torch.full((9, DIM), 1e39, dtype=torch.float64), r"float32 can have, found 1e\+39"),
+        (torch.zeros(9, DIM).to_sparse(), "a dense tensor"),
         (torch.full((9, DIM), torch.nan), "no NaN, found one in the row of key 0"),
         ({"lr": 0.5}, "one tensor of two dimensions, found none"),
     ):

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -134,18 +135,33 @@ PATIENCE_S = 120.0
 def test_once_shows_every_part(typed: Shell, server: Server) -> None:
     server.store.table("ads").lookup([1, 2, 2])
     train(server.store)
-    shown = typed("top", "--once")
+    shown = typed("top", "--once", "--every", "0.1")
     assert (shown.status, shown.err) == (0, "")
     for word in ("hit rate", "layout", "ctr", "gather", "ads", "memory", "checkpoints", "none"):
         assert word in shown.out, word
 
 
+def test_once_shows_rates(typed: Shell, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were of the look before, which there was not: each was "-"."""
+    slept: list[float] = []
+
+    def busy(seconds: float) -> None:
+        slept.append(seconds)
+        server.store.table("ads").lookup([1, 2, 3])
+
+    monkeypatch.setattr("embstore_server.cli.top.sleep", busy)
+    head = typed("top", "--once").out.splitlines()[0]
+    rates = dict(re.findall(r"(keys|commands) (\S+)", head))
+    assert rates.keys() == {"keys", "commands"} and "-" not in rates.values(), head
+    assert rates["keys"] not in ("0", "0.0") and slept == [2.0]
+
+
 def test_a_pipe_gets_one_look(typed: Shell, server: Server) -> None:
-    assert "no session is open" in typed("top").out
+    assert typed("top", "--every", "0.1").out.count("no session is open") == 1
 
 
 def test_json_is_the_document_of_stats(typed: Shell, server: Server) -> None:
-    found = json.loads(typed("top", "--once", "--json").out)
+    found = json.loads(typed("top", "--once", "--json", "--every", "0.1").out)
     assert found.keys() == server.on_engine(lambda store: store.stats()).keys()
 
 

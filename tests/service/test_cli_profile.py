@@ -1,9 +1,11 @@
 """The commands profile, size and hotset: from files to answers, and how wrong use ends."""
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,26 @@ def test_profile_by_a_rate_is_the_same_each_time(
         assert shell(*words, "--seed", seed, "-o", tmp_path / name).status == 0
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
+
+
+def test_text_ids_are_hashed_as_the_refusal_says(
+    shell: Shell, folder: Path, tmp_path: Path
+) -> None:
+    ads = parquet.read_table(folder / "day.parquet")["ad"].to_pylist()
+    words = pa.array([None if ad == 0 else f"{ad:x}x" for ad in ads])
+    parquet.write_table(pa.table({"ad": words}), tmp_path / "words.parquet")
+    rest = ["--table", "ad=ads", "-o", tmp_path / "p"]
+    refused = shell("profile", tmp_path / "words.parquet", *rest)
+    assert refused.status == exits.USAGE and "column 'ad' to be of integers" in refused.err
+    (hint,) = re.findall(r"; (--[a-z-]+) takes text", refused.err)
+    assert shell("profile", tmp_path / "words.parquet", *rest, hint, "ads=1000000").status == 0
+    table = Profile.load(tmp_path / "p").tables["ads"]
+    true = Counter(0 if ad == 0 else row_of_text(f"{ad:x}x") for ad in ads)
+    assert dict(zip(table.keys.tolist(), table.counts.tolist(), strict=True)) == true
+
+
+def row_of_text(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") % 1_000_000
 
 
 def test_profile_shows_skew_and_coverage(shell: Shell, folder: Path, tmp_path: Path) -> None:
@@ -236,6 +258,19 @@ def test_size_says_when_no_cache_is_enough(shell: Shell, profile_path: Path) -> 
     words = ["size", "--profile", profile_path, "--policy", "lfu", "--target-hit-rate", "1"]
     assert shell(*words, "--json").document["needed"] == {"lfu": None}
     assert "with room for all rows, not 100.0%" in shell(*words).out
+
+
+def test_size_of_one_call_says_how_to_have_more(shell: Shell, folder: Path, tmp_path: Path) -> None:
+    """All hit rates were 0.0 %, without a reason."""
+    words = ["profile", folder / "day.tsv", "-o", tmp_path / "p"]
+    assert shell(*words).status == 0
+    said = shell("size", "--profile", tmp_path / "p").out.splitlines()[-1]
+    assert said.startswith("all samples are one recorded call")
+    (hint,) = re.findall(r"--batch \d+", said)
+    assert shell(*words, *hint.split()).status == 0
+    sized = "size", "--profile", tmp_path / "p", "--policy", "lru"
+    assert shell(*sized, "--json").document["policies"]["lru"]["by_access"][-1] > 0.1
+    assert "lru" in shell(*sized).out.splitlines()[-1]
 
 
 def test_size_of_other_rows(shell: Shell, profile_path: Path) -> None:

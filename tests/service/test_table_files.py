@@ -180,6 +180,44 @@ def test_what_was_since_on_top_of_an_export_is_the_later_export(
     assert "with t = 4, found t = 0" in import_error(fresh, tmp_path / f"1.{kind}", with_state=True)
 
 
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_was_since_is_refused_but_on_top_of_what_was_before(
+    open_store: Open, tmp_path: Path, kind: str, with_state: bool
+) -> None:
+    """t alone cannot say: it stays 0 where rows are assigned, and where state is left out."""
+    rng, kind = generator(1730), format_of(kind)
+    store, other = open_store(), open_store("other")
+    table, rows = made(store), normal(rng, ROWS, DIM)
+    table.assign(np.arange(1000), rows[:1000])
+    store.checkpoint("one")
+    base, place = tmp_path / f"base.{kind}", tmp_path / f"since.{kind}"
+    export_table(table, base, label="one", with_state=with_state)
+    table.assign(np.arange(900, 1100), rows[900:1100] + 1)
+    about = export_table(table, place, since="one", with_state=with_state).about
+    assert about.since_rows == 1000 and len(about.since_sample) > 15
+    expected = table.lookup(np.arange(ROWS))
+
+    def copy(name: str) -> embstore.Table:
+        config = table.config
+        known: Any = {"dim": DIM, "rows": ROWS, "optimizer": config.optimizer}
+        return other.create_table(name, initializer=config.initializer, seed=config.seed, **known)
+
+    refused = "table '{}' as it was at checkpoint 'one', with 1000 rows"
+    empty, few, another, right = map(copy, ("empty", "few", "another", "right"))
+    few.assign(np.arange(999), rows[:999])  # the last is none of the sample
+    another.assign(np.arange(1000), rows[:1000] * 2)
+    for wrong in (empty, few, another):
+        said = import_error(wrong, place, with_state=with_state)
+        assert refused.format(wrong.name) in said
+    import_table(right, base, with_state=with_state)
+    for _ in range(2):
+        import_table(right, place, with_state=with_state)
+        np.testing.assert_array_equal(right.lookup(np.arange(ROWS)), expected)
+    few.assign(np.arange(999, ROWS), rows[999:])
+    import_table(few, place, with_state=with_state)  # more rows than there were are taken
+
+
 def import_error(table: embstore.Table, place: Path, **how: Any) -> str:
     """Return what an import that changes nothing is refused with."""
     before = table.digest()

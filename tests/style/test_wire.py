@@ -9,6 +9,7 @@ from grpc import StatusCode
 
 from embstore import errors
 from embstore_proto.status import ANSWERS, ERROR_METADATA, answer_of, error_of, message_of
+from embstore_proto.v1 import embstore_pb2 as pb
 from tests.style.sources import ROOT
 
 CLASSES = [
@@ -62,6 +63,13 @@ def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
     for path in made:
         committed = ROOT / "proto" / "embstore_proto" / "v1" / path.name
         assert committed.read_text() == path.read_text(), f"run make proto: {path.name} differs"
+
+
+def test_the_proto_file_names_packages_of_other_languages() -> None:
+    """Go's compiler refuses a file without one, and Java made one class of all."""
+    options = pb.DESCRIPTOR.GetOptions()
+    assert options.go_package == "embstore_proto/v1;embstorev1"
+    assert options.java_package == "embstore.v1" and options.java_multiple_files
 
 
 def test_the_generated_code_runs_with_every_protobuf() -> None:

@@ -4,8 +4,12 @@
     importing     a file's rows into a table
     formats       which format a name has, what reads it and what writes it
     about         what a file says of the table it was made of
+    base          what a file of changes has to be put on top of
     places        paths and URLs; a file has its name when it is whole
-    safetensors_file, parquet_file, npy_file, torch_file    the formats
+    packed        files that are packed
+    values        ids and rows of other programs, in the forms that tables have
+    tensors, column_reader    rows out of named tensors, and out of named columns
+    safetensors_file, parquet_file, npy_file, text_file, torch_file    the formats
 
 Both go batch by batch, so that memory is bounded by a batch, whatever the table's size; over any
 store, embedded or a server's. The libraries of a format are imported when a file of it is opened
@@ -16,7 +20,9 @@ store, embedded or a server's. The libraries of a format are imported when a fil
 | .safetensors | tensors `keys` (n,) int64, `weights` (n, dim) float32 | tensor `state` | all |
 | .parquet | columns `key` int64, `weights` list of dim float32 | column `state` | all |
 | .npy | (rows, dim) float32 by key, initial rows too | no | nothing |
-| .pt, .pth, .bin, .ckpt (read only) | a tensor (rows, dim) by key | no | nothing |
+
+What other programs write, in these formats and in .npz, .csv, .tsv, .txt, .vec, .pt, .pth, .bin and
+.ckpt, is read alone.
 """
 
 from embstore_client.files.about import About

@@ -1,7 +1,8 @@
 """What a file says of the table that it was made of: one JSON object, in the file's metadata."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from embstore.config import TableConfig
@@ -30,10 +31,14 @@ class About:
     since_command: int = 0
     since_t: int = 0
     """t of the table at that checkpoint."""
+    since_rows: int = 0
+    """Rows that had been written at that checkpoint."""
+    since_sample: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of some of these that were not written since, by key (`base`)."""
 
     @classmethod
     def of(cls, scan: Scan) -> "About":
-        """Return what is to be said of a scan's rows."""
+        """Return what is to be said of a scan's rows, but for those before `since`."""
         return cls(
             *(scan.config, scan.command, scan.t, scan.label),
             *(scan.since, scan.since_command, scan.since_t),

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embstore.handles.table import Table
 from embstore_client.files.about import About
+from embstore_client.files.base import sample
 from embstore_client.files.batching import rows_of_batch
 from embstore_client.files.formats import WRITTEN, module_of, understood
 from embstore_client.files.places import writing
@@ -66,6 +67,9 @@ def export_table(
     how: dict[str, Any] = {"batch_rows": count, "with_state": with_state}
     with table.scan(label, since, timeout_s=timeout_s, **how) as scan, writing(place) as path:
         about = About.of(scan)
+        if since is not None:
+            with table.scan(since) as base:
+                about = replace(about, since_rows=base.rows, since_sample=sample(base, scan))
         writer = module.Writer(path, about, scan.rows, with_state=with_state)
         try:
             done = 0

@@ -13,13 +13,21 @@ from embstore.arrays import Keys, Rows
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.version import pip_install
 from embstore_client.files.about import About
+from embstore_client.files.packed import ENDINGS as PACKED
 
 WRITTEN = {
     ".safetensors": "safetensors_file",
     ".parquet": "parquet_file",
     ".npy": "npy_file",
 }
-READ = WRITTEN | dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch_file")
+TEXT = dict.fromkeys((".csv", ".tsv", ".txt", ".vec"), "text_file")
+READ = (
+    WRITTEN
+    | {".npz": "npy_file"}
+    | dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch_file")
+    | TEXT
+    | {text + packed: module for text, module in TEXT.items() for packed in PACKED}
+)
 """The module of each format, by the end of the name."""
 
 Batch = tuple[Keys, Rows, Rows | None]
@@ -61,15 +69,15 @@ def module_of(place: str, endings: dict[str, str]) -> Any:
     for ending, name in endings.items():
         if place.endswith(ending):
             return import_module(f"embstore_client.files.{name}")
-    expected = ", ".join(endings)
+    expected = ", ".join(end for end in endings if not end.endswith(PACKED))
     raise InvalidArgumentError(f"expected the name of a file to end with {expected}, found {place}")
 
 
 @contextmanager
-def opened(path: Path, tensor: str | None, place: str) -> Iterator[Reader]:
+def opened(path: Path, place: str, tensor: str | None, key: str | None) -> Iterator[Reader]:
     """Yield what reads a file; `place` names it in errors."""
     with understood(place):
-        reader: Reader = module_of(path.name, READ).Reader(path, tensor)
+        reader: Reader = module_of(path.name, READ).Reader(path, tensor, key)
     try:
         yield reader
     finally:
@@ -96,30 +104,6 @@ def understood(place: str) -> Iterator[None]:
         raise InvalidArgumentError(f"{place}: expected a whole file of its format: {exc}") from exc
 
 
-def chosen(tensor: str | None, shapes: dict[str, tuple[int, ...]]) -> str:
-    """Return the name of the tensor that has the rows: the one asked for, or the only one that can
-    be meant."""
-    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
-    if tensor is not None and tensor in matrices:
-        return tensor
-    if tensor is None and len(matrices) == 1:
-        return matrices[0]
-    some = ", ".join(map(repr, matrices[:20])) or "none"
-    what = "one tensor of two dimensions" if tensor is None else f"a tensor {tensor!r} of rows"
-    raise InvalidArgumentError(f"expected {what}, found {some}: name one of them")
-
-
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """Return an array as it is written."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def pieces(rows: int, batch_rows: int) -> Iterator[slice]:
-    """Yield the ranges of rows that batches are."""
-    for low in range(0, rows, batch_rows):
-        yield slice(low, min(low + batch_rows, rows))
-
-
-def numbered(piece: slice) -> Keys:
-    """Return the keys of rows that are numbered."""
-    return np.arange(piece.start, piece.stop, dtype=np.int64)

@@ -17,6 +17,7 @@ from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
 from embstore.handles.table import Table
 from embstore.results import TableDescription
 from embstore_client.files.about import About
+from embstore_client.files.base import check_base
 from embstore_client.files.batching import rows_of_batch
 from embstore_client.files.exporting import Progress
 from embstore_client.files.formats import READ, Batch, Reader, module_of, opened, understood
@@ -34,10 +35,15 @@ class Imported:
     """The last one of the import; 0: the file has no rows."""
 
 
-def about_file(place: str | os.PathLike[str]) -> About | None:
-    """Return what a file of `export_table` says of its table; None: it says nothing."""
+def about_file(
+    place: str | os.PathLike[str], *, tensor: str | None = None, key: str | None = None
+) -> About | None:
+    """Return what a file of `export_table` says of its table; None: it says nothing.
+
+    `tensor` and `key` are those of `import_table`.
+    """
     named = os.fspath(place)
-    with reading(named) as path, opened(path, None, named) as reader:
+    with reading(named) as path, opened(path, named, tensor, key) as reader:
         return reader.about
 
 
@@ -46,6 +52,7 @@ def import_table(
     source: str | os.PathLike[str],
     *,
     tensor: str | None = None,
+    key: str | None = None,
     with_state: bool = False,
     allow_nan: bool = False,
     batch_rows: int | None = None,
@@ -59,9 +66,11 @@ def import_table(
 
     Parameters
     ----------
-    source : a path, or a URL where fsspec is installed: .safetensors, .parquet, .npy, or a
-        checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
+    source : a path, or a URL where fsspec is installed: .safetensors, .parquet, .npy, .npz; text
+        with a header (.csv, .tsv), or as of GloVe (.txt, .vec), also packed (.gz, .zst, .bz2,
+        .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
     tensor : which one has the rows, or which column; needed where there are several
+    key : which one has their keys; None: `keys`, as a column `key` or `id`
     with_state : set the optimizer's state, too
     allow_nan : take NaNs, which are refused as a rule
     batch_rows : rows of a command; None: as many as 16 MiB have
@@ -70,14 +79,15 @@ def import_table(
     Raises
     ------
     InvalidArgumentError : the file is not whole, or its rows are not this table's: width,
-        optimizer, keys that do not rise or are beyond the table, NaN. The message says how many
+        optimizer, keys that do not rise or are beyond the table, NaN; or the file has what was
+        written since a checkpoint, and the table is not as it was there. The message says how many
         rows were written before, if any.
     StorageError : no access.
     """
     place = os.fspath(source)
     with understood(place):
         module_of(place, READ)
-    with reading(place) as path, opened(path, tensor, place) as reader:
+    with reading(place) as path, opened(path, place, tensor, key) as reader:
         work = _Import(table, reader, place, with_state=with_state, allow_nan=allow_nan)
         with understood(place):
             work.check()
@@ -130,6 +140,8 @@ class _Import:
             )
         if self._with_state:
             self._check_state(config)
+        if reader.about is not None and reader.about.since is not None:
+            check_base(self._table, reader.about)
 
     def _check_state(self, config: TableConfig) -> None:
         reader, about = self._reader, self._reader.about

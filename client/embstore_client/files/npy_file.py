@@ -1,4 +1,4 @@
-"""The format .npy: an array (rows, dim), whose row k is that of key k.
+"""The formats .npy, an array (rows, dim) whose row k is that of key k, and .npz, to read.
 
 It is what `numpy.load` gives anybody, so it has every row of the table: those that were never
 written are what the initializer makes of their keys (contract.md, rule 10). It has no place for
@@ -6,7 +6,6 @@ keys, for state, or for what is said of the table.
 """
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ from embstore.arrays import Keys, Rows
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 from embstore_client.files.about import About
-from embstore_client.files.formats import Batch, bytes_of, numbered, pieces
+from embstore_client.files.formats import bytes_of
+from embstore_client.files.tensors import TensorReader
 
 _FILLED_ELEMENTS = 1 << 17
 """Initial rows that are made at a time: they take some hundred bytes an element."""
@@ -86,30 +86,19 @@ class Writer:
         self._next += len(rows)
 
 
-class Reader:
-    """Reads one file."""
+class Reader(TensorReader):
+    """Reads one file: mapped, and an .npz, whose arrays have names, as a whole."""
 
-    about = None
-    state_dim = None
-
-    def __init__(self, path: Path, tensor: str | None) -> None:
-        if tensor is not None:
-            raise InvalidArgumentError(
-                f"expected no tensor to be named: it has one, not {tensor!r}"
-            )
-        self._array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if self._array.ndim != 2 or self._array.dtype not in (np.float32, np.float16):
-            raise InvalidArgumentError(
-                "expected an array of float32, (rows, dim), found "
-                f"{self._array.dtype} {self._array.shape}"
-            )
-        self.rows, self.dim = self._array.shape
-
-    def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
-        """Yield the rows in order."""
-        for piece in pieces(self.rows, batch_rows):
-            yield numbered(piece), np.asarray(self._array[piece]), None
-
-    def close(self) -> None:
-        """Let the file go."""
-        del self._array
+    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            if tensor is not None or key is not None:
+                raise InvalidArgumentError(
+                    f"expected no tensor to be named: it has one, not {tensor or key!r}"
+                )
+            if loaded.ndim != 2:
+                raise InvalidArgumentError(
+                    f"expected an array (rows, dim), found {loaded.dtype} {loaded.shape}"
+                )
+            loaded = {"": loaded}
+        super().__init__(dict(loaded), tensor, key)

@@ -4,28 +4,28 @@
 
 The library writes tensors that are in memory as a whole. Here a tensor is as large as the table; so
 the header, which says where each begins, is written first, for as many rows as a scan has, and each
-batch goes to three places. Reading is the library's.
-
-A file of another program has no `keys`: its rows are numbered.
+batch goes to three places. Reading maps them; that a file is whole is for the library to say.
 """
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
 from embstore.arrays import Keys, Rows
-from embstore.errors import InvalidArgumentError
 from embstore_client.files.about import METADATA, About
-from embstore_client.files.formats import Batch, bytes_of, chosen, numbered, pieces
+from embstore_client.files.formats import bytes_of
+from embstore_client.files.tensors import KEYS, STATE, WEIGHTS, Tensor, TensorReader
 
-KEYS, WEIGHTS, STATE = "keys", "weights", "state"
 _LENGTH_BYTES = 8
-_DTYPES = ("F32", "F16")
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"} | {
+    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
+}
+"""NumPy's type of each that has one, or of its bits. Tensors of others are passed over."""
 
 
 class Writer:
@@ -69,51 +69,39 @@ class Writer:
         self._file.close()
 
 
-class Reader:
+class Reader(TensorReader):
     """Reads one file."""
 
-    def __init__(self, path: Path, tensor: str | None) -> None:
+    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
         open_file: Any = safe_open  # it is not typed
-        self._file = open_file(path, framework="numpy")
-        metadata = self._file.metadata() or {}
-        self.about = About.from_json(metadata[METADATA]) if METADATA in metadata else None
-        names = sorted(self._file.keys())
-        slices = {name: self._file.get_slice(name) for name in names}
-        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        has_keys = len(shapes.get(KEYS, ())) == 1
-        if tensor is None and has_keys and WEIGHTS in names:
-            tensor = WEIGHTS
-        name = chosen(tensor, shapes)
-        self._weights, (self.rows, self.dim) = slices[name], shapes[name]
-        self._keys = slices[KEYS] if has_keys else None
-        self._state = slices[STATE] if STATE in names and name == WEIGHTS else None
-        self.state_dim = None if self._state is None else shapes[STATE][1]
-        self._check(name, slices, shapes)
+        with open_file(path, framework="numpy") as file:  # which finds what is not whole
+            metadata, names = file.metadata() or {}, sorted(file.keys())
+        about = About.from_json(metadata[METADATA]) if METADATA in metadata else None
+        super().__init__(_tensors(path, names), tensor, key, about)
 
-    def _check(self, name: str, slices: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-        for own in (name, *([STATE] if self._state is not None else [])):
-            found = slices[own].get_dtype()
-            if found not in _DTYPES:
-                raise InvalidArgumentError(f"expected tensor {own!r} of F32 or F16, found {found}")
-            if shapes[own][0] != self.rows:
-                raise InvalidArgumentError(
-                    f"expected {self.rows} rows of {own!r}, found {shapes[own][0]}"
-                )
-        if self._keys is None:
-            return
-        found = slices[KEYS].get_dtype()
-        if found != "I64" or shapes[KEYS] != (self.rows,):
-            raise InvalidArgumentError(
-                f"expected {self.rows} keys of I64, found {shapes[KEYS]} of {found}"
-            )
 
-    def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
-        """Yield the rows in order."""
-        for piece in pieces(self.rows, batch_rows):
-            keys = numbered(piece) if self._keys is None else self._keys[piece]
-            state = self._state[piece] if with_state and self._state is not None else None
-            yield keys, self._weights[piece], state
+def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
+    """Return the tensors of a file, mapped. The library has no bfloat16 in NumPy."""
+    data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    length = int(data[:_LENGTH_BYTES].view("<u8")[0])
+    header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
+    data = data[_LENGTH_BYTES + length :]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        described = header[name]
+        dtype, (begin, end) = described["dtype"], described["data_offsets"]
+        if dtype in _DTYPES:
+            array = data[begin:end].view(_DTYPES[dtype]).reshape(described["shape"])
+            tensors[name] = _Bfloat16(array) if dtype == "BF16" else array
+    return tensors
 
-    def close(self) -> None:
-        """Let the file go."""
-        self._file.__exit__(None, None, None)
+
+class _Bfloat16:
+    """A tensor of bfloat16, which is the upper half of float32."""
+
+    def __init__(self, halves: NDArray[np.uint16]) -> None:
+        self._halves = halves
+        self.shape = halves.shape
+
+    def __getitem__(self, rows: slice, /) -> NDArray[np.float32]:
+        return (self._halves[rows].astype(np.uint32) << 16).view(np.float32)

@@ -1,49 +1,69 @@
-"""PyTorch's checkpoints: a tensor (rows, dim), alone or in a state_dict; only read.
+"""PyTorch's checkpoints: tensors, alone or in nested dictionaries; only read.
 
 They are loaded with `weights_only=True`, so that a file runs no code, and mapped, so that only the
-rows of a batch are read.
+rows of a batch are read. Of NumPy, numbers may be in them: what has trained often keeps its losses
+beside its weights.
 """
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
+import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
-from embstore_client.files.formats import Batch, chosen, numbered, pieces
+from embstore_client.files.tensors import TensorReader
 
 
-class Reader:
+class Reader(TensorReader):
     """Reads one tensor of a checkpoint; of nested dictionaries its names are joined by "."."""
 
-    about = None
-    state_dim = None
+    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+        tensors = {name: _Tensor(found) for name, found in _tensors(_loaded(path), "")}
+        super().__init__(tensors, tensor, key)
 
-    def __init__(self, path: Path, tensor: str | None) -> None:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if isinstance(loaded, torch.Tensor) and tensor is None:
-            tensors = {"": loaded}
-        else:
-            tensors = dict(_tensors(loaded, ""))
-        name = chosen(tensor, {name: tuple(one.shape) for name, one in tensors.items()})
-        self._tensor = tensors[name].detach()
-        kinds = (torch.float32, torch.float16, torch.bfloat16)
-        if self._tensor.dtype not in kinds or self._tensor.layout != torch.strided:
-            raise InvalidArgumentError(
-                f"expected tensor {name!r} to be dense and of float32, float16 or bfloat16, found "
-                f"{self._tensor.layout} of {self._tensor.dtype}"
-            )
-        self.rows, self.dim = self._tensor.shape
 
-    def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
-        """Yield the rows in order."""
-        for piece in pieces(self.rows, batch_rows):
-            yield numbered(piece), self._tensor[piece].to(torch.float32).numpy(), None
+def _loaded(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals(_numbers()):
+            # What was saved before PyTorch 1.6 is no archive, and cannot be mapped.
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except pickle.UnpicklingError as exc:
+        reason = " ".join(str(exc).split())
+        found = reason.partition("Unsupported global: GLOBAL ")[2].partition(" ")[0]
+        if not found:
+            raise
+        raise InvalidArgumentError(
+            f"expected a checkpoint of tensors, found {found}, whose code would have to run: save "
+            "its state_dict()"
+        ) from exc
 
-    def close(self) -> None:
-        """Let the file go."""
-        del self._tensor
+
+def _numbers() -> list[Any]:
+    """Return what pickles of NumPy's numbers are made of, by the names of NumPy 1 and 2."""
+    scalar = np.float64(0).__reduce__()[0]
+    kinds = {type(np.dtype(kind)) for kind in np.typecodes["AllInteger"] + "?efd"}
+    names = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"
+    return [np.dtype, *kinds, *((scalar, name) for name in names)]
+
+
+class _Tensor:
+    """A tensor whose ranges are arrays; bfloat16, which NumPy has not, is float32 there."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self.shape = tuple(tensor.shape)
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        if self._tensor.layout != torch.strided:
+            raise InvalidArgumentError(f"expected a dense tensor, found {self._tensor.layout}")
+        part = self._tensor[rows]
+        array: NDArray[Any] = (part.float() if part.dtype == torch.bfloat16 else part).numpy()
+        return array
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

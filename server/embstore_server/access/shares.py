@@ -67,21 +67,19 @@ def check_call(principal: Principal, command: Command[Any], engine: Engine) -> N
 
 def used(principal: Principal, engine: Engine) -> dict[str, int]:
     """Return what a principal has in a store. With the engine, or for a look at it."""
-    configs = [
-        table.current_config()
-        for table in engine.tables.by_id.copy().values()
-        if principal.right_on(table.name) >= Right.WRITE
-    ]
     sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
     announced = engine.sessions.announced_bytes(principal.name)
-    return {"sessions": len(sessions), "announced_bytes": announced} | _of_tables(configs)
+    of_sessions = {"sessions": len(sessions), "announced_bytes": announced}
+    return of_sessions | _of_tables(principal, engine)
 
 
-def _of_tables(configs: list[TableConfig]) -> dict[str, int]:
+def _of_tables(principal: Principal, engine: Engine) -> dict[str, int]:
+    tables = engine.tables.by_id.copy().values()
+    own = [table for table in tables if principal.right_on(table.name) >= Right.WRITE]
     return {
-        "tables": len(configs),
-        "rows": sum(config.rows for config in configs),
-        "disk_bytes": sum(config.rows * config.layout.record_bytes for config in configs),
+        "tables": len(own),
+        "rows": sum(table.rows for table in own),
+        "disk_bytes": sum(table.rows * table.config.layout.record_bytes for table in own),
     }
 
 
@@ -95,18 +93,22 @@ def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
         case c.OpenSession(name) if name not in engine.sessions.names():
             more = {"sessions": 1}
         case c.CreateTable(config) if not engine.tables.has(config.name):
-            more = _of_tables([config])
+            more = {"tables": 1} | _rows(config.rows, config)
         case c.GrowTable(table, table_id, rows):
-            config = engine.tables.find(table, table_id).current_config()
-            grown = max(rows - config.rows, 0)
-            more = {"rows": grown, "disk_bytes": grown * config.layout.record_bytes}
+            state = engine.tables.find(table, table_id)
+            more = _rows(max(rows - state.rows, 0), state.config)
+    more = {name: count for name, count in more.items() if name in principal.limits}
     if not more:
-        return
+        return  # to look at all tables takes longer than to make one
     now = used(principal, engine)
     for name, count in more.items():
-        most = principal.limits.get(name)
-        if most is not None and now[name] + count > most:
+        most = principal.limits[name]
+        if now[name] + count > most:
             raise CapacityError(
                 f"{principal.name!r} has {now[name]} {name.replace('_', ' ')}, {count} more would "
                 f"exceed its limit of {most}; ask who runs this server for more"
             )
+
+
+def _rows(count: int, config: TableConfig) -> dict[str, int]:
+    return {"rows": count, "disk_bytes": count * config.layout.record_bytes}

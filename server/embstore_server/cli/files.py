@@ -66,13 +66,16 @@ def import_(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A path, or a URL of fsspec: .safetensors, .parquet, .npy, or a checkpoint of "
-            "PyTorch (.pt, .pth, .bin, .ckpt).",
+            help="A path, or a URL of fsspec: .safetensors, .parquet, .npy, .npz, .csv, .tsv; .txt "
+            "as of GloVe; or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt).",
         ),
     ],
     *,
     tensor: Annotated[
         str | None, flag("Which tensor or column has the rows, where there are several.", "NAME")
+    ] = None,
+    key: Annotated[
+        str | None, flag("Which one has the keys. Default: keys, key or id.", "NAME")
     ] = None,
     with_state: Annotated[bool, flag("Set the optimizer's state and t, too.", None)] = False,
     allow_nan: Annotated[bool, flag("Take NaNs, which are refused as a rule.", None)] = False,
@@ -86,26 +89,32 @@ def import_(
     """
     from embstore_client.files import import_table
 
-    how: dict[str, Any] = {"tensor": tensor, "with_state": with_state, "allow_nan": allow_nan}
+    names: dict[str, Any] = {"tensor": tensor, "key": key}
+    how: dict[str, Any] = {"with_state": with_state, "allow_nan": allow_nan}
     with connect() as store, output.progress_of("rows") as progress:
-        handle = _created(store, table, file) if create else store.table(table)
-        done = import_table(handle, file, progress=progress, **how)
+        handle = _created(store, table, file, names) if create else store.table(table)
+        done = import_table(handle, file, progress=progress, **names, **how)
     text = f"{done.rows:,} rows of {file} are in {table}, t {done.t:,}"
     return {"table": table, "file": file, **vars(done)}, text
 
 
-def _created(store: "Store", name: str, file: str) -> "Table":
+def _created(store: "Store", name: str, file: str, names: dict[str, Any]) -> "Table":
     """Return a table, made as a file says if there is none of the name."""
     from embstore_client.files import about_file
 
     try:
         return store.table(name)
     except TableNotFoundError:
-        about = about_file(file)
+        about = about_file(file, **names)
     if about is None:
         raise InvalidArgumentError(
             f"{file}: expected it to say what table to create, found nothing: create it with "
             "`embstore table create`"
+        )
+    if about.since is not None:
+        raise InvalidArgumentError(
+            f"{file}: expected all rows of a table to create, found those written since checkpoint "
+            f"{about.since!r}: import what comes before it first"
         )
     config = about.config
     return store.create_table(

@@ -1,11 +1,12 @@
 """`embstore top`: a running store in a terminal, as its page shows it in a browser.
 
 It looks every so often and draws the whole screen anew: counters as what they grew by a second
-since the look before. Where nothing can be drawn over, in a pipe or a file, it looks once and ends.
+since the look before. Where nothing can be drawn over, in a pipe or a file, it looks twice, for
+rates, writes what the second look shows, and ends.
 """
 
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import Annotated, Any
 
 from embstore_server.cli import output
@@ -19,7 +20,7 @@ from embstore_server.cli.watching import watched
 def top(
     connect: Connect,
     *,
-    once: Annotated[bool, flag("Look once, write that and end.", None, "--once")] = False,
+    once: Annotated[bool, flag("Write the second look and end.", None, "--once")] = False,
     every: Annotated[float, EVERY_FLAG] = EVERY_S,
 ) -> Shown:
     """Watch a running store: hit rates, stages, memory, sessions, files, tables. Ctrl-C ends it."""
@@ -34,4 +35,8 @@ def top(
         return stats, partial(drawn, now)
 
     with connect() as store:
-        return look() if once or not output.is_terminal() else watched(look, every)
+        if output.is_terminal() and not once:
+            return watched(look, every)
+        look()
+        sleep(every)
+        return look()

@@ -25,7 +25,13 @@ Picture = Annotated[Path | None, flag("Draw the curves into a PNG.", "FILE", "--
 
 @needing("fast")
 def profile(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Criteo TSV or Parquet.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILES...",
+            help="Criteo TSV, Parquet, or text with a header; .gz and .zst, too.",
+        ),
+    ],
     *,
     out: Annotated[Path, flag("The profile.", "FILE", "--output", "-o")],
     table: Annotated[
@@ -37,7 +43,7 @@ def profile(
     batch: Annotated[int, flag("Samples of a recorded call.")] = 2048,
     rows: Annotated[list[str] | None, flag("Rows of a table: ids are below.", "NAME=N")] = None,
     hash_rows: Annotated[
-        list[str] | None, flag("Rows of a table: ids are taken modulo N.", "NAME=N")
+        list[str] | None, flag("Rows of a table: ids are hashed to N.", "NAME=N")
     ] = None,
     keys_max: Annotated[
         int | None,
@@ -69,7 +75,8 @@ def profile(
     parameters.check_output("--output", out)
     if picture is not None:
         plots.check_picture(picture)
-    opened = readers.open_files(files, list(columns) if table else None)
+    hashed = {c: counting.hash_rows[t] for c, t in columns.items() if t in counting.hash_rows}
+    opened = readers.open_files(files, list(columns) if table else None, hashed)
     total, read = sum(file.size_bytes for file in opened), 0
     with output.progress("MiB read", -(-total // _MIB)) as advance:
 

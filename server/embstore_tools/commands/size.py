@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from embstore_server.sizing.prediction import HitRates
     from embstore_tools.profiling.plots import Plot
 
+_CALLS_OF_FEW = 20
+"""That few samples are to be cut into: the first is then a twentieth of all accesses."""
 _STEPS = 16
 """As many as the demo announces."""
 
@@ -81,6 +83,7 @@ def size(
         output.show_json(found)
     else:
         _show(found)
+        output.show_text(_of_one_call(loaded) or _answer(found))
 
 
 def _hit_rates(
@@ -218,7 +221,6 @@ def _show(found: dict[str, Any]) -> None:
     output.show_text("\n" + of_steps)
     if has_host:
         output.show_text(_of_host(found))
-    output.show_text(_answer(found))
 
 
 def _of_host(found: dict[str, Any]) -> str:
@@ -229,6 +231,17 @@ def _of_host(found: dict[str, Any]) -> str:
         f"level two has up to {rows:,} rows in {bytes_text(pinned)} of pinned memory; their keys "
         f"and index take {bytes_text(keys)} of the GPU's, which count in the cache: "
         f"{keys / rows:.0f} bytes for a row of {row_bytes}, {keys / pinned:.0%} of what it takes"
+    )
+
+
+def _of_one_call(profile: "Profile") -> str:
+    """Return what to do where all samples are one recorded call; "": they are several."""
+    if profile.trace is None or profile.trace.calls != 1 or profile.samples is None:
+        return ""
+    batch = max(len(profile.samples) // _CALLS_OF_FEW, 1)
+    return (
+        "all samples are one recorded call, in which every row is new, so nothing hits: profile "
+        f"them again with --batch {batch}, the samples of a call"
     )
 
 

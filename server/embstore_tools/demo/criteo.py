@@ -11,6 +11,8 @@ An empty integer or category reads as 0, as in the preprocessing that DLRM publi
 with \n or \r\n, the last one with nothing if it likes. What is not such a line is refused by its
 number: silently skipped lines would shift every figure.
 
+A file may be packed, as they are shipped (`embstore_client.files.packed`).
+
 The files are large (45 million lines), so lines are read in blocks, and a block is parsed as one
 array of bytes: the separators make a (lines, 40) grid of fields, and all numbers of a grid grow
 together, one digit each per pass. That reads about 650,000 lines a second, split and int()
@@ -18,6 +20,7 @@ together, one digit each per pass. That reads about 650,000 lines a second, spli
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -27,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
+from embstore_client.files.packed import Unpacked
 
 INTEGERS = 13
 CATEGORIES = 26
@@ -79,25 +83,30 @@ def read(path: Path, *, limit: int, block: int) -> Iterator[Samples]:
 
 
 def read_lines(path: Path, *, limit: int | None, block: int) -> Iterator[tuple[Samples, int]]:
-    """Yield the same with the bytes of each block; `limit` None: all lines."""
-    taken = 0
-    try:
-        file = path.open("rb")
-    except OSError as exc:
-        raise InvalidArgumentError(
-            f"expected a readable file, found {path}: {exc.strerror}"
-        ) from exc
-    with file:
-        lines_left = islice(iter(partial(file.readline, _LINE_BYTES_MAX), b""), limit)
+    """Yield the same with the bytes of the file that each block is, about; `limit` None: all."""
+    taken = read = 0
+    with _readable(path), Unpacked(path) as file:
+        lines_left = islice(iter(partial(file.bytes.readline, _LINE_BYTES_MAX), b""), limit)
         while lines := list(islice(lines_left, block)):
             try:
                 samples = parse(lines, first_line=taken + 1)
             except InvalidArgumentError as exc:
                 raise InvalidArgumentError(f"{path}, {exc}") from exc
-            yield samples, sum(map(len, lines))
+            before, read = read, file.read_bytes
+            yield samples, read - before
             taken += len(lines)
     if not taken:
         raise InvalidArgumentError(f"{path}: expected at least one line, found an empty file")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise InvalidArgumentError(
+            f"expected a readable file, found {path}: {exc.strerror or exc}"
+        ) from exc
 
 
 def parse(lines: list[bytes], *, first_line: int = 1) -> Samples:

@@ -85,10 +85,10 @@ class Counting:
         name = self.tables[column]
         if not len(ids):
             return ids
-        where, low, high = f"{place}: table {name!r}: ", ids.min(), ids.max()
-        check(low >= 0, "ids >= 0", low, where)
         if name in self.hash_rows:
             return ids % self.hash_rows[name]
+        where, low, high = f"{place}: table {name!r}: ", ids.min(), ids.max()
+        check(low >= 0, "ids >= 0", low, where)
         bound = self.rows.get(name, ROWS_MAX)
         check(high < bound, f"ids below {bound}", high, where)
         return ids

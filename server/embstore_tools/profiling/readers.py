@@ -1,25 +1,28 @@
 """Files of training samples, read as a stream of chunks of ids.
 
-Two formats are known, and told apart by how a file begins: Parquet by its four first bytes, and
-what else there is must be Criteo TSV (`embstore_tools.demo.criteo`). All that can be wrong with a
-file before its samples are read is found when it is opened, for all files before the first is read:
-counting takes long, and a mistyped column in the last file must not be found at its end.
+Three formats are known, and told apart by how a file begins, when it is unpacked: Parquet by its
+four first bytes; text with a header, whose first line has no number in it; and what else there is
+must be Criteo TSV (`embstore_tools.demo.criteo`). All that can be wrong with a file before its
+samples are read is found when it is opened, for all files before the first is read: counting takes
+long, and a mistyped column in the last file must not be found at its end.
 
 A **column** of a chunk holds the ids of its samples, one each or a list each:
 
     one id a sample     ids (n,)    offsets None
     a list a sample     ids (m,)    offsets (n + 1,), sample i has ids[offsets[i]:offsets[i + 1]]
 
-In Parquet a column is named as the file names it, and is of integers or of lists of integers. A
-missing value is refused: what it stands for, the trainer's own preprocessing decides. In Criteo TSV
-the categories are C1 to C26, or 1 to 26, and an empty one is 0, as in the demo.
+In Parquet and under a header a column is named as the file names it. What its ids may be is in
+`embstore_client.files.values`: integers, and where they are hashed to the rows of their table also
+text and missing ones. A missing value is refused else: what it stands for, the trainer's own
+preprocessing decides. In Criteo TSV the categories are C1 to C26, or 1 to 26, and an empty one is
+0, as in the demo.
 
 How fast, on one core: of Criteo TSV 280,000 lines or 7 million ids a second, for all 40 fields are
 checked; of Parquet with 26 columns of integers more than 40 million ids. Counting them
 (`count.py`) does 20 to 40 million, so it is the reading of text that takes the time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +33,19 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
-from embstore.profiles.checks import INT64_MAX, check
+from embstore.profiles.checks import check
 from embstore.version import pip_install
+from embstore_client.files.packed import Unpacked
+from embstore_client.files.values import ids_of, is_ids
 from embstore_tools.demo import criteo
 
 _CRITEO_LINES = 1024
 """Of a chunk: what parsing makes of them fits the processor's cache. 8,192 at a time are read at
 three quarters of the speed."""
-_PARQUET_ROWS = 8192
+_ROWS = 8192
+"""Of a chunk of columns."""
 _PARQUET_MAGIC = b"PAR1"
+_HEADER_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -105,32 +112,58 @@ class SampleFile(Protocol):
         """Yield the samples in their order."""
 
 
-def open_files(paths: Sequence[Path], columns: Sequence[str] | None) -> list[SampleFile]:
+def open_files(
+    paths: Sequence[Path],
+    columns: Sequence[str] | None,
+    hashed: Mapping[str, int] | None = None,
+) -> list[SampleFile]:
     """Return the files, in the order given, each with all `columns`.
 
     Parameters
     ----------
     columns : None: all 26 categories, where all files are Criteo TSV
+    hashed : to how many rows the ids of a column are hashed; those of others are rows themselves
 
     Raises
     ------
     InvalidArgumentError : a file cannot be read, or has no such column.
     """
-    return [
-        (_ParquetFile if _begins_as_parquet(path) else _CriteoFile)(path, columns) for path in paths
-    ]
+    return [_opened(path, columns, hashed or {}) for path in paths]
 
 
-def _begins_as_parquet(path: Path) -> bool:
+def _opened(path: Path, columns: Sequence[str] | None, hashed: Mapping[str, int]) -> SampleFile:
     try:
         # A pipe would have lost what is read of it here.
         check(path.is_file() or not path.exists(), "a file", f"{path}, which is none")
-        with path.open("rb") as file:
-            return file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+        with Unpacked(path) as file:
+            first = file.bytes.readline(_HEADER_BYTES_MAX)
     except OSError as exc:
         raise InvalidArgumentError(
-            f"expected a readable file, found {path}: {exc.strerror}"
+            f"expected a readable file, found {path}: {exc.strerror or exc}"
         ) from exc
+    separator = "\t" if b"\t" in first else ","
+    if first.startswith(_PARQUET_MAGIC):
+        return _ColumnFile(path, None, columns, hashed)
+    if _is_header(first, separator):
+        return _ColumnFile(path, separator, columns, hashed)
+    return _CriteoFile(path, columns)
+
+
+def _is_header(line: bytes, separator: str) -> bool:
+    """Return whether a line names columns. No name is a number; pandas gives the first none."""
+    try:
+        names = line.decode().rstrip("\r\n").split(separator)
+    except UnicodeDecodeError:
+        return False
+    return all(names[1:]) and any(names) and not any(map(_is_number, names))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 # Criteo TSV
@@ -166,86 +199,74 @@ def _criteo_index(path: Path, name: str) -> int:
     return number - 1
 
 
-# Parquet
+# Named columns
 
 
-class _ParquetFile:
-    def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
+class _ColumnFile:
+    def __init__(
+        self,
+        path: Path,
+        separator: str | None,
+        columns: Sequence[str] | None,
+        hashed: Mapping[str, int],
+    ) -> None:
+        """Open text whose fields are separated so; None: Parquet."""
+        self._kind = "Parquet file" if separator is None else "text file with a header"
         try:
-            from pyarrow import parquet, types
+            import pyarrow
+
+            from embstore_client.files.columns import ParquetColumns, TextColumns
         except ModuleNotFoundError as exc:
             raise InvalidArgumentError(
-                f"{path}: reading Parquet needs more: {pip_install('data')}"
+                f"{path}: reading a {self._kind} needs more: {pip_install('data')}"
             ) from exc
-        with _reading(path):
-            schema = parquet.read_schema(path)
+        self._integer = pyarrow.int64()
+        self._path = path
+        self.size_bytes = path.stat().st_size
+        with self._reading():
+            self._columns = (
+                ParquetColumns(path) if separator is None else TextColumns(path, separator)
+            )
+        schema = self._columns.schema
         known = f"its columns are {', '.join(schema.names)}"
         if columns is None:
             raise InvalidArgumentError(
-                f"{path}: expected --table COLUMN=NAME for a Parquet file; {known}"
+                f"{path}: expected --table COLUMN=NAME for a {self._kind}; {known}"
             )
+        self._names, self._hashed = list(columns), hashed
         for name in columns:
             count = schema.names.count(name)
             found = f"{count} of that name" if count else "none"
             check(count == 1, f"a column {name!r}", f"{found}; {known}", f"{path}: ")
             kind, expected = schema.field(name).type, "to be of integers or lists of integers"
-            is_ids = types.is_integer(kind.value_type if _is_list(kind) else kind)
-            check(is_ids, f"column {name!r} {expected}", kind, f"{path}: ")
-        self._path = path
-        self._columns = list(columns)
-        self.size_bytes = path.stat().st_size
+            fits = self._columns.is_text or is_ids(kind, hashed=name in hashed)
+            more = "" if name in hashed else "; --hash-rows takes text and whole doubles as well"
+            check(fits, f"column {name!r} {expected}", f"{kind}{more}", f"{path}: ")
 
     def chunks(self) -> Iterator[Chunk]:
-        from pyarrow import parquet
-
-        read = 0
-        with _reading(self._path), parquet.ParquetFile(self._path) as file:
-            rows = file.metadata.num_rows
-            for batch in file.iter_batches(_PARQUET_ROWS, columns=self._columns):
-                yield self._chunk(batch, read, rows)
+        numbers = [name for name in self._names if name not in self._hashed]
+        text_is, read = dict.fromkeys(numbers, self._integer), 0
+        with self._reading():
+            for batch, size in self._columns.batches(self._names, _ROWS, text_is):
+                place = f"{self._path}, rows {read} to {read + batch.num_rows - 1}"
                 read += batch.num_rows
+                yield Chunk(
+                    tuple(self._ids(batch, name, place) for name in self._names), place, size
+                )
         check(read, "at least one row", "none", f"{self._path}: ")
 
-    def _chunk(self, batch: Any, read: int, rows: int) -> Chunk:
-        place = f"{self._path}, rows {read} to {read + batch.num_rows - 1}"
-        columns = tuple(
-            _parquet_column(batch.column(name), f"{place}, column {name!r}")
-            for name in self._columns
-        )
-        done = [self.size_bytes * count // rows for count in (read, read + batch.num_rows)]
-        return Chunk(columns, place, done[1] - done[0])
+    def _ids(self, batch: Any, name: str, place: str) -> Column:
+        rows = self._hashed.get(name)
+        return Column(*ids_of(batch.column(name), rows, f"{place}, column {name!r}"))
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        import pyarrow
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError) as exc:
-        reason = str(exc).partition("\n")[0]
-        raise InvalidArgumentError(
-            f"{path}: expected a whole Parquet file, found: {reason}"
-        ) from exc
-
-
-def _is_list(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _parquet_column(array: Any, place: str) -> Column:
-    """Return an Arrow array of integers, or of lists of them, as a column."""
-    values = array.flatten() if _is_list(array.type) else array
-    missing = array.null_count or values.null_count
-    check(not missing, "an integer everywhere", f"{missing} missing", f"{place}: ")
-    ids: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    check(ids.max(initial=0) <= INT64_MAX, "ids below 2**63", ids.max(initial=0), f"{place}: ")
-    keys = np.ascontiguousarray(ids, np.int64)
-    if values is array:
-        return Column(keys)
-    from pyarrow import compute
-
-    lengths = compute.list_value_length(array).to_numpy(zero_copy_only=False)
-    return Column(keys, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+        try:
+            yield
+        except (pyarrow.ArrowException, OSError) as exc:
+            reason = str(exc).partition("\n")[0]
+            raise InvalidArgumentError(
+                f"{self._path}: expected a whole {self._kind}, found: {reason}"
+            ) from exc

@@ -1,0 +1,148 @@
+"""Rows out of named columns, as Parquet and text have them.
+
+A column has the keys: the one that is named, or `key`, or `id`. The rows are lists in one column:
+the one that is named, or `weights`, or the only one that has lists. Or each other column of floats
+has one element of every row, in the order of the file; of text that is each other column.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embstore.arrays import Keys, Rows
+from embstore.errors import InvalidArgumentError
+from embstore_client.files.about import METADATA, About
+from embstore_client.files.columns import Columns
+from embstore_client.files.formats import Batch
+from embstore_client.files.values import is_list, keys_of, rows_of
+
+KEY, WEIGHTS, STATE = "key", "weights", "state"
+_KEYS = KEY, "id"
+
+
+class ColumnReader:
+    """Reads the rows of one file."""
+
+    def __init__(self, columns: Columns, names: list[str], key: str | None) -> None:
+        """Read the rows in columns `names`; `key` None: they are numbered."""
+        metadata, own = columns.schema.metadata or {}, METADATA.encode()
+        self.about = About.from_json(metadata[own]) if own in metadata else None
+        self._columns, self._names, self._key = columns, names, key
+        self.rows = columns.count_rows()
+        self.dim = self._width(names)
+        self.state_dim: int | None = None
+        if STATE in columns.schema.names and names == [WEIGHTS]:
+            self.state_dim = self._width([STATE])
+        elif self.about is not None and not self.about.config.state_dim:
+            self.state_dim = 0
+
+    def _width(self, names: list[str]) -> int:
+        """Return how many elements a row has."""
+        kind = self._columns.schema.field(names[0]).type
+        if not is_list(kind):
+            return len(names)
+        if pa.types.is_fixed_size_list(kind):
+            return int(kind.list_size)
+        first = next(self._columns.batches(names, 1), None)
+        return 0 if first is None else len(first[0].column(0)[0].values or ())
+
+    def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
+        """Yield the rows in order."""
+        has_state = with_state and bool(self.state_dim)
+        keys_in = [] if self._key is None else [self._key]
+        wanted = [*keys_in, *self._names, *([STATE] if has_state else [])]
+        text_is = dict.fromkeys(wanted, pa.float32()) | dict.fromkeys(keys_in, pa.int64())
+        low = 0
+        for batch, _ in self._columns.batches(wanted, batch_rows, text_is):
+            keys: Keys = np.arange(low, low + batch.num_rows)
+            low += batch.num_rows
+            if self._key is not None:
+                column = batch.column(self._key)
+                _refuse_nulls(self._key, column)
+                keys = keys_of(_array(column), f"column {self._key!r}")
+            weights = _rows(batch, self._names, self.dim)
+            state = None
+            if has_state:
+                state = _rows(batch, [STATE], self.state_dim or 0)
+            elif with_state:
+                state = np.empty((len(keys), 0), np.float32)
+            yield keys, weights, state
+
+    def close(self) -> None:
+        """Each pass over the columns closes the file."""
+
+
+def key_column(columns: Columns, key: str | None) -> str:
+    """Return the column that has the keys. Raises InvalidArgumentError."""
+    wanted = _KEYS if key is None else (key,)
+    for name in wanted:
+        if name in columns.schema.names:
+            kind = columns.schema.field(name).type
+            if not (columns.is_text or pa.types.is_integer(kind)):
+                raise InvalidArgumentError(f"expected column {name!r} of integers, found {kind}")
+            return name
+    expected = " or ".join(map(repr, wanted))
+    raise InvalidArgumentError(f"expected a column {expected} of keys, {_found(columns)}")
+
+
+def row_columns(columns: Columns, tensor: str | None, key: str) -> list[str]:
+    """Return the columns that have the rows. Raises InvalidArgumentError."""
+    kinds = {field.name: field.type for field in columns.schema if field.name != key}
+    if tensor is not None and tensor not in kinds:
+        raise InvalidArgumentError(f"expected a column {tensor!r} of rows, {_found(columns)}")
+    name = WEIGHTS if tensor is None and WEIGHTS in kinds else tensor
+    if name is not None:
+        if not _has_rows(kinds[name]):
+            raise InvalidArgumentError(
+                f"expected column {name!r} to be lists of float32, float16 or float64, found "
+                f"{kinds[name]}"
+            )
+        return [name]
+    lists = [name for name, kind in kinds.items() if _has_rows(kind)]
+    if len(lists) == 1:
+        return lists
+    elements = [n for n, kind in kinds.items() if columns.is_text or pa.types.is_floating(kind)]
+    if lists or not elements:
+        raise InvalidArgumentError(f"expected one column of lists of floats, {_found(columns)}")
+    return elements
+
+
+def _has_rows(kind: Any) -> bool:
+    return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
+
+
+def _found(columns: Columns) -> str:
+    some = columns.schema.names[:20]
+    return f"found {', '.join(map(repr, some)) or 'none'}: name one of them"
+
+
+def _rows(batch: Any, names: list[str], dim: int) -> Rows:
+    """Return the rows in one column of lists, or in a column for each element."""
+    columns = [batch.column(name) for name in names]
+    if is_list(columns[0].type):
+        values = columns[0].flatten()
+        _refuse_nulls(names[0], columns[0], values)
+        lengths = columns[0].value_lengths().to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(lengths != dim)
+        if len(wrong):
+            raise InvalidArgumentError(
+                f"expected lists of {dim} elements in column {names[0]!r}, as the first has, found "
+                f"one of {lengths[wrong[0]]}"
+            )
+        return rows_of(_array(values), f"column {names[0]!r}").reshape(len(batch), dim)
+    for name, column in zip(names, columns, strict=True):
+        _refuse_nulls(name, column)
+    elements = [rows_of(_array(c), f"column {n!r}") for n, c in zip(names, columns, strict=True)]
+    return np.stack(elements, axis=1)
+
+
+def _array(values: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    array: np.ndarray[Any, np.dtype[Any]] = values.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _refuse_nulls(name: str, *arrays: Any) -> None:
+    if any(array.null_count for array in arrays):
+        raise InvalidArgumentError(f"expected no null in column {name!r}")

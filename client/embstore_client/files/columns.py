@@ -1,0 +1,123 @@
+"""Files of named columns: Parquet, and text with a header. Both are pyarrow's to read.
+
+A file is read batch by batch, as often as it is asked for; `embstore_client.files.values` makes ids
+and rows of what comes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from embstore_client.files.packed import Unpacked
+
+_PARQUET_BEGINS = b"PAR1"
+_BLOCK_BYTES = 1 << 20
+"""Of text that becomes a batch, if that has no more rows than were asked for."""
+
+Batch = tuple[Any, int]
+"""An Arrow RecordBatch, and how many bytes of the file it is, about."""
+
+
+class Columns(Protocol):
+    """A file of named columns. What is raised is pyarrow's, an OSError, or an EmbstoreError."""
+
+    schema: Any
+    """Arrow's."""
+    is_text: bool
+    """All columns are strings, but read as whatever is asked for."""
+
+    def count_rows(self) -> int:
+        """Return how many rows it has. Text is read for that, as a whole."""
+
+    def batches(
+        self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
+    ) -> Iterator[Batch]:
+        """Yield some columns in order; of text, columns of `text_is` are read as these types."""
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a file begins as Parquet."""
+    with path.open("rb") as file:
+        return file.read(len(_PARQUET_BEGINS)) == _PARQUET_BEGINS
+
+
+class ParquetColumns:
+    """Parquet."""
+
+    is_text = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with parquet.ParquetFile(path) as file:
+            self.schema = file.schema_arrow
+            self._rows = int(file.metadata.num_rows)
+
+    def count_rows(self) -> int:
+        """Return how many rows it has."""
+        return self._rows
+
+    def batches(
+        self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
+    ) -> Iterator[Batch]:
+        """Yield some columns in order."""
+        size, read = self._path.stat().st_size, 0
+        with parquet.ParquetFile(self._path, memory_map=True) as file:
+            for batch in file.iter_batches(batch_rows, columns=list(names)):
+                before, read = read, read + batch.num_rows
+                yield batch, size * read // self._rows - size * before // self._rows
+
+
+class TextColumns:
+    """Text of one line a row, packed or not.
+
+    An empty field is a missing value. Without a header, columns are called f0, f1, and nothing is
+    quoted.
+    """
+
+    is_text = True
+
+    def __init__(
+        self, path: Path, delimiter: str, *, has_header: bool = True, skipped_lines: int = 0
+    ) -> None:
+        self._path = path
+        self._reading = csv.ReadOptions(
+            block_size=_BLOCK_BYTES,
+            autogenerate_column_names=not has_header,
+            skip_rows=skipped_lines,
+        )
+        self._parsing = csv.ParseOptions(
+            delimiter=delimiter, quote_char='"' if has_header else False
+        )
+        with Unpacked(path) as file:
+            names = csv.open_csv(file.bytes, self._reading, self._parsing).schema.names
+        self.schema = pa.schema([(name, pa.string()) for name in names])
+
+    def count_rows(self) -> int:
+        """Return how many rows it has, all read for that."""
+        first = self.schema.names[:1]
+        return sum(batch.num_rows for batch, _ in self.batches(first, _BLOCK_BYTES))
+
+    def batches(
+        self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
+    ) -> Iterator[Batch]:
+        """Yield some columns in order."""
+        converting = csv.ConvertOptions(
+            include_columns=list(names),
+            column_types=dict.fromkeys(names, pa.string()) | dict(text_is or {}),
+            null_values=[""],
+            strings_can_be_null=True,
+        )
+        read = 0
+        with (
+            Unpacked(self._path) as file,
+            closing(csv.open_csv(file.bytes, self._reading, self._parsing, converting)) as blocks,
+        ):
+            for block in blocks:
+                before, read = read, file.read_bytes
+                for low in range(0, block.num_rows, batch_rows):
+                    yield block.slice(low, batch_rows), read - before
+                    before = read

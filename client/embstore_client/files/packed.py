@@ -1,0 +1,73 @@
+"""Files that are packed (gzip, Zstandard, bzip2, LZ4) are read as what is in them.
+
+Which way a file is packed is known by how it begins, whatever its name; unpacking is pyarrow's.
+"""
+
+from io import BufferedReader
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from embstore.errors import InvalidArgumentError
+from embstore.version import pip_install
+
+_BEGINNINGS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bz2",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+"""pyarrow's name of each way, by the first bytes."""
+ENDINGS = ".gz", ".zst", ".bz2", ".lz4"
+"""What names of packed files end with."""
+
+
+class Unpacked:
+    """The bytes of one file, from its beginning. A context manager.
+
+    Raises
+    ------
+    InvalidArgumentError : it is packed, and pyarrow is not installed.
+    OSError : it cannot be read; when its bytes are read, also: it is packed, and not whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        try:
+            begins = self._file.read(max(map(len, _BEGINNINGS)))
+            self._file.seek(0)
+            ways = (way for first, way in _BEGINNINGS.items() if begins.startswith(first))
+            raw: Any = self._file
+            for way in ways:
+                raw = _unpacking(raw, way, path)
+        except BaseException:
+            self._file.close()
+            raise
+        self.bytes = BufferedReader(raw)
+        """To read from."""
+
+    @property
+    def read_bytes(self) -> int:
+        """How much of the file, as it is on the disk, has been read for that, about."""
+        return 0 if self._file.closed else self._file.tell()
+
+    def __enter__(self) -> "Unpacked":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def _unpacking(file: Any, way: str, path: Path) -> Any:
+    try:
+        import pyarrow
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(
+            f"{path} is packed by {way}; reading it needs more: {pip_install('data')}"
+        ) from exc
+    return pyarrow.CompressedInputStream(file, way)

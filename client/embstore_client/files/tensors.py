@@ -1,0 +1,109 @@
+"""Rows out of named tensors, as .safetensors, .npz and PyTorch's checkpoints have them.
+
+One tensor (rows, dim) has the rows. Another, `keys` (rows,), may have their keys, and `state` their
+optimizer's; without keys the rows are numbered.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.errors import InvalidArgumentError
+from embstore_client.files.about import About
+from embstore_client.files.formats import Batch
+from embstore_client.files.values import keys_of, rows_of
+
+KEYS, WEIGHTS, STATE = "keys", "weights", "state"
+
+
+class Tensor(Protocol):
+    """What can be read a range of rows at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As NumPy's."""
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        """Return a range of rows."""
+
+
+class TensorReader:
+    """Reads the rows of one tensor."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        tensor: str | None,
+        key: str | None,
+        about: About | None = None,
+    ) -> None:
+        self.about = about
+        shapes = {name: tuple(one.shape) for name, one in tensors.items()}
+        keys = key or KEYS
+        has_keys = len(shapes.get(keys, ())) == 1
+        if key is not None and not has_keys:
+            raise InvalidArgumentError(
+                f"expected a tensor {key!r} of keys, found {_names(shapes, 1)}"
+            )
+        if tensor is None and has_keys and WEIGHTS in shapes:
+            tensor = WEIGHTS
+        name = _chosen(tensor, shapes)
+        self.rows, self.dim = shapes[name]
+        self._name, self._keys_name = name, keys
+        self._weights = tensors[name]
+        self._keys = tensors[keys] if has_keys else None
+        self._state = tensors[STATE] if STATE in shapes and name == WEIGHTS else None
+        self.state_dim = None if self._state is None else shapes[STATE][1]
+        self._check(shapes)
+
+    def _check(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        next(self._batches([slice(0, 0)], with_state=True))  # refuses other types
+        if self._state is not None and shapes[STATE][0] != self.rows:
+            raise InvalidArgumentError(
+                f"expected {self.rows} rows of {STATE!r}, found {shapes[STATE][0]}"
+            )
+        if self._keys is not None and shapes[self._keys_name] != (self.rows,):
+            raise InvalidArgumentError(
+                f"expected {self.rows} keys, found {self._keys_name!r} of {shapes[self._keys_name]}"
+            )
+
+    def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
+        """Yield the rows in order."""
+        starts = range(0, self.rows, batch_rows)
+        pieces = (slice(low, min(low + batch_rows, self.rows)) for low in starts)
+        return self._batches(pieces, with_state=with_state)
+
+    def _batches(self, pieces: Any, *, with_state: bool) -> Iterator[Batch]:
+        for piece in pieces:
+            keys: Keys = np.arange(piece.start, piece.stop, dtype=np.int64)
+            if self._keys is not None:
+                keys = keys_of(self._keys[piece], f"tensor {self._keys_name!r}")
+            weights = rows_of(self._weights[piece], f"tensor {self._name!r}")
+            state = None
+            if with_state and self._state is not None:
+                state = rows_of(self._state[piece], f"tensor {STATE!r}")
+            yield keys, weights, state
+
+    def close(self) -> None:
+        """Let the file go."""
+        del self._weights, self._keys, self._state
+
+
+def _chosen(tensor: str | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the name of the tensor that has the rows: the one asked for, or the only one that can
+    be meant."""
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+    if tensor is not None and tensor in matrices:
+        return tensor
+    if tensor is None and len(matrices) == 1:
+        return matrices[0]
+    what = "one tensor of two dimensions" if tensor is None else f"a tensor {tensor!r} of rows"
+    raise InvalidArgumentError(f"expected {what}, found {_names(shapes, 2)}: name one of them")
+
+
+def _names(shapes: Mapping[str, tuple[int, ...]], dimensions: int) -> str:
+    names = [name for name, shape in shapes.items() if len(shape) == dimensions]
+    return ", ".join(map(repr, names[:20])) or "none"

@@ -1,0 +1,38 @@
+"""Text of a row a line, packed or not: .csv and .tsv with a header, .txt and .vec as of GloVe.
+
+GloVe's lines are a word and its vector, with spaces between. Line k is the row of key k, counted
+from 0; the words are passed over. word2vec and fastText put a line of two numbers before them, the
+words and the width.
+"""
+
+from pathlib import Path
+
+from embstore.errors import InvalidArgumentError
+from embstore_client.files.column_reader import ColumnReader, key_column, row_columns
+from embstore_client.files.columns import TextColumns
+from embstore_client.files.packed import Unpacked
+
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_LINE_BYTES_MAX = 1 << 20
+
+
+class Reader(ColumnReader):
+    """Reads one file."""
+
+    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+        kinds = [suffix for suffix in path.suffixes if suffix in _SEPARATORS]
+        if kinds:
+            columns = TextColumns(path, _SEPARATORS[kinds[-1]])
+            name = key_column(columns, key)
+            super().__init__(columns, row_columns(columns, tensor, name), name)
+            return
+        if tensor is not None or key is not None:
+            raise InvalidArgumentError(
+                f"expected no column to be named: lines have a word and its vector, not "
+                f"{tensor or key!r}"
+            )
+        with Unpacked(path) as file:
+            first = file.bytes.readline(_LINE_BYTES_MAX).split()
+        skipped = int(len(first) == 2 and all(map(bytes.isdigit, first)))
+        columns = TextColumns(path, " ", has_header=False, skipped_lines=skipped)
+        super().__init__(columns, columns.schema.names[1:], None)

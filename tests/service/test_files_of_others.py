@@ -1,0 +1,198 @@
+"""Rows as other programs write them, imported: the values that NumPy has for them in float32."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore.config import Adam, Uniform
+from embstore.errors import InvalidArgumentError
+from embstore_client.files import about_file, import_table
+from tests.service.shell import Shell
+
+pa = pytest.importorskip("pyarrow", reason="needs the extra 'data'")
+csv = pytest.importorskip("pyarrow.csv")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+DIM, ROWS = 4, 3000
+KEYS = np.arange(0, 2000, 2, dtype=np.int64)
+DOUBLES = np.random.default_rng(1801).normal(size=(len(KEYS), DIM))
+"""That float32 has not."""
+WEIGHTS = DOUBLES.astype(np.float32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[embstore.Store]:
+    with embstore.open(tmp_path / "store", cache_bytes=1 << 20) as opened:
+        yield opened
+
+
+@pytest.fixture
+def table(store: embstore.Store) -> embstore.Table:
+    return store.create_table(
+        "ads", dim=DIM, rows=ROWS, optimizer=Adam(0.1), initializer=Uniform(-1.0, 1.0)
+    )
+
+
+def check(table: embstore.Table, place: Path, keys: Any = KEYS, **how: Any) -> None:
+    """Import a file, of which nothing was there, and compare with the rows that it was made of."""
+    table.assign(np.arange(ROWS), np.zeros((ROWS, DIM), np.float32))
+    seen: list[tuple[int, int]] = []
+    done = import_table(
+        table, place, batch_rows=300, progress=lambda rows, of: seen.append((rows, of)), **how
+    )
+    assert done.rows == len(KEYS) == seen[-1][0]
+    assert {of for _, of in seen} == {len(KEYS)}
+    assert max(np.diff([0, *(rows for rows, _ in seen)])) <= 300
+    expected = np.zeros((ROWS, DIM), np.float32)
+    expected[keys] = WEIGHTS
+    np.testing.assert_array_equal(table.lookup(np.arange(ROWS)), expected)
+
+
+@pytest.mark.parametrize("rows", [WEIGHTS, DOUBLES], ids=["float32", "float64"])
+@pytest.mark.parametrize("key", [pa.int64(), pa.int32(), pa.uint64(), pa.uint16()], ids=str)
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list, lambda item: pa.list_(item, DIM)])
+def test_parquet_lists(
+    table: embstore.Table, tmp_path: Path, rows: Any, key: Any, kind: Any
+) -> None:
+    lists = pa.array(list(rows), kind(pa.from_numpy_dtype(rows.dtype)))
+    columns = {"name": ["x"] * len(KEYS), "embedding": lists, "id": pa.array(KEYS, key)}
+    parquet.write_table(pa.table(columns), tmp_path / "ads.parquet")
+    check(table, tmp_path / "ads.parquet")
+
+
+def test_parquet_columns_of_elements(table: embstore.Table, tmp_path: Path) -> None:
+    elements = {f"e{i}": DOUBLES[:, i] for i in range(DIM)}
+    columns = {"item": KEYS, "name": ["x"] * len(KEYS), "seen": KEYS} | elements
+    parquet.write_table(pa.table(columns), tmp_path / "ads.parquet")
+    check(table, tmp_path / "ads.parquet", key="item")
+
+
+@pytest.mark.parametrize("packed", [None, "gzip", "zstd", "bz2", "lz4"])
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_text_with_a_header(
+    table: embstore.Table, tmp_path: Path, ending: str, packed: str | None
+) -> None:
+    elements = {f"e{i}": DOUBLES[:, i] for i in range(DIM)}
+    end = {None: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2", "lz4": ".lz4"}[packed]
+    place, options = tmp_path / f"ads.{ending}{end}", csv.WriteOptions()
+    options.delimiter = {"csv": ",", "tsv": "\t"}[ending]
+    with pa.output_stream(str(place), compression=packed) as stream:
+        csv.write_csv(pa.table({"id": KEYS} | elements), stream, options)
+    check(table, place)
+    with pytest.raises(InvalidArgumentError, match="a column 'no' of keys, found 'id', 'e0'"):
+        import_table(table, place, key="no")
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz", "vec", "vec.zst"])
+def test_glove(table: embstore.Table, tmp_path: Path, ending: str) -> None:
+    words = [",", '"', ".", "'s", "the", *(f"wörd{i}" for i in range(len(KEYS) - 5))]
+    lines = [
+        f"{word} {' '.join(map(repr, row))}\n"
+        for word, row in zip(words, DOUBLES.tolist(), strict=True)
+    ]
+    head = [f"{len(lines)} {DIM}\n"] if ending.startswith("vec") else []
+    place = tmp_path / f"glove.{ending}"
+    with pa.output_stream(str(place), compression="detect") as stream:
+        stream.write("".join(head + lines).encode())
+    check(table, place, keys=np.arange(len(KEYS)))
+    with pytest.raises(InvalidArgumentError, match=r"no column to be named.*not 'x'"):
+        import_table(table, place, tensor="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "id,a,b\n1,2\n", "a whole file of its format: CSV parse error: Expected 3"),
+        ("a.csv", "id,a,b,c,d\n1,2,3,4,x\n", "float: invalid value 'x'"),
+        ("a.csv", "id,a,b,c,d\n1,2,3,4,\n", "no null in column 'd'"),
+        ("a.csv", "id,a,b,c,d\n,1,2,3,4\n", "no null in column 'id'"),
+        ("a.csv", "id,a\n1,2\n", "rows of 4 elements, as table 'ads' has, found 1"),
+        ("a.csv", "", "a whole file of its format: Empty CSV file"),
+        ("a.csv", "id\n1\n", "one column of lists of floats, found 'id'"),
+        ("a.txt", "the 1 2 3 4\n. . 1 2 3 4\n", "a whole file of its format"),
+    ],
+)
+def test_text_that_is_refused(
+    table: embstore.Table, tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    before = table.digest()
+    with pytest.raises(InvalidArgumentError, match=rf"a\.(csv|txt): expected.*{said}|{said}"):
+        import_table(table, tmp_path / name)
+    assert table.digest() == before
+
+
+def test_npz(table: embstore.Table, tmp_path: Path) -> None:
+    place = tmp_path / "ads.npz"
+    np.savez(place, DOUBLES)
+    check(table, place, keys=np.arange(len(KEYS)))
+    np.savez_compressed(place, keys=KEYS.astype(np.uint32), weights=WEIGHTS, other=WEIGHTS)
+    check(table, place)
+    np.savez(place, a=DOUBLES, b=WEIGHTS + 1, ids=KEYS)
+    check(table, place, tensor="a", key="ids")
+    with pytest.raises(InvalidArgumentError, match=r"one tensor .* found 'a', 'b': name one"):
+        import_table(table, place)
+    with pytest.raises(InvalidArgumentError, match="a tensor 'a' of keys, found 'ids'"):
+        import_table(table, place, tensor="a", key="a")
+    np.savez(place, a=np.array([object()]))
+    with pytest.raises(InvalidArgumentError, match="a whole file of its format"):
+        import_table(table, place)
+
+
+@pytest.mark.parametrize("dtype", ["<f8", ">f8", ">f4", "<f4"])
+def test_npy_of_other_floats(table: embstore.Table, tmp_path: Path, dtype: str) -> None:
+    np.save(tmp_path / "ads.npy", DOUBLES.astype(dtype))
+    check(table, tmp_path / "ads.npy", keys=np.arange(len(KEYS)))
+
+
+def write_safetensors(place: Path, tensors: dict[str, tuple[str, Any]]) -> None:
+    """Write a file of tensors (type, array); of bfloat16, the library writes none of NumPy."""
+    header: dict[str, Any] = {}
+    content = b""
+    for name, (dtype, array) in tensors.items():
+        begin, content = len(content), content + array.tobytes()
+        offsets = [begin, len(content)]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    place.write_bytes(len(text).to_bytes(8, "little") + text + content)
+
+
+def test_safetensors_of_other_types(table: embstore.Table, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    place = tmp_path / "ads.safetensors"
+    halves = (WEIGHTS.view(np.uint32) >> 16).astype(np.uint16)
+    write_safetensors(place, {"emb.weight": ("BF16", halves), "bias": ("BF16", halves[0])})
+    assert import_table(table, place, batch_rows=300).rows == len(KEYS)
+    expected = (halves.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(table.lookup(np.arange(len(KEYS))), expected)
+    write_safetensors(place, {"keys": ("U32", KEYS.astype("<u4")), "weights": ("F64", DOUBLES)})
+    check(table, place)
+    write_safetensors(place, {"emb.weight": ("F8_E4M3", halves.astype(np.uint8))})
+    with pytest.raises(InvalidArgumentError, match="one tensor of two dimensions, found none"):
+        import_table(table, place)
+
+
+def test_the_commands(
+    store: embstore.Store, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--create` opened the file without the name of its tensor."""
+    from contextlib import nullcontext
+
+    from embstore_server.cli import connection
+
+    monkeypatch.setattr(connection, "connected", lambda *way: nullcontext(store))
+    place = str(tmp_path / "two.npz")
+    np.savez(place, a=WEIGHTS, b=DOUBLES, ids=KEYS)
+    words = "import", "ads", place, "--tensor", "b", "--key", "ids", "--create"
+    refused = shell(*words)
+    assert refused.status == 2 and "embstore table create" in refused.err
+    create = ["ads", "--dim", "4", "--rows", "3000", "--optimizer", "sgd", "--learning-rate", "1"]
+    assert shell("table", "create", *create, "--initializer", "constant:0").status == 0
+    assert shell(*words).out == f"1,000 rows of {place} are in ads, t 0\n"
+    np.testing.assert_array_equal(store.table("ads").lookup(KEYS), WEIGHTS)
+    assert about_file(place, tensor="b") is None
