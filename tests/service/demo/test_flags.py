@@ -34,6 +34,10 @@ GIVEN: list[tuple[str, Any]] = [
         (Path("f"), Job(samples=9, cache_bytes=1 << 20), {"directory": Path("k"), "json": True}),
     ),
     ("--framework torch", (None, Job(framework="torch"), NOTHING)),
+    (
+        "--framework torch --device cuda:0",
+        (None, Job(framework="torch", device="cuda:0"), NOTHING),
+    ),
     ("--no-session --policy lfu", (None, Job(policy="lfu", way=Calls()), NOTHING)),
     (
         "--hotcold --budget 1MiB --lookahead 2",
@@ -65,6 +69,9 @@ def test_what_was_given_is_passed_on_and_1_says_that_it_was_not_exact(
         ("--compare --framework torch", "--framework"),
         ("--hotcold --framework torch", "--framework"),
         ("--framework flax", "framework"),
+        ("--device cuda", "give --framework torch"),
+        ("--cluster --framework torch --device cuda", "--cluster"),
+        ("--address h:1 --framework torch --device cuda", "--device"),
         ("--compare --no-session", "--no-session"),
         ("--budget 1MiB", "--budget"),
         ("--report run.html --no-session", "--report"),
