@@ -11,6 +11,7 @@ import embstore
 from embstore import Adam, InvalidArgumentError, RowWiseAdagrad, Uniform
 from embstore.device.gpu import GpuDevice
 from embstore.handles.sessions import BagGradients, StepBags
+from embstore_training.hotcold import HotColdRun
 from tests.kernels.emulation.callers import CallersArray
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
@@ -228,3 +229,22 @@ def test_what_a_step_is_not_given_is_refused(tmp_path, waits):
                 with pytest.raises(InvalidArgumentError, match="do not come from a store"):
                     step.lookup_unique(lambda tables, shapes: [])
             step.skip()
+
+
+@pytest.mark.parametrize("where", ["host", "device", "mixed"])
+def test_hot_and_mixed_steps_take_gradients_of_the_device(tmp_path, where):
+    digests = []
+    for device in ("cpu", "gpu"):
+        with opened(tmp_path / device, device) as store:
+            array = Arrays(store, where if device == "gpu" else "host")
+            hot = {name: np.arange(20) for name in TABLES}
+            columns = {name: name for name in TABLES}
+            kinds = set()
+            with HotColdRun(store, hot, columns, batch_size=10, window_batches=2) as run:
+                for step in run.steps(batches()):
+                    kinds.add(step.is_hot)
+                    rows = step.lookup()
+                    step.update({n: array(gradient(of)) for n, of in rows.items()})
+            assert kinds == {True, False}
+            digests.append({name: store.table(name).digest() for name in TABLES})
+    assert digests[0] == digests[1]
