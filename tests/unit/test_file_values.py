@@ -48,8 +48,8 @@ def test_an_integer_is_one_id_in_every_type() -> None:
     ):
         assert hashed(array) == expected
     small = [0, 7, 100]
-    for kind in (pa.int8(), pa.uint8(), pa.int32(), pa.uint64(), pa.float16(), pa.float32()):
-        assert hashed(pa.array(np.array(small, kind.to_pandas_dtype()))) == small
+    for kind in ("i1", "u1", "i4", "u8", "f2", "f4"):
+        assert hashed(pa.array(np.array(small, kind))) == small
     large = [2**63, 2**64 - 1]
     assert hashed(pa.array(large, pa.uint64())) == [number % ROWS for number in large]
     assert hashed(pa.array([str(number) for number in large])) == [n % ROWS for n in large]
