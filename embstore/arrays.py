@@ -93,11 +93,30 @@ def _is_tensor(values: Any) -> bool:
     return hasattr(values, "detach") and hasattr(values, "dtype")
 
 
-def _of_dtype(values: Any, found: Any, dtype: str) -> str:
-    """Return what dtype was found, and how to make it `dtype`."""
+def _of_dtype(values: Any, array: NDArray[Any], dtype: str) -> str:
+    """Return what dtype was found, and how to make it `dtype`, where that changes no number more
+    than rounding does."""
+    if dtype == "int64" and (array.dtype.kind in "OSU" or _is_beyond_int64(array)):
+        return f"{array.dtype}; pass hash_ids(keys, table.rows) of embstore.files"
+    is_whole = dtype != "int64" or array.dtype.kind == "u" or _is_whole(array)
+    if array.dtype.kind not in "iuf" or not is_whole:
+        return str(array.dtype)
     if _is_tensor(values):
-        return f"{found}; pass its .{'long' if dtype == 'int64' else 'float'}()"
-    return f"{found}; pass its .astype({dtype!r})" if hasattr(values, "astype") else str(found)
+        return f"{values.dtype}; pass its .{'long' if dtype == 'int64' else 'float'}()"
+    hint = f"; pass its .astype({dtype!r})" if hasattr(values, "astype") else ""
+    return f"{array.dtype}{hint}"
+
+
+def _is_beyond_int64(array: NDArray[Any]) -> bool:
+    return array.dtype == np.uint64 and bool(array.max(initial=0) >> np.uint64(63))
+
+
+def _is_whole(array: NDArray[Any]) -> bool:
+    """Return whether an array has floats that are integers of 64 bits."""
+    if array.dtype.kind != "f":
+        return False
+    doubles = array.astype(np.float64)
+    return bool(((doubles == np.floor(doubles)) & (np.abs(doubles) < 2.0**63)).all())
 
 
 def as_keys(keys: Any, table: str) -> Keys:
@@ -108,7 +127,7 @@ def as_keys(keys: Any, table: str) -> Keys:
     if array.ndim != 1:
         raise refusal(table, "keys of shape (n,)", array.shape)
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        raise refusal(table, "keys of dtype int64", _of_dtype(keys, array.dtype, "int64"))
+        raise refusal(table, "keys of dtype int64", _of_dtype(keys, array, "int64"))
     return _plain(array, np.int64)
 
 
@@ -118,7 +137,7 @@ def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:
     if array.size == 0 and 0 in shape and array.dtype == np.float64:
         array = array.astype(np.float32)  # an empty list has no dtype of its own
     if array.dtype not in (np.float32, np.float16):
-        found = _of_dtype(rows, array.dtype, "float32")
+        found = _of_dtype(rows, array, "float32")
         raise refusal(table, f"{what} of dtype float32", found)
     if array.shape != shape:
         raise refusal(table, f"{what} of shape {shape}", array.shape)

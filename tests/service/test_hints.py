@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,57 @@ def test_a_table_that_is_otherwise_grows_or_is_dropped(server: Server) -> None:
         assert store.create_table("t", **other).dim == 8
 
 
-def test_arrays_are_converted(server: Server) -> None:
+@pytest.mark.parametrize("kind", ["f8", "f4", "f2", "u8"])
+def test_arrays_are_converted(server: Server, kind: str) -> None:
     with connect(server.address) as store:
-        table, keys, grads = (
-            store.create_table("t", rows=9, **TABLE),
-            np.array([3.0]),
-            np.ones((1, 4)),
-        )
+        table = store.create_table("t", rows=9, **TABLE)
+        keys, grads = np.array([3], kind), np.ones((1, 4))
         keys = call_in(refusal(lambda: table.lookup(keys)), keys)
         grads = call_in(refusal(lambda: table.update(keys, grads)), grads)
         table.update(keys, grads)
         assert table.lookup(keys).tolist() == [[-1.0] * 4]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        np.array([2**63 + 7, 2**64 - 1], np.uint64),
+        np.array(["a", "b"]),
+        np.array([b"a", b"b"]),
+        np.array(["a", 3, None, np.nan], object),
+        ["a", "b"],
+    ],
+    ids=["uint64", "text", "bytes", "objects", "list"],
+)
+def test_ids_that_are_no_rows_are_hashed(server: Server, keys: Any) -> None:
+    """The hint was .astype('int64'), which makes negative keys of some, and an error of others."""
+    with connect(server.address) as store:
+        table = store.create_table("t", rows=9, **TABLE)
+        text = refusal(lambda: table.lookup(keys))
+        ((call, module),) = re.findall(r"pass (\w+\([^()]+\)) of ([a-z.]+)$", text)
+        names = vars(import_module(module)) | {"keys": keys, "table": table}
+        keys = eval(call, names)
+        assert len(table.lookup(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        np.array([1.5]),
+        np.array([np.nan]),
+        np.array([np.inf]),
+        np.array([1e300]),
+        np.array([True]),
+        np.array([1j]),
+        np.array(["2026-11-27"], "M8[D]"),
+    ],
+    ids=str,
+)
+def test_what_no_conversion_makes_keys_has_no_hint(server: Server, keys: Any) -> None:
+    with connect(server.address) as store:
+        table = store.create_table("t", rows=9, **TABLE)
+        assert refusal(lambda: table.lookup(keys)).endswith(f"int64, found {keys.dtype}")
+        assert "astype" not in refusal(lambda: table.update([3], keys.astype(str).reshape(1, 1)))
 
 
 def test_an_update_that_is_not_finite_is_skipped(server: Server) -> None:

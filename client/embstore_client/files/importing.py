@@ -136,7 +136,7 @@ class _Import:
         if rows > config.rows:
             raise InvalidArgumentError(
                 f"expected at most the {config.rows} rows that table {config.name!r} has, found "
-                f"{rows}: grow it (`Table.grow`)"
+                f"{rows}: grow it first, table.grow({rows})"
             )
         if self._with_state:
             self._check_state(config)

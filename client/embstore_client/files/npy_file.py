@@ -100,5 +100,8 @@ class Reader(TensorReader):
                 raise InvalidArgumentError(
                     f"expected an array (rows, dim), found {loaded.dtype} {loaded.shape}"
                 )
-            loaded = {"": loaded}
-        super().__init__(dict(loaded), tensor, key)
+            arrays = {"": loaded}
+        else:
+            with loaded:
+                arrays = dict(loaded)
+        super().__init__(arrays, tensor, key)

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
@@ -116,34 +116,6 @@ def ids_of(array: Any, rows: int | None, place: str) -> tuple[Keys, Offsets | No
         raise InvalidArgumentError(f"{place}: {exc}") from exc
 
 
-def _hashed(values: Any, rows: int, place: str) -> Keys:
-    from pyarrow import types
-
-    if _is_text(values.type):
-        return _hashed_text(values, rows)
-    if types.is_null(values.type):
-        values = values.cast("int64")
-    if types.is_integer(values.type):
-        ids: NDArray[Any] = values.fill_null(0).to_numpy(zero_copy_only=False)
-        wide = np.uint64 if ids.dtype == np.uint64 else np.int64
-        return keys_of(ids.astype(wide) % rows, "ids")
-    doubles = np.nan_to_num(values.to_numpy(zero_copy_only=False).astype(np.float64), nan=0)
-    wrong = (doubles != np.floor(doubles)) | (np.abs(doubles) >= _DOUBLE_MAX)
-    if wrong.any():
-        raise InvalidArgumentError(
-            f"{place}: expected whole numbers below 2**53, found {doubles[wrong][0]}"
-        )
-    return keys_of(doubles.astype(np.int64) % rows, "ids")
-
-
-def _hashed_text(values: Any, rows: int) -> Keys:
-    found = values.dictionary_encode()
-    texts = found.dictionary.cast("large_binary").to_pylist()
-    of_text = [id_of_text(text) % rows for text in texts]
-    indices = found.indices.fill_null(len(of_text)).to_numpy(zero_copy_only=False)
-    return keys_of(np.array([*of_text, 0])[indices], "ids")
-
-
 def id_of_text(text: bytes) -> int:
     """Return the id that a text is, before it is taken modulo the rows of a table."""
     if not text:
@@ -152,6 +124,74 @@ def id_of_text(text: bytes) -> int:
     if decimal is not None:
         return int(decimal[1])
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def hash_ids(ids: ArrayLike, rows: int) -> Keys:
+    """Return the keys that ids have in a table of so many rows, as `embstore profile --hash-rows`
+    takes them; of equal ids the same, others may share one.
+
+    Parameters
+    ----------
+    ids : of any shape: integers of any width and sign, whole floats, text or bytes; a missing one
+        is NaN, None or empty. Lists of several kinds are objects of NumPy.
+    rows : of the table
+
+    Returns
+    -------
+    (...) int64 in [0, rows): integers modulo `rows`, text hashed first, a missing one 0.
+
+    Raises
+    ------
+    InvalidArgumentError : a float is not whole, or from 2**53 on.
+    """
+    array = np.asarray(ids)
+    if array.dtype.kind in "iuf":
+        return _hashed_numbers(array, rows, "ids")
+    keys = [id_of_text(_text_of(one)) % rows for one in array.reshape(-1).tolist()]
+    return np.array(keys, np.int64).reshape(array.shape)
+
+
+def _text_of(one: Any) -> bytes:
+    """Return the text that has the id of a value."""
+    if one is None or one != one:  # NaN
+        return b""
+    if isinstance(one, float):
+        _check_whole(np.array([one]), "ids")
+        one = int(one)
+    return one if isinstance(one, bytes) else str(one).encode()
+
+
+def _hashed(values: Any, rows: int, place: str) -> Keys:
+    from pyarrow import types
+
+    if _is_text(values.type):
+        found = values.dictionary_encode()
+        texts = found.dictionary.cast("large_binary").to_pylist()
+        of_text = [id_of_text(text) % rows for text in texts]
+        indices = found.indices.fill_null(len(of_text)).to_numpy(zero_copy_only=False)
+        return keys_of(np.array([*of_text, 0])[indices], "ids")
+    if types.is_null(values.type):
+        values = values.cast("int64")
+    if types.is_integer(values.type):
+        values = values.fill_null(0)
+    return _hashed_numbers(values.to_numpy(zero_copy_only=False), rows, place)
+
+
+def _hashed_numbers(numbers: NDArray[Any], rows: int, place: str) -> Keys:
+    if numbers.dtype.kind in "iu":
+        wide = np.uint64 if numbers.dtype == np.uint64 else np.int64
+        return keys_of(numbers.astype(wide) % rows, "ids")
+    doubles = np.nan_to_num(numbers.astype(np.float64), nan=0)
+    _check_whole(doubles, place)
+    return keys_of(doubles.astype(np.int64) % rows, "ids")
+
+
+def _check_whole(doubles: NDArray[np.float64], place: str) -> None:
+    wrong = (doubles != np.floor(doubles)) | (np.abs(doubles) >= _DOUBLE_MAX)
+    if wrong.any():
+        raise InvalidArgumentError(
+            f"{place}: expected whole numbers below 2**53, found {doubles[wrong][0]}"
+        )
 
 
 def _is_text(kind: Any) -> bool:

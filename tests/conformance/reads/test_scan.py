@@ -83,6 +83,21 @@ def test_batches_are_of_the_length_asked_for(open_table, batch_rows):
     assert all(count == batch_rows for count in counts[:-1])
 
 
+def test_pages_at_any_key_leave_the_batches_alone(open_table):
+    twin, table = open_table()
+    twin.on("a", "update", np.arange(50) * 3, ones(50))
+    scan = table.scan(batch_rows=20)
+    first = next(scan)[0]
+    for low, rows in ((0, 1), (4, 3), (147, 9), (148, 1)):
+        keys = np.arange(0, 150, 3)
+        expected = keys[keys >= low][:rows]
+        page = scan.page(low, rows)
+        assert page[0].tolist() == expected.tolist()
+        assert page[1].tobytes() == table.lookup(expected).tobytes()
+    columns, _ = joined(scan)
+    assert [*first, *columns[0]] == list(range(0, 150, 3))
+
+
 def test_a_table_without_rows(open_table):
     _, table = open_table()
     assert list(table.scan()) == []
