@@ -107,7 +107,7 @@ def test_glove(table: embstore.Table, tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.csv", "id,a,b\n1,2\n", "a whole file of its format: CSV parse error: Expected 3"),
+        ("a.csv", "id,a,b\n1,2\n", "a whole file of its format: CSV parse error: .*Expected 3"),
         ("a.csv", "id,a,b,c,d\n1,2,3,4,x\n", "float: invalid value 'x'"),
         ("a.csv", "id,a,b,c,d\n1,2,3,4,\n", "no null in column 'd'"),
         ("a.csv", "id,a,b,c,d\n,1,2,3,4\n", "no null in column 'id'"),

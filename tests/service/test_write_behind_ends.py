@@ -200,7 +200,7 @@ def test_a_checkpoint_of_a_module_has_every_step_that_its_loop_has_finished(stor
 
     doubled, steps = Store(Doubled(store, otherwise)), Steps("zero_grad")
     batches = (Announced(number, keys_of(number)) for number in range(1, 8))
-    for at_hand, (number, keys, _) in steps.ahead(doubled, ["a"], batches, waits="none"):
+    for at_hand, (number, keys, *_) in steps.ahead(doubled, ["a"], batches, waits="none"):
         rows = at_hand.rows(keys)["a"].of(slice(None))
         at_hand.update({"a": (keys["a"], gradients_of(number, {"a": rows})["a"])})
         if number == 5:
