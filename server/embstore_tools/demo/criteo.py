@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
-from embstore_client.files.packed import Unpacked
 
 INTEGERS = 13
 CATEGORIES = 26
@@ -84,6 +83,8 @@ def read(path: Path, *, limit: int, block: int) -> Iterator[Samples]:
 
 def read_lines(path: Path, *, limit: int | None, block: int) -> Iterator[tuple[Samples, int]]:
     """Yield the same with the bytes of the file that each block is, about; `limit` None: all."""
+    from embstore_client.files.packed import Unpacked  # here, as only a run needs it
+
     taken = read = 0
     with _readable(path), Unpacked(path) as file:
         lines_left = islice(iter(partial(file.bytes.readline, _LINE_BYTES_MAX), b""), limit)

@@ -9,6 +9,7 @@ from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.handles.sessions import SomeGradients
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold.run import HotColdRun
+from embstore_training.hotcold.update import Receipt
 from tests.conformance.cases import generator, ones
 from tests.conformance.hotness.hotcold import (
     COLUMNS,
@@ -109,7 +110,8 @@ def test_steps_are_used_once_and_inside_the_block(twin):
             kept.append(step)
         kept = [next(s for s in kept if s.is_hot is is_hot) for is_hot in (True, False)]
         for step in kept:
-            step._finished_by = ""
+            step._entry.finished_by = ""
+        kept[0]._entry.receipt = Receipt()
     with pytest.raises(InvalidArgumentError, match="with block"):
         kept[0].lookup()
     with pytest.raises(InvalidArgumentError, match="with block"):
