@@ -156,7 +156,7 @@ class Finishing:
             self._planner.retire(session, step)
         return outcome
 
-    def _logged(self, session: Session, step: Step, options: Options) -> c.Command[Any] | None:
+    def _logged(self, session: Session, step: Step, options: Options) -> Any:
         """Return what the log is told of an update; LATER: its sums, once they are made; None:
         there is no log."""
         if self._tables.frame.log is None:
@@ -164,7 +164,7 @@ class Finishing:
         parts = [part for sent in step.sent.values() for part in sent.gradients.values()]
         is_summed = any(p.inverse is not None or is_on_device(p.gradients) for p in parts)
         if is_summed and len(step.sent) == 1:
-            return LATER  # type: ignore[no-any-return]
+            return LATER
         return _logged(session, step, options)
 
     def _update(self, session: Session, step: Step, options: Options, is_later: bool) -> bool:
