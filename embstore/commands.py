@@ -3,7 +3,8 @@
 A store is a pure function of the ordered commands that it acknowledged (docs/contract.md, rule 5).
 A command is a frozen dataclass: its arguments, with dtype and shape said once in the annotations;
 what it returns (`result`); what it changes (`effect`); what it takes to send it a second time
-(`retry`); and what its sender must be allowed (`right`; `embstore.rights` says on which tables). An
+(`retry`); what its sender must be allowed (`right`; `embstore.rights` says on which tables); and
+what rows it `reads`. `embstore.parts` finds its tables and arrays. An
 **Executor** executes commands: the engine of an embedded store, a client over a transport, and
 whatever else comes between a caller and the rows. The handles (`embstore.handles`) make commands of
 a user's calls; `checks` brings their arguments into normal form; the wire (`embstore_proto.verbs`)
@@ -94,6 +95,15 @@ class Retry(Enum):
     """The session remembers it by member and step."""
 
 
+class Reads(Enum):
+    """What rows a command reads whose number its own arguments tell: one a key, or one a bag."""
+
+    NOTHING = auto()
+    ROWS = auto()
+    RECORDS = auto()
+    """Weights and optimizer state."""
+
+
 class Right(IntEnum):
     """What a caller may do; each right has those below it."""
 
@@ -135,13 +145,19 @@ class Command(Part, Generic[R]):
     effect: ClassVar[Effect]
     retry: ClassVar[Retry]
     right: ClassVar[Right]
+    reads: ClassVar[Reads]
 
     def __init_subclass__(
-        cls, *, effect: Effect, retry: Retry | None = None, right: Right | None = None
+        cls,
+        *,
+        effect: Effect,
+        retry: Retry | None = None,
+        right: Right | None = None,
+        reads: Reads = Reads.NOTHING,
     ) -> None:
         """Make a command; one that writes is remembered unless `retry` says otherwise."""
         super().__init_subclass__()
-        cls.effect = effect
+        cls.effect, cls.reads = effect, reads
         cls.right = right or _RIGHTS[effect]
         cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
         COMMANDS[cls.__name__] = cls
@@ -479,21 +495,21 @@ class ResumeWrites(Command[None], effect=Effect.TUNES):
 # Rows
 
 
-class Lookup(Command[results.RowsRead], effect=Effect.READS):
+class Lookup(Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS):
     """Rows of several tables. `admit` keeps missed rows in the cache."""
 
     tables: tuple[TableKeys, ...]
     admit: bool = True
 
 
-class LookupPooled(Command[results.RowsRead], effect=Effect.READS):
+class LookupPooled(Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS):
     """Pooled rows of bags of several tables (rule 8)."""
 
     tables: tuple[PooledKeys, ...]
     admit: bool = True
 
 
-class ReadRows(Command[results.RowsRead], effect=Effect.READS):
+class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECORDS):
     """Weights and optimizer state; leaves no trace in the cache."""
 
     keys: TableKeys

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 from embstore import commands as c
 from embstore.config import TableConfig
 from embstore.errors import TableNotFoundError
+from embstore.parts import tables_of, with_tables
 from embstore.results import TableDescription
 
 T = TypeVar("T")
+C = TypeVar("C", bound=c.Command[Any])
 
 
 class KnownTables:
@@ -54,7 +56,7 @@ class KnownTables:
         """Ask for every table anew."""
         self._seen.clear()
 
-    def by_id(self, command: c.Command[Any], send: Callable[[Any], T]) -> T:
+    def by_id(self, command: C, send: Callable[[C], T]) -> T:
         """Send a command with the ids of its tables, once more where these are other tables by now.
 
         Raises
@@ -65,40 +67,27 @@ class KnownTables:
         try:
             return send(named)
         except TableNotFoundError:
-            for part in _parts(command):
-                if part.table_id is None:
-                    self.forget(part.table)
+            for part in _without_ids(command):
+                self.forget(part.table)
             again = self._with_ids(command)
-            if [p.table_id for p in _parts(again)] == [p.table_id for p in _parts(named)]:
+            if _ids(again) == _ids(named):
                 raise
         return send(again)
 
-    def _with_ids(self, command: Any) -> Any:
+    def _with_ids(self, command: C) -> C:
         """Return a command with the ids that the names of its tables have."""
-        match command:
-            case c.Lookup() | c.Update() | c.LookupPooled() | c.UpdatePooled():
-                tables: Any = tuple(map(self._with_id, command.tables))
-                return replace(command, tables=tables)
-            case c.ReadRows() | c.Assign() | c.PutRows():
-                return replace(command, keys=self._with_id(command.keys))
-            case c.UpdateRanks(ranks, options):
-                parts = tuple(c.Rank(tuple(map(self._with_id, rank.tables))) for rank in ranks)
-                return c.UpdateRanks(parts, options)
-        return command
+        return with_tables(command, self._with_id)
 
     def _with_id(self, part: Any) -> Any:
-        if part.table_id is not None:
+        if getattr(part, "table_id", 0) is not None:  # it is given, or the session's
             return part
         return replace(part, table_id=self.find(part.table, None).table_id)
 
 
-def _parts(command: Any) -> list[Any]:
-    """Return the parts of a command that name a table each."""
-    match command:
-        case c.Lookup() | c.Update() | c.LookupPooled() | c.UpdatePooled():
-            return list(command.tables)
-        case c.ReadRows() | c.Assign() | c.PutRows():
-            return [command.keys]
-        case c.UpdateRanks(ranks):
-            return [part for rank in ranks for part in rank.tables]
-    return []
+def _without_ids(command: Any) -> list[Any]:
+    """Return the parts of a command that name a table, and not which one of that name."""
+    return [part for part in tables_of(command) if getattr(part, "table_id", 0) is None]
+
+
+def _ids(command: Any) -> list[int | None]:
+    return [getattr(part, "table_id", None) for part in tables_of(command)]

@@ -22,6 +22,7 @@ from embstore import commands as c
 from embstore.arithmetic import sum_by_key
 from embstore.arrays import COUNT_MAX, Keys, check_on_host
 from embstore.errors import InvalidArgumentError
+from embstore.parts import with_tables
 from embstore_client.shares import UniqueKeys
 from embstore_proto import deltas, narrow
 
@@ -35,23 +36,21 @@ def narrower(command: Any, dtype: str) -> tuple[Any, list[UniqueKeys] | None] | 
     Raises InvalidArgumentError: a finite gradient, or sum of gradients, is too large for the dtype;
     an array in a device's memory.
     """
-    match command:
-        case c.Lookup(tables, admit):
-            parts = [_keys(part) for part in tables]
-            return c.Lookup(tuple(sent for sent, _ in parts), admit), [once for _, once in parts]
-        case c.Update(tables, options):
-            return c.Update(tuple(_sums(part, dtype) for part in tables), options), None
-        case c.UpdateRanks(ranks, options):
-            shares = (c.Rank(tuple(_sums(part, dtype) for part in r.tables)) for r in ranks)
-            return c.UpdateRanks(tuple(shares), options), None
-        case c.UpdatePooled(pooled, options):
-            for of in pooled:
-                check_on_host(of.keys, f"table {of.table!r}: ")
-            return c.UpdatePooled(tuple(_rounded(of, dtype) for of in pooled), options), None
-        case c.UpdateStep(tables=tables):
-            shares_of = tuple(_rounded(part, dtype) for part in tables)
-            return replace(command, tables=shares_of), None
-    return None
+    if isinstance(command, c.Lookup):
+        parts = [_keys(part) for part in command.tables]
+        lookup = replace(command, tables=tuple(sent for sent, _ in parts))
+        return lookup, [once for _, once in parts]
+    sent = with_tables(command, lambda part: _smaller(part, dtype))
+    return None if sent is command else (sent, None)
+
+
+def _smaller(part: Any, dtype: str) -> Any:
+    """Return a part with its gradients rounded, if it has some."""
+    if isinstance(part, c.TableGradients):
+        return _sums(part, dtype)
+    if isinstance(part, c.PooledGradients):
+        check_on_host(part.keys, f"table {part.table!r}: ")
+    return _rounded(part, dtype) if hasattr(part, "gradients") else part
 
 
 def _keys(part: c.TableKeys) -> tuple[c.TableKeys, UniqueKeys]:

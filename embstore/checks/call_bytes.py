@@ -1,24 +1,24 @@
-"""How large the arrays of a call are, results included."""
+"""How large the arrays of a call are, results included.
 
-from collections.abc import Callable
+What a call brings are the arrays of its command. What it returns are the rows that the command
+`reads`: one a key, or one a bag. Pooled calls need a row for each key as well, on the way.
+"""
+
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from embstore import commands as c
-from embstore.arrays import (
-    length,
-    shape_of,
-)
+from embstore.arrays import length, shape_of
 from embstore.config import Limits, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
+from embstore.parts import arrays_of, tables_of
 
 ConfigOf = Callable[[str, int | None], TableConfig]
 """What returns the configuration of a table, by name and id."""
-
-
-def _bytes(rows: Any) -> int:
-    return VALUE_BYTES * prod(shape_of(rows))
 
 
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
@@ -46,60 +46,33 @@ def keyed_bytes(elements: int) -> int:
 
 
 def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    """Return the bytes of the rows that a command is answered with, if it reads rows."""
-    parts: list[tuple[int, Any, bool]]
-    match command:
-        case c.Lookup(tables):
-            parts = [(length(part.keys), part, False) for part in tables]
-        case c.LookupPooled(pooled):
-            parts = [(len(part.bags.offsets) - 1, part, False) for part in pooled]
-        case c.ReadRows(part):
-            parts = [(length(part.keys), part, True)]
-        case _:
-            return 0
+    """Return the bytes of the rows that a command is answered with, as far as its arguments tell:
+    0 of a step's, which the session knows."""
+    if command.reads is c.Reads.NOTHING:
+        return 0
     total = 0
-    for rows, part, with_state in parts:
-        config = config_of(part.table, part.table_id)
-        total += VALUE_BYTES * rows * (config.dim + (config.state_dim if with_state else 0))
+    for part in tables_of(command):
+        config, bags = config_of(part.table, part.table_id), getattr(part, "bags", None)
+        rows = length(part.keys) if bags is None else len(bags.offsets) - 1
+        state = config.state_dim if command.reads is c.Reads.RECORDS else 0
+        total += VALUE_BYTES * rows * (config.dim + state)
     return total
 
 
 def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    def keyed(part: Any, *, with_state: bool = False) -> int:
-        """Bytes of a part's keys, and of a row for each."""
-        config = config_of(part.table, part.table_id)
-        elements = config.dim + config.state_dim if with_state else config.dim
-        return length(part.keys) * keyed_bytes(elements)
-
-    match command:
-        case c.Lookup(tables) | c.Update(tables):
-            return sum(map(keyed, tables))
-        case c.LookupPooled(pooled):
-            bag_bytes = sum(8 * len(part.bags.offsets) for part in pooled)
-            return sum(map(keyed, pooled)) + bag_bytes + reply_bytes(command, config_of)
-        case c.ReadRows(keys):
-            return keyed(keys, with_state=True)
-        case c.UpdatePooled(spread):
-            bag_bytes = sum(p.bags.offsets.nbytes + _bytes(p.gradients) for p in spread)
-            return sum(map(keyed, spread)) + bag_bytes
-        case c.UpdateRanks(ranks):
-            return sum(keyed(part) for rank in ranks for part in rank.tables)
-        case c.Assign(keys):
-            return keyed(keys)
-        case c.PutRows(keys, _, state):
-            return keyed(keys) + _bytes(state)
-        case c.PutStepRows(_, puts):
-            return sum(p.keys.nbytes + _bytes(p.weights) + _bytes(p.state) for p in puts)
-        case c.ReadStep(_, _, wanted):
-            return sum(4 * length(part.positions) for part in wanted)
-        case c.UpdateStep(_, _, gradients_of):
-            return sum(_step_gradients_bytes(part) for part in gradients_of)
-        case c.Announce(_, steps):
-            return sum(part.keys.nbytes for step in steps for part in step.tables)
-    return 0
+    brought = sum(
+        prod(shape_of(array)) * _bytes_of(spec.dtype) for array, spec in arrays_of(command)
+    )
+    return brought + sum(_spread_bytes(command, config_of)) + reply_bytes(command, config_of)
 
 
-def _step_gradients_bytes(part: c.StepGradients) -> int:
-    places = [array for array in (part.positions, part.inverse) if array is not None]
-    bag_bytes = 0 if part.bags is None else part.bags.offsets.nbytes
-    return _bytes(part.gradients) + sum(4 * length(array) for array in places) + bag_bytes
+def _spread_bytes(command: c.Command[Any], config_of: ConfigOf) -> Iterator[int]:
+    """Yield the bytes of the rows of each table's keys, where these are pooled."""
+    for part in tables_of(command):
+        if isinstance(part, c.PooledKeys | c.PooledGradients):
+            dim = config_of(part.table, part.table_id).dim
+            yield VALUE_BYTES * dim * length(part.keys)
+
+
+def _bytes_of(dtype: str) -> int:
+    return np.dtype(dtype).itemsize
