@@ -18,12 +18,12 @@ from typing import Any
 
 from embstore.handles.store import Store
 from embstore_client import connect
-from embstore_server.metrics import Metrics
-from embstore_server.port import GrpcServer
-from embstore_server.service import Service
-from embstore_server.settings import Settings
-from embstore_server.shared_memory.port import SharedMemoryPort
-from embstore_server.tracing import Traces
+from embstore_server.host.host import Host
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.telemetry.tracing import Traces
+from embstore_server.transports.grpc.port import GrpcServer
+from embstore_server.transports.shared_memory.port import SharedMemoryPort
 
 _TIMEOUT_S = 300.0
 
@@ -76,9 +76,10 @@ class Server:
         def open_engine() -> Any:
             return self._open_store().executor
 
-        self.service = Service(self._settings, open_engine, self._metrics)
-        await self.service.open()
-        self._server = GrpcServer(self.service)
+        self._host = Host(self._settings, open_engine, self._metrics)
+        self.service = self._host.service
+        await self._host.open()
+        self._server = GrpcServer(self.service, self._host.standbys)
         self.sharing = SharedMemoryPort(self.service)
         self.address, self.socket = self._server.address, self.sharing.path
         await self._server.start()
@@ -111,7 +112,7 @@ class Server:
         self.service.stopping = True
         await self._server.stop(self._settings.drain_s)
         self.sharing.close()
-        await self.service.stop()
+        await self._host.stop()
 
     def __enter__(self) -> "Server":
         return self

@@ -9,7 +9,7 @@ from embstore_server.cli import output, parameters
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 _Data = Annotated[Path, flag("Directory of the cluster.", "DIR", file_okay=False)]
 _Name = Annotated[str, flag("By which it is found; clusters on one Ray have different ones.")]

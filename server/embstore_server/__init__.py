@@ -1,6 +1,14 @@
 """The server: one process that owns a store and serves it by gRPC, and by REST to operators.
 
-`app` is the life of the process, `service` what every call goes through, whether it came by `rpc`
-or `rest`. Imports point from these down to `worker`, the engine thread. The engine knows nothing of
-the server.
+From the bottom up; nothing imports upward, and the engine knows nothing of the server:
+
+setup         settings, and how their values are read
+telemetry     log, metrics of calls, slow calls, traces
+access        who calls, and what one caller may take
+path          what every call passes, whichever transport it came by
+transports    gRPC, shared memory, REST
+replication   a leader and its standbys
+host          the life of the process, and the store that it serves
+cli           the command line; `doctor` and `sizing` are commands of their own
+page          what a browser is sent
 """

@@ -33,7 +33,7 @@ from embstore.errors import EmbstoreError
 from embstore_client import connect
 from embstore_proto.verbs import VERBS
 from embstore_server.access.tokens import Entry, new_secret, right_named, write
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.bench.scale import Scale
 from tests.bench.stores import create_table, small_grads, trainer, update_all
 from tests.bench.turns import seconds_of

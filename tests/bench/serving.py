@@ -10,7 +10,7 @@ import urllib.request
 from typing import Any
 
 from embstore_client import connect
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests import installed
 from tests.bench.worker import SkippedError
 

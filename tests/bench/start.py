@@ -15,7 +15,8 @@ from statistics import median
 
 PROGRAM = """
 import json, os, resource, signal, sys
-from embstore_server import app, cli
+from embstore_server.host import app
+from embstore_server import cli
 
 event = app.event
 

@@ -18,7 +18,7 @@ import numpy as np
 from embstore.engine.scrubbing import Scrubber
 from embstore.storage.files import Files
 from embstore.storage.verify import verify
-from embstore_server.settings import Settings
+from embstore_server.setup.settings import Settings
 from tests.bench import disk
 from tests.bench.scale import Scale, quick, row_bytes
 from tests.bench.stores import (

@@ -35,7 +35,7 @@ def small_pieces() -> Iterator[None]:
         patch("embstore_client.grpc_wire.UNARY_BYTES", _UNARY_BYTES),
         patch("embstore_proto.frame.CHUNK_BYTES", _CHUNK_BYTES),
         patch("embstore_client.shared_memory.INLINE_BYTES", _INLINE_BYTES),
-        patch("embstore_server.shared_memory.connection.INLINE_BYTES", _INLINE_BYTES),
+        patch("embstore_server.transports.shared_memory.connection.INLINE_BYTES", _INLINE_BYTES),
     ):
         yield
 

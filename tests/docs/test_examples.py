@@ -28,8 +28,8 @@ from embstore.errors import EmbstoreError
 from embstore_proto.status import ANSWERS
 from embstore_server.cli import exits, main
 from embstore_server.cli.commands import app
-from embstore_server.launch import ServerProcess
-from embstore_server.settings import load, markdown_table
+from embstore_server.setup.launch import ServerProcess
+from embstore_server.setup.settings import load, markdown_table
 from embstore_training.history import KIND
 from tests.style.sources import ROOT, table_rows
 
@@ -202,7 +202,7 @@ def test_every_command_is_in_the_guide() -> None:
 
 
 def test_the_table_of_settings_is_the_declared_one() -> None:
-    """Write it anew by `embstore_server.settings.markdown_table`."""
+    """Write it anew by `embstore_server.setup.settings.markdown_table`."""
     assert markdown_table() in GUIDE["operating"]
 
 

@@ -16,7 +16,7 @@ from embstore import (
     TableHeldError,
 )
 from embstore.handles.store import Store
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.frameworks.conftest import opening
 from tests.frameworks.trainers import STEPS, batches_of, trainer_in
 from tests.serving import patient

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.style.sources import ROOT
 
 PAGE = (ROOT / "docs" / "guide" / "other-languages.md").read_text()

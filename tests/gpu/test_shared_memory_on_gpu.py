@@ -38,7 +38,7 @@ def until(condition):
 @contextlib.contextmanager
 def served(path):
     """Yield a server process on the first device."""
-    from embstore_server.launch import ServerProcess
+    from embstore_server.setup.launch import ServerProcess
 
     options = ("--device", "cuda:0", "--cache-bytes", str(256 << 20), "--socket", str(path / "s"))
     with ServerProcess(path / "store", *options) as server:

@@ -14,7 +14,7 @@ import numpy as np
 
 import embstore
 from embstore.config import Adam, Normal, RowWiseAdagrad, Uniform
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.node.installed import HERE, Program, installed, running
 from tests.service.faults.proxy import Proxy
 from tests.service.faults.served import until

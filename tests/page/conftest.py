@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from embstore_client import connect
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.page.trainer import PATIENCE_S, make_tables
 from tests.service.access.tenants import token_of, write_tokens
 from tests.style.sources import ROOT

@@ -15,7 +15,7 @@ from rich.console import CONSOLE_SVG_FORMAT, Console
 
 from embstore_client import connect
 from embstore_server.cli.top_view import Look, drawn
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.page.browser import SIZES, Browser, browsing
 from tests.page.conftest import training
 from tests.page.trainer import PATIENCE_S

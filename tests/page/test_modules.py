@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.page.browser import browsing, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -10,7 +10,7 @@ import pytest
 
 from embstore.commands import OpenSession
 from embstore_client import connect
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.page.browser import SIZES, TOO_WIDE, Browser, browsing, why_not
 from tests.page.trainer import PATIENCE_S
 from tests.service.access.tenants import token_of, write_tokens

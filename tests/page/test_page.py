@@ -11,7 +11,7 @@ from embstore.commands import JoinSession, OpenSession
 from embstore.handles.store import Store
 from embstore_client import connect
 from embstore_server.cli import exits, main
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from embstore_tools.report.reading import read
 from tests.page.browser import SIZES, THEMES, TOO_WIDE, Browser, browsing, why_not
 from tests.page.trainer import PATIENCE_S, SESSION

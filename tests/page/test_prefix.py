@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from embstore_client import connect
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.page.browser import SIZES, browsing, why_not
 from tests.page.prefixed import PREFIX, prefixed
 from tests.page.test_operating import give

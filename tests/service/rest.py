@@ -15,10 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 import embstore
 from embstore import RowWiseAdagrad, Sgd, Uniform
 from embstore.handles.store import Store
-from embstore_server.metrics import Metrics
-from embstore_server.rest.app import make_rest
-from embstore_server.service import Service
-from embstore_server.settings import Settings
+from embstore_server.host.host import Host
+from embstore_server.path.service import Service
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.transports.rest.app import make_rest
 
 BASE = "http://127.0.0.1:8080"
 
@@ -26,9 +27,20 @@ BASE = "http://127.0.0.1:8080"
 class Rest:
     """A service, and a client of its REST border."""
 
-    def __init__(self, service: Service, client: httpx.AsyncClient) -> None:
+    def __init__(
+        self,
+        service: Service,
+        client: httpx.AsyncClient,
+        stop: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.service = service
         self.client = client
+        self._stop = stop
+
+    async def stop(self) -> None:
+        """Close the store, if this is what has opened it."""
+        assert self._stop is not None
+        await self._stop()
 
     async def get(self, path: str, status: int = 200, **headers: str) -> Any:
         return await self._answer("GET", path, status, headers)
@@ -110,10 +122,10 @@ async def unopened(
             read_only=settings.read_only,
         ).executor
 
-    service = Service(settings, open_engine, Metrics())
-    transport = httpx.ASGITransport(make_rest(service))
+    host = Host(settings, open_engine, Metrics())
+    transport = httpx.ASGITransport(make_rest(host.service))
     async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
-        yield Rest(service, client), service.open
+        yield Rest(host.service, client, host.stop), host.open
 
 
 @asynccontextmanager
@@ -123,7 +135,7 @@ async def serving(data: Path, **options: Any) -> AsyncIterator[Rest]:
         try:
             yield rest
         finally:
-            await rest.service.stop()
+            await rest.stop()
 
 
 def fill(store: embstore.Store) -> None:

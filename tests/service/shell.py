@@ -49,7 +49,7 @@ class Shell:
             monkeypatch.delenv(name)
         monkeypatch.setenv("COLUMNS", "200")
         # `serve` configures the log of its process, which is that of all tests here.
-        monkeypatch.setattr("embstore_server.logs.configure", lambda settings: None)
+        monkeypatch.setattr("embstore_server.telemetry.logs.configure", lambda settings: None)
 
     def __call__(self, *words: str | Path) -> Ended:
         status = main([*map(str, words), *self._last])

@@ -8,7 +8,7 @@ import pytest
 
 import embstore
 from embstore.errors import PermissionDeniedError
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.service.shell import Shell
 from tests.serving import Server, patient
 

@@ -22,7 +22,7 @@ from embstore import config
 from embstore.errors import CapacityError, DeadlineError
 from embstore_proto.status import ANSWERS
 from embstore_server.cli import connection, exits, parameters
-from embstore_server.settings import Settings, declared
+from embstore_server.setup.settings import Settings, declared
 from embstore_tools.commands import bench
 from tests.service.shell import Ended, Shell, Terminal
 from tests.serving import Server
@@ -83,7 +83,7 @@ def test_a_command_loads_no_other() -> None:
     loaded = loaded_by("digest", "--help")
     assert "embstore_server.cli.store" in loaded
     assert not {m for m in loaded if m.startswith("embstore_tools")}
-    assert "embstore_server.settings" not in loaded
+    assert "embstore_server.setup.settings" not in loaded
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(shell: Shell) -> None:
@@ -427,7 +427,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> list[Setting
         served.append(settings)
         return status
 
-    monkeypatch.setitem(sys.modules, "embstore_server.app", SimpleNamespace(serve=serve))
+    monkeypatch.setitem(sys.modules, "embstore_server.host.app", SimpleNamespace(serve=serve))
     return served
 
 

@@ -19,11 +19,11 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from embstore_server.metrics import Metrics
-from embstore_server.parsing import BYTES
-from embstore_server.rest.app import make_rest
-from embstore_server.service import Service
-from embstore_server.settings import Settings, declared, load
+from embstore_server.host.host import Host
+from embstore_server.setup.parsing import BYTES
+from embstore_server.setup.settings import Settings, declared, load
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.transports.rest.app import make_rest
 from tests.service.shell import Shell
 from tests.style.sources import ROOT
 
@@ -176,7 +176,7 @@ def test_the_container_has_settings_that_a_server_takes_and_memory_for_them() ->
 
 def test_probes_ask_what_the_server_answers(tmp_path: Path) -> None:
     (container,) = pod()["containers"]
-    service = Service(Settings(tmp_path), lambda: pytest.fail("not opened"), Metrics())
+    service = Host(Settings(tmp_path), lambda: pytest.fail("not opened"), Metrics()).service
     routes = make_rest(service).openapi()["paths"]
     for kind, path in (("startup", "readyz"), ("readiness", "readyz"), ("liveness", "healthz")):
         asked = container[f"{kind}Probe"]["httpGet"]

@@ -15,7 +15,7 @@ from embstore.errors import InvalidArgumentError, OverloadedError
 from embstore.handles.store import Store
 from embstore.profiles.profile import Profile
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.inflight import Inflight
+from embstore_server.path.inflight import Inflight
 from tests.service.faults.wire import refusal
 from tests.service.frequency_samples import (
     ROWS,

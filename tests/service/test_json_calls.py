@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from embstore_proto.verbs import JSON_VERBS, VERBS
 from embstore_server.cli import exits
-from embstore_server.rest.app import make_rest
+from embstore_server.transports.rest.app import make_rest
 from tests.service.access.samples import sample
 from tests.service.access.tenants import SPACES, Caller, serving
 from tests.service.access.test_matrix import OF_A_SESSION

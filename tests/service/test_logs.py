@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from embstore_server.logs import SELDOM_S, Seldom, configure, event
-from embstore_server.settings import Settings
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.logs import SELDOM_S, Seldom, configure, event
 
 Lines = Callable[[], list[str]]
 

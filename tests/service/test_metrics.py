@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embstore_server.metrics import BOUNDS, Metrics, exposition
+from embstore_server.telemetry.metrics import BOUNDS, Metrics
+from embstore_server.transports.rest.exposition import exposition
 
 SERVICE = {
     "version": "1.2.3",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embstore_server.rest.page import PAGE_PATH, page_files
+from embstore_server.transports.rest.page import PAGE_PATH, page_files
 from tests.service.access.tenants import write_tokens
 from tests.service.rest import Rest, unopened
 from tests.style.sources import ROOT

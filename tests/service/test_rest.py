@@ -39,7 +39,7 @@ async def test_health_and_readiness_follow_the_store(
         rest.service.stopping = True
         assert await rest.get("/readyz", 503) == {"ready": False, "reason": "stopping"}
         assert await rest.get("/healthz") == {"status": "ok"}
-        await rest.service.stop()
+        await rest.stop()
 
 
 async def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(
@@ -58,7 +58,7 @@ async def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(
         assert not {name.partition("{")[0] for name in samples} & OF_A_STORE
         await opening()
         await rest.get("/api/v1/stats")
-        await rest.service.stop()
+        await rest.stop()
 
 
 async def test_failed_store_is_not_ready_but_told(rest: Rest) -> None:

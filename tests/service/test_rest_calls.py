@@ -9,9 +9,9 @@ import pytest
 from embstore.cache.policies import POLICIES
 from embstore.errors import EmbstoreError, StorageError
 from embstore.handles.store import Store
-from embstore_server.metrics import BOUNDS
-from embstore_server.rest.hit_rates import Predictions
-from embstore_server.slow_calls import SLOW_CALLS_KEPT
+from embstore_server.telemetry.metrics import BOUNDS
+from embstore_server.telemetry.slow_calls import SLOW_CALLS_KEPT
+from embstore_server.transports.rest.hit_rates import Predictions
 from tests.service.rest import Rest
 
 

@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from embstore_server.rest import connections
-from embstore_server.rest.connections import Listener
+from embstore_server.transports.rest import connections
+from embstore_server.transports.rest.connections import Listener
 
 MOST = 10
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from embstore.errors import EmbstoreError
-from embstore_server.rest.guard import BODY_BYTES_MAX
+from embstore_server.transports.rest.guard import BODY_BYTES_MAX
 from tests.service.rest import BASE, Rest
 
 # Refusals
@@ -126,7 +126,7 @@ async def test_memory_that_runs_out_after_a_change_leaves_its_outcome_unknown(
     def broken(*_: Any, **__: Any) -> Any:
         return bytearray(1 << 62)
 
-    monkeypatch.setattr("embstore_server.rest.upkeep.reply", broken)
+    monkeypatch.setattr("embstore_server.transports.rest.upkeep.reply", broken)
     told = await rest.post("/api/v1/checkpoints", {"label": "one"}, 500)
     assert told["error"] == "OutcomeUnknownError"
     monkeypatch.undo()

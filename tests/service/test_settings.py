@@ -10,10 +10,10 @@ import typer
 
 from embstore.errors import InvalidArgumentError
 from embstore_proto.addresses import is_loopback, split_address
-from embstore_server import parsing
 from embstore_server.cli.serving import serving
-from embstore_server.parsing import bytes_text
-from embstore_server.settings import (
+from embstore_server.setup import parsing
+from embstore_server.setup.parsing import bytes_text
+from embstore_server.setup.settings import (
     Settings,
     declared,
     load,

@@ -18,7 +18,7 @@ from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client import connect
 from embstore_client.connecting import connect_one
-from embstore_server.metrics import exposition
+from embstore_server.transports.rest.exposition import exposition
 from tests.service.shell import Shell
 from tests.serving import Server
 

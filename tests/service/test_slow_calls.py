@@ -11,7 +11,7 @@ import pytest
 
 import embstore
 from embstore.handles.store import Store
-from embstore_server.logs import JsonLines
+from embstore_server.telemetry.logs import JsonLines
 from tests.service.access.tenants import secrets, token_of, write_tokens
 from tests.serving import Server, patient
 

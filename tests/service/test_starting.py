@@ -27,12 +27,12 @@ from embstore_client import connect, transport
 from embstore_client.wire import WireError
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS, Outgoing
-from embstore_server import app
-from embstore_server.metrics import Metrics
-from embstore_server.rest.app import make_rest
-from embstore_server.rest.serving import Late
-from embstore_server.service import Service
-from embstore_server.settings import Settings
+from embstore_server.host import app
+from embstore_server.host.host import Host
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.transports.rest.app import make_rest
+from embstore_server.transports.rest.serving import Late
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.service.faults.processes import free_port
 from tests.service.faults.wire import Wire, refusal
@@ -149,7 +149,8 @@ def test_the_log_says_how_large_level_two_may_be_and_why(
 
 LOADED = """
 import os, signal, sys
-from embstore_server import app, cli
+from embstore_server.host import app
+from embstore_server import cli
 
 event = app.event
 
@@ -184,7 +185,7 @@ def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(
     tmp_path: Path,
 ) -> None:
     async def compared() -> None:
-        service = Service(Settings(tmp_path / "store"), lambda: None, Metrics())  # type: ignore
+        service = Host(Settings(tmp_path / "store"), lambda: None, Metrics()).service  # type: ignore
         late, whole = Late(service), make_rest(service)
         for preparing in ("", PROGRESS):
             service.preparing = preparing

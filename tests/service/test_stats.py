@@ -18,9 +18,10 @@ from embstore.stats import Stat, counter, declared, document, flag, gauge, info,
 from embstore.stats import text as text_stat
 from embstore_server.cli import output
 from embstore_server.cli.stats import shown as drawn
-from embstore_server.metrics import Families, Metrics, exposition
-from embstore_server.rest.models import example_of, model_of
-from embstore_server.stats import ScrapedStats
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.transports.rest.exposition import Families, exposition
+from embstore_server.transports.rest.models import example_of, model_of
+from embstore_server.transports.rest.stats import ScrapedStats
 from tests.service.rest import fill
 
 Samples = dict[tuple[str, ...], float]

@@ -20,9 +20,10 @@ import embstore
 from embstore.errors import TableNotFoundError
 from embstore.handles.store import Store
 from embstore_client import background
-from embstore_server.rest.app import make_rest
-from embstore_server.timed_calls import LAPS_MAX, Lap, LapTimes, TimedCaller
-from embstore_server.tracing import Traces
+from embstore_server.path.timed_calls import TimedCaller
+from embstore_server.telemetry.laps import LAPS_MAX, Lap, LapTimes
+from embstore_server.telemetry.tracing import Traces
+from embstore_server.transports.rest.app import make_rest
 from tests.service.access.tenants import token_of, write_tokens
 from tests.service.otel import process_spans, trainer_span
 from tests.serving import Server, on_loop, patient

@@ -18,10 +18,10 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 import embstore
 from embstore.handles.store import Store
 from embstore_client import connect
-from embstore_server import tracing
-from embstore_server.launch import ServerProcess
-from embstore_server.stats import process_stats
-from embstore_server.tracing import ENDPOINTS, Traces
+from embstore_server.setup.launch import ServerProcess
+from embstore_server.telemetry import tracing
+from embstore_server.telemetry.tracing import ENDPOINTS, Traces
+from embstore_server.transports.rest.stats import process_stats
 from tests.service.otel import BlackHole, Collector, process_spans, trainer_span
 from tests.serving import Server, patient
 from tests.style.sources import ROOT
@@ -163,7 +163,7 @@ def test_an_exporter_that_raises_ends_nothing(caplog: pytest.LogCaptureFixture) 
 
 
 def tracing_caller() -> object:
-    from embstore_server.timed_calls import TimedCaller
+    from embstore_server.path.timed_calls import TimedCaller
 
     return TimedCaller("Lookup", "ipv4:127.0.0.1:1", 0.0)
 
@@ -200,8 +200,8 @@ def test_another_protocol_is_told_and_the_server_serves(caplog: pytest.LogCaptur
 
 LOADED = """if True:
     import os, sys
-    import embstore_server.app
-    from embstore_server import tracing
+    import embstore_server.host.app
+    from embstore_server.telemetry import tracing
     assert tracing.begun({}) is None
     unwanted = ("opentelemetry.sdk", "opentelemetry.exporter")
     print(*sorted(name for name in sys.modules if name.startswith(unwanted)))

@@ -12,8 +12,8 @@ import pytest
 
 from embstore.version import pip_install
 from embstore_client import tracing
-from embstore_server import tracing as server_tracing
 from embstore_server.doctor import installed
+from embstore_server.telemetry import tracing as server_tracing
 from tests.serving import Server, on_loop, patient
 
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"

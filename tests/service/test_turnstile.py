@@ -11,8 +11,8 @@ import pytest
 
 import embstore
 from embstore.errors import DeadlineError, OverloadedError, StoreClosedError
-from embstore_server.turnstile import Turnstile
-from embstore_server.worker import Task, Worker
+from embstore_server.path.turnstile import Turnstile
+from embstore_server.path.worker import Task, Worker
 
 
 class Lanes:

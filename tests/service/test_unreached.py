@@ -19,10 +19,10 @@ import embstore
 from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore_client import connect, unreached
 from embstore_server.cli import connection, exits
-from embstore_server.metrics import Metrics
-from embstore_server.rest.serving import rest_server
-from embstore_server.service import Service
-from embstore_server.settings import Settings
+from embstore_server.host.host import Host
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.transports.rest.serving import rest_server
 from tests.service.access.certificates import Authority, server_settings
 from tests.service.access.tenants import serving as tenants
 from tests.service.shell import Shell
@@ -79,7 +79,7 @@ def _rest(data: Path, tls: dict[str, Path]) -> AbstractAsyncContextManager[str]:
     def unopened() -> Any:
         raise AssertionError("no call is made")
 
-    return rest_server(Service(settings, unopened, Metrics()))
+    return rest_server(Host(settings, unopened, Metrics()).service)
 
 
 CA, OTHER, GARBAGE = "--tls-ca {own}", "--tls-ca {other}", "--tls-ca {garbage}"

@@ -13,7 +13,7 @@ import pytest
 import embstore
 from embstore.handles.store import Store
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.reference import ReferenceStore
 from tests.service.faults.served import until
 from tests.service.frequency_samples import (

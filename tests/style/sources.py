@@ -51,6 +51,8 @@ def place(path: Path, node: ast.AST | None = None) -> str:
 def module_name(path: Path) -> str:
     """Return a module's dotted name: embstore/cache/__init__.py -> embstore.cache."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] in ("client", "proto", "server"):  # folders that are on the path
+        parts = parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -14,7 +14,7 @@ import embstore
 from embstore.handles.store import Store
 from embstore.handles.table import Table
 from embstore_server.cli.commands import app
-from embstore_server.settings import declared
+from embstore_server.setup.settings import declared
 from tests.style.sources import ROOT, nodes, place, project_files
 
 PACKAGES = "embstore", "client", "server"

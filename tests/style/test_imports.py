@@ -1,6 +1,6 @@
-"""Who imports whom in embstore, read from the syntax trees, and what importing it costs.
+"""Who imports whom in embstore and its server, read from the syntax trees; what importing costs.
 
-A **unit** is a module or folder right under embstore/; each has a level in LEVELS. A unit imports
+A **unit** is a module or folder right under a package; each has a level in LEVELS. A unit imports
 its own level and those below. Units of one level may know each other one way only: the graph of
 units is acyclic. Imports inside functions and under TYPE_CHECKING count: they are dependencies too.
 """
@@ -23,21 +23,34 @@ from tests.style.sources import (
     run_python,
 )
 
-LEVELS = (  # the lowest first
+ENGINE_LEVELS = (  # the lowest first
     {"cache_split", "durability", "errors", "score", "stats", "values", "version"},
     {"arrays", "stages"},
     {"layout", "optimizers", "sharding"},
     {"config", "profiles"},
     {"arithmetic", "results"},
     {"cluster_checkpoints", "commands", "host", "kernels"},
-    {"checks", "device", "rights", "step_sums", "storage"},
+    {"checks", "device", "parts", "rights", "step_sums", "storage"},
     {"cache"},
     {"handles", "tables"},
     {"hotness", "lookahead"},
     {"engine"},
     {"__init__", "files", "jax", "keras", "torch"},
 )
-"""The engine's units. A new one is given its level here, on purpose."""
+SERVER_LEVELS = (
+    {"setup"},
+    {"telemetry"},
+    {"access"},
+    {"path", "sizing"},
+    {"transports"},
+    {"replication"},
+    {"host"},
+    {"doctor"},
+    {"cli"},
+    {"__init__", "__main__"},
+)
+LEVELS = {"embstore": ENGINE_LEVELS, "embstore_server": SERVER_LEVELS}
+"""The units of each package. A new one is given its level here, on purpose."""
 
 FOREIGN = ("asyncio", "socket", "socketserver", "http", "grpc", "google")
 """The engine has no sockets, no protobuf and no asyncio: those are the server's."""
@@ -45,10 +58,14 @@ FOREIGN = ("asyncio", "socket", "socketserver", "http", "grpc", "google")
 IMPORT_CUPY = ("embstore/device/cuda.py", "client/embstore_client/cupy_gpu.py")
 
 FILES = list(project_files(".py", under="embstore"))
+FILES_OF = {
+    "embstore": FILES,
+    "embstore_server": list(project_files(".py", under="server/embstore_server")),
+}
 
 
 def unit_of(module: str) -> str:
-    """Return the unit of a module of embstore; the package itself is '__init__'."""
+    """Return the unit of a module of a package; the package itself is '__init__'."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -93,33 +110,37 @@ def top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def internal_imports() -> Iterator[tuple[str, str, str]]:
-    """Yield (unit, imported unit, place) for every import between two units of embstore."""
-    for path in FILES:
+def internal_imports(package: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (unit, imported unit, place) for every import between two units of a package."""
+    for path in FILES_OF[package]:
         unit = unit_of(module_name(path))
         for module, node in imports(path):
-            if top(module) == "embstore" and unit_of(module) != unit:
+            if top(module) == package and unit_of(module) != unit:
                 yield unit, unit_of(module), place(path, node)
 
 
-def test_every_unit_has_one_level() -> None:
-    listed = sorted(unit for level in LEVELS for unit in level)
-    assert listed == sorted({unit_of(module_name(path)) for path in FILES})
+@pytest.mark.parametrize("package", LEVELS)
+def test_every_unit_has_one_level(package: str) -> None:
+    listed = sorted(unit for level in LEVELS[package] for unit in level)
+    assert listed == sorted({unit_of(module_name(path)) for path in FILES_OF[package]})
 
 
-def test_nothing_imports_upward() -> None:
-    level_of = {unit: n for n, level in enumerate(LEVELS) for unit in level}
+@pytest.mark.parametrize("package", LEVELS)
+def test_nothing_imports_upward(package: str) -> None:
+    levels = LEVELS[package]
+    level_of = {unit: n for n, level in enumerate(levels) for unit in level}
     wrong = [
         f"{where}: {unit} (level {level_of[unit]}) imports {other} (level {level_of[other]})"
-        for unit, other, where in internal_imports()
-        if level_of.get(unit, len(LEVELS)) < level_of.get(other, len(LEVELS))
+        for unit, other, where in internal_imports(package)
+        if level_of.get(unit, len(levels)) < level_of.get(other, len(levels))
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_units_do_not_import_each_other_in_a_circle() -> None:
+@pytest.mark.parametrize("package", LEVELS)
+def test_units_do_not_import_each_other_in_a_circle(package: str) -> None:
     graph: dict[str, set[str]] = {}
-    for unit, other, _ in internal_imports():
+    for unit, other, _ in internal_imports(package):
         graph.setdefault(unit, set()).add(other)
     try:
         TopologicalSorter(graph).prepare()

@@ -52,6 +52,7 @@ LIGHT = {
     "handles",
     "layout",
     "optimizers",
+    "parts",
     "profiles",
     "results",
     "sharding",
@@ -62,14 +63,14 @@ LIGHT = {
 """What of embstore draws in neither Numba nor a device: all that proto and client may use."""
 
 LIBRARIES = {
-    "google": ("proto", "server/embstore_server/rpc.py"),
-    "fastapi": ("server/embstore_server/rest",),
-    "starlette": ("server/embstore_server/rest",),
+    "google": ("proto", "server/embstore_server/transports/grpc/rpc.py"),
+    "fastapi": ("server/embstore_server/transports/rest",),
+    "starlette": ("server/embstore_server/transports/rest",),
     "jax": ("client/embstore_client/jax/",),
     "keras": ("client/embstore_client/keras/",),
     "opentelemetry": (
         "client/embstore_client/tracing.py",
-        "server/embstore_server/tracing.py",
+        "server/embstore_server/telemetry/tracing.py",
     ),
     "tensorflow": ("client/embstore_client/keras/",),
     "ray": ("server/embstore_cluster/",),

@@ -11,7 +11,7 @@ import pytest
 
 from embstore.commands import Progress
 from embstore.errors import DeadlineError, OverloadedError, StoreClosedError
-from embstore_server.long_works import LongWorks
+from embstore_server.path.long_works import LongWorks
 
 THREADS, SHARE, MORE = 16, 8, 5
 PATIENCE_S = 300.0

@@ -16,7 +16,7 @@ from embstore.errors import OutcomeUnknownError, StoreClosedError
 from embstore.results import Place
 from embstore.tables import command_log, tables
 from embstore_proto.envelope import Origin
-from embstore_server.replay import ReplayWindow
+from embstore_server.path.replay import ReplayWindow
 from tests.conformance.backends import UnsyncedFiles
 from tests.copies import copy_of_open
 

@@ -14,7 +14,7 @@ from typing import Any
 from embstore.errors import InvalidArgumentError, UnauthenticatedError
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.access.tokens import NOBODY, Entry, read, split_token
-from embstore_server.logs import event
+from embstore_server.telemetry.logs import event
 
 _SCHEME = "bearer "
 _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embstore.errors import InvalidArgumentError
-from embstore_server.logs import event
-from embstore_server.settings import Settings
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.logs import event
 
 
 class Served(NamedTuple):

@@ -10,7 +10,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_server.cli import exits, output
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 if TYPE_CHECKING:
     from embstore.storage.verify import Verification

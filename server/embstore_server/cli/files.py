@@ -9,7 +9,7 @@ from embstore_server.cli import output
 from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import Shown
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store

@@ -12,7 +12,7 @@ from embstore_server.cli import output, parameters
 from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import Shown
-from embstore_server.parsing import bytes_text, pairs
+from embstore_server.setup.parsing import bytes_text, pairs
 
 if TYPE_CHECKING:
     from embstore.commands import ProfileSource

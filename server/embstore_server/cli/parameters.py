@@ -10,7 +10,7 @@ import typer
 
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli.flags import option
-from embstore_server.parsing import BYTES
+from embstore_server.setup.parsing import BYTES
 
 if TYPE_CHECKING:
     from embstore.config import Initializer, Optimizer

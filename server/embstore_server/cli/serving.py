@@ -1,7 +1,7 @@
 """`embstore serve`: every setting as a flag.
 
-The value of a flag goes to `embstore_server.settings` as text, to be read there with environment
-and file, so that a bad value is refused in the same way wherever it comes from.
+The value of a flag goes to `embstore_server.setup.settings` as text, to be read there with
+environment and file, so that a bad value is refused in the same way wherever it comes from.
 """
 
 import logging
@@ -18,11 +18,11 @@ from typing import Annotated, Any
 import typer
 
 import embstore
-from embstore_server import logs
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag, option, with_options
-from embstore_server.logs import event
-from embstore_server.settings import Setting, Settings, declared, load
+from embstore_server.setup.settings import Setting, Settings, declared, load
+from embstore_server.telemetry import logs
+from embstore_server.telemetry.logs import event
 
 
 def serving(of: type[Settings] = Settings) -> Callable[..., None]:
@@ -44,7 +44,7 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         its last checkpoint.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in our own log
-        from embstore_server.freed import share_freed_memory  # asyncio is nothing for --help
+        from embstore_server.path.freed import share_freed_memory  # asyncio is nothing for --help
 
         share_freed_memory()
         os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
@@ -54,7 +54,7 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
             settings = load(flags, os.environ, config, of)
             logs.configure(settings)  # before the imports below, which take a second
             event(logging.INFO, "starting", version=embstore.__version__, **settings.given())
-            from embstore_server.app import serve as run
+            from embstore_server.host.app import serve as run
 
             _show_first_token(settings)
             raise typer.Exit(run(settings))

@@ -9,7 +9,7 @@ from embstore.stats import Stat, declared
 from embstore_server.cli import output
 from embstore_server.cli.connection import Connect, on_server
 from embstore_server.cli.output import Shown
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

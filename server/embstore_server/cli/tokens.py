@@ -89,7 +89,7 @@ def limit(
 ) -> None:
     """Limit what a token may take of what all share; a number, or bytes as 4GiB."""
     from embstore_server.access.tokens import check_limit
-    from embstore_server.parsing import pairs
+    from embstore_server.setup.parsing import pairs
 
     written = pairs("--to", "LIMIT=COUNT", to)
     limits = {check_limit(what): byte_count("--to", count) for what, count in written.items()}

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embstore.stats import share
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 _TABLES_SHOWN = 8
 _STAGES_SHOWN = 8

@@ -13,7 +13,7 @@ from embstore_server.cli import output, parameters
 from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server
 from embstore_server.cli.flags import YES
 from embstore_server.cli.output import Shown
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 
 @on_server(LONG_TIMEOUT_S, of_one=True)

@@ -15,13 +15,13 @@ from statistics import median
 from time import perf_counter
 
 from embstore_server.doctor.findings import Finding, System, fail, ok, warn
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 MEASURED_BYTES = 32 << 20
 SYNCS, READS, PAGE_BYTES = 20, 200, 4096
 
 ROOM_NONE_BYTES = 64 << 20
-"""Less, and a server refuses writes before long (embstore_server.room)."""
+"""Less, and a server refuses writes before long (embstore_server.path.room)."""
 ROOM_SMALL_BYTES = 8 << 30
 """A command log has up to 4 GiB, and merges need room for what they write anew."""
 FILES_FEW = 10_000

@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from embstore.device.gpu_memory import RESERVE_BYTES
 from embstore.version import pip_install
-from embstore_server import tracing
 from embstore_server.doctor.findings import Finding, System, ok, warn
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
+from embstore_server.telemetry import tracing
 
 _PACKAGES = ("embstore", "numpy", "numba", "grpcio", "protobuf", "fastapi", "uvicorn")
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")

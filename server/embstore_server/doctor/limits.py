@@ -4,7 +4,7 @@ import resource
 from collections.abc import Iterator
 
 from embstore_server.doctor.findings import Finding, System, fail, ok, warn
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 DESCRIPTORS_FEW, DESCRIPTORS_ENOUGH = 256, 4096
 """A store and its listeners need the first; two ports full of connections the second."""

@@ -8,7 +8,7 @@ from embstore.arithmetic.denormals import keeping, keeps_denormals
 from embstore.errors import DeviceError
 from embstore.host.facts import HOST_PARTS, free_bytes, swap_bytes
 from embstore_server.doctor.findings import Finding, System, fail, ok, warn
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 MEMORY_SMALL_BYTES = LEVEL_TWO_SMALL_BYTES = 1 << 30
 SHARED_SMALL_BYTES = 64 << 20

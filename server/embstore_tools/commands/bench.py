@@ -23,7 +23,7 @@ from embstore_server.cli.connection import Connect, on_server
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import Shown
 from embstore_server.cli.signals import undisturbed
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 if TYPE_CHECKING:
     from numpy.random import Generator

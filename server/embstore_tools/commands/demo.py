@@ -81,7 +81,7 @@ def demo(
     _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
     _check_place(given.keys(), address, compare=compare, cluster=cluster)
     import_module(
-        "embstore_server.app"
+        "embstore_server.host.app"
     )  # of the server that is started: what it needs is missed here
     from embstore_tools import demo as demos
 

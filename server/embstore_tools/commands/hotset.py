@@ -8,7 +8,7 @@ from embstore_server.cli import output, parameters
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 
 if TYPE_CHECKING:
     from embstore.layout import Layout

@@ -11,7 +11,7 @@ from embstore_server.cli import output, parameters
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
-from embstore_server.parsing import bytes_text, pairs
+from embstore_server.setup.parsing import bytes_text, pairs
 
 if TYPE_CHECKING:
     from embstore.profiles.profile import Profile

@@ -9,7 +9,7 @@ from embstore_server.cli import output, parameters
 from embstore_server.cli.extras import needing
 from embstore_server.cli.flags import flag
 from embstore_server.cli.output import AsJson
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 from embstore_tools.commands.hotset import Dim, OptimizerKind, ProfileFile, RowBytes, layout
 from embstore_tools.commands.profile import Picture
 

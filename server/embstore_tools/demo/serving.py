@@ -68,7 +68,7 @@ def served(
 @contextmanager
 def _server(place: Path, job: Job, counts_all: bool) -> Iterator[tuple[Served, str]]:
     from embstore_client import connect  # here, as only a run needs them
-    from embstore_server.launch import ServerProcess
+    from embstore_server.setup.launch import ServerProcess
 
     options = ["--cache-bytes", str(job.store_cache_bytes), *_options(job, counts_all)]
     with ServerProcess(place, *options) as server, connect(server.address) as store:

@@ -5,7 +5,7 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-from embstore_server.parsing import bytes_text
+from embstore_server.setup.parsing import bytes_text
 from embstore_tools.report import charts
 from embstore_tools.report.reading import RunFile
 

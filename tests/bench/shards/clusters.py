@@ -11,7 +11,7 @@ from embstore.handles.store import Store
 from embstore.sharding import ShardMap
 from embstore_client import connect
 from embstore_client.connecting import connect_one
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.bench.serving import Verbs, verbs_of
 from tests.bench.shards.scale import Scale
 from tests.bench.stores import create_table, small_grads, update_all

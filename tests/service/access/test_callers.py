@@ -27,11 +27,11 @@ from embstore.errors import (
 from embstore_client import connect
 from embstore_proto.envelope import Origin
 from embstore_proto.verbs import VERBS
-from embstore_server import replay
 from embstore_server.access import tokens as tokens_file
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.access.tokens import Entry, change, read, split_token
-from embstore_server.launch import ServerProcess
+from embstore_server.path import replay
+from embstore_server.setup.launch import ServerProcess
 from tests.service.access.samples import KEYS, MEMBER
 from tests.service.access.tenants import (
     Caller,

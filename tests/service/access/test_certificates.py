@@ -12,8 +12,8 @@ import pytest
 from embstore.errors import InvalidArgumentError, UnauthenticatedError
 from embstore_client import connect
 from embstore_server.access.certificates import Certificates
-from embstore_server.launch import ServerProcess
-from embstore_server.settings import Settings
+from embstore_server.setup.launch import ServerProcess
+from embstore_server.setup.settings import Settings
 from tests.service.access.certificates import Authority, server_settings
 from tests.service.access.tenants import serving, token_of, write_tokens
 

@@ -36,7 +36,7 @@ def test_the_first_start_of_the_image_shows_a_token_and_nobody_is_answered_witho
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("embstore_server.app.serve", lambda made: started.append(made) or 0)
+    monkeypatch.setattr("embstore_server.host.app.serve", lambda made: started.append(made) or 0)
     monkeypatch.setattr(os, "umask", lambda mask: 0)  # of this process, too
     words = start_of_the_image(tmp_path)
     first, second = shell(*words), shell(*words)

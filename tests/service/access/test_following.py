@@ -6,7 +6,7 @@ from pathlib import Path
 from embstore.config import Constant, Sgd
 from embstore_client import connect
 from embstore_server.access.tokens import change
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.service.access.tenants import token_of, write_tokens
 from tests.service.faults.following import await_standing, contents
 from tests.service.faults.served import PATIENCE_S, until

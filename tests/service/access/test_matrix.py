@@ -18,7 +18,7 @@ from embstore.errors import (
     UnauthenticatedError,
 )
 from embstore_proto.verbs import JSON_VERBS, VERBS
-from embstore_server.rest.app import make_rest
+from embstore_server.transports.rest.app import make_rest
 from tests.service.access import samples
 from tests.service.access.samples import NEEDED, may, sample
 from tests.service.access.tenants import SPACES, TENANTS, Caller, serving, token_of

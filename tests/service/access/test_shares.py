@@ -19,7 +19,7 @@ from embstore.errors import (
 from embstore_proto.status import error_of
 from embstore_server.access.shares import SHARE
 from embstore_server.access.tokens import read, write
-from embstore_server.stats import process_stats
+from embstore_server.transports.rest.stats import process_stats
 from tests.service.access.samples import DIM, KEYS, config
 from tests.service.access.tenants import Caller, serving, token_of
 from tests.service.faults.served import Served, on_loop_call, until

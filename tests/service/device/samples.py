@@ -13,7 +13,7 @@ from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import COMPUTE
 from embstore.handles.store import Store
 from embstore_proto.device_places import aligned
-from embstore_server.traffic import Traffic
+from embstore_server.path.traffic import Traffic
 from tests.kernels.emulation.exports import open_bytes
 from tests.kernels.emulation.peer import EmulatedGpu
 from tests.kernels.emulation.runtime import EmulatedRuntime

@@ -21,7 +21,7 @@ from embstore.errors import (
 from embstore_client import device_calls
 from embstore_client.shared_memory import RESULTS_MAX
 from embstore_client.wire import WireError
-from embstore_server.stats import process_stats
+from embstore_server.transports.rest.stats import process_stats
 from tests.kernels.emulation.peer import EmulatedGpu
 from tests.service.device.samples import (
     AREA_BYTES,

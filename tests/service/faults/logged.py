@@ -4,7 +4,7 @@ import os
 from collections import deque
 from pathlib import Path
 
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 
 
 class LoggedServer(ServerProcess):

@@ -20,7 +20,7 @@ from embstore.device.gpu_rows import GpuRows
 from embstore.device.gpu_work import GpuWork
 from embstore.engine import opening
 from embstore_server.cli import main
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.kernels.emulation.build import COMPILER
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.service.faults.served import PATIENCE_S

@@ -15,8 +15,8 @@ from typing import Any
 from embstore.engine.engine import Engine
 from embstore.storage.files import Files
 from embstore_client.connecting import connect
-from embstore_server import app
-from embstore_server.settings import Settings
+from embstore_server.host import app
+from embstore_server.setup.settings import Settings
 from tests.faults.forks import Child, Forks
 from tests.service.faults.ledger import gradients
 from tests.service.faults.served import PATIENCE_S

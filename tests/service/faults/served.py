@@ -12,7 +12,7 @@ from typing import Any
 import embstore
 from embstore.handles.store import Store
 from embstore_client import connect
-from embstore_server.worker import Worker
+from embstore_server.path.worker import Worker
 from tests.serving import Server, on_loop
 
 PATIENCE_S = 300.0

@@ -16,7 +16,7 @@ from embstore.config import Constant, Sgd
 from embstore.storage import catalogue as catalogues
 from embstore.storage.catalogue import Catalogue
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import standbys
+from embstore_server.replication import standbys
 from tests.faults.forks import Forks
 from tests.service.faults.following import await_same, await_standing, connected, server
 from tests.service.faults.ledger import gradients, make_tables

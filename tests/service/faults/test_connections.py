@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from embstore_client import connect
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.service.faults.ledger import applied_counts, gradients, make_tables
 from tests.service.faults.served import PATIENCE_S
 

@@ -19,7 +19,7 @@ from embstore.profiles.profile import Profile, TableProfile
 from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.faults.forks import Forks
 from tests.service.faults.ledger import gradients, make_tables
 from tests.service.faults.processes import ForkedServer

@@ -15,7 +15,7 @@ import pytest
 
 from embstore.config import Constant, Sgd
 from embstore_proto.frame import Assembly
-from embstore_server import rpc
+from embstore_server.transports.grpc import rpc
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import Sender, Wire, lookup, refusal, update
 

@@ -20,7 +20,7 @@ from embstore_proto import shared_memory as frames
 from embstore_proto.frame import Received
 from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
-from embstore_server import calls
+from embstore_server.path import calls
 from tests.service.faults.served import Served, on_loop_call
 from tests.service.faults.sharing import DIM, RawSharer, Said, keys, make_wide
 

@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from embstore_client.grpc_wire import KEEPALIVE_MS
 from embstore_proto.frame import HEADER_BYTES_MAX
-from embstore_server import health, port
-from embstore_server.receiving import CONTROL_MAX
-from embstore_server.standbys import METHOD as FOLLOW
+from embstore_server.replication.standbys import METHOD as FOLLOW
+from embstore_server.transports.grpc import health, port
+from embstore_server.transports.grpc.receiving import CONTROL_MAX
 from tests.service.access.tenants import serving, token_of
 from tests.service.faults.http2 import Connection
 from tests.service.faults.served import Served, until

@@ -11,7 +11,7 @@ import pytest
 from embstore import commands
 from embstore.engine.engine import HANDLERS
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server import replay
+from embstore_server.path import replay
 from tests.service.faults.ledger import Ledger, gradients
 from tests.service.faults.served import PATIENCE_S, Served, until
 from tests.service.faults.wire import Sender, Wire, acknowledged, again, pieces, refusal, update

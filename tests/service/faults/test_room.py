@@ -21,8 +21,8 @@ from embstore.handles.store import Store
 from embstore.storage.files import Files
 from embstore.storage.room import LEAST_BYTES
 from embstore_client import connect
-from embstore_server.launch import ServerProcess
-from embstore_server.room import Room
+from embstore_server.path.room import Room
+from embstore_server.setup.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import PATIENCE_S, Served, until
 from tests.serving import on_loop

@@ -18,7 +18,7 @@ from embstore.handles.store import Store
 from embstore_proto import shared_memory as frames
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.verbs import VERBS
-from embstore_server.shared_memory.connection import SharedIncoming
+from embstore_server.transports.shared_memory.connection import SharedIncoming
 from tests.service.faults.ledger import Ledger, gradients
 from tests.service.faults.served import PATIENCE_S, Served
 from tests.service.faults.sharing import (

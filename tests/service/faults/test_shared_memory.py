@@ -20,7 +20,7 @@ from embstore_client import shared_memory as client_wire
 from embstore_client.shared_memory import RESULTS_MAX
 from embstore_proto import shared_memory as frames
 from embstore_proto.shared_memory import Kind
-from embstore_server.shared_memory import port
+from embstore_server.transports.shared_memory import port
 from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, until
 from tests.service.faults.sharing import (
     DIM,

@@ -20,7 +20,7 @@ from embstore.config import Constant, Sgd
 from embstore.errors import StoreClosedError
 from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.launch import ServerProcess
+from embstore_server.setup.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.processes import free_port
 from tests.service.faults.served import PATIENCE_S, Served, until
@@ -136,8 +136,9 @@ def test_calls_before_the_store_is_open_may_be_sent_again(serve: Callable[..., S
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from embstore_server import app, logs
-from embstore_server.settings import Settings
+from embstore_server.host import app
+from embstore_server.telemetry import logs
+from embstore_server.setup.settings import Settings
 
 opening = app._open
 

@@ -1,0 +1,245 @@
+"""The life of the server process: open, serve, drain, commit.
+
+1. Both ports are bound before the store is opened, so that a port in use is said at once. Health
+   says NOT_SERVING, and /readyz 503, until the store is open.
+2. The engine thread opens the store, and both ports serve it, on one event loop.
+3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
+   the store is committed and closed, and the process ends with 0. A second signal changes nothing.
+   Where there is no room for the commit, it is tried until `drain_s` is over (room.py).
+   One that comes while the store is being opened has its effect when it is open. One that comes
+   before, while kernels are compiled, ends the process at once: nothing is open.
+   SIGHUP: tokens and certificates are read again.
+4. When the device is lost, so are the rows that only it held: health and /readyz say so, what runs
+   or waits is refused within `drain_s`, nothing is committed, and the process ends with a status of
+   its own (`cli.exits.DEVICE_FAILED`), because a new process may well get a device that works. A
+   disk that fails is told in the same way, but the process stays: there a new one would not help.
+"""
+
+import asyncio
+import faulthandler
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from time import monotonic
+from typing import cast
+
+import embstore
+import embstore.device.cpu  # its kernels are compiled before the store is opened
+from embstore.arithmetic.jit import compile_kernels
+from embstore.cache_split import CacheSplit
+from embstore.durability import Durability
+from embstore.engine.engine import Engine
+from embstore.host.descriptors import raise_limit
+from embstore_server.host.host import Host
+from embstore_server.path.service import Service
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry import tracing
+from embstore_server.telemetry.logs import event
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.transports.grpc.port import GrpcServer
+from embstore_server.transports.rest.serving import rest_server
+from embstore_server.transports.shared_memory.port import SharedMemoryPort
+
+_LOST = "acknowledged ones may be: a new epoch has begun, which clients are told of"
+_PROGRESS_EVERY_S = 2.0
+_SWITCH_INTERVAL_S = 1e-4
+"""At the default of 5 ms the engine thread, back from a kernel, waits while the loop is busy."""
+
+
+def serve(settings: Settings) -> int:
+    """Serve a store until SIGTERM or SIGINT; return the exit status.
+
+    Raises DeviceError: the device was lost; the store opens at its last checkpoint; EmbstoreError:
+    the store or a port could not be opened, or not everything was committed.
+    """
+    if sys.stderr is not None:  # of a file that was cut short below its map, nobody else tells
+        faulthandler.enable()
+    raise_limit()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    metrics = Metrics()
+    metrics.traces = tracing.begun(os.environ)
+    try:
+        return asyncio.run(_serve(settings, metrics))
+    finally:
+        if metrics.traces is not None:
+            metrics.traces.stop()
+
+
+async def _serve(settings: Settings, metrics: Metrics) -> int:
+    stop = _stop_signal()
+    loop = asyncio.get_running_loop()
+    compiled = threading.Event()
+
+    def opened() -> Engine:
+        _compile(service)
+        compiled.set()
+        engine = _open(settings)
+        engine.commits.after_each = partial(_after_commit, engine, service, loop)
+        engine.scrubber.found.after_problem = _after_problem
+        return engine
+
+    host = Host(settings, opened, metrics)
+    service = host.service
+    loop.add_signal_handler(signal.SIGHUP, service.reload)
+    server = GrpcServer(service, host.standbys)
+    async with rest_server(service) as admin_address:
+        await server.start()
+        watching: asyncio.Task[None] | None = None
+        sharing: SharedMemoryPort | None = None
+        try:
+            await _open_or_leave(host, stop, compiled)
+            sharing = SharedMemoryPort(service)  # now: its socket may be in the store's directory
+            if not stop.done():
+                if service.engine.lost:
+                    event(logging.ERROR, "commands lost", reason=service.engine.lost, note=_LOST)
+                await service.room.look()
+                watching = asyncio.create_task(service.room.watch())
+                await server.ready()
+                state = service.context()
+                event(
+                    logging.INFO,
+                    "ready",
+                    listen=server.address,
+                    admin=admin_address,
+                    socket=sharing.path,
+                    store_id=state.store_id,
+                    epoch=state.epoch,
+                    command=state.command,
+                    durability=settings.durability,
+                    commit_every_s=settings.commit_every_s,
+                    replayed_commands=service.engine.recovered_commands,
+                    replay_s=round(service.engine.recovered_s, 3),
+                )
+                if settings.warm_up:
+                    service.warming.begin_at_start(settings.warm_up)
+            await _asked_or_lost(stop, service)
+            worker = service.worker
+            event(
+                logging.INFO,
+                "stopping",
+                signal=stop.result() if stop.done() else None,
+                running=worker.running.verb if worker.running else None,
+                waiting_calls=worker.waiting_calls,
+            )
+        finally:
+            until = monotonic() + settings.drain_s
+            service.stopping = True
+            await server.stop(settings.drain_s)
+            if sharing is not None:
+                sharing.close()
+            if watching is not None:
+                watching.cancel()
+                await service.room.commit(until)
+            await host.stop()
+    if service.failure is not None:
+        raise service.failure  # 0 says that everything is committed
+    event(logging.INFO, "stopped", command=service.engine.tables.frame.command_number)
+    return 0
+
+
+async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: threading.Event) -> None:
+    """Open the store; end the process if it is asked to before kernels are compiled."""
+    opening = asyncio.create_task(host.open())
+    await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
+    if stop.done() and not opening.done() and not compiled.is_set():
+        event(logging.INFO, "stopped", signal=stop.result(), note="nothing was open")
+        os._exit(0)  # no thread can be told to leave the compiler
+    await opening
+
+
+async def _asked_or_lost(stop: asyncio.Future[str], service: Service) -> None:
+    """Wait until the process is asked to end, or has lost its device."""
+    failing = asyncio.create_task(service.failed.wait())
+    await asyncio.wait((stop, failing), return_when=asyncio.FIRST_COMPLETED)
+    failing.cancel()
+    if service.device_error is None:
+        await stop
+
+
+def _stop_signal() -> asyncio.Future[str]:
+    """Return what is done, with the signal's name, when the process is asked to end."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[str] = loop.create_future()
+
+    def asked(name: str) -> None:
+        if not stop.done():
+            stop.set_result(name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number.name)
+    return stop
+
+
+def _compile(service: Service) -> None:
+    """Load the kernels of the host, or compile them: no caller is to wait for a compiler."""
+    begin = monotonic()
+    said_at = -math.inf
+
+    def progress(done: int, of: int) -> None:
+        nonlocal said_at
+        service.preparing = f"compiling kernels: {done} of {of}, once after an installation"
+        if monotonic() - said_at >= _PROGRESS_EVERY_S or done == of:
+            said_at = monotonic()
+            kernels, note = f"{done} of {of}", "once after an installation; see `embstore compile`"
+            event(logging.INFO, "preparing kernels", kernels=kernels, note=note)
+
+    compile_kernels(progress)
+    service.preparing = ""
+    event(logging.INFO, "kernels prepared", seconds=round(monotonic() - begin, 2))
+
+
+def _open(settings: Settings) -> Engine:
+    """Open the store, with every kernel of its device compiled."""
+    store = embstore.open(
+        settings.data,
+        device=settings.device,
+        cache_bytes=settings.cache_bytes,
+        host_cache_bytes=settings.host_cache_bytes,
+        cache_split=cast(CacheSplit, settings.cache_split),
+        policy=settings.policy,
+        count_rate=settings.count_rate,
+        checkpoints_keep=settings.checkpoints_keep,
+        durability=cast(Durability, settings.durability),
+        sync_every_s=settings.sync_every_s,
+        recovery_s=settings.recovery_s,
+        commit_every_s=settings.commit_every_s,
+        scrub_bytes_per_s=settings.scrub_bytes_per_s,
+        dirty_bytes=settings.dirty_bytes,
+        read_only=settings.read_only,
+        threads=settings.threads,
+    )
+    store.warm_up()
+    engine = cast(Engine, store.executor)
+    engine.backups.within = settings.backup_within
+    event(
+        logging.INFO,
+        "opened",
+        device=store.device,
+        model=store.device_facts["model"],
+        cache_bytes=store.cache_bytes,
+        host_cache_bytes=engine.tables.host_cache.budget_bytes,
+        host_cache=engine.tables.host_cache.reason,
+    )
+    return engine
+
+
+def _after_commit(engine: Engine, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+    """Log a commit that the store made by itself, or why it could not. In the thread of commits."""
+    commits = engine.commits
+    if commits.error is not None:
+        note = f"the last one was {commits.age_s:.0f} s ago"
+        event(logging.ERROR, "commit failed", error=commits.error, note=note)
+        loop.call_soon_threadsafe(service.notice_failure)
+        return
+    command = engine.storage.catalogue.head.command
+    event(logging.INFO, "committed", command=command, seconds=round(commits.seconds, 3))
+
+
+def _after_problem(found: list[str]) -> None:
+    """Log what is wrong with a file. In the thread that checks files."""
+    note = "embstore verify shows all; restore a backup"
+    event(logging.ERROR, "damage found", problems=found, note=note)

@@ -1,0 +1,73 @@
+"""The host of a store: it opens it, serves it, and ends it.
+
+All that lives as long as the process is made here, from the bottom up: the service, then what
+keeps a leader and its standbys alike, which looks at the service and opens the store anew when a
+standby takes its leader's commit.
+"""
+
+from collections.abc import Callable
+from time import monotonic
+
+from embstore.engine.engine import Engine
+from embstore.storage.lineage import read as read_lineage
+from embstore_server.host.shards import take_place
+from embstore_server.path.service import Service
+from embstore_server.replication.following import Following
+from embstore_server.replication.standbys import Standbys
+from embstore_server.setup.parsing import SECONDS_MAX
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.metrics import Metrics
+
+
+class Host:
+    """A store, and what serves it in this process. Event loop only."""
+
+    def __init__(
+        self, settings: Settings, open_engine: Callable[[], Engine], metrics: Metrics
+    ) -> None:
+        """Prepare; `open_engine` opens the store of the settings, on the engine thread."""
+        self._open_engine = open_engine
+        self.service = Service(settings, metrics, self._opened, self._promote)
+        self.standbys = Standbys(self.service)
+        self.following = Following(self.service, self._reopen)
+
+    async def open(self) -> None:
+        """Open the store on the engine thread; from then on calls are served."""
+        self._use(await self.service.worker.start())
+        self.following.start()
+
+    async def stop(self) -> None:
+        """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
+        await self.following.stop()
+        try:
+            await self.service.worker.stop()
+        finally:
+            self.service.long_works.close()
+
+    def _opened(self) -> Engine:
+        """Open the store. On the engine thread."""
+        service, engine = self.service, self._open_engine()
+        try:
+            take_place(service.settings, engine)
+        except BaseException:
+            engine.close()
+            raise
+        service.lineage = read_lineage(engine.storage.files)
+        engine.standing = service.standing
+        self.following.opened(engine, service.lineage)
+        return engine
+
+    def _use(self, engine: Engine) -> None:
+        self.following.decide(engine)  # not before: the store until now stays what it is
+        self.service.use(engine, self.standbys.wake)
+        self.standbys.use(engine)
+
+    async def _reopen(self) -> None:
+        """Open what is in the directory now, in place of the store that was served."""
+        worker = self.service.worker
+        deadline = monotonic() + SECONDS_MAX
+        task = worker.submit("Follow", worker.reopen, lane="follow", deadline=deadline)
+        self._use(await task.outcome)
+
+    async def _promote(self) -> bool:
+        return await self.following.promote()

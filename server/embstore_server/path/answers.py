@@ -1,0 +1,96 @@
+"""What the engine brings back from a command: its result, and which state it is of.
+
+A reply's context must be read right after the work, on the thread that did it, before another
+command changes it; hence work is wrapped here, and not where it is answered.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from traceback import clear_frames
+from typing import Any, NamedTuple
+
+from embstore.commands import COMMANDS, Effect, after_timeout
+from embstore.engine.admin import context
+from embstore.engine.engine import Engine
+from embstore.errors import CapacityError, DeadlineError, EmbstoreError, OutcomeUnknownError
+from embstore.results import AcknowledgedUpdate, Context, Digest
+from embstore_server.path.caller import Caller
+from embstore_server.telemetry.logs import event
+
+ENGINE_STAGE = "engine"
+"""The whole of a call on the engine, among the seconds of its stages."""
+
+Work = Callable[[Engine], Any]
+
+
+class Answered(NamedTuple):
+    """A result, with the store, epoch and command number that it is of."""
+
+    value: Any
+    context: Context
+    stage_seconds: dict[str, float]
+    mark: int = 0
+    """What of the command log has to be durable before anybody is told."""
+
+    def finished(self, done: AcknowledgedUpdate) -> "Answered":
+        """Return the answer of a call that had to wait for other ranks, which it has."""
+        return self._replace(value=done, context=replace(self.context, command=done.command))
+
+
+def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[Engine], Answered]:
+    """Return work made to return Answered, with the time spent in each stage where asked for."""
+
+    def answered(engine: Engine) -> Answered:
+        totals = engine.tables.stages
+        before, begin = totals.seconds() if stages else {}, perf_counter()
+        value = work(engine)
+        seconds = perf_counter() - begin
+        spent = {ENGINE_STAGE: seconds} | _spent(before, totals.seconds()) if stages else {}
+        mark = engine.log.mark if engine.log is not None else 0
+        state = context(engine, instance)
+        if isinstance(value, Digest):  # of the state in which it began
+            state = replace(state, command=value.command)
+        return Answered(value, state, spent, mark)
+
+    return answered
+
+
+def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in after.items()}
+    return {stage: seconds for stage, seconds in spent.items() if seconds}
+
+
+def answered_error(error: Exception, verb: str, caller: Caller | None = None) -> Exception:
+    """Return the error that a call ends with: of one whose time ran out, DeadlineError; of one that
+    found no memory, CapacityError, or OutcomeUnknownError where it may have been done. Log what is
+    no answer, but a mistake of ours."""
+    who = caller.who if caller else {"verb": verb}
+    command = COMMANDS.get(verb.removesuffix("Stream"))
+    advice = after_timeout(command) if command else ""
+    if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
+        error = DeadlineError(f"{verb}: no answer in time{advice}")
+    lack = error.__cause__ if isinstance(error, CapacityError) else error
+    if isinstance(lack, MemoryError):
+        event(logging.WARNING, "no memory", reason=str(lack), **who)
+    if isinstance(error, MemoryError):
+        changes = command is not None and command.effect is not Effect.READS
+        what = f"{verb}: no memory on the server{f': {error}' if str(error) else ''}"
+        if changes:
+            error = OutcomeUnknownError(f"{what}{advice}")
+        else:
+            less = "send less in a call, or start the server with less cache_bytes"
+            error = CapacityError(f"{what}; {less}")
+    if type(error) is EmbstoreError or not isinstance(error, EmbstoreError):
+        event(logging.ERROR, "internal error", exc_info=error, **who)
+    return error
+
+
+def drop_trace(error: BaseException) -> None:
+    """Drop an error's trace, and those of what led to it."""
+    link: BaseException | None = error
+    while link is not None:
+        clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__

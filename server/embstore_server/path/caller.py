@@ -1,0 +1,201 @@
+"""Who calls, and what the call cost: what a transport knows, and the log says of slow calls."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+from embstore.arrays import (
+    length,
+)
+from embstore.commands import Command, Part
+from embstore_server.access.principals import ANYBODY, Principal
+from embstore_server.path.turnstile import Place
+from embstore_server.telemetry.logs import event
+from embstore_server.telemetry.metrics import Metrics
+from embstore_server.telemetry.slow_calls import SlowCall
+from embstore_server.telemetry.tracing import TimedCall
+
+if TYPE_CHECKING:
+    from embstore_server.path.worker import Task
+
+
+REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+"""Codes of calls that were not let in. These can be sent as often as their sender likes: of those
+of one verb, code and token the log has one a minute."""
+
+
+@dataclass
+class Caller:
+    """Who calls, by when, and what the call cost so far.
+
+    `peer` is where it calls from; a label and ids are for the log. `audited` is what an operator is
+    told that it was about, "" of a call that is not administration.
+    """
+
+    verb: str
+    peer: str
+    deadline: float  # monotonic seconds
+    label: str = ""
+    request: str = ""
+    traceparent: str = ""
+    map_version: int = 0
+    """Of the map by which its command was split; 0: by none."""
+    process: int = 0
+    """That it calls from, where the server will know of its end (`shared_memory.processes`)."""
+    tables: Sequence[str] = ()
+    """Names of the tables that its command names."""
+    keys: int = 0
+    """How many keys its command has; of a step's gradients, how many rows."""
+    session: str = ""
+    rank: int | None = None
+    step: int | None = None
+    started: float = field(default_factory=monotonic)
+    wait_s: float = 0.0
+    run_s: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    """Of the engine by its stages; and what it waited for besides, as "durable"."""
+    brief: bool = False  # a few keys: may be done at once
+    principal: Principal = ANYBODY
+    shared_lane: str = ""
+    """Of callers without a name; "": each has the lane of its peer."""
+    audited: str = ""
+    gone: Callable[[], Awaitable[None]] | None = None
+    """Waits until its client has gone; None: the call is cancelled then."""
+    place: Place | None = None
+    """Where its work goes on (turnstile.py)."""
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+    @property
+    def lane(self) -> str:
+        """Where it queues: lanes take turns, so one token's many connections count as one."""
+        return self.principal.name or self.shared_lane or self.peer
+
+    @property
+    def who(self) -> dict[str, Any]:
+        """What the log says of a call, whatever became of it. A call without a request id gets one,
+        by which its caller, or who looks at it, finds it in the log."""
+        self.request = self.request or uuid4().hex[:16]
+        named = {"session": self.session, "token": self.principal.name, "client": self.label}
+        return {"verb": self.verb, "request": self.request} | {n: v for n, v in named.items() if v}
+
+    def note(self, command: Command[Any]) -> None:
+        """Keep how much a command asks for; not the command, whose arrays may go before its end."""
+        self.keys = _key_count(command)
+        self.step = getattr(command, "step", None)
+
+    def spent(self, seconds: Mapping[str, float]) -> None:
+        """Add to the seconds by stage."""
+        own = self.stage_seconds
+        for stage, more in seconds.items():
+            own[stage] = own.get(stage, 0.0) + more
+
+    def queued(self, since: float) -> None:
+        """Add the time since then, of the monotonic clock, to that in the queue."""
+        self.wait_s += monotonic() - since
+
+    def worked(self, task: "Task") -> None:
+        """Add what its task took."""
+        self.wait_s += task.wait_s
+        self.run_s += task.run_s
+        self.spent(task.stage_seconds)
+
+    def waited(self, stage: str, since: float) -> None:
+        """Add the time since then, of the monotonic clock, to a stage."""
+        self.spent({stage: monotonic() - since})
+
+
+def _key_count(part: Any) -> int:
+    """Return how many keys a command has, or a part of it."""
+    for field_name in _OF_A_ROW_EACH:
+        found = getattr(part, field_name, None)
+        if isinstance(found, Part):
+            return _key_count(found)
+        if found is not None:
+            return length(found)
+    inner = getattr(part, "tables", ()) or getattr(part, "steps", ()) or getattr(part, "ranks", ())
+    return sum(_key_count(one) for one in inner if isinstance(one, Part))
+
+
+_OF_A_ROW_EACH = ("keys", "positions", "inverse", "gradients")
+"""Arrays of a command's parts, of which the first that is there has an entry a key."""
+
+
+def observe(
+    caller: Caller,
+    code: str,
+    metrics: Metrics,
+    slow_call_ms: float,
+    command: Command[Any] | None = None,
+) -> None:
+    """Keep the stats of a call that has been answered with `code`; log it if it was slow. `command`
+    is one that the caller has not noted."""
+    seconds = monotonic() - caller.started
+    is_slow = seconds * 1000 >= slow_call_ms
+    kind = caller.verb, code, caller.principal.name
+    metrics.observe_call(
+        caller.verb,
+        code,
+        seconds=seconds,
+        wait_s=caller.wait_s,
+        run_s=caller.run_s,
+        received_bytes=caller.received_bytes,
+        sent_bytes=caller.sent_bytes,
+    )
+    if caller.audited:
+        event(
+            logging.INFO,
+            "audit",
+            verb=caller.verb,
+            on=caller.audited,
+            code=code,
+            token=caller.principal.name,
+            peer=caller.peer,
+            request=caller.request,
+            alike=kind if code in REFUSED else (),
+        )
+    if is_slow:
+        if command is not None:
+            caller.note(command)
+        caller.request = caller.who["request"]
+        slow = SlowCall(
+            ended_at=time(),
+            verb=caller.verb,
+            code=code,
+            ms=round(seconds * 1000, 1),
+            wait_ms=round(caller.wait_s * 1000, 1),
+            run_ms=round(caller.run_s * 1000, 1),
+            stage_ms={n: round(s * 1000, 3) for n, s in caller.stage_seconds.items()},
+            tables=_text_of(caller.tables),
+            keys=caller.keys,
+            received_bytes=caller.received_bytes,
+            sent_bytes=caller.sent_bytes,
+            token=caller.principal.name,
+            client=caller.label,
+            request=caller.request,
+            traceparent=caller.traceparent,
+            session=caller.session,
+            rank=caller.rank,
+            step=caller.step,
+        )
+        metrics.slow_calls.add(slow)
+        said = {name: value for name, value in vars(slow).items() if name != "ended_at"}
+        is_let_in = caller.tables or caller.session  # else it took long to come, or to be refused
+        event(logging.WARNING, "slow call", **said, alike=() if is_let_in else kind)
+    if metrics.traces is not None:
+        if command is not None:
+            caller.note(command)
+        metrics.traces.ended(cast(TimedCall, caller), code)
+
+
+def _text_of(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(names[:TABLES_SHOWN])
+    more = len(names) - TABLES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+TABLES_SHOWN = 8

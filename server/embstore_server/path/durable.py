@@ -1,0 +1,115 @@
+"""Answers that wait until the command log is durable, and those of writes for standbys, too.
+
+The engine goes on with the next command; only the answer waits, and holds no thread. The log's
+thread says on the event loop how far it has come: once for a group of commands.
+
+Event loop only.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from embstore.errors import EmbstoreError
+from embstore.tables.command_log import CommandLog
+from embstore_server.path.quorum import Quorum
+
+
+class _Waiting(NamedTuple):
+    """Who waits for a mark; `is_write`: on standbys, too."""
+
+    mark: int
+    is_write: bool
+    future: "asyncio.Future[None]"
+
+
+class Durable:
+    """What waits for marks of the command log.
+
+    `refusal` makes the error that a call ends with if the log fails before its mark; `failed` is
+    called when it has failed; `progressed` after each sync.
+    """
+
+    def __init__(
+        self,
+        log: CommandLog,
+        quorum: Quorum,
+        *,
+        refusal: Callable[[], EmbstoreError],
+        failed: Callable[[], None],
+        progressed: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._quorum = quorum
+        self._failed = failed
+        self._refusal = refusal
+        self._progressed = progressed
+        self._waiting: list[_Waiting] = []
+        self._refused: Callable[[], EmbstoreError] | None = None
+        self._loop = asyncio.get_running_loop()
+        log.files.progressed = self._noticed
+
+    @property
+    def writes_waiting(self) -> int:
+        """Writes that are on the disk here, and wait for standbys."""
+        durable = self._log.files.durable
+        return sum(one.is_write and one.mark <= durable for one in self._waiting)
+
+    async def wait(self, mark: int, *, is_write: bool = False) -> None:
+        """Return once the log has come to a mark, of a write on standbys, too.
+
+        Raises what `refusal` makes: it never will.
+        """
+        if self._has(mark, is_write):
+            return
+        if is_write and self._refused is not None:
+            raise self._refused()
+        if self._log.files.failure is not None:
+            raise self._refusal()
+        future = self._loop.create_future()
+        self._waiting.append(_Waiting(mark, is_write, future))
+        await future
+
+    def has(self, mark: int) -> bool:
+        """Tell whether a read of this mark need not wait."""
+        return self._has(mark, is_write=False)
+
+    def _has(self, mark: int, is_write: bool) -> bool:
+        return self._log.files.durable >= mark and (not is_write or self._quorum.mark >= mark)
+
+    def _noticed(self) -> None:
+        """Have it looked into, on the loop. On the log's thread."""
+        with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+            self._loop.call_soon_threadsafe(self._synced)
+
+    def _synced(self) -> None:
+        if self._log.files.failure is not None:
+            self._failed()
+        files = self._log.files
+        durable = files.durable  # first: what is synced is as much, or more
+        self._quorum.synced(durable, files.synced)
+        self.look()
+        self._progressed()
+
+    def look(self) -> None:
+        """Let go on who need not wait any more."""
+        has_failed = self._log.files.failure is not None
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if one.future.done():
+                continue  # nobody waits any more
+            if self._has(one.mark, one.is_write):
+                one.future.set_result(None)
+            elif has_failed:
+                one.future.set_exception(self._refusal())
+            else:
+                self._waiting.append(one)
+
+    def refuse_writes(self, refusal: Callable[[], EmbstoreError]) -> None:
+        """End the calls that wait for standbys, now and later: this server was replaced."""
+        self._refused = refusal
+        for one in self._waiting:
+            if one.is_write and not one.future.done():
+                one.future.set_exception(refusal())
+        self._waiting = [one for one in self._waiting if not one.future.done()]

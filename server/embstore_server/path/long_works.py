@@ -1,0 +1,171 @@
+"""Work that takes long: on threads of its own, until nobody wants it any more.
+
+Each verb has threads of its own, so that it waits for its own kind alone. Of these a **lane** (all
+calls of one token) has at most half: what is more waits in its lane, in order, and what others send
+finds a thread. A lane has what it works on until that ends, also where nobody waits for it any
+more; else who cancels and calls again had all threads. Unnamed callers share all threads.
+
+A thread cannot be
+stopped; but what takes long is done piece by piece, and asks between its pieces whether it is still
+wanted (`Progress`). It ends there when its caller has gone: the call was cancelled, its deadline
+has passed, its connection is closed; or when the server's time to drain is over. The work of the
+server itself, such as a warm-up, has no caller that could go.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+from embstore.commands import Progress
+from embstore.errors import DeadlineError, EmbstoreError, OverloadedError, StoreClosedError
+from embstore_server.path.turns import Turns
+
+T = TypeVar("T")
+LongWork = Callable[[Progress], T]
+"""work(progress), which ends where `progress` raises."""
+
+_THREADS_MAX = 16
+"""Of one verb; further calls of it wait for these."""
+_LANE_THREADS_MAX = _THREADS_MAX // 2
+"""Of these, of one lane."""
+
+
+class _Wanted:
+    """Whether somebody still wants a work. Any thread."""
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
+        self._end: EmbstoreError | None = None
+
+    def end(self, why: EmbstoreError) -> None:
+        """Have it end soon."""
+        self._end = self._end or why
+
+    def check(self, done: int, of: int) -> None:
+        """Raise why it is to end, if it is."""
+        if self._end is not None:
+            raise self._end
+
+
+class LongWorks:
+    """The works that run, and their threads. Event loop only, but for what the threads do."""
+
+    def __init__(self, after_each: Callable[[], None]) -> None:
+        self._after_each = after_each  # called on the loop, whoever waits
+        self.running: set[object] = set()
+        """Also those for which nobody waits any more."""
+        self._wanted: set[_Wanted] = set()
+        self._pools: dict[str, ThreadPoolExecutor] = {}  # by verb
+        self._lanes: dict[tuple[str, str], Turns] = {}  # by verb and name
+        self.is_cut_off = False
+
+    def waiting_calls(self, lane: str) -> int:
+        """Return how many calls of a lane wait until it has fewer at work."""
+        return sum(of.waiting for (_, name), of in self._lanes.items() if name == lane)
+
+    async def run(
+        self,
+        verb: str,
+        work: LongWork[T],
+        gone: Callable[[], Awaitable[None]] | None = None,
+        *,
+        lane: str = "",
+        lane_calls_max: int | None = None,
+    ) -> T:
+        """Return what work returns.
+
+        gone : waits until the caller has gone; None: then this is cancelled
+        lane : whose it is; "": nobody's, and it waits for a thread alone
+        lane_calls_max : so many works of the lane may wait, of all verbs
+
+        Raises OverloadedError: no more works of the lane may wait.
+        """
+        wanted = _Wanted(verb)
+        loop = asyncio.get_running_loop()
+
+        def noted() -> T:
+            self.running.add(wanted)  # here: it goes on when nobody waits for it any more
+            try:
+                wanted.check(0, 0)
+                return work(wanted.check)
+            finally:
+                self.running.discard(wanted)
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._after_each)
+
+        if self.is_cut_off:
+            raise _cut_off(verb)
+        result = asyncio.ensure_future(self._in_lane(verb, lane, lane_calls_max, noted))
+        self._wanted.add(wanted)
+        left = asyncio.ensure_future(_left(gone))
+        try:
+            await asyncio.wait((result, left), return_when=asyncio.FIRST_COMPLETED)
+            if result.done():
+                return result.result()
+            raise DeadlineError(f"{verb}: its client has gone")
+        finally:
+            left.cancel()
+            self._wanted.discard(wanted)
+            if result.done():
+                result.cancelled() or result.exception()  # looked at, whoever still waits
+            else:
+                result.cancel()
+                wanted.end(DeadlineError(f"{verb}: nobody waits for it any more"))
+
+    def _check_room(self, lane: str, lane_calls_max: int) -> None:
+        if self.waiting_calls(lane) >= lane_calls_max:
+            raise OverloadedError(
+                f"{lane_calls_max} calls of {lane!r} that take long wait for others of it, its "
+                "queue_calls; back off, then retry"
+            )
+
+    async def _in_lane(
+        self, verb: str, lane: str, lane_calls_max: int | None, work: Callable[[], T]
+    ) -> T:
+        """Return what work returns on a thread, in its lane's turn."""
+        pool = self._pools.get(verb)
+        if pool is None:
+            pool = self._pools[verb] = ThreadPoolExecutor(_THREADS_MAX, verb)
+        if not lane:
+            return await asyncio.wrap_future(pool.submit(work))
+        own = self._lanes.setdefault((verb, lane), Turns(lambda works: works < _LANE_THREADS_MAX))
+        if lane_calls_max is not None and not own.is_free:
+            self._check_room(lane, lane_calls_max)
+        await own.enter()
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[T]) -> None:  # or withdrawn, before it began
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(own.leave)
+
+        result = pool.submit(work)
+        result.add_done_callback(ended)
+        return await asyncio.wrap_future(result)
+
+    def cut_off(self) -> None:
+        """End what runs or waits for a thread, and begin nothing: the server's time is over."""
+        self.is_cut_off = True
+        for wanted in self._wanted:
+            wanted.end(_cut_off(wanted.verb))
+        for (verb, _), lane in self._lanes.items():
+            lane.cut_off(_cut_off(verb))
+
+    def close(self) -> None:
+        """Give the threads back when they are done."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _left(gone: Callable[[], Awaitable[None]] | None) -> None:
+    if gone is None:
+        await asyncio.Event().wait()  # for ever
+    else:
+        await gone()
+
+
+def _cut_off(verb: str) -> StoreClosedError:
+    return StoreClosedError(
+        f"{verb} was cut off: the server is stopping; send the call again later"
+    )

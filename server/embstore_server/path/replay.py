@@ -1,0 +1,233 @@
+"""Mutating calls that are sent again are applied once.
+
+A client numbers its mutating calls. The server keeps, per client, the call of each number: while
+it is queued or running, a further attempt joins it; when it is done, it is answered as before.
+What is kept is an answer (a command number, t), never rows.
+
+A client says which numbers it has the answers of; those are forgotten, and so is what lies more
+than CALLS_MAX behind its newest. Of clients beyond CLIENTS_MAX the owner that has most loses its
+oldest one (`tables.owners`), of those without a call under way. From then on a client of this owner
+that is new here may be one that was forgotten: it is *doubtful*. Its first attempts are run as
+ever; a further one that is not remembered is OutcomeUnknownError.
+
+A call that surely changed nothing, and may do so another time (it was cancelled before it started,
+found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
+
+A further attempt that is *not* remembered was either never received, and is then run, or belongs to
+another life of the server or another epoch of the store, where it may have been applied before the
+rows it made were rolled back. The client says what instance and epoch it first sent the call to; if
+they are others now, nobody can tell, and the answer is OutcomeUnknownError.
+
+**Restarts.** Where the store has a command log, the answers are in it too (`recall`): the window
+goes on where it was when the server was killed, under the same instance: a call that was out then
+is run, or answered as it would have been. Of one whose answer alone was lost it is known that it
+was applied.
+
+A remembered answer of another epoch is not given again either: a restore has undone what it tells.
+An answer has its epoch in it, which says so at any time; to forget at a restore instead would also
+forget what was queued behind it, and never happen where nobody waits for the restore any more.
+
+Event loop only.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from embstore.engine.engine import Engine
+from embstore.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    OverloadedError,
+    StoreClosedError,
+)
+from embstore.tables.command_log import CALLS_MAX, CLIENTS_MAX, Answers
+from embstore.tables.owners import Ages, owner_of
+from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
+from embstore_server.path.answers import Answered
+from embstore_server.path.worker import Task, Worker
+
+_NOT_APPLIED = (DeadlineError, OverloadedError, StoreClosedError)
+
+
+class _Call:
+    """A remembered call. `waiters` are the attempts that wait for its outcome."""
+
+    def __init__(self, verb: str, task: Task) -> None:
+        self.verb = verb
+        self.task = task
+        self.outcome: asyncio.Future[Answered] = task.outcome
+        self.waiters = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the call was applied, and its answer lost in a crash."""
+        return self.outcome.done() and _result_of(self.outcome) is _LOST
+
+    def is_undone(self, epoch: int) -> bool:
+        """Whether what it answers is of another epoch; an error is of none, it changed nothing."""
+        result = _result_of(self.outcome)
+        return isinstance(result, Answered) and result.context.epoch != epoch
+
+
+_LOST = object()
+
+
+def _result_of(outcome: "asyncio.Future[Any]") -> Any:
+    """Return what a call became; None of one that is not done, or raised."""
+    if not outcome.done() or outcome.cancelled() or outcome.exception() is not None:
+        return None
+    return outcome.result()
+
+
+class _Client:
+    def __init__(self, *, doubtful: bool) -> None:
+        self.calls: dict[int, _Call] = {}
+        self.floor = 1  # every lower sequence has been forgotten
+        self.is_doubtful = doubtful  # it may have been forgotten, with calls that were applied
+
+    def forget_below(self, sequence: int) -> None:
+        if sequence > self.floor:
+            self.floor = sequence
+            for old in [s for s in self.calls if s < sequence]:
+                del self.calls[old]
+
+    def forget(self, sequence: int, call: _Call) -> None:
+        """Forget this call; one that came after it with the same sequence stays."""
+        if self.calls.get(sequence) is call:
+            del self.calls[sequence]
+
+
+class ReplayWindow:
+    """The remembered calls of all clients."""
+
+    def __init__(self, worker: Worker, instance: str) -> None:
+        self._worker = worker
+        self._instance = instance
+        self._clients: dict[str, _Client] = {}
+        self._ages = Ages()
+        self._forgotten: set[str] = set()  # owners of clients that were forgotten
+
+    @property
+    def remembered_calls(self) -> int:
+        """Calls remembered now, of all clients."""
+        return sum(len(client.calls) for client in self._clients.values())
+
+    def recall(self, answers: Answers, mark: int = 0) -> None:
+        """Remember what the command log has of a former process, or of the leader before; it is
+        answered when the log is durable up to a mark."""
+        self._clients.clear()
+        self._ages = Ages(answers.clients)
+        self._forgotten = set(answers.forgotten)
+        for name, remembered in answers.clients.items():
+            client = self._clients[name] = _Client(doubtful=False)
+            client.floor = remembered.floor
+            for sequence, (verb, result, context) in remembered.calls.items():
+                task = Task(verb, _nothing, "", 0.0)
+                task.finish(_LOST if result is None else Answered(result, context, {}, mark), None)
+                client.calls[sequence] = _Call(verb, task)
+
+    async def call(
+        self, verb: str, origin: Origin, epoch: int, submit: Callable[[], Task]
+    ) -> tuple[Any, Task]:
+        """Return the outcome of the call with this origin, and its task; run it if none has.
+
+        Raises OutcomeUnknownError: a further attempt of a call that another life of the store
+        received; InvalidArgumentError: no client id, no sequence, or another call had this one;
+        Exception: what the call raised.
+        """
+        client = self._client(origin)
+        client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
+        while (call := client.calls.get(origin.sequence)) is not None:
+            if call.verb != verb:
+                raise InvalidArgumentError(
+                    f"origin: sequence {origin.sequence} was a {call.verb}, and is a {verb} now"
+                )
+            if call.is_lost:
+                raise OutcomeUnknownError(
+                    "this call was applied, and its answer was lost when the server ended; read t "
+                    "and the command number, then go on"
+                )
+            if call.is_undone(epoch):
+                raise OutcomeUnknownError(
+                    "the store was restored after this call, which had been applied, or lost "
+                    "commands in a crash: what it changed may be gone; read t and the command "
+                    "number, then decide"
+                )
+            with suppress(*_NOT_APPLIED):  # then it is run for this attempt, or a third one's
+                return await self._join(client, origin.sequence, call), call.task
+        self._check_first(client, origin, epoch)
+        call = client.calls[origin.sequence] = _Call(verb, submit())
+        return await self._join(client, origin.sequence, call), call.task
+
+    def _client(self, origin: Origin) -> _Client:
+        name = origin.client_id
+        if not 0 < len(name) <= CLIENT_ID_CHARACTERS_MAX or origin.sequence < 1:
+            raise InvalidArgumentError(
+                f"origin: expected a client_id of 1 to {CLIENT_ID_CHARACTERS_MAX} characters and "
+                f"a sequence from 1, found {name[:80]!r}, {origin.sequence}"
+            )
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = _Client(doubtful=owner_of(name) in self._forgotten)
+        self._ages.renew(name)
+        if len(self._clients) > CLIENTS_MAX:
+            names = (n for n in self._ages.to_forget() if n != name and self._is_idle(n))
+            if (oldest := next(names, None)) is not None:
+                del self._clients[oldest]
+                self._ages.drop(oldest)
+                self._forgotten.add(owner_of(oldest))
+        return client
+
+    def _is_idle(self, name: str) -> bool:
+        latest_first = reversed(self._clients[name].calls.values())
+        return all(call.outcome.done() for call in latest_first)
+
+    def _check_first(self, client: _Client, origin: Origin, epoch: int) -> None:
+        if origin.sequence < client.floor:
+            raise OutcomeUnknownError(
+                f"origin: sequence {origin.sequence} has been forgotten: the client had its "
+                f"answer, or is {CALLS_MAX} calls further"
+            )
+        if origin.attempt and client.is_doubtful:
+            raise OutcomeUnknownError(
+                f"origin: the client may have been forgotten (at most {CLIENTS_MAX} are "
+                "remembered) while this call was out: it may have been applied before; read t and "
+                "the command number, then decide"
+            )
+        check_epoch(origin, epoch)
+        if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
+            raise OutcomeUnknownError(
+                "the server restarted, or was restored, while this call was out: it may have been "
+                "applied before; read t and the command number, then decide"
+            )
+
+    async def _join(self, client: _Client, sequence: int, call: _Call) -> Any:
+        call.waiters += 1
+        try:
+            return await asyncio.shield(call.outcome)
+        except _NOT_APPLIED:
+            client.forget(sequence, call)
+            raise
+        except asyncio.CancelledError:
+            if call.waiters == 1 and self._worker.withdraw(call.task):
+                client.forget(sequence, call)
+            raise
+        finally:
+            call.waiters -= 1
+
+
+def _nothing(_: Engine) -> None:
+    """The work of a call that is done."""
+
+
+def check_epoch(origin: Origin, epoch: int) -> None:
+    """Refuse a call whose sender goes by another epoch than the store's. Any thread."""
+    if origin.epoch and origin.epoch != epoch:
+        raise OutcomeUnknownError(
+            f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "
+            "lost commands in a crash, and what the caller knew of it is void; read t and the "
+            "command number, then go on"
+        )

@@ -1,0 +1,74 @@
+"""Whether a caller may give a command, and which one it is then.
+
+One function, for every transport: the right is the command's (`Command.right`), the names it is
+needed on are those that the command, or its session, has. What is administration is noted for the
+log, refused or not.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from embstore import commands as c
+from embstore.commands import Command, Right
+from embstore.config import NAME_BYTES_MAX
+from embstore.errors import InvalidArgumentError
+from embstore.lookahead.sessions import Sessions
+from embstore.rights import EVERYTHING, concerned
+from embstore_server.access.principals import Principal
+from embstore_server.path.caller import Caller
+
+C = TypeVar("C", bound=Command[Any])
+
+_AUDITED = (c.CreateTable, c.GrowTable, c.SetLearningRate, c.Checkpoint, c.EndSession)
+"""Beside all that needs the right to administrate."""
+_AUDITED_CHARACTERS_MAX = 400
+_NAMED_SESSION = (c.OpenSession, c.JoinSession, c.EndSession)
+
+
+def _subject(command: Command[Any]) -> str:
+    """Return what a command is about, for the log."""
+    if isinstance(command, c.Restore) and command.force:
+        return f"{command.label}, ending open sessions"
+    for field in ("name", "label", "destination"):
+        if said := getattr(command, field, None):
+            return str(said)
+    return ", ".join(concerned(command))
+
+
+def _own_members(
+    principal: Principal, members: tuple[str, ...], sessions: Callable[[], Sessions]
+) -> tuple[str, ...]:
+    found = [(member, sessions().facts(member=member, name="")) for member in members]
+    return tuple(m for m, facts in found if facts and principal.owns_session(facts.name))
+
+
+def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C:
+    """Return a command as its caller means it: sessions by their full names. Any thread.
+
+    Raises PermissionDeniedError; InvalidArgumentError: a name that nothing can have.
+    """
+    principal = caller.principal
+    if isinstance(command, _NAMED_SESSION):
+        command = cast(C, replace(command, name=principal.session(command.name)))
+    if isinstance(command, c.GrowTable | c.SetLearningRate) and command.members:
+        own = _own_members(principal, command.members, sessions)
+        command = cast(C, replace(command, members=own))
+    names = concerned(command)
+    caller.tables = () if names == (EVERYTHING,) else names
+    if any(len(name) > NAME_BYTES_MAX for name in names):  # nothing is remembered or logged of it
+        raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
+    if command.right is Right.ADMIN or isinstance(command, _AUDITED):
+        caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
+    if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
+        return command
+    is_named = isinstance(command, c.JoinSession | c.EndSession)
+    member = None if is_named else getattr(command, "member", None)
+    if is_named or member is not None:
+        facts = sessions().facts(member=member, name=getattr(command, "name", ""))
+        if facts is None:  # the engine says so
+            return command
+        principal.check_session(facts.name)
+        names = facts.tables
+    principal.check(command.right, names)
+    return command

@@ -1,0 +1,130 @@
+"""Room for what is written: looked for also while nobody writes, told, and waited for at the end.
+
+A server whose directory takes no more is **not ready**: /readyz and gRPC's health say so, with the
+reason, and ready again once there is room; so do stats and metrics, and the log, once a minute.
+Reads are served all the same; but readiness says where to send work, and a trainer that comes here
+would be refused. A write that finds no room in the command log is refused before it changes
+anything. Where commands are not logged, it would only find out at the next commit: so writes are
+refused as soon as a commit of all that has changed may find no room.
+
+When the server ends, what no commit has is committed. Where there is no room for that, it is tried
+again until `drain_s` is over; then the log says what is lost, or that the command log has it, and
+the process does not end with 0. Where commands are logged, a commit that is not done by then is
+left out: the next start executes them.
+
+Files that somebody removes below a running server are looked for as often: the store has failed
+then, since what is acknowledged would be lost. Event loop only.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from embstore.commands import Command, DropTable, Effect
+from embstore.engine.engine import Engine
+from embstore.errors import CapacityError, EmbstoreError
+from embstore.storage.room import lack_of
+from embstore_server.telemetry.logs import SELDOM_S, event
+
+if TYPE_CHECKING:
+    from embstore_server.path.served import Served
+
+LOOK_S = 2.0
+_AGAIN_S = 0.5
+
+
+async def _nobody() -> None:
+    """Nobody is told."""
+
+
+class _LateError(Exception):
+    """The time in which a commit could be made is over."""
+
+
+class Room:
+    """Whether the directory of a service takes what is written."""
+
+    def __init__(self, served: "Served") -> None:
+        self.lack = ""
+        """Why it does not; empty: it does."""
+        self.changed: Callable[[], Awaitable[None]] = _nobody
+        """Called when that changes."""
+        self._service = served
+        self._said_at = -SELDOM_S
+
+    async def watch(self) -> None:
+        """Look every so often, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look now, and tell what has changed."""
+        before, self.lack = self.lack, await asyncio.to_thread(_lack, self._service.engine)
+        self._service.notice_failure()
+        if self.lack and monotonic() - self._said_at >= SELDOM_S:
+            self._said_at = monotonic()
+            event(logging.ERROR, "no room", reason=self.lack, note="reads are served")
+        if before and not self.lack:
+            self._said_at = -SELDOM_S
+            event(logging.INFO, "room again")
+        if bool(before) is not bool(self.lack):
+            await self.changed()
+
+    def check(self, command: Command[Any]) -> None:
+        """Refuse a command that no commit may have room for, and no command log has."""
+        if self.lack and command.effect is Effect.WRITES and self._service.engine.log is None:
+            if not isinstance(command, DropTable):  # which makes room
+                raise CapacityError(f"nothing has changed: {self.lack}")
+
+    async def commit(self, until: float) -> None:
+        """Commit what no commit has, again and again where there is no room, until some time of the
+        monotonic clock. Without a command log a commit that has begun goes on after it."""
+        engine = self._service.engine
+        deadline = None if engine.log is None else partial(_check, until)
+        await asyncio.to_thread(engine.look_for_files)
+        if engine.storage.read_only or engine.failure is not None:
+            return
+        while True:
+            try:
+                await asyncio.to_thread(engine.commits.commit, deadline)
+                return
+            except _LateError as exc:
+                engine.is_left_to_log = True
+                _say_uncommitted(engine, exc)
+                return
+            except CapacityError as exc:
+                deadline = None  # a lack of room is told by the status, however late it is
+                if monotonic() >= until:
+                    _say_uncommitted(engine, exc)
+                    return
+            except EmbstoreError:
+                return  # closing the store says it
+            await asyncio.sleep(min(_AGAIN_S, max(until - monotonic(), 0.0)))
+
+
+def _check(until: float, done: int, of: int) -> None:
+    """End a commit, whose `progress` this is, after some time of the monotonic clock."""
+    if monotonic() > until:
+        raise _LateError("the time to stop (drain_s) is over")
+
+
+def _lack(engine: Engine) -> str:
+    engine.look_for_files()
+    if engine.storage.read_only:
+        return ""
+    lack = lack_of(engine.storage.files, engine.commits.write_back.commit_bytes)
+    error = engine.commits.error
+    return lack or (f"no commit could be made: {error}" if error else "")
+
+
+def _say_uncommitted(engine: Engine, cause: Exception) -> None:
+    """Log how many commands no commit has, and what becomes of them."""
+    commands = engine.tables.frame.command_number - engine.storage.catalogue.head.command
+    note = "they are lost"
+    if engine.log is not None:
+        note = "the command log has them: they are executed when the server is started again"
+    event(logging.ERROR, "not committed", reason=str(cause), commands=commands, note=note)

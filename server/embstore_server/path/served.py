@@ -1,0 +1,310 @@
+"""The store that is served: which one it is, whether it takes calls, and who waits for it.
+
+It is opened by `embstore_server.host`, which gives it to `use`; a standby that takes its leader's
+commit gives another one. What is here outlives a store: stats, queue, who may call.
+
+**Waiting for others.** A command of a look-ahead session may wait for a step: for its rows, or for
+its last rank. It holds no thread meanwhile: `until` polls what it waits for, and again after each
+progress that a session makes. The sessions report progress on any thread; what is reported before
+the loop has come to wake the waiting calls needs no second wake-up, so a burst costs one. Every
+call that waits is woken, which is a poll for each rank of each session: few, and cheap.
+
+**Threads.** What takes long takes the store's own lock piece by piece (long_works.py). Meanwhile no
+task is done by the event loop at once, which would stand still while it waits for that lock; nor is
+one while a merge waits to be installed.
+
+**The end.** A server that stops gives its calls a while. What is left then is cut off: what waits
+in the queue, and what takes long at its next piece. Both are told so, and have done nothing.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from functools import partial
+from time import monotonic
+from typing import Protocol, TypeVar
+from uuid import uuid4
+
+from embstore.commands import Progress
+from embstore.engine.admin import context
+from embstore.engine.engine import Engine
+from embstore.engine.standing import Standing
+from embstore.errors import DeviceError, StoreClosedError
+from embstore.handles.store import Store
+from embstore.results import Context, ServerLimits
+from embstore.storage.lineage import Lineage
+from embstore.tables.command_log import CALLS_MAX
+from embstore_proto.frame import CHUNK_BYTES_MAX
+from embstore_server.access import shares
+from embstore_server.access.callers import Callers
+from embstore_server.access.certificates import Certificates
+from embstore_server.path.caller import Caller
+from embstore_server.path.durable import Durable
+from embstore_server.path.freed import Freed
+from embstore_server.path.inflight import Inflight
+from embstore_server.path.long_works import LongWorks
+from embstore_server.path.quorum import Quorum
+from embstore_server.path.replay import ReplayWindow
+from embstore_server.path.room import Room
+from embstore_server.path.timed_calls import TimedCaller, TimedTask
+from embstore_server.path.traffic import Traffic
+from embstore_server.path.worker import Worker
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.logs import event
+from embstore_server.telemetry.metrics import Metrics
+
+T = TypeVar("T")
+
+
+class Patient(Protocol):
+    """What a call waits for: a step's rows, its last rank, a warm-up."""
+
+    @property
+    def left_s(self) -> float:
+        """In so many seconds it is worth another look, whatever happens."""
+
+
+class Served:
+    """A store, as calls find it. Event loop only, but where it says otherwise."""
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, open_engine: Callable[[], Engine]
+    ) -> None:
+        """Prepare to serve what `open_engine` opens, on the engine thread."""
+        self.settings = settings
+        self.metrics = metrics
+        self.process = uuid4().hex
+        """Of this process alone, whatever outlives it."""
+        self.instance = self.process
+        self.started = monotonic()
+        limits = shares.defaults(settings.queue_calls_max, settings.inflight_bytes_max)
+        self.callers = Callers(settings.tokens, limits)
+        self.certificates = None if settings.tls_cert is None else Certificates(settings)
+        self.inflight = Inflight(settings.inflight_bytes_max)
+        self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
+        """By transport."""
+        self.socket = ""
+        """Where the shared-memory transport listens; "": nowhere."""
+        self.standing = Standing(settings.standbys)
+        self.lineage = Lineage()
+        """What the store continues; replaced whole."""
+        self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
+        self.caller_of: type[Caller] = Caller
+        """What a transport makes of who calls."""
+        if metrics.traces is not None:
+            self.caller_of, self.worker.task_of = TimedCaller, TimedTask
+        self.replay = ReplayWindow(self.worker, self.instance)
+        self.room = Room(self)
+        self.freed = Freed()
+        self.failed = asyncio.Event()
+        """Set once a call has failed the store, also one that nobody waits for any more."""
+        self.preparing = ""
+        """What is done before the store is opened, and how far it is; any thread sets it."""
+        self.durable: Durable | None = None
+        """What answers wait for; None: for nothing."""
+        self.quorum = Quorum(settings.standbys, self._has_grown)
+        self.long_works = LongWorks(self.notice_failure)
+        self.idle = asyncio.Event()
+        """Set while no call is under way."""
+        self.idle.set()
+        self._calls = 0
+        self._stopping = False
+        self._progress = asyncio.Event()  # the next progress of a session: a new one after each
+        self._is_watching = False
+        self._is_waking = False  # the loop has been asked to wake the waiting calls
+        self._engine: Engine | None = None
+
+    # Life
+
+    def use(self, engine: Engine, synced: Callable[[], None]) -> None:
+        """Serve a store from now on; `synced` is called after each sync of its command log."""
+        self._engine = engine
+        self._is_watching = False
+        engine.sessions.owner_bytes_max = partial(
+            shares.announced_bytes_max, self.callers, engine.tables.limits.announced_bytes_max
+        )
+        if (log := engine.log) is None:
+            return
+        self.quorum = Quorum(self.settings.standbys, self._has_grown)
+        self.durable = Durable(
+            log,
+            self.quorum,
+            refusal=self.closed,
+            failed=self.notice_failure,
+            progressed=synced,
+        )
+        durable = log.files.durable  # now: of what is synced from here on it is told
+        self.quorum.synced(durable, log.files.synced)
+        self.recall()
+
+    def recall(self) -> None:
+        """Answer calls as the command log has it."""
+        log = self.engine.log
+        assert log is not None
+        self.instance = log.memory.life
+        self.replay = ReplayWindow(self.worker, self.instance)
+        self.replay.recall(log.memory.answers, log.mark)
+
+    def _has_grown(self) -> None:
+        if self.durable is not None:
+            self.durable.look()
+
+    def reload(self) -> None:
+        """Read tokens and certificates again, for calls and connections from now on."""
+        self.callers.reload()
+        if self.certificates is not None:
+            self.certificates.reload()
+
+    def count_calls(self, more: int) -> None:
+        """Note that calls have begun, or, of less than none, ended."""
+        self._calls += more
+        if self._calls:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+    def cut_off(self) -> None:
+        """End what takes long, and what waits for its turn: the time to drain is over."""
+        self.long_works.cut_off()
+        self.worker.cut_off(StoreClosedError("the server is stopping; send the call again later"))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new calls are refused for good; calls that wait for others end then."""
+        return self._stopping
+
+    @stopping.setter
+    def stopping(self, stopping: bool) -> None:
+        self._stopping = stopping
+        self.wake()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for what needs no turn of it; StoreClosedError before the store is open."""
+        if self._engine is None:
+            raise self.closed()
+        return self._engine
+
+    @property
+    def store_id(self) -> str:
+        """The id of the store; another one when a standby has taken its leader's first commit."""
+        return self.engine.storage.catalogue.store_id
+
+    @property
+    def store(self) -> Store:
+        """The store's handle; its calls are the engine thread's, or long."""
+        return Store(self.engine)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store has been opened; one that failed since is still open."""
+        return self._engine is not None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What failed the store, so that it refuses every call until the server is restarted."""
+        return None if self._engine is None else self._engine.failure
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        """What failed the store, if that was its device."""
+        return self.failure if isinstance(self.failure, DeviceError) else None
+
+    @property
+    def not_ready(self) -> str:
+        """Why calls are not served; empty when they are."""
+        if self._engine is None:
+            return f"starting: {self.preparing or 'the store is being opened'}"
+        if self.failure is not None:
+            return f"the store has failed, restart the server: {self.failure}"
+        if self.standing.is_empty:
+            return f"starting: the first commit of {self.standing.leader} is awaited"
+        return "stopping" if self.stopping else ""
+
+    @property
+    def unready(self) -> str:
+        """Why nobody should be sent here, though reads may be served (room.py); empty: do."""
+        return self.not_ready or self.room.lack
+
+    @property
+    def limits(self) -> ServerLimits:
+        """The named bounds of the server."""
+        fixed = {"chunk_bytes_max": CHUNK_BYTES_MAX, "remembered_calls_max": CALLS_MAX}
+        bounds = vars(self.settings) | fixed
+        return ServerLimits(**{f.name: bounds[f.name] for f in fields(ServerLimits)})
+
+    async def run_in_thread(
+        self, verb: str, work: Callable[[Engine, Progress], T], caller: Caller | None = None
+    ) -> T:
+        """Return what `work` returns on a thread of the verb's own: for what takes long. It is
+        ended between its pieces when its caller has gone."""
+        if self._engine is None or self.stopping:
+            raise self.closed()
+        mine = partial(work, self._engine)
+        if caller is None:
+            return await self.long_works.run(verb, mine)
+        lane, limits = caller.principal.name, caller.principal.limits
+        began = monotonic()
+        try:
+            return await self.long_works.run(
+                verb, mine, caller.gone, lane=lane, lane_calls_max=limits.get("queue_calls")
+            )
+        finally:
+            caller.waited("thread", began)
+
+    # Waiting for others
+
+    async def until(self, handle: Patient, poll: Callable[[], T | None]) -> T:
+        """Return what `poll` returns of a handle, once that is not None.
+
+        It is called after each progress of a session, and when the handle's patience ends. Raises
+        StoreClosedError: the server stops, or the store has failed; others will not come any more.
+        """
+        if not self._is_watching:  # the first call that waits
+            self._is_watching = True
+            self.engine.sessions.watch(partial(self._progressed, asyncio.get_running_loop()))
+        while True:
+            progress = self._progress  # taken first: progress during the poll is not missed
+            found = poll()
+            if found is not None:
+                return found
+            if self.not_ready:
+                raise self.closed()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(handle.left_s):
+                    await progress.wait()
+
+    def _progressed(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_waking:
+            self._is_waking = True
+            loop.call_soon_threadsafe(self.wake)
+
+    def wake(self) -> None:
+        """Let every waiting call poll again."""
+        self._is_waking = False  # before they poll: what is reported from now on may be after that
+        progress, self._progress = self._progress, asyncio.Event()
+        progress.set()
+
+    # Ends of calls
+
+    def closed(self) -> StoreClosedError:
+        """Return the error of a call that is not served, or not any more."""
+        if self.failure is not None:
+            return StoreClosedError(self.not_ready)
+        later = "; send the call again later" if self.stopping else ""
+        return StoreClosedError(f"the server is {self.not_ready}{later}")
+
+    def notice_failure(self) -> None:
+        """Tell health and the log, once, that the store has failed. Event loop only."""
+        if self.failure is not None and not self.failed.is_set():
+            self.failed.set()
+            self.wake()
+            level = logging.CRITICAL if self.device_error else logging.ERROR
+            event(level, "store failed", reason=self.not_ready)
+
+    def context(self) -> Context:
+        """Return which state of which store answers now."""
+        return context(self.engine, self.instance)

@@ -1,0 +1,357 @@
+"""What every call goes through, whichever transport it came in by: lane, deadline, queue, stats.
+
+`execute` has a command executed where its effect says
+(`embstore.commands`): on the engine thread in its turn, with an origin at most once; on a thread of
+its own, where it takes long; or at once, where it needs no engine, so that a lease is renewed
+whatever else waits. Event loop only.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+from embstore.checks.call_bytes import reply_bytes
+from embstore.commands import (
+    Checkpoint,
+    Command,
+    Effect,
+    GetDigest,
+    GetLeaves,
+    GetStats,
+    Lookup,
+    OpenScan,
+    Progress,
+    Promote,
+    Retry,
+)
+from embstore.engine.engine import Engine
+from embstore.errors import (
+    CheckpointExistsError,
+    InvalidArgumentError,
+    TableNotFoundError,
+)
+from embstore.layout import VALUE_BYTES
+from embstore.lookahead.handles import StepOutcome
+from embstore.results import Checkpoint as Kept
+from embstore.results import Membership, ServerInfo
+from embstore_proto.envelope import Origin
+from embstore_proto.frame import ALIGNMENT
+from embstore_server.access import shares
+from embstore_server.path.answers import Answered, Work, answering
+from embstore_server.path.caller import Caller
+from embstore_server.path.inflight import Reservation
+from embstore_server.path.replay import check_epoch
+from embstore_server.path.rights import permitted
+from embstore_server.path.served import Served
+from embstore_server.path.turnstile import Place
+from embstore_server.path.warming import Warming
+from embstore_server.path.worker import Task
+from embstore_server.setup.settings import Settings
+from embstore_server.telemetry.metrics import Metrics
+
+C = TypeVar("C", bound=Command[Any])
+T = TypeVar("T")
+
+_PARSED_TIMES = 30
+"""A document takes so many times its size, at most, until the store has it: the two bytes of a row
+of a profile become two int64, and checks, ranks and what is kept take more. Measured: 29."""
+_PARSING_SHARE = 2
+"""Of what may be in flight, a document's parsing takes one part in so many: others go on."""
+_MEMBERS_MAX = 4096
+"""Of which session and rank are remembered, for the log of slow calls."""
+
+
+class Service(Served):
+    """A served store, and the way of calls to it.
+
+    One class, because a call passes through all of it in one order, on one thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        open_engine: Callable[[], Engine],
+        promote: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Prepare; `promote` makes a standby the leader, and returns False of what is none."""
+        super().__init__(settings, metrics, open_engine)
+        self.warming = Warming(self)
+        self._promote = promote
+        self._places: OrderedDict[str, Membership] = OrderedDict()  # by member that joined of late
+
+    # Commands
+
+    def permitted(self, caller: Caller, command: C) -> C:
+        """Return a command as its caller means it, if the caller may give it. Any thread.
+
+        Whatever brings a command to `execute`, `begin` or the engine asks this first. Raises
+        PermissionDeniedError.
+        """
+        command = permitted(caller, command, lambda: self.engine.sessions)
+        if member := getattr(command, "member", ""):
+            self.engine.sessions.used_by(member, caller.process)
+        return command
+
+    async def execute(
+        self, caller: Caller, command: Command[Any], origin: Origin | None = None
+    ) -> Answered:
+        """Have a command executed where its effect says, and return its result when it is there."""
+        return await self.finished(caller, await self.begin(caller, command, origin))
+
+    async def begin(
+        self,
+        caller: Caller,
+        command: Command[Any],
+        origin: Origin | None = None,
+        *,
+        out: Any = None,
+        stages: bool = False,
+    ) -> Answered:
+        """Do the same, but not wait for the other ranks of a step: `finished` does.
+
+        `out` is as of `Executor.execute`, called on the engine thread; with `stages` the answer
+        says where the time went. Raises OverloadedError, DeadlineError, StoreClosedError: nothing
+        has been done, but that StoreClosedError may also say that the store has failed since;
+        OutcomeUnknownError: see `embstore_server.path.replay`; what the command raised.
+        """
+        self.note(caller, command)
+        self.room.check(command)
+        if isinstance(command, Promote) and await self._promote():
+            return answering(lambda _: None, self.instance)(self.engine)
+        if isinstance(command, GetStats) and self.durable is not None:
+            self.standing.writes_waiting = self.durable.writes_waiting
+        work = answering(
+            partial(self._begun, caller, command, out=out, origin=origin),
+            self.instance,
+            stages=stages,
+        )
+        match command.effect:
+            case Effect.PROMPT:
+                answered = work(self.engine)
+            case Effect.LONG:
+                answered = await self._in_thread(caller, command)
+            case _:
+                if isinstance(command, Checkpoint):
+                    with suppress(CheckpointExistsError):  # maybe by this call, that is sent again
+                        await self.run_in_thread(
+                            "Checkpoint", lambda e, progress: e.prepare(command, progress), caller
+                        )
+                answered = await self._in_turn(caller, origin, work)
+                if caller.place is not None:
+                    caller.place.leave()
+                is_write = command.effect is Effect.WRITES or command.retry is Retry.WINDOW
+                await self._until_durable(caller, answered, is_write=is_write)
+        return self._noted(caller, answered)
+
+    def look_up_at_once(
+        self, callers: Sequence[Caller], commands: Sequence[Lookup], outs: Sequence[Any]
+    ) -> Answered | None:
+        """Look rows up for several callers, as one, if nothing has to be waited for; None:
+        something has. The lookups have one `admit`."""
+        if self._engine is None or self.stopping or self.long_works.running:
+            return None
+        if not self._engine.is_prompt or self._engine.tables.frame.is_taken:
+            return None
+        log = self._engine.log
+        if self.durable is not None and log is not None and not self.durable.has(log.mark):
+            return None  # what it reads may have to wait
+        began = monotonic()
+        versions = {caller.map_version for caller in callers} - {0}
+        work = answering(lambda e: e.look_up_resident(commands, outs, versions), self.instance)
+        answered: Answered | None = self.worker.at_once(work)
+        if answered is None or answered.value is None:
+            return None
+        for caller in callers:
+            caller.run_s = (monotonic() - began) / len(callers)
+        return answered
+
+    def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
+        """Begin a command, if its caller's share has room."""
+        shares.check(caller.principal, command, engine)
+        return engine.begin(command, map_version=caller.map_version, **how)
+
+    def reservation(self, caller: Caller) -> Reservation:
+        """Give back at the end what a caller reserves inside."""
+        principal = caller.principal
+        return self.inflight.reservation(principal.name, principal.limits.get("inflight_bytes"))
+
+    def lend(self, caller: Caller, count: int) -> Reservation:
+        """Return the loan of memory that is shared with a caller; raises OverloadedError."""
+        principal = caller.principal
+        return self.inflight.lend(principal.name, principal.limits.get("inflight_bytes"), count)
+
+    async def _in_thread(self, caller: Caller, command: Command[Any]) -> Answered:
+        """Have a command that takes long executed on a thread of its own."""
+
+        def work(engine: Engine, progress: Progress) -> Answered:
+            execute = partial(
+                Engine.begin, command=command, progress=progress, map_version=caller.map_version
+            )
+            return answering(execute, self.instance)(engine)
+
+        answered = await self.run_in_thread(type(command).__name__, work, caller)
+        if isinstance(command, GetDigest | GetLeaves | OpenScan):
+            await self._until_durable(caller, answered, is_write=False)
+        return answered
+
+    async def _until_durable(self, caller: Caller, answered: Answered, *, is_write: bool) -> None:
+        """Wait until a crash cannot take back what an answer says, also of what others wrote; what
+        this call wrote is then on standbys, too, where that is asked for.
+
+        Not for the rows of a session's step: a step before it that a crash takes back is not
+        acknowledged, and so is sent again, with the same gradients.
+        """
+        is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
+        if self.durable is not None and is_known:
+            began = monotonic()
+            await self.durable.wait(answered.mark, is_write=is_write)
+            caller.waited("durable", began)
+
+    async def finished(self, caller: Caller, answered: Answered) -> Answered:
+        """Return an answer for which other ranks had to do their part, when they have."""
+        if isinstance(answered.value, StepOutcome):
+            began = monotonic()
+            answered = answered.finished(await self.until(answered.value, answered.value.poll))
+            caller.waited("ranks", began)
+            log = self.engine.log
+            mark = log.mark if log is not None else 0
+            await self._until_durable(caller, answered._replace(mark=mark), is_write=True)
+        return answered
+
+    def note(self, caller: Caller, command: Any) -> None:
+        """Say in a caller what its command asks for, and of which session, rank and step."""
+        caller.note(command)
+        place = self._places.get(getattr(command, "member", ""))
+        if place is not None:
+            caller.session, caller.rank = place.name, place.rank
+
+    def _noted(self, caller: Caller, answered: Answered) -> Answered:
+        match answered.value:
+            case Membership(member, name, rank) as place:
+                self._places[member] = place
+                caller.session, caller.rank = name, rank
+                if len(self._places) > _MEMBERS_MAX:
+                    self._places.popitem(last=False)
+            case Kept() | tuple():
+                return answered._replace(value=caller.principal.visible(answered.value))
+            case ServerInfo() as info:
+                info = replace(
+                    info,
+                    context=answered.context,
+                    server=self.limits,
+                    process=self.process,
+                    socket=self.socket,
+                )
+                return answered._replace(value=info)
+        return answered
+
+    async def _in_turn(
+        self, caller: Caller, origin: Origin | None, work: Callable[[Engine], Answered]
+    ) -> Answered:
+        """Have work done on the engine thread; with an origin at most once."""
+        if origin is None:
+            answered: Answered = await self.run(caller, work)
+            return answered
+        store_id = self.engine.storage.catalogue.store_id
+        if origin.store_id and origin.store_id != store_id:
+            raise InvalidArgumentError(
+                f"the call is for store {origin.store_id}, served here is {store_id}; connect again"
+            )
+        caller.rank = caller.rank if origin.rank is None else origin.rank
+        caller.step = caller.step if origin.step is None else origin.step
+        verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
+
+        def in_its_epoch(engine: Engine) -> Answered:
+            check_epoch(origin, engine.storage.catalogue.epoch)  # a restore may have been ahead
+            return work(engine)
+
+        epoch = self.engine.storage.catalogue.epoch
+        answered, task = await self.replay.call(
+            verb, caller.principal.origin(origin), epoch, lambda: self._submit(caller, in_its_epoch)
+        )
+        caller.worked(task)
+        return answered
+
+    # Documents
+
+    def check_document(self, size: int, what: str) -> None:
+        """Refuse the file of a profile or hot set that is too large."""
+        limit = self.engine.tables.limits.call_bytes_max
+        if size > limit:
+            raise InvalidArgumentError(
+                f"expected {what} of at most {limit} bytes (limits.call_bytes_max), found {size}"
+            )
+
+    def call_bytes_max(self, caller: Caller) -> tuple[int, str]:
+        """Return how large a call may be, and the name of the limit."""
+        most, limit = self.engine.tables.limits.call_bytes_max, "limits.call_bytes_max"
+        own = caller.principal.limits.get("call_bytes", most)
+        return (own, f"call_bytes of {caller.principal.name!r}") if own < most else (most, limit)
+
+    def parsing_bytes(self, size: int) -> int:
+        """Return how many bytes count as in flight, beside its own, while a document is parsed."""
+        share = self.settings.inflight_bytes_max // _PARSING_SHARE
+        return min((_PARSED_TIMES - 1) * size, share)
+
+    def expected_bytes(self, command: Command[Any], value_bytes: int = VALUE_BYTES) -> int:
+        """Return how many bytes of rows the reply to a command will have at most, as far as that is
+        known before its turn: a table may be made until then."""
+        try:
+            size = reply_bytes(command, self.engine.tables.config_of)
+        except TableNotFoundError:
+            return 0
+        arrays = len(getattr(command, "tables", ())) + 2
+        return size * value_bytes // VALUE_BYTES + ALIGNMENT * arrays if size else 0
+
+    # Work
+
+    async def run(self, caller: Caller, work: Work) -> Any:
+        """Return what `work` returns on the engine thread; withdrawn if the caller leaves in time.
+
+        Raises OverloadedError, DeadlineError, StoreClosedError: nothing has been done.
+        """
+        task = self._submit(caller, work)
+        try:
+            return await task.outcome
+        except asyncio.CancelledError:
+            self.worker.withdraw(task)
+            raise
+        finally:
+            caller.worked(task)
+
+    async def place(self, caller: Caller) -> Place:
+        """Wait until a call may be taken apart, and have the engine; raises OverloadedError."""
+        self.worker.check_room(caller.lane, caller.principal.limits.get("queue_calls"))
+        began = monotonic()
+        caller.place = await self.worker.turnstile.enter(caller.lane)
+        caller.queued(began)
+        return caller.place
+
+    async def turn(self, command: Any, reservation: Reservation) -> None:
+        """Wait until a step may be finished, in a session whose trainer runs ahead.
+
+        Raises OverloadedError: as `Reservation.before_turn`.
+        """
+        turn = self.engine.sessions.turn(command)
+        if turn is not None:
+            with reservation.before_turn():
+                await self.until(turn, turn.poll)
+
+    def _submit(self, caller: Caller, work: Work) -> Task:
+        if self._engine is None or self.stopping:
+            raise self.closed()
+        return self.worker.submit(
+            caller.verb,
+            work,
+            lane=caller.lane,
+            deadline=caller.deadline,
+            brief=caller.brief and not self.long_works.running and self._engine.is_prompt,
+            lane_calls_max=caller.principal.limits.get("queue_calls"),
+            has_waited=caller.place is not None,
+        )

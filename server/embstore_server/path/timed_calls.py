@@ -1,0 +1,71 @@
+"""Calls that also keep when each of their stages was, where traces are made of them (tracing.py).
+
+The log of slow calls wants seconds by stage, a trace wants when each began and ended. What counts
+the seconds stays as it is: its dict, task and caller are replaced by these, which keep each lap. So
+a server without traces pays nothing for them.
+"""
+
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from embstore_server.path.caller import TABLES_SHOWN, Caller
+from embstore_server.path.worker import Task
+from embstore_server.telemetry.laps import Lap, LapTimes
+
+
+class TimedTask(Task):
+    """A task that keeps the laps of its stages."""
+
+    def __init__(self, *what: Any) -> None:
+        super().__init__(*what)
+        self.stage_seconds = LapTimes()
+
+
+@dataclass
+class TimedCaller(Caller):
+    """A caller that keeps when its call waited, and was worked on."""
+
+    laps: list[Lap] = field(default_factory=list)
+
+    def queued(self, since: float) -> None:
+        """Note that it waited for its turn of the engine until now."""
+        super().queued(since)
+        self.laps.append(Lap("queue", since, monotonic()))
+
+    def waited(self, stage: str, since: float) -> None:
+        """Note that it was in a stage until now."""
+        super().waited(stage, since)
+        self.laps.append(Lap(stage, since, monotonic()))
+
+    def worked(self, task: Task) -> None:
+        """Note what its task took; one that was withdrawn, or goes on without it, has waited."""
+        super().worked(task)
+        if not task.run_s:
+            self.laps.append(Lap("queue", task.enqueued, monotonic()))
+            return
+        began = task.enqueued + task.wait_s
+        self.laps.append(Lap("queue", task.enqueued, began))
+        assert isinstance(task.stage_seconds, LapTimes)
+        parts = tuple(task.stage_seconds.laps)
+        self.laps.append(Lap("engine", began, began + task.run_s, parts))
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what a span says of who called, and for what; what is not known is left out."""
+        scheme = self.peer.partition(":")[0]
+        transport = {"rest": "rest", "unix": "shared_memory"}.get(scheme, "grpc")
+        known = {
+            "rpc.system.name": "grpc" if transport == "grpc" else "",
+            "embstore.transport": transport,
+            "embstore.tables": [*self.tables[:TABLES_SHOWN]],
+            "embstore.keys": self.keys,
+            "embstore.received_bytes": self.received_bytes,
+            "embstore.sent_bytes": self.sent_bytes,
+            "embstore.token": self.principal.name,
+            "embstore.client": self.label,
+            "embstore.request": self.request,
+            "embstore.session": self.session,
+            "embstore.rank": self.rank,
+            "embstore.step": self.step,
+        }
+        return {name: value for name, value in known.items() if value not in ("", None, [])}

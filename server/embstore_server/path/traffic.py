@@ -1,0 +1,27 @@
+"""What each transport has carried, since the process began. Event loop only, but for the copies."""
+
+from embstore_proto.frame import Copies
+from embstore_server.path.caller import Caller
+
+
+class Traffic:
+    """The counts of one transport."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.copies = Copies()
+        """What was copied beside what the engine reads and writes."""
+        self.connections: int | None = None
+        """None where the library does not say."""
+        self.area_bytes = 0
+        """Of memory that is shared with clients."""
+        self.device_area_bytes = 0
+        """Of a GPU's memory that is shared with clients."""
+
+    def count(self, caller: Caller) -> None:
+        """Count a call that has ended."""
+        self.calls += 1
+        self.received_bytes += caller.received_bytes
+        self.sent_bytes += caller.sent_bytes

@@ -1,0 +1,98 @@
+"""Which of the many calls of one token are worked on: one at a time, while others call as well.
+
+The queue for the engine is fair, but a call costs the event loop as much before it is there, when
+it is taken apart, and after. A token with a hundred connections would have the loop, and the
+interpreter, to itself. So a bulk call passes here first: its message has come, and waits for the
+calls of its lane before it to leave the engine. It waits so only where another lane has called
+within the last second; a token that is alone has as many calls under way as it likes.
+
+Measured (sixteen connections against one, in one run): without it the 99 % of the one's step took
+19 times as long as alone, with it 4 times; with two at a time 5.7, with four 6.3. So it is one:
+while the engine has a call of one token, that of another is taken apart.
+
+Waiting here counts as waiting for the engine. Event loop only.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from types import TracebackType
+
+from embstore_server.path.turns import Turns
+
+_CROWDED_S = 1.0
+"""So long after a call of another lane a lane still counts as beside it."""
+
+
+class Turnstile:
+    """The calls of each lane that are worked on, and those that wait for them."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._lanes: dict[str, Turns] = {}  # of those that have calls here
+        self._latest = self._latest_other = "", float("-inf")  # lanes that called, and when
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls that wait."""
+        return sum(turns.waiting for turns in self._lanes.values())
+
+    def lane_calls(self, lane: str) -> int:
+        """Return how many of them are of one lane."""
+        turns = self._lanes.get(lane)
+        return 0 if turns is None else turns.waiting
+
+    async def enter(self, lane: str) -> "Place":
+        """Wait for a place; it is given back by `leave`, or at the end of its block."""
+        if self._latest[0] != lane:
+            self._latest_other = self._latest
+        self._latest = lane, self._now()
+        turns = self._lanes.setdefault(lane, Turns(partial(self._has_room, lane)))
+        try:
+            await turns.enter()
+        finally:
+            self._tidy(lane)
+        return Place(self, lane)
+
+    def _has_room(self, lane: str, inside: int) -> bool:
+        return not inside or not self._is_crowded(lane)
+
+    def _is_crowded(self, lane: str) -> bool:
+        other = self._latest if self._latest[0] != lane else self._latest_other
+        return self._now() - other[1] < _CROWDED_S
+
+    def left(self, lane: str) -> None:
+        """Let the next ones in: a place has become free."""
+        self._lanes[lane].leave()
+        self._tidy(lane)
+
+    def _tidy(self, lane: str) -> None:
+        """Forget a lane in which there is nothing."""
+        turns = self._lanes.get(lane)
+        if turns is not None and not turns.inside and not turns.waiting:
+            del self._lanes[lane]
+
+
+class Place:
+    """One call's place inside; a context manager."""
+
+    def __init__(self, turnstile: Turnstile, lane: str) -> None:
+        self._turnstile = turnstile
+        self._lane: str | None = lane
+
+    def leave(self) -> None:
+        """Give the place to the next call, if it has not been given back yet."""
+        if self._lane is not None:
+            lane, self._lane = self._lane, None
+            self._turnstile.left(lane)
+
+    def __enter__(self) -> "Place":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()

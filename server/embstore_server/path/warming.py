@@ -1,0 +1,151 @@
+"""The warm-up of the cache: one at a time, on a thread of its own, for whoever wants to follow it.
+
+A warm-up belongs to the server and not to the call that asked for it: it takes as long as the disk
+needs, goes on when its callers have left, and ends with the store. Who asks for the share that is
+being warmed joins it; another share has its turn after it. How far it is, is looked at every
+`_LOOK_S`: a person follows it. Event loop only, but for what the thread notes.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from embstore.commands import Progress, WarmCache
+from embstore.engine.engine import Engine
+from embstore.errors import EmbstoreError, OverloadedError, StoreClosedError
+from embstore.results import Warmed
+from embstore_proto.status import message_of
+from embstore_server.telemetry.logs import event
+
+if TYPE_CHECKING:  # which has one of these
+    from embstore_server.path.served import Served
+
+_LOOK_S = 0.25
+_LOGGED_EVERY_S = 10.0
+
+
+@dataclass
+class WarmUp:
+    """A warm-up that runs, or has ended."""
+
+    share: float
+    done: "asyncio.Future[int]" = field(repr=False)
+    done_of: tuple[int, int] = (0, 0)
+    """Rows, and rows of all."""
+
+    @property
+    def left_s(self) -> float:
+        """In so many seconds it is worth another look."""
+        return _LOOK_S
+
+    def note(self, rows: int, of: int) -> None:
+        """Note how far it is. Any thread."""
+        self.done_of = (rows, of)
+
+    def ended(self) -> bool | None:
+        """Return True once it has ended, None before."""
+        return self.done.done() or None
+
+    def now(self) -> Warmed:
+        """Return how far it is, or raise what ended it."""
+        rows, of = self.done_of
+        if self.done.done():
+            rows = self.done.result()
+            return Warmed(rows, max(rows, of), finished=True)
+        return Warmed(rows, of, finished=False)
+
+
+class Warming:
+    """The warm-ups of a service."""
+
+    def __init__(self, served: "Served") -> None:
+        self._service = served
+        self._last: WarmUp | None = None
+        self._at_start: asyncio.Task[None] | None = None
+
+    def state(self) -> tuple[Warmed, str | None]:
+        """Return how far the last warm-up is or was, and what ended it early; of none, no row."""
+        if self._last is None:
+            return Warmed(0, 0, finished=True), None
+        try:
+            return self._last.now(), None
+        except Exception as exc:
+            return Warmed(*self._last.done_of, finished=True), message_of(exc)
+
+    def begun(self, share: float) -> WarmUp:
+        """Return the warm-up of this share that runs, or begin it; raise OverloadedError if that of
+        another share runs."""
+        last = self._last
+        if last is None or last.done.done():
+            return self._begin(share)
+        if last.share != share:
+            raise OverloadedError(
+                f"the cache is being warmed for a share of {last.share}; wait for its end"
+            )
+        return last
+
+    async def joined(self, share: float) -> WarmUp:
+        """Return the warm-up of this share that runs, or begin it when no other does."""
+        while True:
+            last = self._last
+            if last is None or last.done.done() or last.share == share:
+                return self.begun(share)
+            await self._service.until(last, last.ended)
+
+    async def followed(self, share: float) -> AsyncIterator[Warmed]:
+        """Begin or join a warm-up; yield how far it is, whenever that has changed, or raise what
+        ended it."""
+        warm_up = await self.joined(share)
+        last: Warmed | None = None
+
+        def news() -> Warmed | None:
+            now = warm_up.now()
+            return now if now != last else None
+
+        while last is None or not last.finished:
+            last = await self._service.until(warm_up, news)
+            yield last
+
+    def _begin(self, share: float) -> WarmUp:
+        def work(engine: Engine, wanted: Progress) -> int:
+            def progress(rows: int, of: int) -> None:
+                warm_up.note(rows, of)
+                wanted(rows, of)
+
+            return engine.execute(WarmCache(share), progress=progress).rows
+
+        def ended(done: "asyncio.Future[int]") -> None:
+            if not done.cancelled():
+                done.exception()  # looked at, whether or not somebody follows it
+            self._service.wake()
+
+        done = asyncio.ensure_future(self._service.run_in_thread("WarmCache", work))
+        done.add_done_callback(ended)
+        warm_up = self._last = WarmUp(share, done)
+        return warm_up
+
+    def begin_at_start(self, share: float) -> None:
+        """Warm the cache as the settings say, in the background, and log how it goes."""
+        self._at_start = asyncio.create_task(self._logged(share))
+
+    async def _logged(self, share: float) -> None:
+        begin = monotonic()
+        event(logging.INFO, "warming the cache", share=share)
+        try:
+            warm_up = await self.joined(share)
+            while not (now := warm_up.now()).finished:
+                ended, _ = await asyncio.wait((warm_up.done,), timeout=_LOGGED_EVERY_S)
+                if not ended:
+                    event(logging.INFO, "warming the cache", rows=now.rows, of=now.of)
+        except StoreClosedError as exc:
+            event(logging.INFO, "the cache was not warmed to the end", reason=str(exc))
+        except EmbstoreError as exc:
+            event(logging.ERROR, "the cache was not warmed", reason=str(exc))
+        except Exception as exc:
+            event(logging.ERROR, "internal error", verb="WarmCache", exc_info=exc)
+        else:
+            seconds = round(monotonic() - begin, 2)
+            event(logging.INFO, "the cache is warm", rows=now.rows, seconds=seconds)

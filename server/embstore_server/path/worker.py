@@ -1,0 +1,309 @@
+"""The engine thread: it owns the store, and takes what waits from a bounded, fair queue.
+
+**Fair.** Each client has a lane; the thread takes from the lanes in turn. A client with a hundred
+calls waiting delays another's by one call, not by a hundred. Calls of one lane keep their order.
+
+**Bounded.** A call that finds `queue_calls_max` others waiting is refused at once
+(OverloadedError): its client backs off, and waits where it costs nothing.
+
+**Leaving.** A task is *waiting*, then *started*, then done. While it waits it may be withdrawn
+(its call was cancelled, its deadline passed) and then leaves no trace. Once started it runs to its
+end, whoever still wants to know. The step from waiting to started, or to withdrawn, is taken under
+the queue's lock, so that it is always exactly one of the two.
+
+**At once.** A *brief* task (a few keys, on a device that queues no work) that finds the engine idle
+is done by the event loop itself: two switches of threads cost more than such a call. So what owns
+the store is, strictly, whoever holds `_turn`, a lock that the thread takes for each task; the loop
+only ever tries it.
+
+The event loop gives tasks and gets results; the thread never waits for the loop. It is woken by a
+token for each task, through a SimpleQueue: a Condition's wait costs several times as much, which a
+call of one key feels. The token of a task that was withdrawn wakes it for nothing.
+"""
+
+import asyncio
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import monotonic
+from traceback import format_exception
+from typing import Any
+
+from embstore.engine.engine import Engine
+from embstore.errors import DeadlineError, EmbstoreError, OverloadedError, StoreClosedError
+from embstore.stages import Spent
+from embstore_server.path.turnstile import Turnstile
+
+Work = Callable[[Engine], Any]
+
+
+class Task:
+    """One call's work for the engine thread. `outcome` is for the event loop alone."""
+
+    def __init__(self, verb: str, work: Work, lane: str, deadline: float) -> None:
+        self.verb = verb
+        self.work = work
+        self.lane = lane
+        self.deadline = deadline  # monotonic seconds
+        self.enqueued = monotonic()
+        self.wait_s = 0.0
+        self.run_s = 0.0
+        self.stage_seconds = Spent()
+        self.is_waiting = True
+        self.loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Any] = self.loop.create_future()
+
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        """Set the outcome, on the event loop."""
+        if self.outcome.done():
+            return  # withdrawn
+        if error is None:
+            self.outcome.set_result(result)
+        else:
+            self.outcome.set_exception(error)
+            self.outcome.exception()  # retrieved: it may be that nobody waits any more
+
+
+class Worker:
+    """The engine thread of one store, and its queue."""
+
+    def __init__(
+        self,
+        open_engine: Callable[[], Engine],
+        queue_calls_max: int,
+        after_task: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare the thread, which calls `open_engine`; the event loop calls `after_task` after
+        each task, whether or not somebody waits for its outcome."""
+        self._open_engine = open_engine
+        self._after_task = after_task
+        self._queue_calls_max = queue_calls_max
+        self._lanes: OrderedDict[str, deque[Task]] = OrderedDict()
+        self._queued = 0
+        self.turnstile = Turnstile()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._engine: Engine | None = None
+        self._tokens: SimpleQueue[None] = SimpleQueue()  # one a task, one for the end
+        self._closing = False
+        self.running: Task | None = None
+        """The task at work."""
+        self.task_of: type[Task] = Task
+        self._thread = threading.Thread(target=self._run, name="engine")
+        self._opened: asyncio.Future[Engine] | None = None
+        self._close_error: BaseException | None = None
+
+    # The event loop's side
+
+    async def start(self) -> Engine:
+        """Open the store on the engine thread, and return its engine; raise as opening does."""
+        loop = asyncio.get_running_loop()
+        self._opened = loop.create_future()
+        self._thread.start()
+        return await self._opened
+
+    def submit(
+        self,
+        verb: str,
+        work: Work,
+        *,
+        lane: str,
+        deadline: float,
+        brief: bool = False,
+        lane_calls_max: int | None = None,
+        has_waited: bool = False,
+    ) -> Task:
+        """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
+        What has waited already has been counted, and is not refused for those who came later.
+
+        Raises OverloadedError: the queue, or the lane, is full; StoreClosedError: the server is
+        stopping.
+        """
+        task = self.task_of(verb, work, lane, deadline)
+        with self._lock:
+            if self._closing:
+                raise StoreClosedError("the server is stopping; send the call to it once it is up")
+            if not has_waited:
+                self.check_room(lane, lane_calls_max)
+            idle = not self._queued and self.running is None  # nor is one about to run
+            if brief and idle and self._turn.acquire(blocking=False):
+                self.running, task.is_waiting = task, False
+            else:
+                self._lanes.setdefault(lane, deque()).append(task)
+                self._queued += 1
+                brief = False
+        if not brief:
+            self._tokens.put(None)
+            return task
+        try:
+            result, error = self._do(task)
+        finally:
+            self._turn.release()
+        self._finish(task, result, error)
+        return task
+
+    def at_once(self, work: Work) -> Any | None:
+        """Do work that takes a fraction of a millisecond, if the engine is idle, and return its
+        result; None: it is not."""
+        with self._lock:
+            if self._queued or self.running is not None or self._closing or self._engine is None:
+                return None
+            if not self._turn.acquire(blocking=False):
+                return None
+        try:
+            return work(self._engine)
+        finally:
+            self._turn.release()
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls that wait for the engine: in the queue, or to be taken apart for it."""
+        return self._queued + self.turnstile.waiting_calls
+
+    def lane_calls(self, lane: str) -> int:
+        """Return how many of these are of one lane."""
+        return len(self._lanes.get(lane, ())) + self.turnstile.lane_calls(lane)
+
+    def check_room(self, lane: str, lane_calls_max: int | None) -> None:
+        """Raise OverloadedError, if no more calls may wait, or no more of a lane."""
+        if self.waiting_calls >= self._queue_calls_max:
+            raise OverloadedError(
+                f"{self.waiting_calls} calls wait for the engine (limits.queue_calls_max); "
+                "back off, then retry"
+            )
+        if lane_calls_max is not None and self.lane_calls(lane) >= lane_calls_max:
+            raise OverloadedError(
+                f"{lane_calls_max} calls of {lane!r} wait for the engine, its queue_calls; "
+                "back off, then retry"
+            )
+
+    def _finish(self, task: Task, result: Any, error: BaseException | None) -> None:
+        task.finish(result, error)
+        self._after_task()
+
+    def withdraw(self, task: Task) -> bool:
+        """Take a task out of the queue; False if it has started."""
+        with self._lock:
+            if not task.is_waiting:
+                return False
+            task.is_waiting = False
+            lane = self._lanes[task.lane]
+            lane.remove(task)
+            if not lane:
+                del self._lanes[task.lane]
+            self._queued -= 1
+        task.outcome.cancel()
+        return True
+
+    def cut_off(self, why: EmbstoreError) -> None:
+        """Take every task out of the queue; its outcome is `why`."""
+        with self._lock:
+            waiting = [task for lane in self._lanes.values() for task in lane]
+            self._lanes.clear()
+            self._queued = 0
+            for task in waiting:
+                task.is_waiting = False
+        for task in waiting:
+            self._finish(task, None, why)
+
+    async def stop(self) -> None:
+        """Finish what is queued, close the store, which commits it, and end the thread.
+
+        Raises CapacityError, StorageError: not everything could be committed.
+        """
+        with self._lock:
+            self._closing = True
+        self._tokens.put(None)
+        await asyncio.to_thread(self._thread.join)
+        if self._close_error is not None:
+            raise self._close_error
+
+    # The thread's side
+
+    def _run(self) -> None:
+        assert self._opened is not None
+        loop = self._opened.get_loop()
+        try:
+            engine = self._open_engine()
+        except BaseException as exc:
+            loop.call_soon_threadsafe(self._opened.set_exception, exc)
+            return
+        self._engine = engine
+        loop.call_soon_threadsafe(self._opened.set_result, engine)
+        del engine
+        while (task := self._next()) is not None:
+            with self._turn:
+                result, error = self._do(task)
+            task.loop.call_soon_threadsafe(self._finish, task, result, error)
+            task = result = error = None  # arrays are not kept until the next task comes
+        try:
+            with self._turn:
+                self._engine.close()
+        except BaseException as exc:
+            self._close_error = exc
+
+    def reopen(self, engine: Engine) -> Engine:
+        """Leave the store as it is, and open what is in its directory now. The work of a task."""
+        engine.abandon()
+        self._engine = self._open_engine()
+        return self._engine
+
+    def _next(self) -> Task | None:
+        """Wait for a task; None when the queue is empty for good."""
+        while True:
+            self._tokens.get()
+            with self._lock:
+                if self._queued:
+                    name, lane = self._lanes.popitem(last=False)
+                    task = self.running = lane.popleft()
+                    if lane:
+                        self._lanes[name] = lane  # at the end: the other lanes come first
+                    self._queued -= 1
+                    task.is_waiting = False
+                    return task
+                if self._closing:
+                    return None
+
+    def _do(self, task: Task) -> tuple[Any, BaseException | None]:
+        assert self._engine is not None
+        started = monotonic()
+        task.wait_s = started - task.enqueued
+        result: Any = None
+        error: BaseException | None = None
+        if started > task.deadline:
+            error = DeadlineError(
+                f"{task.verb}: the deadline passed after {task.wait_s:.3f} s in the queue; "
+                "nothing has changed"
+            )
+        else:
+            stages = self._engine.tables.stages
+            stages.add_up()  # of what is no task
+            stages.of_work = task.stage_seconds
+            try:
+                result = task.work(self._engine)
+            except BaseException as exc:
+                error = _untraced(exc)
+            stages.add_up()
+        task.run_s = monotonic() - started
+        self.running = None
+        task.work = _done
+        return result, error
+
+
+def _untraced(error: BaseException) -> BaseException:
+    """Return an error without its trace, whose frames hold arrays: it may be remembered for long.
+
+    The trace of what is no answer, but a mistake of ours, stays as text, for the log.
+    """
+    if not isinstance(error, EmbstoreError):
+        error.add_note("".join(format_exception(error)))
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
+def _done(engine: Engine) -> Any:
+    raise AssertionError("a task runs once")

@@ -1,0 +1,362 @@
+"""The leader's side of following: each standby is sent a commit, if it needs one, and then the log.
+
+What a standby is sent is durable here: it never has a command that its leader could lose.
+
+A commit's files are open while they are sent, so a merge may remove them meanwhile. Segments of the
+command log that a standby has not been sent are not given up by a commit, but for no more than
+LAG_BYTES_MAX: then the standby is dropped, and begins again with a newer commit.
+
+Event loop only, but for what is said to run in a thread or with the engine.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import grpc
+
+from embstore.commands import Right
+from embstore.engine.engine import Engine
+from embstore.errors import (
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PermissionDeniedError,
+    StoreClosedError,
+)
+from embstore.rights import EVERYTHING
+from embstore.storage import catalogue as catalogues
+from embstore.storage import lineage as lineages
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.command_records import Place, segment_bytes
+from embstore.storage.command_stream import START, SegmentReader
+from embstore.storage.files import File
+from embstore.storage.lineage import Promotion
+from embstore_proto.frame import parse
+from embstore_proto.status import answer_of
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.path.answers import answered_error, drop_trace
+from embstore_server.path.caller import REFUSED
+from embstore_server.path.served import Served
+from embstore_server.telemetry.logs import event
+from embstore_server.transports.grpc.endings import refuse, sent
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Standbys"].full_name
+METHOD = f"/{SERVICE_NAME}/Follow"
+
+LAG_BYTES_MAX = 4 << 30
+"""Of the command log that is kept for a standby beyond a commit."""
+PIECE_BYTES = 1 << 20
+STATE_EVERY_S = 0.5
+
+
+class Feed:
+    """One standby that is connected, and what it has still to be sent."""
+
+    def __init__(self, name: str, engine: Engine, follower: Any) -> None:
+        self.name = name
+        self.engine = engine
+        self.follower = follower
+        self.catalogue: Catalogue | None = None
+        """The commit that it is sent; None: it goes on where it is."""
+        self.reader: SegmentReader | None = None
+        self.is_dropped = False
+        self.is_closed = False
+        self.drop: Callable[[], None] = lambda: None
+        """Ends the stream. Any thread."""
+        self._files = ExitStack()
+        self._opened: dict[str, File] = {}
+
+    @property
+    def segment(self) -> int:
+        """The first segment that it needs. Any thread."""
+        assert self.reader is not None
+        return self.reader.place.segment
+
+    def begin(self, feeds: list["Feed"], can_go_on: bool) -> None:
+        """Find where the standby is, and keep what it needs. In a thread."""
+        engine, files = self.engine, self.engine.storage.files
+        log = engine.log
+        assert log is not None
+        log.files.sync()
+        with engine.tables.frame.looking():
+            catalogue = engine.storage.catalogue
+            store_id = bytes.fromhex(catalogue.store_id)
+            self.reader = SegmentReader(files, store_id, Place(log.files.numbers[0], START))
+            first = self.reader.first_command()
+            if not (
+                can_go_on and first <= self.follower.command <= engine.tables.frame.command_number
+            ):
+                self.catalogue = catalogue
+                for path in catalogues.paths(catalogue):
+                    self._opened[path] = self._files.enter_context(closing(files.open(path)))
+            feeds.append(self)
+        at = self.follower.command if self.catalogue is None else catalogue.head.command
+        self.reader.skip(log.files.synced, at)
+        if self.is_closed:  # meanwhile
+            self.close()
+
+    def piece(self, path: str, offset: int) -> bytes:
+        """Return a piece of a file of the commit. In a thread."""
+        return self._opened[path].read(offset, PIECE_BYTES)
+
+    def end_of_commit(self) -> None:
+        """Close the files of the commit."""
+        self._files.close()
+        self._opened.clear()
+
+    def log_piece(self) -> tuple[Place, bytes] | None:
+        """Return what comes next of the log, if it is there. In a thread."""
+        assert self.engine.log is not None and self.reader is not None
+        return self.reader.read(self.engine.log.files.synced, PIECE_BYTES)
+
+    def close(self) -> None:
+        """Need nothing any more."""
+        self.is_closed = True
+        self.end_of_commit()
+        if self.reader is not None:
+            self.reader.close()
+
+
+class Standbys:
+    """The standbys of a server."""
+
+    def __init__(self, served: Served) -> None:
+        self._service = served
+        self._feeds: list[Feed] = []
+        self._progress = asyncio.Event()
+        self._is_ending = False
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the method, for `add_generic_rpc_handlers`."""
+        method = grpc.stream_stream_rpc_method_handler(self._follow)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Follow": method})
+
+    def use(self, engine: Engine) -> None:
+        """Keep the log of a store for those that follow it."""
+        if engine.log is not None:
+            engine.log.files.needed = self._needed
+
+    def end(self) -> None:
+        """End all streams: no call waits for a standby any more."""
+        self._is_ending = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the log looked into for what is new."""
+        progress, self._progress = self._progress, asyncio.Event()
+        progress.set()
+
+    def _needed(self, numbers: list[int]) -> int | None:
+        """Return the first segment that a standby needs; drop those that are too far behind. With
+        the engine, any thread."""
+        files = self._service.engine.storage.files
+        kept: list[int] = []
+        for feed in self._feeds.copy():
+            behind = sum(segment_bytes(files, n) for n in numbers[:-1] if n >= feed.segment)
+            if behind > LAG_BYTES_MAX:
+                feed.is_dropped = True
+                feed.drop()
+            if not feed.is_dropped and not feed.is_closed:
+                kept.append(feed.segment)
+        return min(kept, default=None)
+
+    # A stream
+
+    async def _follow(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        await sent(context.send_initial_metadata(()))
+        name, code = "", "OK"
+        try:
+            name = self._service.callers.principal_of(context).name
+            self._let_in(context)
+            await self._answer(requests, context)
+        except Exception as exc:
+            error = answered_error(exc, "Follow")
+            code = answer_of(error).code.name
+            drop_trace(exc)
+            self._service.freed.after(error)
+            await refuse(context, error)
+        finally:
+            if name or code != "UNAUTHENTICATED":  # else nothing is known of who called
+                who = {"token": name, "peer": context.peer()}
+                alike = ("Follow", code, name) if code in REFUSED else ()
+                event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who, alike=alike)
+
+    def _let_in(self, context: Any) -> None:
+        """Raise, unless who follows may do so (any more)."""
+        self._service.callers.principal_of(context).check(Right.ADMIN, [EVERYTHING])
+
+    async def _check(self, follower: Any) -> bool:
+        """Return whether a standby may go on where it is, if its commands are still here.
+
+        Raises InvalidArgumentError: this server cannot be followed; PermissionDeniedError: it was
+        replaced, maybe by this very standby.
+        """
+        service = self._service
+        lineage, standing = service.lineage, service.standing
+        theirs = promotions_of(follower.promotions)
+        is_same = follower.store_id == service.store_id
+        if is_same and not standing.leader and lineage.is_continued_by(theirs):
+            await self._replaced_by(theirs[-1])
+        if follower.fences:
+            return False
+        if standing.replaced_by:
+            raise PermissionDeniedError(standing.refusal)
+        if standing.leader:
+            raise InvalidArgumentError(
+                f"expected a leader to follow, found a standby of {standing.leader}"
+            )
+        if service.engine.log is None:
+            raise InvalidArgumentError(
+                "expected a leader with a command log to follow: start it with --durability "
+                "commands, or interval"
+            )
+        at = lineage.common(theirs)
+        was_same = [promotion.command for promotion in lineage.promotions[at:]]
+        is_beyond = follower.command > min(was_same, default=follower.command)
+        return is_same and not follower.anew and at == len(theirs) and not is_beyond
+
+    async def _replaced_by(self, by: Promotion) -> None:
+        """Take no writes any more: a standby of this store was promoted."""
+        service, standing = self._service, self._service.standing
+        standing.replaced_by = f"promotion {by.id}, which began epoch {by.epoch}"
+        event(logging.ERROR, "replaced", by=standing.replaced_by)
+        service.lineage = service.lineage.fenced(standing.replaced_by)
+        if service.durable is not None:
+            service.durable.refuse_writes(self._replaced)
+        files = service.engine.storage.files
+        await asyncio.to_thread(lineages.write, files, service.lineage)
+
+    def _replaced(self) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"this server was replaced by {self._service.standing.replaced_by} while the call "
+            "waited for a standby: read t and the command number from the server that was promoted"
+        )
+
+    async def _answer(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        follower = (await _next(requests, "follower")).follower
+        service = self._service
+        can_go_on = await self._check(follower)
+        own = service.lineage.promotions
+        leader = pb.Leader(store_id=service.store_id, promotions=map(_promotion, own))
+        if follower.fences:
+            await sent(context.write(pb.FollowReply(leader=leader).SerializeToString()))
+            return
+        feed = Feed(context.peer(), service.engine, follower)
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        feed.drop = partial(_cancel, loop, task)
+        acknowledging: asyncio.Task[None] | None = None
+        try:
+            await asyncio.to_thread(feed.begin, self._feeds, can_go_on)
+            service.standing.standbys = len(self._feeds)
+            event(logging.INFO, "standby connected", peer=feed.name, command=follower.command)
+            if feed.catalogue is not None:
+                leader.catalogue = catalogues.encode(feed.catalogue)
+            await sent(context.write(pb.FollowReply(leader=leader).SerializeToString()))
+            if feed.catalogue is not None:
+                await self._send_commit(feed, requests, context)
+            acknowledging = asyncio.create_task(self._acknowledged(feed, requests))
+            acknowledging.add_done_callback(lambda _: self.wake())
+            await self._send_log(feed, context, acknowledging)
+        except asyncio.CancelledError:
+            if not feed.is_dropped:
+                raise
+            service.standing.standbys_dropped += 1
+            raise OverloadedError(
+                f"the standby was too slow: the leader keeps {LAG_BYTES_MAX} bytes of commands for "
+                "it; it begins again with a newer commit"
+            ) from None
+        finally:
+            if acknowledging is not None:
+                acknowledging.cancel()
+            self._left(feed)
+
+    def _left(self, feed: Feed) -> None:
+        feed.close()
+        self._feeds[:] = [one for one in self._feeds if not one.is_closed]
+        self._service.quorum.left(feed)
+        self._service.standing.standbys = len(self._feeds)
+        event(logging.INFO, "standby left", peer=feed.name, dropped=feed.is_dropped)
+
+    async def _send_commit(self, feed: Feed, requests: AsyncIterator[bytes], context: Any) -> None:
+        assert feed.catalogue is not None
+        sizes = catalogues.paths(feed.catalogue)
+        for path in (await _next(requests, "wanted")).wanted.paths:
+            if path not in sizes:
+                raise InvalidArgumentError(f"Follow: the commit has no file {path[:80]!r}")
+            offset = 0
+            while offset < sizes[path]:
+                self._let_in(context)
+                piece = await asyncio.to_thread(feed.piece, path, offset)
+                found = pb.FilePiece(offset=offset, piece=piece)
+                await sent(context.write(pb.FollowReply(file=found).SerializeToString()))
+                offset += len(piece)
+        feed.end_of_commit()
+
+    async def _send_log(
+        self, feed: Feed, context: Any, acknowledging: "asyncio.Task[None]"
+    ) -> None:
+        """Send what comes, until the standby says what cannot be; first of all, without a byte,
+        where it begins: what the standby has by then it acknowledges, too."""
+        assert feed.reader is not None
+        await sent(context.write(_log_piece(feed.reader.place, b"")))
+        state_at = 0.0
+        while not self._is_ending:
+            progress = self._progress  # first: what comes during the reading is not missed
+            self._let_in(context)  # its token may have been removed
+            if acknowledging.done():
+                acknowledging.result()
+            found = await asyncio.to_thread(feed.log_piece)
+            if found is not None:
+                await sent(context.write(_log_piece(*found)))
+            if monotonic() >= state_at:
+                state = pb.LeaderState(command=feed.engine.tables.frame.command_number)
+                await sent(context.write(pb.FollowReply(state=state).SerializeToString()))
+                state_at = monotonic() + STATE_EVERY_S
+            if found is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(state_at - monotonic(), 0.0)):
+                        await progress.wait()
+        raise StoreClosedError("the leader stops")
+
+    async def _acknowledged(self, feed: Feed, requests: AsyncIterator[bytes]) -> None:
+        while True:
+            place = (await _next(requests, "durable")).durable
+            self._service.quorum.acknowledged(feed, Place(place.segment, place.offset))
+
+
+async def _next(requests: AsyncIterator[bytes], what: str) -> Any:
+    """Return the next request, which is one of a kind."""
+    try:
+        request = parse(pb.FollowRequest, await anext(requests))
+    except StopAsyncIteration:
+        raise InvalidArgumentError("Follow: the standby has ended its side") from None
+    if request.WhichOneof("what") != what:
+        raise InvalidArgumentError(f"Follow: expected {what}, found {request.WhichOneof('what')}")
+    return request
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
+    loop.call_soon_threadsafe(task.cancel)
+
+
+def _log_piece(begin: Place, piece: bytes) -> bytes:
+    place = pb.LogPlace(segment=begin.segment, offset=begin.offset)
+    found = pb.FollowReply(log=pb.LogPiece(begin=place, piece=piece))
+    serialised: bytes = found.SerializeToString()
+    return serialised
+
+
+def _promotion(one: Promotion) -> Any:
+    return pb.Promotion(**vars(one))
+
+
+def promotions_of(messages: Any) -> tuple[Promotion, ...]:
+    """Return the promotions of a message."""
+    return tuple(Promotion(p.id, p.epoch, p.command, p.first_number) for p in messages)

@@ -1,0 +1,1 @@
+"""What a server tells of itself: log, metrics of calls, slow calls, traces."""

@@ -1,0 +1,183 @@
+"""The log: one line for an event, on standard error, for people or for a log collector.
+
+    2026-01-31T09:30:00.123Z INFO  ready listen=127.0.0.1:50051 store_id=4f...
+    {"time": "2026-01-31T09:30:00.123Z", "level": "info", "event": "ready", "listen": ...}
+
+An **event** is a short fixed name and fields; keys and rows are never among them. Records of
+uvicorn, grpc, asyncio and warnings take the same form: the logger's name is the event, its text the
+field `message`.
+
+Some fields come from a caller (a label, a request id). So that none can write a line of its own, or
+a terminal's control sequence, every character that is not printable is escaped, and a plain value
+with spaces, quotes or `=` is quoted: a line always splits into its fields. A trace follows a plain
+line, indented, where no event can begin.
+
+What a library says again and again is said once a minute, with how often it was: whoever sends
+garbage to a port could fill the disk otherwise. So is an event that a refused caller brings about.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embstore_server.setup.settings import Settings
+
+SELDOM_S = 60.0
+_ALIKE_CHARACTERS = 200
+"""By which two messages of a library are alike."""
+_WITH_DIGITS = re.compile(r"\w*\d\w*")
+"""Numbers and addresses, by which two messages may differ and still be alike."""
+_KINDS_MAX = 1000
+_FIELDS, _ALIKE = "embstore_fields", "embstore_alike"
+_BARE = frozenset("-_.:/+,*@%[](){}<>")
+"""Characters besides letters and digits that a plain value has unquoted."""
+
+
+def event(
+    level: int,
+    name: str,
+    /,
+    *,
+    exc_info: BaseException | None = None,
+    alike: Sequence[str] = (),
+    **fields: Any,
+) -> None:
+    """Log what happened, in a few fixed words; what varies belongs in `fields`. Any thread.
+
+    `fields` are numbers, texts, None, or containers of them; never keys or rows. Of events of one
+    name that are `alike`, by a few fixed words, one is written in SELDOM_S, with `left_out`: how
+    many were not.
+    """
+    extra = {_FIELDS: fields, _ALIKE: tuple(alike)}
+    logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
+
+
+def configure(settings: Settings) -> None:
+    """Send all log records of this process to standard error, in one form.
+
+    Replaces any other configuration; uvicorn must run with `log_config=None`, or it replaces this.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Seldom())
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else PlainLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    # Libraries log at "info" when they start and stop, which our own events say.
+    root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
+    logging.getLogger("embstore").setLevel(level)
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "grpc", "asyncio"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
+    logging.captureWarnings(True)
+
+
+class Seldom(logging.Filter):
+    """Lets each thing that a library says pass once in SELDOM_S, and our own events that are alike;
+    others of ours all pass."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[tuple[str, ...], _Said] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is to be written; say in it how many like it were not."""
+        key = _key(record)
+        if not key:
+            return True
+        now = self._clock()
+        said = self._said.get(key)
+        if said is not None and now < said.next_at:
+            said.left_out += 1
+            return False
+        if said is not None and said.left_out:
+            _add_left_out(record, said.left_out)
+        if len(self._said) >= _KINDS_MAX:
+            self._said.clear()
+        self._said[key] = _Said(now + SELDOM_S)
+        return True
+
+
+def _key(record: logging.LogRecord) -> tuple[str, ...]:
+    """Return by what a record is like others; nothing of one that is always written."""
+    if hasattr(record, _FIELDS):
+        alike: tuple[str, ...] = getattr(record, _ALIKE)
+        return alike and (record.name, record.getMessage(), *alike)
+    if record.levelno < logging.WARNING:
+        return ()
+    error = record.exc_info[1] if record.exc_info else None
+    words = _WITH_DIGITS.sub("#", record.getMessage())[:_ALIKE_CHARACTERS]
+    return record.name, words, _WITH_DIGITS.sub("#", repr(error))
+
+
+def _add_left_out(record: logging.LogRecord, count: int) -> None:
+    """Say in a record how many like it were not written."""
+    if hasattr(record, _FIELDS):
+        setattr(record, _FIELDS, {**getattr(record, _FIELDS), "left_out": count})
+    else:
+        record.msg, record.args = f"{record.getMessage()} ({count} more like it)", ()
+
+
+@dataclass
+class _Said:
+    """What was said, and is not again before its time."""
+
+    next_at: float
+    left_out: int = 0
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, in ASCII: "time", "level", "event", then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        name, fields = _event(record)
+        fixed = {"time": _time(record), "level": record.levelname.lower(), "event": name}
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        return json.dumps(fixed | fields | fixed, default=str)
+
+
+class PlainLines(logging.Formatter):
+    """Time, level, event, then name=value; a trace below, indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, and the lines of its trace."""
+        what, fields = _event(record)
+        words = [_time(record), f"{record.levelname:5}", _escaped(what)]
+        words += [f"{name}={_plain(value)}" for name, value in fields.items()]
+        lines = [" ".join(words)]
+        if record.exc_info:
+            trace = self.formatException(record.exc_info).splitlines()
+            lines += [f"    {_escaped(line)}" for line in trace]
+        return "\n".join(lines)
+
+
+def _event(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+    if hasattr(record, _FIELDS):
+        return record.getMessage(), dict(getattr(record, _FIELDS))
+    return record.name, {"message": record.getMessage()}
+
+
+def _time(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03}Z"
+
+
+def _plain(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    if text and all(c.isalnum() or c in _BARE for c in text):
+        return text
+    return _escaped(json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    """Return `text` on one line that a terminal shows as it is."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,35 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""What is counted of the calls of a verb, declared once: for the document of REST, and metrics."""
+
+from dataclasses import dataclass
+
+from embstore.stats import counter, gauge, histogram
+
+
+@dataclass
+class LatencyStats:
+    """Seconds, with quantiles estimated from the buckets of a histogram."""
+
+    count: int = gauge("Calls.")
+    mean: float = gauge("Mean.")
+    p50: float = gauge("Median.")
+    p95: float = gauge("Quantile of 95 %.")
+    p99: float = gauge("Quantile of 99 %.")
+
+
+@dataclass
+class VerbStats:
+    """The calls of one verb, since the process began; metrics.py counts them.
+
+    Sizes are those of messages, without headers of the transport. Waiting and engine time are those
+    of calls that reached the engine: zeros of calls that did not would hide the time of the others.
+    """
+
+    codes: dict[str, int] = counter("Calls answered, by gRPC status.", metric="calls", label="code")
+    received_bytes: int = counter("Size of requests.")
+    sent_bytes: int = counter("Size of replies.")
+    call: LatencyStats = histogram("Time of calls.", metric="call_seconds")
+    wait: LatencyStats = histogram(
+        "Time that calls waited for the engine.", metric="queue_wait_seconds"
+    )
+    engine: LatencyStats = histogram("Time that the engine worked.", metric="engine_seconds")

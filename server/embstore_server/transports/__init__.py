@@ -1,0 +1,2 @@
+"""How calls come and answers leave: gRPC, shared memory, REST. Each brings the same call to the
+path (`embstore_server.path.calls`)."""

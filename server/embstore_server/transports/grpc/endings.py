@@ -1,0 +1,42 @@
+"""How a gRPC call ends by an error: with its status sent, and nothing kept of the call.
+
+An error's trace holds the frames of the call, and they the message and the reply. The error may be
+remembered, and its status may wait for a client that does not read. What is left in a circle goes
+only when the collector comes, which is seldom.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+
+from embstore.errors import EmbstoreError
+from embstore_proto.status import ERROR_METADATA, answer_of, message_of
+
+
+async def refuse(context: Any, error: Exception, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    """End a call with the status of an error; raises what tells gRPC so."""
+    named = [(ERROR_METADATA, type(error).__name__)] if isinstance(error, EmbstoreError) else []
+    try:
+        code, text = answer_of(error).code, message_of(error)
+        await sent(context.abort(code, text, (*named, *metadata)))
+    except grpc.aio.AbortError as ended:
+        context.add_done_callback(partial(_untrace, ended))
+        raise
+
+
+async def sent(sending: Awaitable[None]) -> None:
+    """Wait until gRPC has sent something; if it could not, the client has gone."""
+    try:
+        await sending
+    except grpc.aio.AbortError:
+        raise
+    except Exception as exc:  # of a class that has no public name
+        raise asyncio.CancelledError from exc
+
+
+def _untrace(ended: grpc.aio.AbortError, context: Any) -> None:
+    """Drop the trace of an error that gRPC keeps in a circle with the request."""
+    ended.__traceback__ = ended.__context__ = None

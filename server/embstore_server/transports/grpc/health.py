@@ -1,0 +1,114 @@
+"""gRPC's health service: anybody may call it, so it takes little memory of the server.
+
+gRPC shows a message, and how long it is, once all of it has come. So few requests are awaited at a
+time, and none for long. A call that finds no place is answered without its request, as one that
+asks for the whole server: all services here have the same status. Event loop only.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from embstore.errors import InvalidArgumentError
+from embstore_proto.frame import parse
+from embstore_server.transports.grpc.endings import sent
+
+SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+READS_MAX = 2
+"""Requests that are awaited at a time; each may grow to the largest message of the port."""
+WATCHERS_MAX = 128
+"""Streams of Watch at a time; each has a task, and what its client sends without being asked."""
+_REQUEST_BYTES_MAX = 1 << 10
+"""A request is the name of a service."""
+_Status = health_pb2.HealthCheckResponse
+
+
+class Health:
+    """The status of the server and of services by name; NOT_SERVING until `say`."""
+
+    def __init__(self, name: str, read_s: float, after_refusal: Callable[[], None]) -> None:
+        """Know the service `name`; wait `read_s` seconds for a request; `after_refusal` is called
+        when one has been given up, or was too large."""
+        self._names = {"", name}
+        self._read_s = read_s
+        self._after_refusal = after_refusal
+        self._status = _Status.NOT_SERVING
+        self._changed = asyncio.Event()
+        self._reads = self._watchers = 0
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the methods, for `add_generic_rpc_handlers`."""
+        methods = {
+            "Check": grpc.stream_unary_rpc_method_handler(self._check),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    def say(self, *, is_serving: bool) -> None:
+        """Answer checks with this status from now on, and send it to those who watch."""
+        self._status = _Status.SERVING if is_serving else _Status.NOT_SERVING
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _check(self, _: Any, context: Any) -> bytes:
+        if not await self._is_known(context):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        return _reply(self._status)
+
+    async def _watch(self, _: Any, context: Any) -> None:
+        if self._watchers == WATCHERS_MAX:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{WATCHERS_MAX} clients watch already; call Check",
+            )
+        self._watchers += 1
+        try:
+            is_known = await self._is_known(context)
+            said = None
+            while True:
+                changed = self._changed
+                status = self._status if is_known else _Status.SERVICE_UNKNOWN
+                if status != said:
+                    await sent(context.write(_reply(status)))
+                said = status
+                await changed.wait()
+        finally:
+            self._watchers -= 1
+
+    async def _is_known(self, context: Any) -> bool:
+        """Tell whether the service is known that a request asks for; end the call of one that does
+        not come. A request that finds no place is taken to ask for the whole server."""
+        if self._reads == READS_MAX:
+            return True
+        self._reads += 1
+        try:
+            async with asyncio.timeout(self._read_s):
+                is_known = _name_in(await context.read()) in self._names
+            if not is_known:
+                self._after_refusal()
+            return is_known
+        except TimeoutError:  # the end of the call gives up what has come of the request
+            self._after_refusal()
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come")
+            raise
+        finally:
+            self._reads -= 1
+
+
+def _name_in(request: Any) -> str | None:
+    """Return the service that a request names; None of what is no request."""
+    if request is grpc.aio.EOF or len(request) > _REQUEST_BYTES_MAX:
+        return None
+    try:
+        return str(parse(health_pb2.HealthCheckRequest, request).service)
+    except InvalidArgumentError:
+        return None
+
+
+def _reply(status: Any) -> bytes:
+    serialised: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+    return serialised

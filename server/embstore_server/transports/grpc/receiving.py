@@ -1,0 +1,72 @@
+"""Requests of one message, while they come.
+
+gRPC shows a message, and how long it is, once all of it has come: until then nothing counts it, and
+it may grow to the largest message of the port. So a lane (a token, or a connection without one)
+receives few at a time. The others wait in HTTP/2's flow control, where each takes no more than
+`port.UNREAD_BYTES`. Event loop only.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from embstore.errors import InvalidArgumentError
+from embstore_proto.frame import HEADER_BYTES_MAX
+from embstore_server.path.caller import Caller
+from embstore_server.path.turns import Turns
+
+CONTROL_MAX = 4
+"""Requests without arrays that a lane receives at a time. They have a queue of their own, so that a
+lease is renewed whatever else comes; all but the largest come with their call."""
+_BULK_MIN = 4
+
+
+class Receiving:
+    """The requests that are received, by lane."""
+
+    def __init__(self, message_bytes_max: int, inflight_bytes_max: int) -> None:
+        """Messages have so many bytes at most; so many may be in flight."""
+        self._message_bytes_max = message_bytes_max
+        self._inflight_bytes_max = inflight_bytes_max
+        self._lanes: dict[tuple[str, bool], Turns] = {}  # of those that receive
+
+    async def control(self, caller: Caller, context: Any) -> bytes:
+        """Return the one message of a request without arrays."""
+        async with self.turn(caller.lane, CONTROL_MAX):
+            request = await _only(context)
+        if len(request) > HEADER_BYTES_MAX:
+            raise InvalidArgumentError(
+                f"expected a request of at most {HEADER_BYTES_MAX} bytes, found {len(request)}"
+            )
+        return request
+
+    async def bulk(self, caller: Caller, context: Any) -> bytes:
+        """Return the one message of a request with arrays."""
+        most = caller.principal.limits.get("inflight_bytes", self._inflight_bytes_max)
+        count = max(most // self._message_bytes_max, _BULK_MIN)
+        async with self.turn(caller.lane, count, is_bulk=True):
+            return await _only(context)
+
+    @asynccontextmanager
+    async def turn(self, lane: str, most: int, *, is_bulk: bool = False) -> AsyncIterator[None]:
+        """Be one of the `most` that a lane receives, within the block."""
+        key = lane, is_bulk
+        turns = self._lanes.setdefault(key, Turns(most.__gt__))
+        try:
+            await turns.enter()
+            try:
+                yield
+            finally:
+                turns.leave()
+        finally:
+            if not turns.inside and not turns.waiting:
+                self._lanes.pop(key, None)
+
+
+async def _only(context: Any) -> bytes:
+    request: bytes = await context.read()
+    if request is grpc.aio.EOF:
+        raise InvalidArgumentError("expected a message, found the end of the request")
+    return request

@@ -1,0 +1,60 @@
+"""gRPC's reflection: the .proto files, for callers that the server knows.
+
+A request is one of reflection's own messages, of which gRPC takes any size: so there has to be a
+token, where there are tokens, and requests come as other small ones do (receiving.py).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from embstore.errors import DeadlineError, EmbstoreError
+from embstore_server.path.service import Service
+from embstore_server.transports.grpc.endings import refuse
+from embstore_server.transports.grpc.receiving import CONTROL_MAX, Receiving
+
+SERVICE_NAME = reflection.SERVICE_NAME
+
+
+class Reflection:
+    """The service of reflection."""
+
+    def __init__(self, service: Service, receiving: Receiving, names: Sequence[str]) -> None:
+        """Show the services of these names."""
+        self._service = service
+        self._receiving = receiving
+        self._replies = reflection.aio.ReflectionServicer(service_names=names)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the method, for `add_generic_rpc_handlers`."""
+        method = grpc.stream_stream_rpc_method_handler(
+            self._answer,
+            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"ServerReflectionInfo": method})
+
+    async def _answer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        try:
+            lane = self._service.callers.principal_of(context).name or context.peer()
+            each = self._each(requests, lane)
+            async for reply in self._replies.ServerReflectionInfo(each, context):
+                yield reply
+        except EmbstoreError as exc:
+            self._service.freed.release()
+            await refuse(context, exc)
+
+    async def _each(self, requests: AsyncIterator[Any], lane: str) -> AsyncIterator[Any]:
+        seconds = self._service.settings.handshake_timeout_s
+        while True:
+            try:
+                async with self._receiving.turn(lane, CONTROL_MAX), asyncio.timeout(seconds):
+                    request = await anext(requests, None)
+            except TimeoutError:
+                raise DeadlineError(f"no request came for {seconds:g} s") from None
+            if request is None:
+                return
+            yield request

@@ -1,0 +1,55 @@
+# ruff: noqa: RUF009 - the calls declare fields
+"""GET /api/v1/calls: how long calls took, as histograms, and the latest slow ones.
+
+Two answers, one taken from the other, are the histogram of the calls between them: what a page that
+shows the last seconds makes its quantiles of. No engine is needed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+
+from embstore.commands import GetStats
+from embstore.stats import document, gauge
+from embstore_server.telemetry.metrics import BOUNDS
+from embstore_server.telemetry.slow_calls import SlowCall
+from embstore_server.transports.rest.calls import Calling, CallRoute
+from embstore_server.transports.rest.models import reply, reply_model
+
+router = APIRouter(route_class=CallRoute, tags=["stats"])
+
+
+@dataclass
+class VerbHistograms:
+    """The calls of one verb by the time they took: in each bucket, and above the last bound."""
+
+    call: list[int] = gauge("By the time of the whole call.")
+    wait: list[int] = gauge("By the time in the queue.")
+    engine: list[int] = gauge("By the time on the engine.")
+
+
+_CALLS = reply_model(
+    "Calls",
+    "The times of calls since the process began, and the latest slow ones.",
+    bounds=(list[float], "Upper bounds of the buckets in seconds, each inside its bucket"),
+    verbs=(dict[str, VerbHistograms], "Verbs that were called"),
+    slow_call_ms=(float, "Calls that take as long are slow"),
+    slow_calls=(list[SlowCall], "The latest first"),
+)
+
+
+@router.get("/calls", name="GetCalls", response_model=_CALLS)
+async def get_calls(call: Calling) -> dict[str, Any]:
+    """Return how long calls took, and the latest slow ones. Needs no engine."""
+    call.check_ready()
+    call.permitted(GetStats())
+    metrics = call.service.metrics
+    slow = [document(SlowCall, one) for one in metrics.slow_calls.latest()]
+    return reply(
+        call.service.context(),
+        bounds=list(BOUNDS),
+        verbs=metrics.histograms(),
+        slow_call_ms=call.service.settings.slow_call_ms,
+        slow_calls=slow,
+    )

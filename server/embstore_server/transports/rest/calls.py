@@ -1,0 +1,168 @@
+"""A call from request to answer: every route that is a verb is one of these.
+
+The caller is made before the body is read, so that the deadline covers reading, and a body that is
+refused counts among the verb's calls too. An `X-Request-Timeout` header, in seconds, shortens the
+deadline, and so does the one that Prometheus sends. What takes long ends when its client has gone;
+other calls go on until they are done, or until their deadline.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends
+from fastapi.routing import APIRoute
+from grpc import StatusCode
+from starlette.requests import Request
+from starlette.responses import Response
+
+from embstore.commands import Command, Progress
+from embstore.engine.engine import Engine
+from embstore.errors import InvalidArgumentError, StoreClosedError, TableNotFoundError
+from embstore_proto.envelope import Origin
+from embstore_server.path.answers import Answered, answering
+from embstore_server.path.caller import Caller, observe
+from embstore_server.path.service import Service
+from embstore_server.transports.rest.alone import check_alone
+from embstore_server.transports.rest.connections import CERTIFICATE_NAMES
+from embstore_server.transports.rest.errors import refusal_of, request_id
+
+LANE = "rest"
+"""One lane for all of REST: however many dashboards there are, trainers wait for one call."""
+
+_HEADER_CHARACTERS_MAX = 200
+_TIMEOUT_HEADERS = ("X-Request-Timeout", "X-Prometheus-Scrape-Timeout-Seconds")
+
+T = TypeVar("T", bound=Command[Any])
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+class CallRoute(APIRoute):
+    """A route that is a verb: its `name` is the verb's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the route's handler, in the frame of a call."""
+        answer, verb = super().get_route_handler(), self.name
+
+        async def handler(request: Request) -> Response:
+            return await _answered(verb, request, answer)
+
+        return handler
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a route works with."""
+
+    service: Service
+    caller: Caller
+
+    async def execute(self, command: Command[Any], origin: Origin | None = None) -> Answered:
+        """Return the result of a command, with the state of the store then."""
+        self.check_ready()
+        return await self.service.execute(self.caller, self.permitted(command), origin)
+
+    async def execute_long(
+        self, make: Callable[[], Command[Any]], then: Callable[[Any, Any], Any]
+    ) -> Answered:
+        """Do the same with a command that takes long to make, and of whose result it takes long to
+        make what is answered: `then(command, result)`. All on a thread of the verb's own."""
+        self.check_ready()
+
+        def work(engine: Engine, progress: Progress) -> Any:
+            command = self.permitted(make())
+            return then(command, engine.execute(command, progress=progress))
+
+        def answered(engine: Engine, progress: Progress) -> Answered:
+            return answering(partial(work, progress=progress), self.service.instance)(engine)
+
+        return await self.service.run_in_thread(self.caller.verb, answered, self.caller)
+
+    def permitted(self, command: T) -> T:
+        """Return a command, if the caller may give it, and a shard alone may execute it; what has
+        no command of its own asks for one that tells as much. Any thread."""
+        command = self.service.permitted(self.caller, command)
+        check_alone(command, lambda: self.service.engine.shard)
+        return command
+
+    def check_ready(self) -> None:
+        """Raise StoreClosedError while the server is starting, stopping or has failed."""
+        if reason := self.service.not_ready:
+            raise StoreClosedError(reason)
+
+
+def one_table(name: str) -> str:
+    """Return the name of a table, where a verb takes "" to mean all of them."""
+    if not name:
+        raise TableNotFoundError("no table ''")
+    return name
+
+
+async def _call_of(request: Request) -> Call:
+    return Call(request.app.state.service, request.state.caller)
+
+
+Calling = Annotated[Call, Depends(_call_of)]
+"""The parameter of a route that is a verb."""
+
+
+async def _answered(verb: str, request: Request, answer: Answer) -> Response:
+    service: Service = request.app.state.service
+    headers = {n: v[:_HEADER_CHARACTERS_MAX] for n, v in request.headers.items()}
+    caller = request.state.caller = service.caller_of(
+        verb,
+        f"rest:{request.client.host if request.client else ''}",
+        monotonic() + service.settings.call_timeout_s,
+        headers.get("user-agent", ""),
+        request_id(request.scope),
+        headers.get("traceparent", ""),
+        shared_lane=LANE,
+        gone=partial(_gone, request),
+    )
+    service.count_calls(1)
+    code = StatusCode.OK.name
+    try:
+        for name in _TIMEOUT_HEADERS:
+            if name in request.headers:
+                seconds = _seconds(request.headers[name], name)
+                caller.deadline = min(caller.deadline, caller.started + seconds)
+        async with asyncio.timeout(caller.deadline - monotonic()):
+            caller.principal = service.callers.principal(
+                request.headers.get("authorization", ""),
+                request.scope["state"].get(CERTIFICATE_NAMES, ()),
+            )
+            response = await answer(request)
+    except asyncio.CancelledError:
+        code = StatusCode.CANCELLED.name
+        raise
+    except Exception as exc:
+        service.freed.after(exc)
+        refusal = refusal_of(exc, verb, caller)
+        code, response = refusal.code, refusal.response(request.scope)
+    else:
+        caller.sent_bytes = len(response.body)
+    finally:
+        service.count_calls(-1)
+        caller.received_bytes = request.state.received_bytes
+        observe(caller, code, service.metrics, service.settings.slow_call_ms)
+    return response
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client has closed its connection. Its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _seconds(text: str, name: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidArgumentError(f"{name}: expected seconds above 0, found {text[:40]!r}")
+    return seconds

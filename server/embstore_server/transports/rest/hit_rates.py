@@ -1,0 +1,125 @@
+"""GET /api/v1/hit-rates: what caches of other sizes would have hit.
+
+A prediction takes seconds of a core, as long as it takes to train many steps. So there is one at a
+time, on a thread of its own, whoever asks; it is begun when somebody asks and the last one is old;
+and the answer, which does not wait unless it is told to, is the last one. One is **old** after
+FRESH_S, or REST times what it took: however many rows a store has and however many pages look at
+it, predicting takes a small part of a core. One that found nothing counted, or failed, which is
+logged, is so after RETRY_S; one of another policy or budget is so at once.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from time import monotonic
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request as HttpRequest
+
+from embstore.commands import ExportProfile, GetServerInfo, GetStats, Progress
+from embstore.engine.engine import Engine
+from embstore.errors import EmbstoreError
+from embstore.stats import document
+from embstore_server.path.service import Service
+from embstore_server.sizing.curves import Curve, curves
+from embstore_server.telemetry.logs import event
+from embstore_server.transports.rest.calls import Calling, CallRoute
+from embstore_server.transports.rest.models import reply, reply_model
+
+FRESH_S, RETRY_S = 60.0, 10.0
+REST = 20
+
+router = APIRouter(route_class=CallRoute, tags=["frequency"])
+
+_HIT_RATES = reply_model(
+    "HitRates",
+    "Predicted hit rates by size of the cache.",
+    policy=(str, "The policy when it was predicted; empty: nothing was yet"),
+    age_s=(float | None, "Time since it was predicted; none: nothing was yet"),
+    predicting=(bool, "A prediction is being made"),
+    curves=(list[Curve], "Of each layout of rows with counted accesses"),
+)
+
+
+class Predictions:
+    """The last prediction, and the one that is being made. Event loop only."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._task: asyncio.Task[None] | None = None
+        self._of: tuple[str, int] | None = None  # policy and budget that were predicted for
+        self._old_at = 0.0  # monotonic seconds
+        self.policy, self.curves = "", list[Curve]()
+        self.made_at: float | None = None  # monotonic seconds
+
+    @property
+    def running(self) -> bool:
+        """Whether a prediction is being made."""
+        return self._task is not None and not self._task.done()
+
+    async def refresh(self, *, wait: bool) -> None:
+        """Begin a prediction if the last one is old; wait for the one that is being made, or not.
+
+        Raises what it failed with, if it has been waited for.
+        """
+        info = self._service.engine.execute(GetServerInfo())  # takes no turn
+        of = info.policy, info.cache_bytes
+        if not self.running and (self._of != of or monotonic() > self._old_at):
+            self._of = of
+            self._task = asyncio.create_task(self._predict())
+            self._task.add_done_callback(_log)
+        if wait and self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def _predict(self) -> None:
+        began, fresh_s = monotonic(), RETRY_S
+        try:
+            found = await self._service.run_in_thread("GetHitRates", _predicted)
+            (self.policy, self.curves), self.made_at = found, monotonic()
+            if self.curves:
+                fresh_s = FRESH_S
+        finally:
+            self._old_at = monotonic() + max(fresh_s, REST * (monotonic() - began))
+
+
+def _log(task: asyncio.Task[None]) -> None:
+    """Log why a prediction failed: as a rule nobody waits for it."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, EmbstoreError):
+        event(logging.WARNING, "hit rates were not predicted", error=str(error))
+    elif error is not None:
+        event(logging.ERROR, "internal error", verb="GetHitRates", exc_info=error)
+
+
+def _predicted(engine: Engine, progress: Progress) -> tuple[str, list[Curve]]:
+    stats = engine.execute(GetStats())
+    profile = engine.execute(ExportProfile("counted"), progress=progress)
+    return stats["policy"], curves(profile, stats)
+
+
+@router.get("/hit-rates", name="GetHitRates", response_model=_HIT_RATES)
+async def get_hit_rates(
+    call: Calling,
+    request: HttpRequest,
+    wait: Annotated[
+        bool, Query(description="Wait for a prediction that is being made, or is begun")
+    ] = False,
+) -> dict[str, Any]:
+    """Return the hit rates that caches of several sizes would have had, under each policy.
+
+    Predicted from the accesses that were counted; without curves where none were. A prediction that
+    is old, a minute or more, is answered, and another one begun.
+    """
+    call.check_ready()
+    call.permitted(GetStats())
+    call.permitted(ExportProfile("counted"))
+    made: Predictions = request.app.state.predictions
+    await made.refresh(wait=wait)
+    return reply(
+        call.service.context(),
+        policy=made.policy,
+        age_s=None if made.made_at is None else monotonic() - made.made_at,
+        predicting=made.running,
+        curves=list(map(partial(document, Curve), made.curves)),
+    )

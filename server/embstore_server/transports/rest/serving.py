@@ -1,0 +1,134 @@
+"""The HTTP port, on the event loop. It is bound when it is entered, so that one in use is reported
+at once.
+
+The application is imported and made in a thread, at the first request that is not a probe: FastAPI
+takes as much processor time as all the rest of a start, and a server whose trainers use gRPC may
+never need it. Until then probes are answered here, those of a health check on the machine or by
+its address; any other, such as a browser's, is one for the guard of the application.
+"""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
+from typing import Any
+from uuid import uuid4
+
+import uvicorn
+
+from embstore_proto.addresses import is_loopback, split_address
+from embstore_server.path.service import Service
+from embstore_server.telemetry.logs import event
+from embstore_server.transports.grpc.port import in_use
+from embstore_server.transports.rest.connections import Listener, protocol
+from embstore_server.transports.rest.hosts import is_address, name_of
+
+_LAST_REPLIES_S = 1
+"""For clients that take their answers when the server ends; others are cut off."""
+_UNPLAIN = (b"content-length", b"origin", b"transfer-encoding", b"x-request-id")
+"""Headers that the guard looks at."""
+
+
+class Late:
+    """The ASGI application of a service, made when it is needed."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._made: asyncio.Future[Any] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if self._made is None and (answer := self._probe(scope)) is not None:
+            await _send(send, *answer, is_head=scope["method"] == "HEAD")
+            return
+        if self._made is None:
+            self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
+        app = await asyncio.shield(self._made)
+        await app(scope, receive, send)
+
+    def _make(self) -> Any:
+        return import_module("embstore_server.transports.rest.app").make_rest(self._service)
+
+    def _probe(self, scope: Any) -> tuple[int, dict[str, Any]] | None:
+        """Return status and body of the answer to a plain probe, as `probes` gives them."""
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return None
+        headers = dict(scope["headers"])
+        if any(name in headers for name in _UNPLAIN) or not _is_here(
+            headers.get(b"host", b"").decode("latin-1")
+        ):
+            return None
+        if scope["path"] == "/healthz":
+            return 200, {"status": "ok"}
+        if scope["path"] == "/readyz":
+            reason = self._service.unready
+            return 503 if reason else 200, {"ready": not reason, "reason": reason}
+        return None
+
+
+def _is_here(host: str) -> bool:
+    """Say whether a Host is an address, or a name of this machine."""
+    name = name_of(host)
+    return not host or (name is not None and (is_loopback(name) or is_address(name)))
+
+
+async def _send(send: Any, status: int, body: dict[str, Any], *, is_head: bool) -> None:
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    headers = {"content-length": len(text), "content-type": "application/json"}
+    headers |= {"x-request-id": uuid4().hex[:16]}
+    pairs = [(name.encode(), str(value).encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": b"" if is_head else text})
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without signal handlers: the process has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def rest_server(service: Service) -> AsyncIterator[str]:
+    """Serve REST; yield its address, or "off"."""
+    settings = service.settings
+    if settings.admin == "off":
+        yield "off"
+        return
+    host, port = split_address(settings.admin)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = Listener((host, port), family, settings.connections_max)
+    except OSError as exc:
+        raise in_use("admin", settings.admin) from exc
+    config = uvicorn.Config(
+        Late(service),
+        log_config=None,
+        access_log=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        lifespan="off",
+        timeout_graceful_shutdown=_LAST_REPLIES_S,
+        http=protocol(settings.handshake_timeout_s),
+    )
+    if service.certificates is not None:
+        config.load()
+        config.ssl = service.certificates.context()
+    server = _Uvicorn(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+
+    def ended(_: object) -> None:
+        if not server.should_exit:  # nobody asked it to: gRPC goes on, probes will fail
+            error = None if serving.cancelled() else serving.exception()
+            event(logging.ERROR, "REST has ended", exc_info=error)
+
+    serving.add_done_callback(ended)
+    try:
+        yield f"{settings.admin.rpartition(':')[0]}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving

@@ -1,0 +1,59 @@
+"""Memory that one client shares with the server: made here, passed as a descriptor.
+
+It is a file in memory without a name (memfd), so it needs no room in /dev/shm, and is gone with its
+last user. Its size is sealed. Its bytes count as in flight as long as the server keeps it
+(`Inflight.lend`); what a client still maps of one that was given up is the client's own memory.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+
+from embstore.errors import CapacityError
+from embstore_server.path.inflight import Reservation
+
+_LEAST_BYTES = 64 << 10
+_NO_ROOM = {errno.ENOSPC, errno.ENOMEM}
+
+
+def area_bytes(wanted: int) -> int:
+    """Return the size of an area for so many bytes: a power of two, up to 64 MiB; so that one that
+    grows is made few times. Above, in steps of 16 MiB, so that little is wasted."""
+    if wanted <= 64 << 20:
+        return max(1 << (wanted - 1).bit_length(), _LEAST_BYTES)
+    step = 16 << 20
+    return -(-wanted // step) * step
+
+
+class Area:
+    """Shared memory of a size, given back with `close`."""
+
+    def __init__(self, size: int, reservation: Reservation) -> None:
+        """Make it; takes a fifth of a millisecond a MiB. Any thread. Raises CapacityError."""
+        self.size = size
+        self._reservation = reservation
+        try:
+            self.descriptor = os.memfd_create("embstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as exc:
+            raise CapacityError(f"no descriptor to share memory with a client: {exc}") from exc
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)  # its pages, else the first touch may fail
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+            shared = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self.memory = memoryview(mmap.mmap(self.descriptor, size, shared))
+        except OSError as exc:
+            os.close(self.descriptor)
+            if exc.errno not in _NO_ROOM:
+                raise
+            raise CapacityError(f"no memory to share {size} bytes with a client: {exc}") from exc
+
+    def passed(self) -> None:
+        """Close the descriptor, which the client has now; each side's map stays."""
+        os.close(self.descriptor)
+
+    def close(self) -> None:
+        """Give it up; its memory goes when the last call that looks at it has ended."""
+        self.memory = memoryview(b"")
+        self._reservation.release()

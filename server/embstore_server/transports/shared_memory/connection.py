@@ -1,0 +1,501 @@
+"""One client's connection: frames in, a call at a time, frames out.
+
+The socket never blocks. Each call has a task, but for lookups: one is answered where it was
+read, with those of other connections that came with it, if nothing has to be waited for
+(`Calls.at_once`). What comes while a call
+is under way waits, within a bound, for the call's end; the end of the connection cancels the call.
+Rows are gathered into the area, behind the request: `expect` sees to it that they fit, before their
+turn of the engine. Where they do not fit after all, because a table was made anew meanwhile, they
+are copied once.
+
+Event loop only, but for `SharedIncoming.blank`.
+"""
+
+import asyncio
+import socket
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
+from embstore_proto import device_area as device_wire
+from embstore_proto import shared_memory as wire
+from embstore_proto.frame import ALIGNMENT, HEADER_BYTES_MAX, Blank, Framed, Received
+from embstore_proto.shared_memory import INLINE_BYTES, Kind
+from embstore_proto.status import answer_of, message_of
+from embstore_proto.verbs import VERBS, Verb
+from embstore_server.path.caller import Caller
+from embstore_server.path.calls import BRIEF_BYTES
+from embstore_server.path.inflight import Reservation
+from embstore_server.transports.shared_memory.area import Area, area_bytes
+from embstore_server.transports.shared_memory.device_area import DeviceCall, DeviceSide
+
+if TYPE_CHECKING:
+    from embstore_server.transports.shared_memory.port import SharedMemoryPort
+
+TRANSPORT = "shared_memory"
+
+_READ_ONCE = {"Update"}
+"""Verbs whose rows the engine reads once: an update is made, checked and logged of their sums."""
+_LOOKUP = VERBS["Lookup"]
+_AT_ONCE_BYTES = 512 << 10
+"""Of the keys of a lookup that may be answered at once: they are copied first."""
+_READ_BYTES = 64 << 10
+_LABEL_CHARACTERS_MAX = 200
+_MADE_AT_ONCE_BYTES = 1 << 20
+"""An area as large takes a fifth of a millisecond; a larger one is made on a thread."""
+
+
+class Connection:
+    """A client, for as long as its socket is open."""
+
+    def __init__(
+        self, port: "SharedMemoryPort", own: socket.socket, peer: str, process: int
+    ) -> None:
+        self.port = port
+        self.peer = peer
+        self.process = process
+        """Of the client, by `Processes`."""
+        self.authorization = self.label = ""
+        self._frame_bytes_max = port.frame_bytes_max("")
+        self.traceparent = ""
+        """Of the next call."""
+        self.map_version = 0
+        """Likewise."""
+        self.area: Area | None = None
+        self.device = DeviceSide(self)
+        self.idle_since: float | None = None
+        """None: a call is under way."""
+        self._socket = own
+        self._received = bytearray()
+        self._more: asyncio.Future[bytes | memoryview] | None = None  # while nothing is under way
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._serve())
+        port.listen_to(self, own)
+
+    def close(self) -> None:
+        """End the connection, and the call that is under way."""
+        self._task.cancel()
+        if self._socket.fileno() < 0:
+            return
+        self.port.forget(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._give_up_area()
+        self.device.close()
+        self.port.closed(self)
+
+    # In
+
+    def read(self) -> "tuple[SharedIncoming, Received] | None":
+        """Take what the socket has; return a lookup that may be answered at once, and let the
+        task know of all else."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        self._received += data
+        if self._more is None or self._more.done():  # a call is under way
+            if not data or len(self._received) > self._frame_bytes_max:
+                self.close()  # it has gone; or does not wait for its answers
+            return None
+        if not data:
+            self.close()
+            return None
+        found = self._lookup()
+        if found is None:
+            self._more.set_result(b"")
+        return found
+
+    def _lookup(self) -> "tuple[SharedIncoming, Received] | None":
+        """Return the lookup that is all that has come."""
+        received = self._received
+        if len(received) < wire.HEAD_BYTES:
+            return None
+        size, kind, small = wire.head_of(received)
+        begin = wire.HEAD_BYTES
+        if kind == Kind.MAP and len(received) >= begin + size + wire.HEAD_BYTES:
+            version = bytes(received[begin : begin + size])
+            begin += size
+            size, kind, small = wire.head_of(received[begin : begin + wire.HEAD_BYTES])
+            begin += wire.HEAD_BYTES
+        else:
+            version = b""
+        if kind != Kind.CALL or len(received) != begin + size:
+            return None
+        if self.device.announced is not None or self.traceparent:  # of what came before it
+            return None
+        try:
+            asked = wire.call_of(bytes(received[begin:]), small)
+            if asked.verb != _LOOKUP.name or asked.size > _AT_ONCE_BYTES:
+                return None
+            self.map_version = wire.map_version_of(version) if version else 0
+            call = SharedIncoming(self, asked)
+            return call, call.request(_LOOKUP)
+        except InvalidArgumentError:
+            return None
+
+    def answer(self, pieces: "list[bytes | memoryview] | None") -> None:
+        """Send the answer of a lookup that `read` returned; None: let the task find one."""
+        assert self._more is not None
+        if not pieces:
+            self._more.set_result(b"")
+            return
+        self._received.clear()
+        self.idle_since = monotonic()
+        try:
+            count = self._socket.sendmsg(pieces)
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            self.close()
+            return
+        if count < sum(map(len, pieces)):
+            self._more.set_result(memoryview(b"".join(pieces))[count:])
+
+    async def _serve(self) -> None:
+        """Answer what comes, one after the other, until the client has gone."""
+        try:
+            await self.send([wire.greeting(self.port.service.process)])
+            while True:
+                kind, small, body = await self._frame()
+                match kind:
+                    case Kind.CALL:
+                        await self._answer_call(SharedIncoming(self, wire.call_of(body, small)))
+                    case Kind.AREA:
+                        await self._grow_for(wire.area_of(body))
+                    case Kind.DEVICE_AREA:
+                        await self.device.grow_for(device_wire.size_of(body))
+                    case Kind.ON_DEVICE:
+                        self.device.announced = device_wire.size_of(body)
+                    case Kind.TRACE:
+                        self.traceparent = wire.trace_of(body)[:_LABEL_CHARACTERS_MAX]
+                    case Kind.MAP:
+                        self.map_version = wire.map_version_of(body)
+                    case Kind.HELLO:
+                        self.authorization, label = wire.said(body)
+                        self.label = label[:_LABEL_CHARACTERS_MAX]
+                        self._frame_bytes_max = self.port.frame_bytes_max(self.authorization)
+                    case _:
+                        raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
+        except EmbstoreError as exc:  # not of a call: what it sends is not understood
+            with suppress(OSError):
+                self._socket.send(_refusal(exc))
+        finally:
+            self.close()
+
+    async def _frame(self) -> tuple[int, int, bytes]:
+        """Return kind, small number and body of the next frame."""
+        received = self._received
+        self.idle_since = monotonic()
+        while True:
+            if len(received) >= wire.HEAD_BYTES:
+                size, kind, small = wire.head_of(received)
+                if size > self._frame_bytes_max:
+                    raise InvalidArgumentError(
+                        f"expected a frame of at most {self._frame_bytes_max} bytes, found {size}; "
+                        'larger ones travel by gRPC: connect(transport="grpc")'
+                    )
+                end = wire.HEAD_BYTES + size
+                if len(received) >= end:
+                    body = bytes(memoryview(received)[wire.HEAD_BYTES : end])
+                    del received[:end]
+                    self.idle_since = None
+                    return kind, small, body
+            self._more = self._loop.create_future()
+            try:
+                unsent = await self._more
+            finally:
+                self._more = None
+            await self._send_all(unsent)
+
+    # The area
+
+    def _give_up_area(self) -> None:
+        if self.area is not None:
+            self.port.traffic.area_bytes -= self.area.size
+            self.area.close()
+            self.area = None
+
+    async def _grow_for(self, size: int) -> None:
+        """Answer a client that needs an area."""
+        try:
+            most = self.port.area_bytes_max
+            if size > most:
+                raise InvalidArgumentError(
+                    f"expected a call of at most {most} bytes, found {size}; split the call"
+                )
+            principal = self.port.service.callers.principal(self.authorization, ())
+            caller = Caller("Area", self.peer, monotonic(), principal=principal)
+            await self.grow(size, caller)
+        except EmbstoreError as exc:
+            await self.refuse(exc)
+
+    async def grow(self, size: int, caller: Caller) -> None:
+        """Have an area of at least `size` bytes in place of the one before, and pass it."""
+        size = area_bytes(size)
+        self._give_up_area()
+        reservation = self.port.service.lend(caller, size)
+        try:
+            if size <= _MADE_AT_ONCE_BYTES:
+                made = Area(size, reservation)
+            else:
+                made = await self._made(size, reservation)
+        except BaseException:
+            reservation.release()
+            raise
+        try:
+            self.area = made
+            self.port.traffic.area_bytes += size
+            await self.send([wire.area(size)], made.descriptor)
+        finally:
+            made.passed()
+
+    async def _made(self, size: int, reservation: Reservation) -> Area:
+        """Make an area on a thread."""
+        making = self._loop.run_in_executor(None, Area, size, reservation)
+        try:
+            return await asyncio.shield(making)
+        except BaseException:
+            making.add_done_callback(_drop)  # it may yet be made, for nobody
+            raise
+
+    # Calls
+
+    async def _answer_call(self, call: "SharedIncoming") -> None:
+        calls, service = self.port.calls, self.port.service
+        asked = call.asked
+        verb = VERBS.get(asked.verb)
+        if verb is None:
+            await call.refuse(InvalidArgumentError(f"there is no verb {asked.verb!r}"))
+            return
+        async with calls.answered(verb.name, call) as caller:
+            calls.let_in(call, caller, verb)
+            request: list[Any] = [call.request(verb)]
+            caller.received_bytes = len(asked.header) + asked.size
+            if call.device is not None:
+                caller.received_bytes += call.device.announced
+                await call.device.begin(verb.name, caller)
+            caller.brief = verb.is_bulk and caller.received_bytes <= BRIEF_BYTES
+            if verb.is_bulk:
+                most, limit = service.call_bytes_max(caller)
+                sent_bytes = caller.received_bytes - len(asked.header)
+                if sent_bytes > most + HEADER_BYTES_MAX:  # with what aligns arrays, as elsewhere
+                    raise InvalidArgumentError(
+                        f"expected a call of at most {most} bytes ({limit}), found "
+                        f"{sent_bytes}; split the call"
+                    )
+            with service.reservation(caller) as reservation:
+                if verb.is_bulk:
+                    reservation.add(caller.received_bytes)
+                await calls.answer(verb, call, caller, request, reservation)
+
+    # Out
+
+    async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
+        """Send an error."""
+        await self.send([_refusal(error, is_final=is_final)])
+
+    async def send(self, pieces: "list[bytes | memoryview]", descriptor: int | None = None) -> None:
+        """Send a frame, and wait until the client has taken all but what its socket holds."""
+        passed = []
+        if descriptor is not None:
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+        while True:
+            try:
+                count = self._socket.sendmsg(pieces, passed)
+                break
+            except BlockingIOError:
+                await self._writable()
+            except OSError as exc:  # it has gone
+                raise asyncio.CancelledError from exc
+        if count < sum(map(len, pieces)):
+            await self._send_all(memoryview(b"".join(pieces))[count:])
+
+    async def _send_all(self, rest: bytes | memoryview) -> None:
+        """Send bytes as the client takes them."""
+        while len(rest):
+            await self._writable()
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise asyncio.CancelledError from exc
+
+    async def _writable(self) -> None:
+        seconds = self.port.service.settings.read_timeout_s
+        ready = asyncio.Event()
+        self._loop.add_writer(self._socket, ready.set)
+        try:
+            async with asyncio.timeout(seconds):
+                await ready.wait()
+        except TimeoutError:
+            self.close()
+            raise DeadlineError(
+                f"nothing of the reply was read for {seconds:g} s (the setting read_timeout_s)"
+            ) from None
+        finally:
+            if self._socket.fileno() >= 0:
+                self._loop.remove_writer(self._socket)
+
+
+class SharedIncoming:
+    """One call, as its connection knows it."""
+
+    transport = TRANSPORT
+    certificate_names: Sequence[str] = ()
+
+    def __init__(self, connection: Connection, asked: wire.Call) -> None:
+        self.asked = asked
+        self.authorization = connection.authorization
+        self._connection = connection
+        self._caller: Caller | None = None
+        self._area = connection.area  # of this call: a later one's is not written to
+        self._end = 0  # of what of the area is used
+        self.device: DeviceCall | None = connection.device.call()
+        self._traceparent, connection.traceparent = connection.traceparent, ""
+        self._map_version, connection.map_version = connection.map_version, 0
+
+    def caller(self, verb: str) -> Caller:
+        """Return who calls, by when."""
+        connection = self._connection
+        service = connection.port.service
+        deadline = monotonic() + min(self.asked.seconds, service.settings.call_timeout_max_s)
+        self._caller = service.caller_of(
+            verb,
+            connection.peer,
+            deadline,
+            connection.label,
+            traceparent=self._traceparent,
+            map_version=self._map_version,
+            process=connection.process,
+        )
+        return self._caller
+
+    def request(self, verb: Verb) -> Received:
+        """Return the request, and have the reply behind it."""
+        asked, area = self.asked, self._area
+        copies = self._connection.port.traffic.copies
+        if asked.offset is None:
+            return Received(asked.header, memoryview(asked.inline), on_device=self.device)
+        size = 0 if area is None else area.size
+        end = asked.offset + asked.size
+        if not verb.is_bulk or area is None or end > size or asked.offset % ALIGNMENT:
+            raise InvalidArgumentError(
+                f"expected a payload in the area of {size} bytes, found {asked.size} at "
+                f"{asked.offset}"
+            )
+        self._end = end
+        payload = area.memory[asked.offset : end]
+        once = verb.name in _READ_ONCE
+        return Received(asked.header, payload, copies, None, once, self.device)
+
+    def has_room(self, count: int) -> bool:
+        """Tell whether `expect` of so many bytes has nothing to do."""
+        area = self._area
+        return count <= INLINE_BYTES or (
+            area is not None and _aligned(self._end) + count <= area.size
+        )
+
+    async def expect(self, count: int, reservation: Reservation | None) -> None:
+        """Have room for so many bytes in the area, which counts as in flight already."""
+        if self.device is not None:
+            await self.device.expect(count)
+            return
+        if self.has_room(count):
+            return
+        assert self._caller is not None
+        await self._connection.grow(count, self._caller)
+        self._area = self._connection.area
+        self._end = 0
+
+    def blank(
+        self,
+        room: int,
+        shapes: Sequence[tuple[int, ...]],
+        others: Sequence[NDArray[Any]],
+        dtype: str,
+    ) -> Blank:
+        """Return a message whose payload is in the area, or small. Any thread."""
+        if self.device is not None:
+            return self.device.blank(shapes, others, dtype)
+        return Blank(room, shapes, others, self._lend, dtype)
+
+    def _lend(self, size: int) -> memoryview:
+        area, begin = self._area, _aligned(self._end)
+        memory = memoryview(b"") if area is None else area.memory
+        if size <= INLINE_BYTES or begin + size > len(memory):
+            return memoryview(bytearray(size))
+        self._end = begin + size
+        return memory[begin : begin + size]
+
+    def answer_at_once(self, reply: Framed | None) -> None:
+        """Send the one message of the answer; None: it has to wait for something."""
+        self._connection.answer(reply and self._placed(reply, is_last=True))
+
+    def _placed(self, reply: Framed, *, is_last: bool) -> "list[bytes | memoryview] | None":
+        """Return the pieces of an answer whose payload is in its place, or small; else None."""
+        if reply.lent is not None and self._is_in_area(reply.lent):
+            begin = self._end - len(reply.lent)
+            return wire.answer(is_last, reply.header, reply.lent, begin)
+        parts = _parts_of(reply)
+        if sum(map(len, parts)) > INLINE_BYTES:
+            return None
+        return wire.answer(is_last, reply.header, b"".join(parts), None)
+
+    async def send(self, reply: Framed, *, is_last: bool) -> None:
+        """Send a message of the answer."""
+        connection = self._connection
+        pieces = self._placed(reply, is_last=is_last)
+        if pieces is not None:
+            await connection.send(pieces)
+            return
+        parts = _parts_of(reply)
+        size = sum(map(len, parts))
+        await self.expect(size, None)
+        area = self._area
+        assert area is not None
+        begin = end = _aligned(self._end)
+        for part in parts:
+            area.memory[end : end + len(part)] = part
+            end += len(part)
+        connection.port.traffic.copies.bytes += size
+        self._end = end
+        await connection.send(wire.answer(is_last, reply.header, area.memory[begin:end], begin))
+
+    def _is_in_area(self, lent: memoryview) -> bool:
+        area = self._area
+        return area is not None and lent.obj is area.memory.obj
+
+    async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
+        """End the call by an error."""
+        await self._connection.refuse(error, is_final=is_final)
+
+
+def _refusal(error: Exception, *, is_final: bool = False) -> bytes:
+    name = type(error).__name__ if isinstance(error, EmbstoreError) else ""
+    code: Any = answer_of(error).code.value
+    return wire.refusal(code[0], name, message_of(error), is_final=is_final)
+
+
+def _parts_of(reply: Framed) -> "list[bytes | memoryview]":
+    """Return the parts of a payload."""
+    return reply.parts[1:] if reply.lent is None else [reply.lent]
+
+
+def _drop(making: "asyncio.Future[Area]") -> None:
+    """Drop an area that nobody waits for any more."""
+    if making.exception() is None:
+        making.result().passed()
+        making.result().close()
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,254 @@
+"""The GPU's memory that one client shares with the server, beside the host's (area.py).
+
+A client of the same host that has its arrays in a GPU's memory asks for a *device area*: an
+allocation of the engine's device, of which it is passed handles (embstore_proto.device_area says
+how, embstore.device.shared what the client may do to it, and what follows). It asks for another one
+when a call needs more. Its bytes are lent, as those of an area of the host, and within the same
+bounds (`Inflight.lend`).
+
+**Who frees it.** Not the end of the connection, nor of its call: arrays of results may outlive
+both, and memory that another process has open must not be freed. It is freed when the tether has
+ended, which is when the client has closed it or its process has ended, and when no call of ours
+refers to it any more. Until then its bytes stay lent. To free it waits for the device, so that is
+done on a thread.
+
+**A call** begins when the client's copies are there. To wait for that takes no turn of the engine
+and no work of the device: the event is asked, again and again with a growing pause, until the
+call's deadline. What a trainer computes before its gradients holds up its own call alone.
+
+Event loop only, but for `DeviceCall.blank`.
+"""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES
+from embstore.device.shared import SharedMemory, share
+from embstore.engine.engine import Engine
+from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError, OverloadedError
+from embstore_proto import device_area as wire
+from embstore_proto.device_places import Place, Places, aligned
+from embstore_proto.frame import Blank, Framed
+from embstore_proto.v1 import embstore_pb2 as pb
+from embstore_server.path.caller import Caller
+from embstore_server.path.inflight import Reservation
+from embstore_server.path.traffic import Traffic
+from embstore_server.transports.shared_memory.area import area_bytes
+
+if TYPE_CHECKING:
+    from embstore_server.transports.shared_memory.connection import Connection
+
+VERBS = (
+    *("Lookup", "LookupPooled", "Update", "UpdatePooled"),
+    *("LookupStep", "LookupStepPooled", "UpdateStep"),
+)
+"""Whose keys, gradients and rows may be in a device area."""
+
+_ROWS = np.dtype("<f4")
+_PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
+"""Between two looks at an event; the pause is one part in so many of what was waited already."""
+
+
+class DeviceArea:
+    """Memory that a client has opened, or may. Lent until its tether has ended."""
+
+    def __init__(self, memory: SharedMemory, reservation: Reservation, traffic: Traffic) -> None:
+        self.memory = memory
+        self.size = reservation.reserved_bytes
+        self._reservation = reservation
+        self._traffic = traffic
+        try:
+            self._own, self.tether = socket.socketpair()
+        except OSError as exc:
+            raise CapacityError(f"no descriptors to share memory with a client: {exc}") from exc
+        self._own.setblocking(False)
+        traffic.device_area_bytes += self.size
+
+    @property
+    def handles(self) -> wire.Handles:
+        """What the client opens it by."""
+        exported = self.memory.exported
+        return wire.Handles(self.size, exported.memory, exported.event_handle, exported.gpu)
+
+    def close(self) -> None:
+        """Give it up: free it once the client has closed it."""
+        asyncio.get_running_loop().add_reader(self._own, self._tether_ended)
+
+    def _tether_ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._own)
+        self._own.close()
+        freed = [self.memory]
+        del self.memory
+        freeing = loop.run_in_executor(None, freed.clear)
+        freeing.add_done_callback(self._freed)
+
+    def _freed(self, _: "asyncio.Future[None]") -> None:
+        self._traffic.device_area_bytes -= self.size
+        self._reservation.release()
+
+
+class DeviceSide:
+    """What a connection has of the device: an area, or none."""
+
+    def __init__(self, connection: "Connection") -> None:
+        self.area: DeviceArea | None = None
+        self.announced: int | None = None
+        """Bytes that the next call has in the area; None: it has nothing to do with it."""
+        self._connection = connection
+
+    def close(self) -> None:
+        """Give up the area."""
+        if self.area is not None:
+            self.area.close()
+            self.area = None
+
+    def call(self) -> "DeviceCall | None":
+        """Return the part that the device has in a call, which is the next one."""
+        announced, self.announced = self.announced, None
+        return None if announced is None else DeviceCall(self, announced)
+
+    async def grow_for(self, size: int) -> None:
+        """Answer a client that needs an area, and has closed the one before."""
+        connection = self._connection
+        try:
+            most = connection.port.area_bytes_max
+            if size > most:
+                raise InvalidArgumentError(
+                    f"expected a call of at most {most} bytes, found {size}; split the call"
+                )
+            service = connection.port.service
+            deadline = monotonic() + service.settings.call_timeout_max_s
+            principal = service.callers.principal(connection.authorization, ())
+            self.close()
+            await self.grow(size, Caller("Area", connection.peer, deadline, principal=principal))
+        except EmbstoreError as exc:
+            await connection.refuse(exc)
+
+    async def grow(self, size: int, caller: Caller) -> DeviceArea:
+        """Have an area of at least `size` bytes in place of the one before, and pass it.
+
+        Where it raises an EmbstoreError the one before stays.
+        """
+        port = self._connection.port
+        size = max(area_bytes(size), EXPORTED_MULTIPLE_BYTES)
+        reservation = port.service.lend(caller, size)
+        try:
+            memory = await port.service.run(caller, partial(_shared, byte_count=size))
+            made = DeviceArea(memory, reservation, port.traffic)
+        except BaseException:
+            reservation.release()
+            raise
+        self.close()
+        self.area = made
+        try:
+            await self._connection.send([wire.area(made.handles)], made.tether.fileno())
+        finally:
+            made.tether.close()  # the client has it now
+        return made
+
+
+class DeviceCall:
+    """The part that the device has in one call: its arrays, and its rows behind them."""
+
+    def __init__(self, side: DeviceSide, announced: int) -> None:
+        self.announced = announced
+        self._side = side
+        self._caller: Caller | None = None
+        self._size, self._end = 0, announced
+        """Bytes of the area that the rows are for, and how many are in use."""
+        # Memory of its own accord: the area may be given up while the engine is at the call.
+        self._memory = self._rows_memory = None if side.area is None else side.area.memory
+        if side.area is not None:
+            self._size = side.area.size
+
+    async def begin(self, verb: str, caller: Caller) -> None:
+        """Wait until the client's copies are there, in a call of its deadline."""
+        self._caller, memory = caller, self._memory
+        if verb not in VERBS:
+            raise InvalidArgumentError(
+                f"expected arrays of the host in {verb}; in a GPU's memory {', '.join(VERBS)} take "
+                "them"
+            )
+        if memory is None or self.announced > self._size:
+            raise InvalidArgumentError(
+                f"expected arrays in the shared memory of a GPU of {self._size} bytes, found "
+                f"{self.announced} announced"
+            )
+        began, pause = monotonic(), _PAUSE_FIRST_S
+        while not memory.are_inputs_there:
+            await asyncio.sleep(pause)
+            waited = monotonic() - began
+            pause = min(max(waited / _PAUSE_SHARE, _PAUSE_FIRST_S), _PAUSE_MAX_S)
+
+    def array(self, place: Place, what: str) -> Any:
+        """Return an array of the call; see `OnDevice`."""
+        if place.end > self.announced:
+            raise InvalidArgumentError(
+                f"{what}: expected {place.byte_count} bytes at offset {place.offset}, found "
+                f"{self.announced} bytes in the GPU's memory"
+            )
+        if not place.byte_count:
+            return np.empty(place.shape, place.dtype)
+        assert self._memory is not None
+        return self._memory.array(place.offset, place.shape, place.dtype)
+
+    async def expect(self, count: int) -> None:
+        """Have room for so many bytes of rows, behind the arrays or in another area."""
+        assert self._caller is not None
+        if aligned(self._end) + count > self._size:
+            made = await self._side.grow(count, self._caller)
+            self._rows_memory, self._size, self._end = made.memory, made.size, 0
+
+    def blank(
+        self, shapes: Sequence[tuple[int, ...]], others: Sequence[Any], dtype: str
+    ) -> "DeviceBlank":
+        """Return a message whose rows are in the area, and which has no `others`. On the engine
+        thread."""
+        if others:
+            raise InvalidArgumentError(
+                "expected early=false with rows in a GPU's memory, where no client puts those of a "
+                "step together, found early rows"
+            )
+        if dtype != "float32":
+            raise InvalidArgumentError(f"expected float32 rows in a GPU's memory, found {dtype}")
+        places = Places()
+        places.byte_count = self._end
+        found = [places.add(tuple(map(int, shape)), _ROWS) for shape in shapes]
+        if places.byte_count > self._size:
+            raise OverloadedError(
+                "a table has become another one while the call waited, and its rows do not fit; "
+                "send the call again"
+            )
+        assert self._rows_memory is not None
+        return DeviceBlank(self._rows_memory, found)
+
+
+class DeviceBlank(Blank):
+    """A message made before its rows are known, which are filled where the client reads them."""
+
+    def __init__(self, memory: SharedMemory, places: Sequence[Place]) -> None:
+        self._row_places = places
+        self.arrays: list[Any] = [memory.array(p.offset, p.shape, p.dtype) for p in places]
+        self._stored = []  # nothing is rounded
+
+    def add(self, array: Any) -> pb.Array:
+        """Return the place of an array of the message, for the header."""
+        number = next(n for n, own in enumerate(self.arrays) if own is array)
+        return self._row_places[number].stored()
+
+    def framed(self, header: bytes) -> Framed:
+        """Return the message with its serialised header; its payload is where it was filled."""
+        size = len(header) + sum(place.byte_count for place in self._row_places)
+        return Framed([b""], size, header)
+
+
+def _shared(engine: Engine, byte_count: int) -> SharedMemory:
+    with engine.tables.reading():
+        return share(engine.device, byte_count)

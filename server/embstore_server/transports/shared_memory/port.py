@@ -1,0 +1,208 @@
+"""The Unix socket at which clients of this host ask for shared memory.
+
+It belongs to the server's user alone (mode 0600), and the kernel says of each client whose it is:
+no other user is taken, whatever the mode of the file is by then. A token is asked for as over gRPC.
+
+**Reading.** The port waits for all connections by an epoll of its own, of which the event loop sees
+one descriptor: so it knows which lookups came together, and has them answered as one.
+
+A socket that a killed server left is replaced. One that is served, and a file that is none, are
+left alone, and the server does not start. A path longer than the kernel takes is reached by its
+directory's descriptor.
+"""
+
+import asyncio
+import os
+import select
+import socket
+import stat
+import struct
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from embstore.errors import InvalidArgumentError, UnauthenticatedError
+from embstore_proto.addresses import unix_socket_address
+from embstore_proto.frame import HEADER_BYTES_MAX
+from embstore_proto.shared_memory import INLINE_BYTES
+from embstore_server.path.calls import Calls
+from embstore_server.path.service import Service
+from embstore_server.transports.shared_memory.connection import TRANSPORT, Connection
+from embstore_server.transports.shared_memory.processes import Processes
+
+_IDLE_S = 120.0
+"""A connection without a call is ended then, and its area is free."""
+_LOOK_S = 10.0
+_AGAIN_S = 0.5
+_FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
+_UNKNOWN_BYTES_MAX = 128 << 10
+"""Of a frame, until its sender has shown a token that is known."""
+_CREDENTIALS = struct.Struct("3i")
+_BACKLOG = 128
+
+
+class SharedMemoryPort:
+    """The transport of a service, listening at `path`; "" where it is off."""
+
+    def __init__(self, service: Service) -> None:
+        """Listen. Raises InvalidArgumentError: the path is in use, or no socket can be there."""
+        self.service = service
+        self.calls = Calls(service)
+        self.traffic = service.traffic[TRANSPORT]
+        self.traffic.connections = 0
+        self.processes = Processes(self._process_ended)
+        self._connections: set[Connection] = set()
+        self._by_descriptor: dict[int, Connection] = {}
+        self._epoll = select.epoll()
+        self._socket: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._epoll.fileno(), self._readable)
+        path = service.settings.socket_path
+        self.path = "" if path is None else os.path.abspath(path)
+        if path is not None:
+            self._listen(Path(self.path))
+
+    def _listen(self, path: Path) -> None:
+        _remove_left(path)
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        own.setblocking(False)
+        try:
+            with unix_socket_address(path) as address:
+                own.bind(address)
+            os.chmod(path, 0o600)
+            own.listen(_BACKLOG)
+        except OSError as exc:
+            own.close()
+            raise InvalidArgumentError(
+                f"cannot listen on the socket {path}: {exc.strerror}; give another --socket, or "
+                "--socket off"
+            ) from exc
+        found = os.stat(path)
+        self._identity = found.st_dev, found.st_ino
+        self._socket = own
+        self._loop.add_reader(own, self._accept)
+        self._watching = self._loop.create_task(self._end_idle())
+        self.service.socket = self.path
+
+    @property
+    def area_bytes_max(self) -> int:
+        """Bytes of the largest area: a request and a reply."""
+        return 2 * self.service.engine.tables.limits.call_bytes_max + (1 << 20)
+
+    def frame_bytes_max(self, authorization: str) -> int:
+        """Return how large a frame may be of a client that shows this; "": nothing yet."""
+        try:
+            self.service.callers.principal(authorization, ())
+        except UnauthenticatedError:
+            return _UNKNOWN_BYTES_MAX
+        return _FRAME_BYTES_MAX
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        try:
+            own, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone
+            return
+        except OSError:  # no descriptor is left: it waits
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(_AGAIN_S, self._accept_again)
+            return
+        pid, uid, _ = _CREDENTIALS.unpack(
+            own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        is_full = len(self._connections) >= self.service.settings.connections_max
+        if uid not in (os.geteuid(), 0) or is_full or self.service.stopping:
+            own.close()
+            return
+        own.setblocking(False)
+        self._connections.add(Connection(self, own, f"unix:{pid}", self.processes.watched(pid)))
+        self.traffic.connections = len(self._connections)
+
+    def _process_ended(self, process: int) -> None:
+        if self.service.is_open:  # else there are no sessions
+            self.service.engine.sessions.process_ended(process)
+
+    def _readable(self) -> None:
+        """Read from the connections that have something; answer what can be at once."""
+        found = []
+        for descriptor, _ in self._epoll.poll(0):
+            connection = self._by_descriptor.get(descriptor)
+            one = connection and connection.read()
+            if one:
+                found.append(one)
+        if found:
+            for (call, _), reply in zip(found, self.calls.at_once(found), strict=True):
+                call.answer_at_once(reply)
+
+    def listen_to(self, connection: Connection, own: socket.socket) -> None:
+        """Have a connection read when its socket has something."""
+        self._by_descriptor[own.fileno()] = connection
+        self._epoll.register(own, select.EPOLLIN)
+
+    def forget(self, own: socket.socket) -> None:
+        """Read no more from a socket that is about to be closed."""
+        del self._by_descriptor[own.fileno()]
+        self._epoll.unregister(own)
+
+    def _accept_again(self) -> None:
+        if self._socket is not None:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+        self.traffic.connections = len(self._connections)
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for connection in tuple(self._connections):
+                since = connection.idle_since
+                if since is not None and monotonic() - since > _IDLE_S:
+                    connection.close()
+
+    def close(self) -> None:
+        """End every connection, and listen no more."""
+        for connection in tuple(self._connections):
+            connection.close()
+        self.processes.close()
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+        if self._socket is None:
+            return
+        assert self._watching is not None
+        self._watching.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._socket = None
+        with suppress(OSError):
+            found = os.stat(self.path)
+            if (found.st_dev, found.st_ino) == self._identity:  # not another one's by now
+                os.unlink(self.path)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a socket that a killed server left; raises InvalidArgumentError of anything else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise InvalidArgumentError(f"cannot listen on the socket {path}: {exc.strerror}") from exc
+    if not stat.S_ISSOCK(mode):
+        raise InvalidArgumentError(
+            f"expected {path} to be free for a socket, found something else there: remove it, or "
+            "give another --socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, unix_socket_address(path) as a:
+        try:
+            probe.connect(a)
+        except OSError:
+            os.unlink(path)
+            return
+    raise InvalidArgumentError(
+        f"cannot listen on the socket {path}: is another server running there? Give another "
+        "--socket, or --socket off"
+    )
