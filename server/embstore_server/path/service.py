@@ -41,9 +41,11 @@ from embstore.results import Checkpoint as Kept
 from embstore.results import Membership, ServerInfo
 from embstore_proto.envelope import Origin
 from embstore_proto.frame import ALIGNMENT
+from embstore_proto.verbs import Arrived, Verb
 from embstore_server.access import shares
 from embstore_server.path.answers import Answered, Work, answering
 from embstore_server.path.caller import Caller
+from embstore_server.path.incoming import Request
 from embstore_server.path.inflight import Reservation
 from embstore_server.path.replay import check_epoch
 from embstore_server.path.rights import permitted
@@ -97,6 +99,14 @@ class Service(Served):
         if member := getattr(command, "member", ""):
             self.engine.sessions.used_by(member, caller.process)
         return command
+
+    def arrived(self, verb: Verb, caller: Caller, request: Request) -> Arrived:
+        """Take a command apart, and see that its caller may give it. Any thread."""
+        limits = self.engine.tables.limits
+        arrived = verb.arrived(request, call_bytes_max=limits.call_bytes_max)
+        command = self.permitted(caller, arrived.command)
+        shares.check_call(caller.principal, command, self.engine)
+        return arrived._replace(command=command)
 
     async def execute(
         self, caller: Caller, command: Command[Any], origin: Origin | None = None

@@ -20,7 +20,7 @@ from embstore_proto import shared_memory as frames
 from embstore_proto.frame import Received
 from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
-from embstore_server.path import calls
+from embstore_server.path import at_once
 from tests.service.faults.served import Served, on_loop_call
 from tests.service.faults.sharing import DIM, RawSharer, Said, keys, make_wide
 
@@ -157,7 +157,7 @@ def test_what_is_too_much_for_one_turn_takes_turns(
 ) -> None:
     """Else the event loop would stand still for all of it."""
     row_bytes = 4 * DIM
-    monkeypatch.setattr(calls, "AT_ONCE_BYTES", 2500 * row_bytes)
+    monkeypatch.setattr(at_once, "AT_ONCE_BYTES", 2500 * row_bytes)
     sizes = (1000, 1000, 1000, 200, 1, 2600)
     said = together(sharers, [asked(("a", keys(size))) for size in sizes])
     for sharer, one, size in zip(sharers, said, sizes, strict=True):

@@ -133,7 +133,7 @@ class SharedMemoryPort:
             if one:
                 found.append(one)
         if found:
-            for (call, _), reply in zip(found, self.calls.at_once(found), strict=True):
+            for (call, _), reply in zip(found, self.calls.at_once.answers(found), strict=True):
                 call.answer_at_once(reply)
 
     def listen_to(self, connection: Connection, own: socket.socket) -> None:

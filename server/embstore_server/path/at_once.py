@@ -1,0 +1,96 @@
+"""Lookups that have to wait for nothing, answered where they arrive.
+
+What it spares is a task for each, its time-out and turns of the event loop, which together cost
+more than to look up a thousand rows; and those that came together are one lookup.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from embstore.commands import Lookup
+from embstore_proto.frame import NARROW, Framed, Received
+from embstore_proto.verbs import VERBS
+from embstore_server.path.caller import Caller, observe
+from embstore_server.path.incoming import Incoming, ReplyRows
+from embstore_server.path.service import Service
+
+AT_ONCE_BYTES = 16 << 20
+"""Of rows that are looked up at once, together. If they are in the cache that takes a few
+milliseconds, in which the engine would be busy anyway."""
+
+_LOOKUP = VERBS["Lookup"]
+
+
+class _Asked(NamedTuple):
+    """A lookup that may be answered at once."""
+
+    call: Incoming
+    caller: Caller
+    command: Lookup
+    rows: ReplyRows
+    bytes: int
+    """Of the rows, about."""
+
+
+class AtOnce:
+    """Answers lookups that came together. Event loop only."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def answers(self, calls: Sequence[tuple[Incoming, Received]]) -> list[Framed | None]:
+        """Answer those that have to wait neither for the engine, nor the disk, nor memory. None: of
+        one that has to, or is to be refused; nothing is done.
+        """
+        asked, left = [], AT_ONCE_BYTES
+        for call, request in calls:
+            one = self._asked(call, request, left)
+            left -= one.bytes if one else 0
+            asked.append(one)
+        replies: list[Framed | None] = [None] * len(calls)
+        for admit in (True, False):
+            places = [i for i, one in enumerate(asked) if one and one.command.admit is admit]
+            found = self._looked_up([cast(_Asked, asked[i]) for i in places]) if places else []
+            if not found and len(places) > 1:  # it may be for one of them
+                found = [(self._looked_up([cast(_Asked, asked[i])]) or [None])[0] for i in places]
+            for i, reply in zip(places, found, strict=False):
+                replies[i] = reply
+        return replies
+
+    def _looked_up(self, asked: Sequence["_Asked"]) -> "list[Framed | None]":
+        """Return the replies to lookups with one `admit`; none, if not all can be answered."""
+        calls, callers, commands, rows, _ = zip(*asked, strict=True)
+        try:
+            answered = self._service.look_up_at_once(callers, commands, rows)
+            if answered is None:
+                return []
+            replies: list[Framed | None] = [
+                _LOOKUP.framed(value, answered.context, places=own.blank)
+                for own, value in zip(rows, answered.value, strict=True)
+            ]
+        except Exception:  # whichever it is of; the usual way says what is wrong
+            return []
+        for call, caller, command, reply in zip(calls, callers, commands, replies, strict=True):
+            caller.sent_bytes = reply.total_bytes if reply else 0
+            self._service.traffic[call.transport].count(caller)
+            slow_call_ms = self._service.settings.slow_call_ms
+            observe(caller, "OK", self._service.metrics, slow_call_ms, command)
+        return replies
+
+    def _asked(self, call: Incoming, request: Received, bytes_max: int) -> "_Asked | None":
+        """Return a lookup that may be answered at once, of so many bytes of rows at most."""
+        caller = call.caller(_LOOKUP.name)
+        try:
+            caller.principal = self._service.callers.principal(
+                call.authorization, call.certificate_names
+            )
+            arrived = self._service.arrived(_LOOKUP, caller, request)
+            command: Any = arrived.command
+            size = self._service.expected_bytes(command)
+        except Exception:  # the usual way says what is wrong
+            return None
+        is_plain = not arrived.stages and arrived.rows_dtype not in NARROW
+        if not is_plain or size > bytes_max or not call.has_room(size):
+            return None
+        caller.received_bytes = len(request.header) + len(request.payload)
+        return _Asked(call, caller, command, ReplyRows(call), size)

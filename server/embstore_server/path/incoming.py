@@ -1,0 +1,104 @@
+"""A call as its transport knows it, and the rows of its reply, where they are sent from."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from embstore.layout import VALUE_BYTES
+from embstore_proto import frame
+from embstore_proto.frame import NARROW, Blank, Framed, Received
+from embstore_proto.narrow import NARROW_BYTES
+from embstore_proto.verbs import Verb
+from embstore_server.path.answers import Answered
+from embstore_server.path.caller import Caller
+from embstore_server.path.inflight import Reservation
+
+_ROUNDED_AT_ONCE_BYTES = 64 << 10
+"""Of rows: a few dozen microseconds."""
+_CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
+"""Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
+
+Request = bytes | memoryview | Received
+
+
+class Incoming(Protocol):
+    """A call as its transport knows it."""
+
+    transport: str
+    """Whose stats count it."""
+    authorization: str
+    certificate_names: Sequence[str]
+
+    def caller(self, verb: str) -> Caller:
+        """Return who calls, by when."""
+
+    def has_room(self, count: int) -> bool:
+        """Tell whether `expect` of so many bytes has nothing to do."""
+
+    async def expect(self, count: int, reservation: Reservation | None) -> None:
+        """Have room for so many bytes of rows in the reply, on a reservation if that is bounded;
+        raises OverloadedError."""
+
+    def blank(
+        self,
+        room: int,
+        shapes: Sequence[tuple[int, ...]],
+        others: Sequence[NDArray[Any]],
+        dtype: str,
+    ) -> Blank:
+        """Return a message to be filled where it is sent from. Any thread."""
+
+    async def send(self, reply: Framed, *, is_last: bool) -> None:
+        """Send a message of the answer, once the client has taken what came before it."""
+
+    async def refuse(self, error: Exception, *, is_final: bool) -> None:
+        """End the call by an error; `is_final`: it is no use to send it again."""
+
+
+class ReplyRows:
+    """Makes the reply in which rows are to be written, once their shapes are known.
+
+    A client on a slow link may ask for rows of two bytes a value (`narrow`). They are read as
+    float32 into arrays of their own, and rounded into the message when the engine is done with
+    them, many of them on another thread.
+    """
+
+    def __init__(self, call: Incoming, stages: bool = False, dtype: str = "float32") -> None:
+        self._call = call
+        self._dtype = dtype
+        self._room = _CONTEXT_ROOM + (_STAGES_ROOM if stages else 0)
+        self.blank: Blank | None = None
+
+    def __call__(
+        self,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, int]],
+        others: Sequence[NDArray[Any]] = (),
+    ) -> Sequence[Any]:
+        room = self._room + sum(len(name) + _TABLE_ROOM for name in names)
+        self.blank = self._call.blank(room, shapes, others, self._dtype)
+        return self.blank.arrays
+
+
+async def framed(verb: Verb, answered: Answered, rows: ReplyRows | None) -> Framed:
+    """Return an answer as the message of its verb."""
+    value, context, seconds, _ = answered
+    places = rows.blank if rows else None
+    if places is not None and places.rounded_bytes:
+        if places.rounded_bytes > _ROUNDED_AT_ONCE_BYTES:  # not on the event loop
+            await asyncio.to_thread(places.round)
+        else:
+            places.round()
+    return verb.framed(value, context, stage_seconds=seconds, places=places)
+
+
+def value_bytes(dtype: str) -> int:
+    """Return the bytes of a value of rows that travel as a dtype."""
+    return NARROW_BYTES if dtype in NARROW else VALUE_BYTES
+
+
+def payload_of(request: Request) -> memoryview:
+    """Return the arrays of a request, unread."""
+    return (request if isinstance(request, Received) else frame.split(request)).payload
