@@ -24,7 +24,15 @@ from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
 from embstore_proto.envelope import MAP_METADATA
-from embstore_proto.frame import Framed, Message, Received
+from embstore_proto.frame import (
+    Framed,
+    Message,
+)
+from embstore_proto.received import (
+    Assembly,
+    Received,
+    split,
+)
 from embstore_proto.status import NOT_AGAIN_METADATA, error_of
 from embstore_proto.verbs import SERVICE, Verb
 
@@ -123,12 +131,12 @@ class GrpcWire:
                 return self._unary(verb.name, header, deadline)
             size = max(message.total_bytes(header), reply_bytes)
             if verb.is_streamed:
-                return frame.split(self._stream(verb.name, message.framed(header), size, deadline))
+                return split(self._stream(verb.name, message.framed(header), size, deadline))
             if size <= min(UNARY_BYTES, self._unary_bytes_max):
                 reply = self._unary(verb.name, message.joined(header), deadline)
-                return frame.split(frame.writable(reply))
+                return split(frame.writable(reply))
             framed = message.framed(header)
-            return frame.split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
+            return split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
 
     def share_device(self, deadline: float) -> None:
         """Refuse: see `Wire.share_device`."""
@@ -164,7 +172,7 @@ class GrpcWire:
             replies = [self._method(name, channel.stream_unary)(framed.chunks(), **options)]
         else:
             replies = self._method(name, channel.stream_stream)(framed.chunks(), **options)
-        assembly = frame.Assembly(_REPLY_BYTES_MAX)
+        assembly = Assembly(_REPLY_BYTES_MAX)
         for chunk in replies:
             assembly.add(chunk)
         return assembly.whole()
@@ -198,11 +206,11 @@ def _mapped(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...
 
 def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:
     """Yield the bulk messages that a stream's chunks are the pieces of."""
-    assembly = frame.Assembly(_REPLY_BYTES_MAX)
+    assembly = Assembly(_REPLY_BYTES_MAX)
     for chunk in chunks:
         assembly.add(chunk)
         if assembly.is_whole:
-            yield frame.split(assembly.whole())
-            assembly = frame.Assembly(_REPLY_BYTES_MAX)
+            yield split(assembly.whole())
+            assembly = Assembly(_REPLY_BYTES_MAX)
     if assembly.total_bytes:
         assembly.whole()  # says what is missing

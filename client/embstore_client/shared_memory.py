@@ -36,7 +36,14 @@ from embstore_proto import device_area as device_frames
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
 from embstore_proto.device_places import OnDevice
-from embstore_proto.frame import ALIGNMENT, Copies, Message, Received
+from embstore_proto.frame import (
+    ALIGNMENT,
+    Message,
+)
+from embstore_proto.received import (
+    Copies,
+    Received,
+)
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import ERROR_METADATA, error_of
 from embstore_proto.verbs import Verb

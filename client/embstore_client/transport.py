@@ -3,8 +3,8 @@
 **Attempts.** What the server surely did not do, or may do again, is sent again with a growing,
 random pause, until the deadline: calls refused because the queue is full or the server stops, and
 calls that lost their connection. A mutating call carries an Origin for that, by which the server
-applies it once (`embstore_server.path.replay`). Attempts are counted from the first that was lost: one
-that was refused has left nothing, so that a restarted server may take the next.
+applies it once (`embstore_server.path.replay`). Attempts are counted from the first that was lost:
+one that was refused has left nothing, so that a restarted server may take the next.
 
 **Sessions.** Their calls need no Origin: the server knows them by member and step. A call
 that finishes a step may wait for other ranks, and a server that stops cuts it off after it has been

@@ -13,7 +13,12 @@ from grpc import StatusCode
 
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
-from embstore_proto.frame import Message, Received
+from embstore_proto.frame import (
+    Message,
+)
+from embstore_proto.received import (
+    Received,
+)
 from embstore_proto.verbs import Verb
 
 

@@ -31,12 +31,14 @@ from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import (
+    Device,
+    DeviceLevels,
+)
+from embstore.device.values import (
     Answer,
     Array,
     Batch,
     Counts,
-    Device,
-    DeviceLevels,
     IndexArrays,
     Missing,
     SlotContents,

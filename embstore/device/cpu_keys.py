@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from embstore.arithmetic.compiled import table_places
 from embstore.arithmetic.jit import addresses
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
-from embstore.device.base import Answer, Batch, Counts, IndexArrays, Slots
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
+from embstore.device.values import (
+    Answer,
+    Batch,
+    Counts,
+    IndexArrays,
+    Slots,
+)
 from embstore.kernels.count_accesses import count_accesses
 from embstore.kernels.insert import erase, insert
 from embstore.kernels.probe import probe

@@ -14,7 +14,10 @@ from embstore.arithmetic.compiled_update import KINDS
 from embstore.arithmetic.denormals import keeping
 from embstore.arithmetic.jit import addresses
 from embstore.arrays import Keys, Rows
-from embstore.device.base import (
+from embstore.device.cpu_keys import CpuBatch
+from embstore.device.cpu_memory import CpuSlotMemory
+from embstore.device.cpu_work import CpuWork
+from embstore.device.values import (
     Answer,
     Batch,
     Gradients,
@@ -23,9 +26,6 @@ from embstore.device.base import (
     Slots,
     TableParameters,
 )
-from embstore.device.cpu_keys import CpuBatch
-from embstore.device.cpu_memory import CpuSlotMemory
-from embstore.device.cpu_work import CpuWork
 from embstore.kernels.apply import apply
 from embstore.kernels.gather import copy_slots, gather, gather_rows, look_up
 from embstore.kernels.gather_pooled import gather_pooled

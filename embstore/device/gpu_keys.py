@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from embstore.arrays import Keys
-from embstore.device.base import Answer, Batch, Counts, Findings, IndexArrays, Slots
 from embstore.device.gpu_positions import by_slot, locate, named
 from embstore.device.gpu_work import (
     ACCESSES,
@@ -32,6 +31,14 @@ from embstore.device.gpu_work import (
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import Buffer
+from embstore.device.values import (
+    Answer,
+    Batch,
+    Counts,
+    Findings,
+    IndexArrays,
+    Slots,
+)
 
 
 class GpuKeys:

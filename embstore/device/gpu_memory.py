@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Rows
-from embstore.device.base import Answer, IndexArrays
 from embstore.device.buckets import STASH_KEYS, bucket_count, index_bytes
 from embstore.device.gpu_work import GpuWork
 from embstore.device.runtime import DeviceArray
@@ -21,6 +20,10 @@ from embstore.device.slabs import (
     SlabRows,
     Slabs,
     allocated_bytes,
+)
+from embstore.device.values import (
+    Answer,
+    IndexArrays,
 )
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.probe import BUCKET_WIDTH

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from embstore.arrays import KEY_BITS, Keys
-from embstore.device.base import Batch, IndexArrays
 from embstore.device.gpu_work import (
     NOTHING_FOUND,
     NULL,
@@ -22,6 +21,10 @@ from embstore.device.gpu_work import (
 )
 from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
 from embstore.device.slabs import Slabs
+from embstore.device.values import (
+    Batch,
+    IndexArrays,
+)
 
 _DIGIT_BITS = 8
 """Of a pass of the sort; `group.cu` has the same."""

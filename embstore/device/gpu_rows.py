@@ -20,15 +20,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
-from embstore.device.base import (
-    Answer,
-    Batch,
-    Gradients,
-    IndexArrays,
-    PoolUpdate,
-    Slots,
-    TableParameters,
-)
 from embstore.device.gpu_positions import by_id, locate, named, owned
 from embstore.device.gpu_work import (
     FINDINGS_FORMAT,
@@ -45,6 +36,15 @@ from embstore.device.gpu_work import (
 from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Adopted, Argument, DeviceArray
 from embstore.device.slabs import Located, SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
+from embstore.device.values import (
+    Answer,
+    Batch,
+    Gradients,
+    IndexArrays,
+    PoolUpdate,
+    Slots,
+    TableParameters,
+)
 from embstore.kernels.sum_by_key import form_of
 from embstore.layout import VALUE, Layout
 

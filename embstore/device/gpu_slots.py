@@ -6,11 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.device.base import Answer, Batch, Selected, SlotContents, Slots
 from embstore.device.gpu_work import LANES, NULL, GpuWork, findings_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import LARGE_BYTES
+from embstore.device.values import (
+    Answer,
+    Batch,
+    Selected,
+    SlotContents,
+    Slots,
+)
 from embstore.kernels.select_victims import BINS, DONE, HIGHEST, STATE, VICTIMS
 from embstore.score import PIN_ONE
 

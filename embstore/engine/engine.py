@@ -48,7 +48,12 @@ from embstore.storage.files import removed
 from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
-from embstore.tables.command_log import Codec, CommandLog
+from embstore.tables.command_log import (
+    CommandLog,
+)
+from embstore.tables.logged import (
+    Codec,
+)
 from embstore.tables.tables import Tables
 
 R = TypeVar("R")

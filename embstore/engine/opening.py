@@ -20,7 +20,9 @@ from embstore.host.facts import HOST_PARTS, THREADS_MAX, free_bytes
 from embstore.host.workers import READ_THREADS_MAX
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
-from embstore.tables.command_log import Codec
+from embstore.tables.logged import (
+    Codec,
+)
 
 COMMIT_EVERY_S = 600.0
 SYNC_EVERY_S = 1.0

@@ -22,7 +22,16 @@ from embstore.engine import rows
 from embstore.engine.admin import context
 from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
 from embstore.storage.command_records import RecordReader
-from embstore.tables.command_log import BEGINS_ANEW, Answer, Codec, Logged, Memory, read_log
+from embstore.tables.answers import (
+    Answer,
+)
+from embstore.tables.logged import (
+    BEGINS_ANEW,
+    Codec,
+    Logged,
+    Memory,
+    read_log,
+)
 
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine

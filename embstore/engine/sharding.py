@@ -24,8 +24,10 @@ from embstore.errors import InvalidArgumentError, MovedError, SessionExpiredErro
 from embstore.results import Boundary, NamedPlace, Place
 from embstore.storage import shard as shards
 from embstore.storage.shard import ShardPlace
-from embstore.tables.command_log import SessionPlace
 from embstore.tables.frame import Lease
+from embstore.tables.logged import (
+    SessionPlace,
+)
 from embstore.tables.state import TableState
 
 if TYPE_CHECKING:

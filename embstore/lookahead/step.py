@@ -29,7 +29,11 @@ from embstore.arrays import KEY_BITS, Keys, refusal
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import StepPins
 from embstore.commands import StepGradients, UpdateOptions
-from embstore.device.base import Array, Batch, Gradients
+from embstore.device.values import (
+    Array,
+    Batch,
+    Gradients,
+)
 from embstore.results import AcknowledgedUpdate
 from embstore.tables.callers import bag_gradients, gradients_of
 from embstore.tables.state import PoolBatch, Share, TableState

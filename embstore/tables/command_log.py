@@ -17,10 +17,7 @@ What is logged of an update is what decides it: each key once, with the scaled s
 (rules 2 and 4), as the engine has just computed them, and a scale of 1. Of a Zipf batch that is a
 third of the bytes; and they are the log's own, so that nobody need keep an array until it was read.
 
-**Answers.** A client may send a command again across a crash, so who sent it is in the log, and the
-answers that a client may still ask for are kept here. A commit makes the logged commands
-superfluous, but not these answers: it begins a segment whose first record has them. They belong to
-a **life**, which ends where they are lost: it is what clients know as the server's instance.
+The answers that clients may still ask for are in the log, too (answers.py).
 
 **Labels** are in the catalogue; the log says of them what standbys have to know: which one was
 made, and, when one was dropped or protected, all that are kept since. The latter is said again
@@ -29,25 +26,18 @@ whenever the log is opened: a crash may have come between the catalogue and the 
 What is logged of a look-ahead step is what it did: an update of the tables' keys, and the session's
 new place.
 
-A record's body is a JSON object, its length before it (4 bytes), padded to a multiple of 64, and
-then the message that the wire has for the command.
 """
 
-import json
-import struct
-from base64 import b64decode, b64encode
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
-from uuid import uuid4
+from typing import Any
 
 from embstore.commands import Command
 from embstore.durability import Durability
-from embstore.results import Checkpoint, Context, Place
+from embstore.results import Checkpoint, Context
 from embstore.storage import command_records
-from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import (
     ANSWERS,
@@ -60,175 +50,11 @@ from embstore.storage.command_records import (
     RecordReader,
 )
 from embstore.storage.storage import Storage
-from embstore.tables.owners import Ages, owner_of
+from embstore.tables.answers import Answer, Origin
+from embstore.tables.logged import Codec, Logged, Memory, SessionPlace, framed, read_record
 
-CALLS_MAX = 1024
-"""Answers that are kept of one client."""
-CLIENTS_MAX = 4096
-"""Clients of which answers are kept; `tables.owners` says of which ones."""
-ANSWERS_MAX = 16_384
-"""Answers that are kept of all clients: each commit writes them."""
-_UNKNOWN = Context("", 0, 0)
-_LENGTH = struct.Struct("<I")
-_ALIGNMENT = 64
 _FORGOTTEN_BYTES_MAX = 8192
 """A name has at most 255 characters, each of which JSON may write in twelve."""
-
-
-class Origin(Protocol):
-    """Who sent a command (`embstore_proto.envelope.Origin`)."""
-
-    @property
-    def client_id(self) -> str:
-        """Of whom."""
-
-    @property
-    def sequence(self) -> int:
-        """The number of the call."""
-
-    @property
-    def finished_below(self) -> int:
-        """The client has the answers of all sequences below."""
-
-
-class Codec(Protocol):
-    """Commands and their results as bytes: as the wire has them (`embstore_proto.records`)."""
-
-    def parts(
-        self, command: Command[Any], origin: Any, on_host: Callable[[Any], Any]
-    ) -> list[Part]:
-        """Return a command as a message, in parts; `on_host` brings an array from a device."""
-
-    def command(self, verb: str, message: bytes) -> tuple[Command[Any], Any]:
-        """Return the command of a message, and its origin, or None."""
-
-    def result_bytes(self, verb: str, result: Any, context: Context) -> bytes:
-        """Return a result as a reply."""
-
-    def result(self, verb: str, reply: bytes) -> tuple[Any, Context]:
-        """Return the result of a reply, and the state that it is of."""
-
-
-BEGINS_ANEW = -1
-"""The step of a session whose place is forgotten."""
-
-
-class Sent(NamedTuple):
-    """An origin that was read."""
-
-    client_id: str
-    sequence: int
-    finished_below: int
-
-
-class SessionPlace(NamedTuple):
-    """Where a session is after a step."""
-
-    session: str
-    place: Place
-
-
-class Answer(NamedTuple):
-    """What a command was answered; `result` None: that was lost in a crash, but it was done."""
-
-    verb: str
-    result: Any
-    context: Context
-
-
-class Remembered:
-    """What is known of one client's calls."""
-
-    def __init__(self, floor: int = 1) -> None:
-        self.calls: dict[int, Answer] = {}
-        """By sequence."""
-        self.floor = floor
-        """Every lower sequence has been forgotten."""
-
-
-class Answers:
-    """The answers that clients may still ask for, and of whom some are forgotten."""
-
-    def __init__(self) -> None:
-        self.clients: OrderedDict[str, Remembered] = OrderedDict()
-        self.forgotten: set[str] = set()
-        """Owners: a client of theirs that is not here may have had calls."""
-        self._ages = Ages()
-        self._counts: Counter[str] = Counter()  # of answers, by owner
-
-    def add(self, origin: Origin, answer: Answer) -> None:
-        """Keep an answer; forget those that its client has, and the clients that are too many."""
-        client = self.clients.setdefault(origin.client_id, Remembered())
-        self.clients.move_to_end(origin.client_id)
-        self._ages.renew(origin.client_id)
-        lowest = max(origin.finished_below, origin.sequence - CALLS_MAX + 1)
-        client.floor = max(client.floor, lowest)
-        before = len(client.calls)
-        for old in [sequence for sequence in client.calls if sequence < client.floor]:
-            del client.calls[old]
-        client.calls[origin.sequence] = answer
-        self._counts[owner_of(origin.client_id)] += len(client.calls) - before
-        while len(self.clients) > CLIENTS_MAX:
-            self._forget(next(self._ages.to_forget()))
-        while self._counts.total() > ANSWERS_MAX and len(self.clients) > 1:
-            names = self._ages.to_forget(self._counts)
-            self._forget(next(name for name in names if name != origin.client_id))
-
-    def _forget(self, client: str) -> None:
-        owner, remembered = owner_of(client), self.clients.pop(client)
-        self._ages.drop(client)
-        self._counts[owner] -= len(remembered.calls)
-        if not self._counts[owner]:
-            del self._counts[owner]
-        self.forgotten.add(owner)
-
-    def put(self, client: str, floor: int, calls: dict[int, Answer]) -> None:
-        """Keep what was read of one client."""
-        remembered = self.clients[client] = Remembered(floor)
-        remembered.calls |= calls
-        self._ages.renew(client)
-        self._counts[owner_of(client)] += len(calls)
-
-
-class Label(NamedTuple):
-    """A checkpoint that was made, by whom, and how many labels are kept since."""
-
-    label: str
-    metadata: dict[str, Any]
-    keep: int
-    origin: Sent | None
-
-
-class Logged(NamedTuple):
-    """What was read from the log: a command, where a session was after one, or a label."""
-
-    number: int
-    is_counted: bool
-    """Whether it is a command; else it came after the one of this number."""
-    command: Command[Any] | None
-    origin: Any
-    place: SessionPlace | None
-    next_table_id: int
-    path: str
-    label: Label | None = None
-    labels: dict[str, bool] | None = None
-    """All that are kept since, and whether each is protected."""
-    epoch: int = 0
-    """Of answers: the epoch in which they are given; 0: not known."""
-
-
-class Memory:
-    """What the log knows of the calls of this life and those that it goes on."""
-
-    def __init__(self) -> None:
-        self.life = uuid4().hex
-        self.answers = Answers()
-        self.is_new = True
-        """Nothing was read."""
-        self.label: dict[str, Any] | None = None
-        """A checkpoint that was made, and whose record is missing."""
-        self.epoch = 0
-        """In which the answers were last written; 0: not known."""
 
 
 class CommandLog:
@@ -310,7 +136,7 @@ class CommandLog:
         if command is not None:
             head["verb"] = type(command).__name__
             message = self._codec.parts(command, self.origin, self._on_host)
-        parts = [*_framed(head), *message]
+        parts = [*framed(head), *message]
         self.files.reserve(sum(map(len, parts)))
         return partial(self._end, parts, began, not is_own)
 
@@ -333,7 +159,7 @@ class CommandLog:
 
     def append_forgotten(self, session: str, number: int) -> None:
         """Append that a session begins anew."""
-        self.files.append(FORGOTTEN, number, _framed({"session": session}))
+        self.files.append(FORGOTTEN, number, framed({"session": session}))
 
     def reserve_labels(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Set aside room for `append_labels`; CapacityError: nothing has changed."""
@@ -348,7 +174,7 @@ class CommandLog:
         if self.origin is not None:
             origin = self.origin
             head["origin"] = [origin.client_id, origin.sequence, origin.finished_below]
-        return _framed(head)
+        return framed(head)
 
     def read(self, record: Record) -> Logged:
         """Return what a record of a leader's log has; keep its answers."""
@@ -376,20 +202,20 @@ class CommandLog:
         self.files.sync()
         synced = self.files.synced
         if label is not None:
-            self.files.reserve(sum(map(len, _framed(label))))
+            self.files.reserve(sum(map(len, framed(label))))
         return synced
 
     def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
         """Append the label that was made, for standbys, and remove what the commit has."""
         if label is not None:
-            self.files.append(CHECKPOINT, number, _framed(label))
+            self.files.append(CHECKPOINT, number, framed(label))
         commands = self._storage.catalogue.commands
         assert commands is not None
         self.files.forget(commands.segment)
         self.replay_s = 0.0
 
     def _append_label(self, label: dict[str, Any], number: int) -> None:
-        parts = _framed(label)
+        parts = framed(label)
         self.files.reserve(sum(map(len, parts)))
         self.files.append(CHECKPOINT, number, parts)
 
@@ -412,7 +238,7 @@ class CommandLog:
         }
         if label is not None:
             head["label"] = label
-        parts = _framed(head)
+        parts = framed(head)
         self.files.reserve(sum(map(len, parts)))
         self.files.append(ANSWERS, number, parts)
 
@@ -444,91 +270,3 @@ class CommandLog:
     def close(self) -> None:
         """Write and sync what waits, and end."""
         self.files.close()
-
-
-def read_log(
-    reader: RecordReader, codec: Codec, memory: Memory, catalogue: Catalogue
-) -> Iterator[Logged]:
-    """Yield what is in the log, in order; keep its answers in `memory`."""
-    for record in reader:
-        yield read_record(record, codec, memory, catalogue)
-
-
-def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalogue) -> Logged:
-    """Return what a record has; keep its answers in `memory`."""
-    head, message = _unframed(record.body)
-    command = origin = place = label = None
-    if record.kind == ANSWERS:
-        _remember(head, codec, memory, catalogue, record.command)
-    if record.kind == CHECKPOINT:
-        sent = head.get("origin")
-        label = Label(head["label"], head["metadata"], head["keep"], sent and Sent(*sent))
-        memory.label = None
-    if record.kind == LABELS and "origin" in head:  # its answer is lost, but it was done
-        answer = Answer("SetRetention", None, _UNKNOWN)
-        memory.answers.add(Sent(*head["origin"]), answer)
-    if "session" in head:
-        where = Place(head.get("step", BEGINS_ANEW), head.get("table_ids", {}))
-        place = SessionPlace(head["session"], where)
-    if "verb" in head:
-        command, origin = codec.command(head["verb"], message)
-    is_counted, next_table_id = record.kind == COMMAND, head.get("next_table_id", 0)
-    number, path = record.command, record.path
-    return Logged(
-        number,
-        is_counted,
-        command,
-        origin,
-        place,
-        next_table_id,
-        path,
-        label,
-        labels=head.get("labels"),
-        epoch=head.get("epoch", 0),
-    )
-
-
-def _remember(
-    head: dict[str, Any], codec: Codec, memory: Memory, catalogue: Catalogue, number: int
-) -> None:
-    """Take up what a record has of clients' calls, in place of all before."""
-    memory.life, memory.is_new = head["life"], False
-    memory.epoch = head.get("epoch", 0)
-    answers = memory.answers = Answers()
-    answers.forgotten = set(head.get("forgotten", [""]))  # an early log did not say whose
-    for name, floor, calls in head["clients"]:
-        answers.put(name, floor, {n: _answer_of(verb, reply, codec) for n, verb, reply in calls})
-    memory.label = None
-    label = head.get("label")
-    made = None if label is None else catalogue.checkpoint(label["label"])
-    if label is not None and made is not None and made.state.command == number:
-        memory.label = label
-        if "origin" in label:
-            note_checkpoint(memory, Sent(*label["origin"]), made, catalogue)
-
-
-def note_checkpoint(memory: Memory, origin: Sent, made: Any, catalogue: Catalogue) -> None:
-    """Keep what a checkpoint was answered."""
-    state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.life)
-    memory.answers.add(origin, Answer("Checkpoint", made, state))
-
-
-def _answer_of(verb: str, reply: str | None, codec: Codec) -> Answer:
-    if reply is None:
-        return Answer(verb, None, _UNKNOWN)
-    return Answer(verb, *codec.result(verb, b64decode(reply)))
-
-
-def _framed(head: dict[str, Any]) -> list[Part]:
-    text = json.dumps(head).encode()
-    return [(_LENGTH.pack(len(text)) + text).ljust(_padded(4 + len(text)), b"\0")]
-
-
-def _unframed(body: bytes) -> tuple[dict[str, Any], bytes]:
-    (size,) = _LENGTH.unpack_from(body)
-    head: dict[str, Any] = json.loads(body[4 : 4 + size])
-    return head, body[_padded(4 + size) :]
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

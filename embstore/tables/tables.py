@@ -16,7 +16,12 @@ from embstore.cache.pool import Pool
 from embstore.cache.sizes import Sizes
 from embstore.cache_split import CacheSplit
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
-from embstore.device.base import Device, TableParameters
+from embstore.device.base import (
+    Device,
+)
+from embstore.device.values import (
+    TableParameters,
+)
 from embstore.durability import Retention
 from embstore.errors import (
     CapacityError,

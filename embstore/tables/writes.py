@@ -28,7 +28,9 @@ from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
-from embstore.device.base import Array
+from embstore.device.values import (
+    Array,
+)
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE
 from embstore.stages import Stages, now

@@ -43,7 +43,13 @@ from embstore.results import (
     TableEntry,
 )
 from embstore_proto.configs import config_of, message_of
-from embstore_proto.frame import DTYPES, Received, array_of
+from embstore_proto.frame import (
+    DTYPES,
+)
+from embstore_proto.received import (
+    Received,
+    array_of,
+)
 from embstore_proto.v1 import embstore_pb2 as pb
 
 Encode = Callable[[Any, Any, Any], None]

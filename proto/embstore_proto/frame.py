@@ -26,17 +26,14 @@ once. All sizes are checked with Python integers, so no offset or shape can over
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf import message as protobuf
 from numpy.typing import NDArray
 
 from embstore.arrays import check_on_host
-from embstore.errors import InvalidArgumentError
-from embstore_proto import deltas, narrow
+from embstore_proto import narrow
 from embstore_proto.deltas import Deltas
-from embstore_proto.device_places import DEVICE_OFFSET, OnDevice, checked_place
 from embstore_proto.v1 import embstore_pb2 as pb
 
 CHUNK_BYTES = 1 << 20
@@ -57,9 +54,7 @@ _FRONT_BYTES_MAX = 3 + 5 + 5 + 6
 _HEADER_TAG, _PADDING_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12", b"\x1a"
 _TOTAL_TAG, _PIECE_TAG = b"\x08", b"\x12"
 
-M = TypeVar("M", bound=protobuf.Message)
-
-_DTYPES: dict[pb.DType, np.dtype[Any]] = {
+DTYPE_OF: dict[pb.DType, np.dtype[Any]] = {
     pb.DTYPE_INT64: np.dtype("<i8"),
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
     pb.DTYPE_UINT32: np.dtype("<u4"),
@@ -67,7 +62,7 @@ _DTYPES: dict[pb.DType, np.dtype[Any]] = {
     pb.DTYPE_BFLOAT16: narrow.STORED["bfloat16"],
     pb.DTYPE_UINT8: np.dtype("u1"),
 }
-_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+_NUMBERS = {dtype: number for number, dtype in DTYPE_OF.items()}
 NARROW = {"float16": pb.DTYPE_FLOAT16, "bfloat16": pb.DTYPE_BFLOAT16}
 """In place of float32."""
 DTYPES = [pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32, pb.DTYPE_UINT8]
@@ -128,7 +123,7 @@ class Message:
         offset = -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
         place = pb.Array(dtype=dtype, shape=shape, offset=offset)
         self._parts.append((place, part))
-        self.payload_bytes = offset + _DTYPES[dtype].itemsize * math.prod(shape)
+        self.payload_bytes = offset + DTYPE_OF[dtype].itemsize * math.prod(shape)
         return place
 
     def total_bytes(self, header: bytes) -> int:
@@ -149,7 +144,7 @@ class Message:
         end = 0
         for place, part in self._parts:
             memory[end : place.offset] = bytes(place.offset - end)
-            out = _array_in(memory, place.offset, _DTYPES[place.dtype], place)
+            out = _array_in(memory, place.offset, DTYPE_OF[place.dtype], place)
             if not isinstance(part, np.ndarray):
                 part(out)
             elif copy is not None:
@@ -167,7 +162,7 @@ class Message:
             if isinstance(part, np.ndarray):
                 array = part
             else:
-                array = np.empty(tuple(place.shape), _DTYPES[place.dtype])
+                array = np.empty(tuple(place.shape), DTYPE_OF[place.dtype])
                 part(array)
             parts += [bytes(place.offset - end), array.data.cast("B") if array.size else b""]
             end = place.offset + array.nbytes
@@ -220,7 +215,7 @@ class Blank:
         for stored_as, shape in layout:
             offset = -(-ends[-1] // ALIGNMENT) * ALIGNMENT
             self.places.append(pb.Array(dtype=stored_as, shape=shape, offset=offset))
-            ends.append(offset + _DTYPES[stored_as].itemsize * math.prod(shape))
+            ends.append(offset + DTYPE_OF[stored_as].itemsize * math.prod(shape))
         self._payload_bytes = ends[-1]
         if lend is None:
             self._message = _blank_bytes(self._front_bytes + self._payload_bytes)
@@ -231,7 +226,7 @@ class Blank:
         for place, end in zip(self.places, ends, strict=False):
             begin, gap = self._front_bytes + place.offset, self._front_bytes + end
             self.memory[gap:begin] = bytes(begin - gap)  # else it would tell what the memory held
-            made.append(_array_in(self.memory, begin, _DTYPES[place.dtype], place))
+            made.append(_array_in(self.memory, begin, DTYPE_OF[place.dtype], place))
         self.arrays: list[NDArray[np.float32]] = made[: len(shapes)]
         self._dtype, self._stored = dtype, self.arrays if dtype in NARROW else []
         if dtype in NARROW:
@@ -356,267 +351,3 @@ class Framed(NamedTuple):
                 room -= len(view)
         if pieces:
             yield pieces, CHUNK_BYTES - room
-
-
-# Receiving
-
-
-class Copies:
-    """Counts the bytes that a transport copied, beside those that its caller wrote or read."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
-class Growth:
-    """Counts the bytes of arrays that came smaller than they are, within a bound."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
-        self._bytes_max = bytes_max
-
-    def add(self, count: int, what: str) -> None:
-        """Count `count` bytes more, or raise InvalidArgumentError."""
-        if self.bytes + count > self._bytes_max:
-            raise InvalidArgumentError(
-                f"{what}: expected arrays of at most {self._bytes_max} bytes "
-                "(limits.call_bytes_max) as float32 and int64, found "
-                f"{self.bytes + count}; split the call"
-            )
-        self.bytes += count
-
-
-class Received(NamedTuple):
-    """A bulk message taken apart."""
-
-    header: bytes
-    payload: memoryview
-    copies: Copies | None = None
-    """Of a payload that its sender can still write: its arrays are copied, and counted here."""
-    growth: Growth | None = None
-    """Of a sender that is not trusted."""
-    is_read_once: bool = False
-    """Whoever executes the command reads its rows once, so that they need no copy."""
-    on_device: OnDevice | None = None
-    """What has the arrays that lie in a GPU's memory."""
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield (field number, value) of a serialised message with varint and bytes fields only."""
-    position = 0
-    while position < len(message):
-        tag, position = _read_varint(message, position)
-        value, position = _read_varint(message, position)
-        match tag & 7:
-            case 0:
-                yield tag >> 3, value
-            case 2 if value <= len(message) - position:
-                yield tag >> 3, message[position : position + value]
-                position += value
-            case _:
-                raise InvalidArgumentError(
-                    f"expected a protobuf message of embstore.v1, found garbage at byte {position}"
-                )
-
-
-def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(message):
-            raise InvalidArgumentError(
-                f"expected a protobuf message of embstore.v1, found its end at byte {position}: "
-                "it was cut off"
-            )
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise InvalidArgumentError(
-        f"expected a protobuf message of embstore.v1, found no number at byte {position}"
-    )
-
-
-def split(message: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX) -> Received:
-    """Take a bulk message apart, without a copy.
-
-    Raises InvalidArgumentError: it is cut off, garbage, or has fields that a bulk message has not.
-    """
-    parts: dict[int, memoryview] = {}
-    for number, value in _fields(memoryview(message)):
-        if number not in (1, 2, 3) or isinstance(value, int) or number in parts:
-            raise InvalidArgumentError(
-                "expected a bulk message {header = 1, padding = 2, payload = 3}, each once, found "
-                f"field {number}"
-            )
-        parts[number] = value
-    empty = memoryview(b"")
-    if len(parts.get(1, empty)) > header_bytes_max:
-        raise InvalidArgumentError(
-            f"expected a header of at most {header_bytes_max} bytes, found {len(parts[1])}"
-        )
-    return Received(bytes(parts.get(1, empty)), parts.get(3, empty))
-
-
-def parse(kind: type[M], serialised: bytes) -> M:
-    """Parse a message of a generated class; fields that it does not know are refused."""
-    name = kind.DESCRIPTOR.full_name
-    try:
-        message: M = kind.FromString(serialised)
-    except protobuf.DecodeError as exc:
-        raise InvalidArgumentError(f"expected a serialised {name}: {exc}") from exc
-    known = message.ByteSize()
-    message.DiscardUnknownFields()
-    if message.ByteSize() != known:
-        raise InvalidArgumentError(
-            f"{name} has fields that this server does not know; is the client newer?"
-        )
-    return message
-
-
-def array_of(
-    received: Received, place: pb.Array, dtype: type[np.generic], dimensions: int, what: str
-) -> NDArray[Any]:
-    """Return an array of a bulk message, as a view where it is aligned; widened, or summed up, if
-    it came smaller.
-
-    Raises InvalidArgumentError: another dtype or number of dimensions, or outside the payload;
-    `what` names the array in the message.
-    """
-    if received.on_device is not None and place.offset >= DEVICE_OFFSET:
-        there = checked_place(place, dtype, dimensions, what)
-        array: NDArray[Any] = received.on_device.array(there, what)  # or what the engine adopts
-        return array
-    expected = np.dtype(dtype).newbyteorder("<")
-    if place.dtype == pb.DTYPE_INT64_DELTA and expected == np.int64 and len(place.shape) == 1:
-        return _summed_up(received, place, what)
-    is_narrow = expected == np.float32 and place.dtype in NARROW.values()
-    found = _DTYPES.get(place.dtype)
-    if (found != expected and not is_narrow) or len(place.shape) != dimensions:
-        raise InvalidArgumentError(
-            f"{what}: expected {expected.name} of {dimensions} dimensions, found "
-            f"{found.name if found else 'no dtype'} of shape {tuple(place.shape)}"
-        )
-    count = math.prod(place.shape)
-    stored = found if is_narrow else expected
-    assert stored is not None
-    size = count * stored.itemsize
-    if place.offset + size > len(received.payload):
-        raise InvalidArgumentError(
-            f"{what}: expected {size} bytes at offset {place.offset}, found a payload of "
-            f"{len(received.payload)} bytes"
-        )
-    shape = tuple(place.shape)
-    if not count:
-        if max(shape) > 1 << 40:
-            raise InvalidArgumentError(f"{what}: expected a shape in bounds, found {shape}")
-        return np.empty(shape, expected)
-    flat = np.frombuffer(received.payload, stored, count, place.offset)
-    if is_narrow:
-        if received.growth is not None:
-            received.growth.add(count * expected.itemsize, what)
-        return narrow.widened(flat).reshape(shape)
-    is_changing = received.copies is not None and not (received.is_read_once and dimensions == 2)
-    if is_changing or not flat.flags.aligned:
-        if received.copies is not None:
-            received.copies.bytes += size
-        flat = flat.copy()
-    return flat.reshape(shape)
-
-
-def _summed_up(received: Received, place: pb.Array, what: str) -> NDArray[np.int64]:
-    """Return the keys that came as deltas."""
-    (count,) = place.shape
-    if place.offset + place.size > len(received.payload) or count > place.size:
-        raise InvalidArgumentError(
-            f"{what}: expected {place.size} bytes at offset {place.offset} for {count} numbers as "
-            f"deltas, found a payload of {len(received.payload)} bytes"
-        )
-    if received.growth is not None:
-        received.growth.add(count * np.dtype(np.int64).itemsize, what)
-    encoded = np.frombuffer(received.payload[place.offset : place.offset + place.size], np.uint8)
-    if received.copies is not None:
-        received.copies.bytes += place.size
-        encoded = encoded.copy()
-    return deltas.decode(encoded, count, what)
-
-
-class Assembly:
-    """A bulk message in the receiving: the pieces of a stream, joined where they belong.
-
-    The first chunk says how many bytes the message has; memory is taken then, and by the system
-    only where pieces really come.
-    """
-
-    def __init__(self, bytes_max: int, limit: str = "limits.call_bytes_max") -> None:
-        """`bytes_max` is the limit of this name."""
-        self._bytes_max, self._limit = bytes_max, limit
-        self._received_bytes = 0
-        self._buffer: NDArray[np.uint8] | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the whole message; 0 before the first chunk."""
-        return 0 if self._buffer is None else len(self._buffer)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every byte has come."""
-        return self._buffer is not None and self._received_bytes == len(self._buffer)
-
-    def announced(self, chunk: bytes) -> int:
-        """Return how many bytes a first chunk announces, if they are allowed."""
-        total, _ = _chunk(chunk)
-        if total > self._bytes_max:
-            raise InvalidArgumentError(
-                f"expected a call of at most {self._bytes_max} bytes ({self._limit}), found "
-                f"{total}; split the call"
-            )
-        return total
-
-    def add(self, chunk: bytes) -> None:
-        """Take the next serialised Chunk.
-
-        Raises InvalidArgumentError: garbage, a wrong order, or more bytes than were announced or
-        allowed.
-        """
-        total, piece = _chunk(chunk)
-        if (self._buffer is None) != (total > 0):
-            raise InvalidArgumentError(
-                "stream: expected total_bytes in the first chunk and in no other, found "
-                f"{total} in {'the first' if self._buffer is None else 'a later one'}"
-            )
-        if self._buffer is None:
-            self._buffer = np.empty(self.announced(chunk), np.uint8)
-        assert self._buffer is not None
-        end = self._received_bytes + len(piece)
-        if not len(piece) or end > len(self._buffer):
-            raise InvalidArgumentError(
-                f"stream: expected 1 to {len(self._buffer) - self._received_bytes} bytes more, "
-                f"found a chunk of {len(piece)}"
-            )
-        self._buffer[self._received_bytes : end] = piece
-        self._received_bytes = end
-
-    def whole(self) -> memoryview:
-        """Return the message, if no bytes are missing."""
-        if not self.is_whole:
-            raise InvalidArgumentError(
-                f"stream: expected {self.total_bytes or 'a chunk with total_bytes'}, found its end "
-                f"after {self._received_bytes} bytes: it was cut off"
-            )
-        assert self._buffer is not None
-        return self._buffer.data
-
-
-def _chunk(chunk: bytes) -> tuple[int, NDArray[np.uint8]]:
-    """Return (total_bytes, piece) of a serialised Chunk."""
-    parts: dict[int, Any] = {}
-    for number, value in _fields(memoryview(chunk)):
-        if number not in (1, 2) or number in parts or isinstance(value, int) != (number == 1):
-            raise InvalidArgumentError(
-                "stream: expected a Chunk {total_bytes = 1, piece = 2}, each at most once, found "
-                f"field {number}"
-            )
-        parts[number] = value
-    return parts.get(1, 0), np.frombuffer(parts.get(2, b""), np.uint8)

@@ -26,8 +26,10 @@ from embstore_proto.frame import (
     NARROW,
     Blank,
     Framed,
-    Growth,
     Message,
+)
+from embstore_proto.received import (
+    Growth,
     Received,
     parse,
     split,

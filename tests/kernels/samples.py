@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from embstore.arrays import EMPTY_KEY, KEY_BITS
-from embstore.device.base import TableParameters
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DeviceArray
+from embstore.device.values import (
+    TableParameters,
+)
 from embstore.layout import Layout
 from tests.kernels.emulation.runtime import EmulatedRuntime
 

@@ -4,9 +4,12 @@ with the bits of sums that are checked, then applied."""
 import numpy as np
 import pytest
 
-from embstore.device.base import Gradients, PoolUpdate
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import COMPUTE
+from embstore.device.values import (
+    Gradients,
+    PoolUpdate,
+)
 from embstore.score import CLOCK_BITS, COUNT_UP
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import (

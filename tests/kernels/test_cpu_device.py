@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from embstore.arithmetic import denormals
-from embstore.device.base import Gradients
 from embstore.device.cpu import CpuDevice
+from embstore.device.values import (
+    Gradients,
+)
 from embstore.errors import DeviceError, InvalidArgumentError
 from embstore.host.memory import HUGE_PAGE_BYTES, release
 from embstore.host.workers import Workers

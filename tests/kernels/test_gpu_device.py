@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from embstore.arrays import EMPTY_KEY
-from embstore.device.base import Gradients
+from embstore.device.values import (
+    Gradients,
+)
 from embstore.errors import DeviceError
 from embstore.score import PENDING, PIN_ONE
 from tests.kernels.gpu_samples import (

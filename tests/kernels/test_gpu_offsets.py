@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from embstore.device.base import Gradients
+from embstore.device.values import (
+    Gradients,
+)
 from embstore.score import COUNT_NONE
 from tests.kernels.gpu_samples import (
     CPU,

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.arithmetic import LARGE, bag_gradients, scale_sums, sums
-from embstore.device.base import Gradients
+from embstore.device.values import (
+    Gradients,
+)
 from tests.kernels.samples import (
     DIMS,
     awkward,

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from embstore.errors import InvalidArgumentError
 from embstore_proto import frame
+from embstore_proto.received import Assembly, Received, array_of, parse, split
 from embstore_proto.v1 import embstore_pb2 as pb
 
 KEYS = arrays.arrays(np.int64, st.integers(0, 50))
@@ -23,10 +24,10 @@ def framed(keys, rows) -> frame.Framed:
     return message.framed(header.SerializeToString())
 
 
-def unframed(received: frame.Received):
-    (table,) = frame.parse(pb.UpdateRequest.Header, received.header).tables
-    keys = frame.array_of(received, table.keys, np.int64, 1, "keys")
-    return keys, frame.array_of(received, table.gradients, np.float32, 2, "gradients")
+def unframed(received: Received):
+    (table,) = parse(pb.UpdateRequest.Header, received.header).tables
+    keys = array_of(received, table.keys, np.int64, 1, "keys")
+    return keys, array_of(received, table.gradients, np.float32, 2, "gradients")
 
 
 @pytest.mark.parametrize("size", [1, frame.CHUNK_BYTES - 300, frame.CHUNK_BYTES, 3 << 20])
@@ -39,7 +40,7 @@ def test_chunks_are_the_message(size):
         len(chunks) - 1
     )
     assert max(len(chunk.piece) for chunk in parsed) <= frame.CHUNK_BYTES
-    assembly = frame.Assembly(1 << 30)
+    assembly = Assembly(1 << 30)
     for chunk in chunks:
         assert not assembly.is_whole
         assembly.add(chunk)
@@ -67,7 +68,7 @@ def test_chunks_are_the_message(size):
     ],
 )
 def test_a_stream_out_of_order_is_refused(chunks, message):
-    assembly = frame.Assembly(100)
+    assembly = Assembly(100)
     with pytest.raises(InvalidArgumentError, match=message):
         for chunk in chunks:
             assembly.add(chunk if isinstance(chunk, bytes) else chunk.SerializeToString())
@@ -94,9 +95,9 @@ def test_a_blank_message_is_what_was_written_into_it(room):
         pieces = [pb.Chunk.FromString(chunk).piece for chunk in framed.chunks()]
         assert b"".join(pieces) == message
         assert pb.RowsReply.FromString(message).header == header
-        received = frame.split(message)
+        received = split(message)
         for place, row in zip(blank.places, rows, strict=True):
-            assert (frame.array_of(received, place, np.float32, 2, "rows") == row).all()
+            assert (array_of(received, place, np.float32, 2, "rows") == row).all()
 
 
 def test_a_blank_message_tells_nothing_of_what_the_memory_held(monkeypatch):
@@ -122,13 +123,11 @@ def test_joined_at_once_and_in_parts_is_the_same(keys, rows):
     whole = message.joined(serialised)
     assert whole == message.framed(serialised).joined()
     assert len(whole) == message.total_bytes(serialised)
-    assert unframed(frame.split(whole))[1].tobytes() == rows.tobytes()
+    assert unframed(split(whole))[1].tobytes() == rows.tobytes()
 
 
 def test_a_reply_may_be_written_and_outlives_its_bytes():
-    received = frame.split(
-        frame.writable(framed(np.arange(5), np.ones((2, 3), np.float32)).joined())
-    )
+    received = split(frame.writable(framed(np.arange(5), np.ones((2, 3), np.float32)).joined()))
     _, rows = unframed(received)
     del received
     gc.collect()

@@ -22,6 +22,7 @@ from embstore.handles.sessions import StepBags
 from embstore.handles.store import Store
 from embstore_client import connect
 from embstore_proto import deltas, frame
+from embstore_proto.received import array_of, split
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS
 from tests.conformance.served import small_pieces
@@ -379,10 +380,10 @@ def test_a_blank_message_is_rounded_into(dtype: str) -> None:
         header.tables.add(rows=blank.add(out))
     assert blank.rounded_bytes == 4 * 50
     blank.round()
-    received = frame.split(blank.framed(header.SerializeToString()).joined())
+    received = split(blank.framed(header.SerializeToString()).joined())
     assert len(received.payload) < 2 * 50 + 2 * frame.ALIGNMENT
     for table, part in zip(header.tables, rows, strict=True):
-        found = frame.array_of(received, table.rows, np.float32, 2, "rows")
+        found = array_of(received, table.rows, np.float32, 2, "rows")
         assert bits(found) == bits(rounded(part, dtype))
 
 

@@ -14,7 +14,8 @@ from embstore.config import Limits
 from embstore.engine import rows
 from embstore.errors import OutcomeUnknownError, StoreClosedError
 from embstore.results import Place
-from embstore.tables import command_log, tables
+from embstore.tables import answers as log_answers
+from embstore.tables import tables
 from embstore_proto.envelope import Origin
 from embstore_server.path.replay import ReplayWindow
 from tests.conformance.backends import UnsyncedFiles
@@ -374,7 +375,7 @@ def test_a_checkpoint_that_was_cut_short_is_answered_if_it_was_made(tmp_path):
 
 def test_floors_and_doubts_are_kept(tmp_path, monkeypatch):
     """What was forgotten is forgotten after a restart too: it is not run again."""
-    monkeypatch.setattr(command_log, "CLIENTS_MAX", 2)
+    monkeypatch.setattr(log_answers, "CLIENTS_MAX", 2)
     store = made(tmp_path / "store")
     part = c.TableGradients("a", None, np.arange(1), np.ones((1, 4), np.float32))
     for name, sequence in (("old", 1), ("a", 1), ("a", 2000), ("b", 7)):
@@ -402,7 +403,7 @@ def test_floors_and_doubts_are_kept(tmp_path, monkeypatch):
 
 
 def test_one_owner_forgets_its_own_answers_and_so_it_does_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(command_log, "CLIENTS_MAX", 4)
+    monkeypatch.setattr(log_answers, "CLIENTS_MAX", 4)
     store = made(tmp_path / "store")
     part = c.TableGradients("a", None, np.arange(1), np.ones((1, 4), np.float32))
     for n, name in enumerate(["z:1", "quiet:1", *(f"greedy:{9 - n}" for n in range(6)), "z:1"]):
@@ -422,8 +423,8 @@ def test_one_owner_forgets_its_own_answers_and_so_it_does_again(tmp_path, monkey
 
 
 def test_one_owner_forgets_its_own_answers_where_answers_are_too_many(monkeypatch):
-    monkeypatch.setattr(command_log, "ANSWERS_MAX", 10)
-    answers = command_log.Answers()
+    monkeypatch.setattr(log_answers, "ANSWERS_MAX", 10)
+    answers = log_answers.Answers()
 
     def add(client, *sequences):
         for sequence in sequences:
@@ -488,13 +489,13 @@ def test_a_store_whose_log_was_only_read_commits_nothing(tmp_path):
 
 def test_answers_of_all_clients_are_bounded(monkeypatch):
     """Each commit writes them, with the engine."""
-    monkeypatch.setattr(command_log, "ANSWERS_MAX", 10)
-    answers = command_log.Answers()
+    monkeypatch.setattr(log_answers, "ANSWERS_MAX", 10)
+    answers = log_answers.Answers()
     for client in range(5):
         for sequence in range(1, 4):
             sent = replace(origin(sequence), client_id=f"client-{client}")
-            answers.add(sent, command_log.Answer("Update", None, None))
-            answers.add(sent, command_log.Answer("Update", None, None))
+            answers.add(sent, log_answers.Answer("Update", None, None))
+            answers.add(sent, log_answers.Answer("Update", None, None))
     assert list(answers.clients) == ["client-2", "client-3", "client-4"]
     assert answers.forgotten == {""}
     answers.add(replace(origin(4, finished_below=4), client_id="client-2"), None)

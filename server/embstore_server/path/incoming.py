@@ -7,9 +7,16 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from embstore.layout import VALUE_BYTES
-from embstore_proto import frame
-from embstore_proto.frame import NARROW, Blank, Framed, Received
+from embstore_proto.frame import (
+    NARROW,
+    Blank,
+    Framed,
+)
 from embstore_proto.narrow import NARROW_BYTES
+from embstore_proto.received import (
+    Received,
+    split,
+)
 from embstore_proto.verbs import Verb
 from embstore_server.path.answers import Answered
 from embstore_server.path.caller import Caller
@@ -101,4 +108,4 @@ def value_bytes(dtype: str) -> int:
 
 def payload_of(request: Request) -> memoryview:
     """Return the arrays of a request, unread."""
-    return (request if isinstance(request, Received) else frame.split(request)).payload
+    return (request if isinstance(request, Received) else split(request)).payload

@@ -45,7 +45,9 @@ from embstore.storage.command_records import COMMAND, Place, Record
 from embstore.storage.command_stream import RecordStream
 from embstore.storage.lineage import Lineage
 from embstore.storage.taking import Incoming
-from embstore_proto.frame import parse
+from embstore_proto.received import (
+    parse,
+)
 from embstore_proto.status import error_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.answers import answered_error

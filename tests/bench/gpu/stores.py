@@ -12,10 +12,12 @@ import numpy as np
 import embstore
 from embstore.cache.sizes import Sizes
 from embstore.commands import UpdateOptions
-from embstore.device.base import Gradients
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import METADATA_BYTES
+from embstore.device.values import (
+    Gradients,
+)
 from embstore.errors import StoreClosedError
 from embstore.layout import Layout
 from embstore.tables import reads, writes

@@ -32,6 +32,7 @@ from embstore_client.narrow_shares import narrower
 from embstore_proto import frame
 from embstore_proto.envelope import Origin
 from embstore_proto.narrow import WIRE_DTYPES
+from embstore_proto.received import Assembly, split
 from embstore_proto.status import ANSWERS, ERROR_METADATA
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.verbs import VERBS, Arrived, Verb
@@ -313,7 +314,7 @@ class Rounds(Judged):
         done = []
         for reply in replies:
             answer = _joined(method.output_type, reply.received)
-            value, context = verb.answer(frame.split(answer) if verb.has_bulk_reply else answer)
+            value, context = verb.answer(split(answer) if verb.has_bulk_reply else answer)
             if verb.command is c.ListTables:
                 value = tuple(table for table in value if table.config.name != WITNESS)
             done.append((context.command, _arrived(path, reply.sent), value))
@@ -355,7 +356,7 @@ def _arrived(path: str, messages: Sequence[bytes]) -> Arrived:
 def _joined(kind: Any, messages: Sequence[bytes]) -> Any:
     if kind.name != "Chunk":
         return messages[0]
-    assembly = frame.Assembly(1 << 30)
+    assembly = Assembly(1 << 30)
     for chunk in messages:
         assembly.add(chunk)
     return assembly.whole()

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from embstore.config import Constant, Sgd
-from embstore_proto.frame import Assembly
+from embstore_proto.received import (
+    Assembly,
+)
 from embstore_server.transports.grpc import rpc
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import Sender, Wire, lookup, refusal, update

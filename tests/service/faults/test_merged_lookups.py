@@ -17,7 +17,9 @@ import embstore
 from embstore import commands as c
 from embstore.handles.store import Store
 from embstore_proto import shared_memory as frames
-from embstore_proto.frame import Received
+from embstore_proto.received import (
+    Received,
+)
 from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
 from embstore_server.path import at_once

@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 
 from embstore_proto import frame
+from embstore_proto.received import Assembly, split
 from embstore_proto.status import ERROR_METADATA
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.served import PATIENCE_S
@@ -71,7 +72,7 @@ class Wire:
         self, name: str, chunks: Iterable[bytes], timeout: float | None = PATIENCE_S
     ) -> memoryview:
         """Do a streamed call and return its reply, joined."""
-        assembly = frame.Assembly(1 << 30)
+        assembly = Assembly(1 << 30)
         for chunk in self.begin_stream(name, chunks, timeout):
             assembly.add(chunk)
         return assembly.whole()
@@ -129,7 +130,7 @@ def pieces(message: frame.Framed, size: int) -> list[bytes]:
 
 def acknowledged(reply: bytes | memoryview) -> pb.BulkAcknowledgedReply.Header:
     """Return the header of a writing call's reply."""
-    return pb.BulkAcknowledgedReply.Header.FromString(frame.split(reply).header)
+    return pb.BulkAcknowledgedReply.Header.FromString(split(reply).header)
 
 
 class Sender:

@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore_proto import device_area as device_wire
 from embstore_proto import shared_memory as wire
-from embstore_proto.frame import ALIGNMENT, HEADER_BYTES_MAX, Blank, Framed, Received
+from embstore_proto.frame import (
+    ALIGNMENT,
+    HEADER_BYTES_MAX,
+    Blank,
+    Framed,
+)
+from embstore_proto.received import (
+    Received,
+)
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import answer_of, message_of
 from embstore_proto.verbs import VERBS, Verb

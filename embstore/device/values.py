@@ -1,0 +1,184 @@
+"""What calls of a device are given, and what they return: batches, updates, findings.
+
+base.py says where arrays are, and when results are known.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, Rows
+
+T = TypeVar("T")
+Answer = Callable[[], T]
+Array = Any
+"""In the device's memory."""
+Slots = NDArray[np.int64]
+Flags = NDArray[np.uint8]
+Counts = NDArray[np.int64]
+"""By position of a call: how many accesses of the caller it stands for."""
+
+
+@dataclass
+class Findings:
+    """What kernels found out about a batch, once it is synchronized."""
+
+    outside: int = -1  # the first position whose key is outside its table
+    missing: int = 0  # unique keys without a slot, when the batch was probed
+    large: int = -1  # the lowest id whose scaled sum has an element of `arithmetic.LARGE` or more
+
+
+@dataclass
+class Batch:
+    """Unique row keys of a call and their positions; `bounds` cut positions into segments."""
+
+    unique_keys: Array  # (u,) int64; (n,) before the batch is synchronized
+    inverse: Array  # (n,) int32
+    bounds: NDArray[np.int64]  # (segments + 1,), on the host
+    found: Findings = field(default_factory=Findings)
+    is_known: bool = True
+    """Whether `found` has all that was found out so far."""
+    is_distinct: bool = False
+    """Whether position p has id p."""
+    is_grouped: bool = False
+    """Whether it is of `DeviceKeys.group`, and has no `inverse`."""
+
+    @property
+    def position_count(self) -> int:
+        """Keys of the call, repeats included."""
+        return int(self.bounds[-1])
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of one segment: occurrence i (counted from the segment's start) receives
+
+    rows[i]                                    where `source` is None (one gradient per key), else
+    rows[source[i]]                            with `coefficients` None        (bags, sum)
+    rows[source[i]] / coefficients[i]          with `divide`                   (bags, mean)
+    coefficients[i] * rows[source[i]]          otherwise                       (bags, weights)
+    each rounded once to fp32 (contract.md, rule 8).
+    """
+
+    rows: Rows  # (n or bags, dim)
+    source: NDArray[np.int32] | None = None
+    coefficients: NDArray[np.float32] | None = None
+    divide: bool = False
+
+
+@dataclass
+class TableParameters:
+    """Small arrays indexed by table id (row key >> 40), for all tables of one pool.
+
+    scalars : (tables, 8) float32, `embstore.arithmetic.update_scalars` of this command
+    initializer_kinds : (tables,) int8, 0 constant, 1 uniform, 2 normal
+    initializer_values : (tables, 2) float32: (value, 0), (low, high - low), (mean, std)
+    seeds : (tables,) uint64
+    initial_state : (tables,) float32, what every state element starts as
+    """
+
+    scalars: NDArray[np.float32]
+    initializer_kinds: NDArray[np.int8]
+    initializer_values: NDArray[np.float32]
+    seeds: NDArray[np.uint64]
+    initial_state: NDArray[np.float32]
+
+
+@dataclass
+class IndexArrays:
+    """A two-choice bucket index, key -> slot: `bucket_keys` (buckets, width), EMPTY_KEY where free.
+
+    A key stands in one of its two buckets, or, when both were full at its insertion, in the stash,
+    whose first `stash_count[0]` places are in use. A key stands at most once.
+    """
+
+    bucket_keys: Array  # (buckets, width) int64
+    bucket_slots: Array  # (buckets, width) uint32
+    stash_keys: Array  # int64
+    stash_slots: Array  # uint32
+    stash_count: Array  # (1,) int64
+
+
+@dataclass(frozen=True, eq=False)
+class PoolUpdate:
+    """A pool's part of an update whose rows are all there; arguments as of `sum_by_key`, `apply`
+    and `touch`."""
+
+    batch: Batch
+    gradients: Sequence[Gradients]
+    scale: np.float32
+    kind: str
+    memory: "SlotMemory"
+    slots: Array  # by id, (u,) or more
+    parameters: TableParameters
+    dim: int
+    clock: int
+    """That scores have then; 0: they stay."""
+    counting: int
+    sums: Array
+    """Room for the sums of keys that occur again, (positions / 2, dim) or more; of no use then."""
+
+
+SlotMemory = Any
+"""The slots of a pool: of each a row (`embstore.layout`), the row key in it, its score
+(`embstore.score`) and whether it is dirty.
+
+A free slot's key is EMPTY_KEY. Only `rows` is read by others: an Array of rows, as `gather` takes
+them.
+"""
+
+
+@dataclass(frozen=True)
+class SlotContents:
+    """What is known of some slots, on the host."""
+
+    keys: Keys
+    scores: NDArray[np.int64]
+    dirty: NDArray[np.bool_]
+    rows: Rows | None = None
+    """(n, stride), where they were asked for and are small."""
+
+    def of(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "SlotContents":
+        """Return those of some of the slots."""
+        rows = None if self.rows is None else self.rows[chosen]
+        return SlotContents(self.keys[chosen], self.scores[chosen], self.dirty[chosen], rows)
+
+    @classmethod
+    def joined(cls, parts: Sequence["SlotContents"]) -> "SlotContents":
+        """Return those of several parts, one after the other, without rows."""
+        columns = zip(*[(part.keys, part.scores, part.dirty) for part in parts], strict=True)
+        return cls(*map(np.concatenate, columns))
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Victims, (n,) in ascending order of slot."""
+
+    slots: Slots
+    scores: NDArray[np.int64]
+    contents: Callable[[Slots], SlotContents]
+    """Returns what is in some of those that were to be read."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The keys of a call that have no slot in level one, (m,), on the device: first those that have
+    none in level two either."""
+
+    keys: Array  # int64
+    places: Array  # int32, ids in the call
+    below: Array  # int64, slots of level two, -1 for the first
+    victims: Array
+    """Slots of level one, of lowest score."""
+    highest: int
+    """Score of theirs; -1: there are none."""
+    absent: int
+    """Keys that neither level has."""
+    dirty: int
+    """Dirty rows of the others."""
+    dirty_victims: int
+    by_table: NDArray[np.int64]
+    """Of all the keys, by table id."""

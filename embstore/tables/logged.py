@@ -1,0 +1,193 @@
+"""Records of the command log, as they are read.
+
+A record's body is a JSON object, its length before it (4 bytes), padded to a multiple of 64, and
+then the message that the wire has for the command.
+"""
+
+import json
+import struct
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+
+from embstore.commands import Command
+from embstore.results import Context, Place
+from embstore.storage.catalogue import Catalogue
+from embstore.storage.command_records import (
+    ANSWERS,
+    CHECKPOINT,
+    COMMAND,
+    LABELS,
+    Part,
+    Record,
+    RecordReader,
+)
+from embstore.tables.answers import (
+    Answer,
+    Answers,
+    Sent,
+)
+
+_UNKNOWN = Context("", 0, 0)
+_LENGTH = struct.Struct("<I")
+_ALIGNMENT = 64
+
+
+class Codec(Protocol):
+    """Commands and their results as bytes: as the wire has them (`embstore_proto.records`)."""
+
+    def parts(
+        self, command: Command[Any], origin: Any, on_host: Callable[[Any], Any]
+    ) -> list[Part]:
+        """Return a command as a message, in parts; `on_host` brings an array from a device."""
+
+    def command(self, verb: str, message: bytes) -> tuple[Command[Any], Any]:
+        """Return the command of a message, and its origin, or None."""
+
+    def result_bytes(self, verb: str, result: Any, context: Context) -> bytes:
+        """Return a result as a reply."""
+
+    def result(self, verb: str, reply: bytes) -> tuple[Any, Context]:
+        """Return the result of a reply, and the state that it is of."""
+
+
+BEGINS_ANEW = -1
+"""The step of a session whose place is forgotten."""
+
+
+class SessionPlace(NamedTuple):
+    """Where a session is after a step."""
+
+    session: str
+    place: Place
+
+
+class Label(NamedTuple):
+    """A checkpoint that was made, by whom, and how many labels are kept since."""
+
+    label: str
+    metadata: dict[str, Any]
+    keep: int
+    origin: Sent | None
+
+
+class Logged(NamedTuple):
+    """What was read from the log: a command, where a session was after one, or a label."""
+
+    number: int
+    is_counted: bool
+    """Whether it is a command; else it came after the one of this number."""
+    command: Command[Any] | None
+    origin: Any
+    place: SessionPlace | None
+    next_table_id: int
+    path: str
+    label: Label | None = None
+    labels: dict[str, bool] | None = None
+    """All that are kept since, and whether each is protected."""
+    epoch: int = 0
+    """Of answers: the epoch in which they are given; 0: not known."""
+
+
+class Memory:
+    """What the log knows of the calls of this life and those that it goes on."""
+
+    def __init__(self) -> None:
+        self.life = uuid4().hex
+        self.answers = Answers()
+        self.is_new = True
+        """Nothing was read."""
+        self.label: dict[str, Any] | None = None
+        """A checkpoint that was made, and whose record is missing."""
+        self.epoch = 0
+        """In which the answers were last written; 0: not known."""
+
+
+def read_log(
+    reader: RecordReader, codec: Codec, memory: Memory, catalogue: Catalogue
+) -> Iterator[Logged]:
+    """Yield what is in the log, in order; keep its answers in `memory`."""
+    for record in reader:
+        yield read_record(record, codec, memory, catalogue)
+
+
+def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalogue) -> Logged:
+    """Return what a record has; keep its answers in `memory`."""
+    head, message = _unframed(record.body)
+    command = origin = place = label = None
+    if record.kind == ANSWERS:
+        _remember(head, codec, memory, catalogue, record.command)
+    if record.kind == CHECKPOINT:
+        sent = head.get("origin")
+        label = Label(head["label"], head["metadata"], head["keep"], sent and Sent(*sent))
+        memory.label = None
+    if record.kind == LABELS and "origin" in head:  # its answer is lost, but it was done
+        answer = Answer("SetRetention", None, _UNKNOWN)
+        memory.answers.add(Sent(*head["origin"]), answer)
+    if "session" in head:
+        where = Place(head.get("step", BEGINS_ANEW), head.get("table_ids", {}))
+        place = SessionPlace(head["session"], where)
+    if "verb" in head:
+        command, origin = codec.command(head["verb"], message)
+    is_counted, next_table_id = record.kind == COMMAND, head.get("next_table_id", 0)
+    number, path = record.command, record.path
+    return Logged(
+        number,
+        is_counted,
+        command,
+        origin,
+        place,
+        next_table_id,
+        path,
+        label,
+        labels=head.get("labels"),
+        epoch=head.get("epoch", 0),
+    )
+
+
+def _remember(
+    head: dict[str, Any], codec: Codec, memory: Memory, catalogue: Catalogue, number: int
+) -> None:
+    """Take up what a record has of clients' calls, in place of all before."""
+    memory.life, memory.is_new = head["life"], False
+    memory.epoch = head.get("epoch", 0)
+    answers = memory.answers = Answers()
+    answers.forgotten = set(head["forgotten"])
+    for name, floor, calls in head["clients"]:
+        answers.put(name, floor, {n: _answer_of(verb, reply, codec) for n, verb, reply in calls})
+    memory.label = None
+    label = head.get("label")
+    made = None if label is None else catalogue.checkpoint(label["label"])
+    if label is not None and made is not None and made.state.command == number:
+        memory.label = label
+        if "origin" in label:
+            note_checkpoint(memory, Sent(*label["origin"]), made, catalogue)
+
+
+def note_checkpoint(memory: Memory, origin: Sent, made: Any, catalogue: Catalogue) -> None:
+    """Keep what a checkpoint was answered."""
+    state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.life)
+    memory.answers.add(origin, Answer("Checkpoint", made, state))
+
+
+def _answer_of(verb: str, reply: str | None, codec: Codec) -> Answer:
+    if reply is None:
+        return Answer(verb, None, _UNKNOWN)
+    return Answer(verb, *codec.result(verb, b64decode(reply)))
+
+
+def framed(head: dict[str, Any]) -> list[Part]:
+    """Return the head of a record, before its message."""
+    text = json.dumps(head).encode()
+    return [(_LENGTH.pack(len(text)) + text).ljust(_padded(4 + len(text)), b"\0")]
+
+
+def _unframed(body: bytes) -> tuple[dict[str, Any], bytes]:
+    (size,) = _LENGTH.unpack_from(body)
+    head: dict[str, Any] = json.loads(body[4 : 4 + size])
+    return head, body[_padded(4 + size) :]
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
