@@ -34,12 +34,13 @@ def apply(
     sums_start, dim = sums.ctypes.data, sums.shape[1]
     scalars_start, columns = scalars.ctypes.data, scalars.shape[1]
     dirty_start = dirty.ctypes.data
-    partials = np.empty(PARTIALS, np.float32)
+    partials, room = np.empty(PARTIALS, np.float32), np.empty(dim, np.float32)
     for i in range(low, high):
         if i + AHEAD < high:
             prefetch_record(start, slots[i + AHEAD], stride)
             prefetch_to_write(dirty_start + slots[i + AHEAD])
         g = values_at(sums_start, i, dim)
         of_table = values_at(scalars_start, keys[i] >> KEY_BITS, columns)
-        update_record(kind, row_at(start, slots[i], stride, stride), g, of_table, partials)
+        record = row_at(start, slots[i], stride, stride)
+        update_record(kind, record, g, of_table, partials, room)
         dirty[slots[i]] = 1
