@@ -99,15 +99,18 @@ def _own_scalars(of_table: jit.Float32s) -> Any:
 
 
 @building_block
-def _decay(
-    record: jit.Elements, g: jit.Float32s, of_table: jit.Float32s, room: jit.Float32s
-) -> jit.Float32s:
-    """Return the gradient of a row with its weight decay, in `room` (dim,) if there is one."""
+def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: jit.Float32s) -> int:
+    """Return the address of a row's gradient with its weight decay: that of `room` (dim,) if there
+    is any, else the given one. Of an array that is one of two, Numba would count the references,
+    which takes longer than the update of a short row."""
     if not of_table[DECAY] > 0:
-        return g
-    for d in range(g.shape[0]):
+        return address
+    dim = room.shape[0]
+    g = values_at(address, 0, dim)
+    for d in range(dim):
         room[d] = _decayed_gradient(g[d], value_of(record[d]), of_table[DECAY])
-    return room
+    made: int = room.ctypes.data
+    return made
 
 
 def _scalars_of_elements(optimizer: type[Optimizer]) -> Callable[..., tuple[Any, ...]]:
@@ -139,14 +142,9 @@ def _update(optimizer: type[Optimizer]) -> Callable[..., None]:
 
     @building_block
     def update(
-        record: jit.Elements,
-        given: jit.Float32s,
-        of_table: jit.Float32s,
-        partials: jit.Float32s,
-        room: jit.Float32s,
+        record: jit.Elements, g: jit.Float32s, of_table: jit.Float32s, partials: jit.Float32s
     ) -> None:
-        dim, kept = given.shape[0], of_table[KEPT]
-        g = _decay(record, given, of_table, room)
+        dim, kept = g.shape[0], of_table[KEPT]
         scalars = scalars_of_elements(
             record, dim * array_count, g, _own_scalars(of_table), partials
         )
@@ -179,8 +177,8 @@ def _no_update(kind: int, *arguments: Any) -> None:
 
 # Reversed: a number is compared with that of the first optimizer first.
 update_record: Callable[..., None] = reduce(_or_else, reversed(OPTIMIZERS.values()), _no_update)
-"""A building block: update(kind, record, g, scalars, partials, room), of which partials (32,) and
-room (dim,) are overwritten."""
+"""A building block: update(kind, record, g, scalars, partials), partials (32,) overwritten; g is
+where `decayed` says."""
 
 
 _AHEAD = 8
@@ -219,8 +217,8 @@ def _update_rows(
             record[d] = of_weights[d]
         for d in range(state_dim):
             record[dim + d] = of_state[d]
-        g = values_at(gradients_start, i, dim)
-        update_record(kind, record, g, of_table, partials, room)
+        at = decayed(gradients_start + i * dim * VALUE_BYTES, record, of_table, room)
+        update_record(kind, record, values_at(at, 0, dim), of_table, partials)
         for d in range(dim):
             of_weights[d] = record[d]
         for d in range(state_dim):

@@ -10,11 +10,12 @@ import numpy as np
 
 from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import PARTIALS, row_at, values_at
-from embstore.arithmetic.compiled_update import update_record
+from embstore.arithmetic.compiled_update import decayed, update_record
 from embstore.arithmetic.jit import kernel, prefetch_to_write
 from embstore.arrays import KEY_BITS
 from embstore.kernels.gather import AHEAD
 from embstore.kernels.scatter import prefetch_record
+from embstore.layout import VALUE_BYTES
 
 
 @kernel
@@ -39,8 +40,8 @@ def apply(
         if i + AHEAD < high:
             prefetch_record(start, slots[i + AHEAD], stride)
             prefetch_to_write(dirty_start + slots[i + AHEAD])
-        g = values_at(sums_start, i, dim)
         of_table = values_at(scalars_start, keys[i] >> KEY_BITS, columns)
         record = row_at(start, slots[i], stride, stride)
-        update_record(kind, record, g, of_table, partials, room)
+        at = decayed(sums_start + i * dim * VALUE_BYTES, record, of_table, room)
+        update_record(kind, record, values_at(at, 0, dim), of_table, partials)
         dirty[slots[i]] = 1
