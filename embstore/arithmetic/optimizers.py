@@ -42,11 +42,8 @@ def scalars_of(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> 
     t : the table's update count including this update, >= 1
     learning_rate : of this update; the optimizer's own is only the table's first
     """
-    values, decay = (
-        optimizer.scalar_values(t, learning_rate, dim),
-        optimizer.decay_values(learning_rate),
-    )
-    zeros = OWN_SCALARS - len(values)
+    values = optimizer.scalar_values(t, learning_rate, dim)
+    zeros, decay = OWN_SCALARS - len(values), optimizer.decay_values(learning_rate)
     try:  # a call of few keys would notice what NumPy takes for it
         packed = bytearray(pack(f"{len(values)}f{4 * zeros}x2f", *values, *decay))
     except OverflowError:  # infinite in fp32
@@ -90,7 +87,7 @@ def apply_formulas(
     """
     optimizer, (weights, state) = OPTIMIZERS[kind], rows
     dim = weights.shape[1]
-    (*own, weight_decay, kept), count = numbers(scalars), len(optimizer.scalars)
+    *own, weight_decay, kept = numbers(scalars)
     if scalars[DECAY] > 0:
         g = decayed_gradient(g, weights, weight_decay)
     if scalars[KEPT] != 1:
@@ -98,7 +95,7 @@ def apply_formulas(
     end = dim * len(optimizer.element_state)
     of_elements = [state[:, low : low + dim] for low in range(0, end, dim)]
     of_rows = [state[:, low : low + 1] for low in range(end, state.shape[1])]
-    used = own[:count]
+    used = own[: len(optimizer.scalars)]
     if optimizer.row_formula is not None:
         scalar, *of_rows = optimizer.row_formula(sum_over_dim(g * g), *of_rows, *used)
         used = [scalar]
