@@ -200,7 +200,8 @@ class TableConfig:
         """Return J of contract.md rule 11: what the digest names, and nothing that may be tuned."""
         dtypes = {"weights": ELEMENT.name} | ({"state": ELEMENT.name} if self.state_dim else {})
         optimizer = _parameters(self.optimizer)
-        del optimizer["learning_rate"]
+        for name in self.optimizer.unnamed:
+            del optimizer[name]
         return {
             "dim": self.dim,
             "dtypes": dtypes,
@@ -250,5 +251,9 @@ def _names_of(kinds: dict[str, type[Any]]) -> str:
 
 
 def _parameters(part: Any) -> dict[str, Any]:
-    """Return {"kind": ..., parameter: float, ...} of an optimizer or initializer."""
-    return {"kind": part.kind} | {f.name: float(getattr(part, f.name)) for f in fields(part)}
+    """Return {"kind": ..., parameter: float or bool, ...} of an optimizer or initializer."""
+    return {"kind": part.kind} | {f.name: _plain(getattr(part, f.name)) for f in fields(part)}
+
+
+def _plain(value: Any) -> float | bool:
+    return bool(value) if isinstance(value, bool | np.bool_) else float(value)

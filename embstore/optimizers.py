@@ -17,15 +17,20 @@ An optimizer may also have a **row formula**. It takes the sum of g*g over the r
 state that the row has once, and the scalars. It returns the one scalar of the element formula, and
 the new state.
 
+**Weight decay** comes before either formula, and is the same for all optimizers that have it: they
+are given g + weight_decay*w for g (`decayed_gradient`), or (1 - lr*weight_decay)*w for w
+(`kept_weight`), where it is decoupled. The first must not run where the weight decay is 0: -0.0 +
+0.0*w is 0.0, and 0.0 times an infinite weight is NaN. The second may: 1.0*w is w, every bit of it.
+
 Scalars are computed in float64 once per update and table, and rounded to fp32 once. The digest
-names the fixed parameters, which are all but the learning rate. All state starts at
-`initial_state`. In a row, element state follows the weights, one array of dim after the other;
-then comes row state.
+names the fixed parameters, which are all but the learning rate; a weight decay of 0 is left out,
+for tables are older than it. All state starts at `initial_state`. In a row, element state follows
+the weights, one array of dim after the other; then comes row state.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import singledispatch
 from typing import Any, ClassVar
 
@@ -69,6 +74,16 @@ def power(base: float, n: int) -> float:
     return result
 
 
+def decayed_gradient(g: Any, w: Any, weight_decay: Any) -> Any:
+    """Return the gradient with L2 of the weight in it; only where `weight_decay` > 0."""
+    return g + weight_decay * w
+
+
+def kept_weight(w: Any, kept: Any) -> Any:
+    """Return the weight that an update begins with, where weight decay is decoupled."""
+    return kept * w
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """What every optimizer has; its docstring gives the formula."""
@@ -79,7 +94,7 @@ class Optimizer:
     """Its name in identities, on the wire and on the command line."""
     scalars: ClassVar[tuple[str, ...]]
     """What the row formula takes, or the element formula where there is no row formula; at most
-    `embstore.arithmetic.SCALARS`, in the order in which the CUDA kernels read them."""
+    `embstore.arithmetic.OWN_SCALARS`, in the order in which the CUDA kernels read them."""
     element_state: ClassVar[tuple[str, ...]] = ()
     """State that each element has: one fp32 each."""
     row_state: ClassVar[tuple[str, ...]] = ()
@@ -111,6 +126,16 @@ class Optimizer:
         """Return the `scalars` of an update in float64; t counts this update, t >= 1."""
         raise NotImplementedError
 
+    def decay_values(self, learning_rate: float) -> tuple[float, float]:
+        """Return the last argument of `decayed_gradient`, 0 for none, and that of `kept_weight`, 1
+        for none, in float64."""
+        return 0.0, 1.0
+
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        """The parameters that the identity of a table does not name."""
+        return ("learning_rate",)
+
 
 def _check_normal(value: float, name: str) -> None:
     if not np.float32(value) >= np.finfo(np.float32).tiny:
@@ -118,7 +143,41 @@ def _check_normal(value: float, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Sgd(Optimizer):
+class _Decaying(Optimizer):
+    """The weight decay of all optimizers but Ftrl.
+
+    Of the rows that an update names, and of no others: first g = g + weight_decay*w, as Torch's
+    optimizers have it, or, where it is decoupled, w = w*(1 - lr*weight_decay), as AdamW does.
+    """
+
+    _: KW_ONLY
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fp32_scalar(self.weight_decay, "weight_decay")
+        if not isinstance(self.decoupled_weight_decay, bool | np.bool_):
+            raise InvalidArgumentError(
+                "expected decoupled_weight_decay to be True or False, found "
+                f"{self.decoupled_weight_decay!r}: how much is weight_decay's to say"
+            )
+
+    def decay_values(self, learning_rate: float) -> tuple[float, float]:
+        weight_decay = float(self.weight_decay)
+        if self.decoupled_weight_decay:
+            return 0.0, 1.0 - learning_rate * weight_decay
+        return weight_decay, 1.0
+
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        if self.weight_decay:
+            return super().unnamed
+        return (*super().unnamed, "weight_decay", "decoupled_weight_decay")
+
+
+@dataclass(frozen=True)
+class Sgd(_Decaying):
     """w = w - lr*g. No state."""
 
     kind = "sgd"
@@ -133,7 +192,7 @@ class Sgd(Optimizer):
 
 
 @dataclass(frozen=True)
-class _Accumulating(Optimizer):
+class _Accumulating(_Decaying):
     """The parameters that both forms of Adagrad have."""
 
     epsilon: float = 1e-8
@@ -191,7 +250,7 @@ class RowWiseAdagrad(_Accumulating):
 
 
 @dataclass(frozen=True)
-class Adam(Optimizer):
+class Adam(_Decaying):
     """m = b1*m + (1-b1)*g; v = b2*v + ((1-b2)*g)*g; w = w - (lr_t*m) / (sqrt(v) + eps_t).
 
     State: m, then v. Both bias corrections are folded into lr_t and eps_t, so that no element needs
@@ -240,19 +299,27 @@ class Ftrl(Optimizer):
     |z| <= l1, else -((z - copysign(l1, z)) / ((beta + sqrt(n)) / lr + l2)).
 
     So l1 makes weights exactly 0. The learning rate divides: updates need one > 0 in fp32. The
-    default of beta is the paper's advice, and l1 = l2 = 0 is no regularization.
+    default of beta is the paper's advice, and l1 = l2 = 0 is no regularization. There is no
+    weight decay: w is made of z and n alone, and l2 draws it to 0.
     """
 
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
+    _: KW_ONLY
+    weight_decay: InitVar[float] = 0.0
 
     kind = "ftrl"
     scalars = ("lr", "beta", "l1", "l2")
     element_state = ("z", "n")
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, weight_decay: float) -> None:
         super().__post_init__()
+        if weight_decay != 0:
+            raise InvalidArgumentError(
+                f"expected no weight_decay of Ftrl, found {weight_decay!r}: l2= draws its weights "
+                "to 0"
+            )
         for name in ("beta", "l1", "l2"):
             fp32_scalar(getattr(self, name), name)
 

@@ -104,11 +104,23 @@ def sum_over_dim(values: Rows) -> Any:
 
 
 @np.errstate(all="ignore")
+def decayed(optimizer: Optimizer, learning_rate: float, w: Rows, g: Rows) -> tuple[Any, Any]:
+    """Rule 4, weight decay: the w and g that the formula of an optimizer begins with."""
+    if isinstance(optimizer, Ftrl) or not optimizer.weight_decay:
+        return w, g
+    if optimizer.decoupled_weight_decay:
+        return fp32(1.0 - learning_rate * optimizer.weight_decay) * w, g
+    wd = fp32(optimizer.weight_decay)
+    return w, g + wd * w if wd > 0 else g
+
+
+@np.errstate(all="ignore")
 def apply_update(optimizer: Optimizer, learning_rate: float, t: int, row: Row, g: Rows) -> Row:
     """Rule 4: one update of one row. g is the scaled sum; t counts this update."""
     w: Any = row.weights
     state: Any = row.state
     lr = fp32(learning_rate)
+    w, g = decayed(optimizer, learning_rate, w, g)
     match optimizer:
         case Sgd():
             w = w - lr * g

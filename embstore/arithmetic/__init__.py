@@ -52,6 +52,7 @@ from embstore.arithmetic.digest import (
 )
 from embstore.arithmetic.nans import CANONICAL_NAN, canonicalize_nans
 from embstore.arithmetic.optimizers import (
+    OWN_SCALARS,
     SCALARS,
     apply_formulas,
     apply_update,
@@ -78,6 +79,7 @@ __all__ = [
     "CHUNK_OCCURRENCES",
     "LARGE",
     "LEAF_RECORD",
+    "OWN_SCALARS",
     "SCALARS",
     "Implementation",
     "Pooling",

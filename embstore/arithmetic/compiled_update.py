@@ -6,7 +6,8 @@ the row, which LLVM vectorizes: elements are independent. What depends on the nu
 optimizer's states and scalars is made of tuples, whose length is known when the kernel is compiled.
 A record is a row's weights, then its state: an element's state is dim, 2 dim, ... after its weight.
 A NaN that arises is written as 0x7fc00000. A row is updated in a fixed order over dim (rule 3 for a
-row formula).
+row formula). Where a table has weight decay that is not decoupled, the gradient that the formulas
+take is made beside the given one, which stays as it is.
 
 A trainer has weights and state in two arrays, as it looks up weights alone. So a row's record is
 put together beside them, and taken apart again: it stays in the first cache.
@@ -30,9 +31,18 @@ from embstore.arithmetic.compiled import (
 )
 from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.jit import building_block, kernel, operation, prefetch_to_write
+from embstore.arithmetic.optimizers import DECAY, KEPT
 from embstore.arrays import Keys, Rows
 from embstore.layout import VALUE_BYTES
-from embstore.optimizers import OPTIMIZERS, Optimizer, copysign, sqrt, where
+from embstore.optimizers import (
+    OPTIMIZERS,
+    Optimizer,
+    copysign,
+    decayed_gradient,
+    kept_weight,
+    sqrt,
+    where,
+)
 
 KINDS = {kind: number for number, kind in enumerate(OPTIMIZERS)}
 
@@ -53,6 +63,10 @@ def _copysign(magnitude: Any, sign: Any) -> Any:
 @operation(where)
 def _where(condition: Any, x: Any, y: Any) -> Any:
     return np.float32(x) if condition else np.float32(y)
+
+
+_decayed_gradient = building_block(decayed_gradient)
+_kept_weight = building_block(kept_weight)
 
 
 @cache
@@ -80,11 +94,23 @@ def _write(place: int, record: jit.Elements, first: int, step: int, values: Any)
 
 
 @building_block
-def _all_scalars(of_table: jit.Float32s) -> Any:
-    return (
-        of_table[0], of_table[1], of_table[2], of_table[3],
-        of_table[4], of_table[5], of_table[6], of_table[7],
-    )  # fmt: skip
+def _own_scalars(of_table: jit.Float32s) -> Any:
+    return of_table[0], of_table[1], of_table[2], of_table[3], of_table[4], of_table[5]
+
+
+@building_block
+def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: jit.Float32s) -> int:
+    """Return the address of a row's gradient with its weight decay: that of `room` (dim,) if there
+    is any, else the given one. Of an array that is one of two, Numba would count the references,
+    which takes longer than the update of a short row."""
+    if not of_table[DECAY] > 0:
+        return address
+    dim = room.shape[0]
+    g = values_at(address, 0, dim)
+    for d in range(dim):
+        room[d] = _decayed_gradient(g[d], value_of(record[d]), of_table[DECAY])
+    made: int = room.ctypes.data
+    return made
 
 
 def _scalars_of_elements(optimizer: type[Optimizer]) -> Callable[..., tuple[Any, ...]]:
@@ -118,12 +144,14 @@ def _update(optimizer: type[Optimizer]) -> Callable[..., None]:
     def update(
         record: jit.Elements, g: jit.Float32s, of_table: jit.Float32s, partials: jit.Float32s
     ) -> None:
-        dim = g.shape[0]
+        dim, kept = g.shape[0], of_table[KEPT]
         scalars = scalars_of_elements(
-            record, dim * array_count, g, _all_scalars(of_table), partials
+            record, dim * array_count, g, _own_scalars(of_table), partials
         )
         for d in range(dim):
-            write(record, d, dim, formula(g[d], *read(record, d, dim), *scalars))
+            old = read(record, d, dim)
+            w = _kept_weight(old[0], kept)
+            write(record, d, dim, formula(g[d], w, *old[1:], *scalars))
 
     return update
 
@@ -149,7 +177,8 @@ def _no_update(kind: int, *arguments: Any) -> None:
 
 # Reversed: a number is compared with that of the first optimizer first.
 update_record: Callable[..., None] = reduce(_or_else, reversed(OPTIMIZERS.values()), _no_update)
-"""A building block: update(kind, record, g, scalars, partials), partials (32,) overwritten."""
+"""A building block: update(kind, record, g, scalars, partials), partials (32,) overwritten; g is
+where `decayed` says."""
 
 
 _AHEAD = 8
@@ -177,7 +206,7 @@ def _update_rows(
     gradients_start = gradients.ctypes.data
     of_table = values_at(scalars.ctypes.data, 0, scalars.shape[1])
     record = np.empty(dim + state_dim, np.float32)
-    partials = np.empty(PARTIALS, np.float32)
+    partials, room = np.empty(PARTIALS, np.float32), np.empty(dim, np.float32)
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
             _prefetch(weights_start, slots[i + _AHEAD], dim)
@@ -188,7 +217,8 @@ def _update_rows(
             record[d] = of_weights[d]
         for d in range(state_dim):
             record[dim + d] = of_state[d]
-        update_record(kind, record, values_at(gradients_start, i, dim), of_table, partials)
+        at = decayed(gradients_start + i * dim * VALUE_BYTES, record, of_table, room)
+        update_record(kind, record, values_at(at, 0, dim), of_table, partials)
         for d in range(dim):
             of_weights[d] = record[d]
         for d in range(state_dim):

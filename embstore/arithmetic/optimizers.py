@@ -7,7 +7,7 @@ The formulas are those of `embstore.optimizers`. Here they get whole arrays of r
 NumPy operation rounds each element once.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from struct import pack
 from typing import Any
 
@@ -18,11 +18,13 @@ from embstore.arithmetic.denormals import kept
 from embstore.arithmetic.nans import canonicalize_nans
 from embstore.arithmetic.sums import sum_over_dim
 from embstore.arrays import Keys, Rows
-from embstore.optimizers import OPTIMIZERS, Optimizer
+from embstore.optimizers import OPTIMIZERS, Optimizer, decayed_gradient, kept_weight
 
 SCALARS = 8
-"""Columns of `update_scalars`: an optimizer's `scalars`, then zeros."""
-_SCALAR_BYTES = 4 * SCALARS
+"""Columns of `update_scalars`: an optimizer's `scalars`, then zeros, and in the last two what its
+weight decay is: 0 and 1 where there is none."""
+OWN_SCALARS = SCALARS - 2
+DECAY, KEPT = OWN_SCALARS, OWN_SCALARS + 1
 
 _BLOCK_ELEMENTS = 1 << 16
 """Weights that the formulas take at a time. Each of their operations makes a new array; larger ones
@@ -41,11 +43,12 @@ def scalars_of(optimizer: Optimizer, t: int, learning_rate: float, dim: int) -> 
     learning_rate : of this update; the optimizer's own is only the table's first
     """
     values = optimizer.scalar_values(t, learning_rate, dim)
+    zeros, decay = OWN_SCALARS - len(values), optimizer.decay_values(learning_rate)
     try:  # a call of few keys would notice what NumPy takes for it
-        packed = bytearray(pack(f"{len(values)}f{_SCALAR_BYTES - 4 * len(values)}x", *values))
+        packed = bytearray(pack(f"{len(values)}f{4 * zeros}x2f", *values, *decay))
     except OverflowError:  # infinite in fp32
         with np.errstate(over="ignore"):
-            return np.array([*values, *[0.0] * (SCALARS - len(values))], np.float32)
+            return np.array([*values, *[0.0] * zeros, *decay], np.float32)
     return np.frombuffer(packed, np.float32)
 
 
@@ -63,8 +66,9 @@ def apply_formulas(
     kind: str,
     rows: tuple[Any, Any],
     g: Any,
-    scalars: Iterable[Any],
+    scalars: Scalars,
     sum_over_dim: Callable[[Any], Any],
+    numbers: Callable[[Scalars], Sequence[Any]] = list,
 ) -> tuple[Any, list[Any]]:
     """Return the weights and the state of rows after one update: new arrays, or tensors.
 
@@ -72,8 +76,9 @@ def apply_formulas(
     ----------
     rows : weights (n, dim) and state (n, state_dim); they are left as they are
     g : (n, dim)
-    scalars : the optimizer's, to compute with
+    scalars : (8,) float32, `update_scalars` of this update
     sum_over_dim : (n, dim) -> (n, 1) by rule 3
+    numbers : scalars -> each of them, as rows may be computed with
 
     Returns
     -------
@@ -82,13 +87,19 @@ def apply_formulas(
     """
     optimizer, (weights, state) = OPTIMIZERS[kind], rows
     dim = weights.shape[1]
+    *own, weight_decay, kept = numbers(scalars)
+    if scalars[DECAY] > 0:
+        g = decayed_gradient(g, weights, weight_decay)
+    if scalars[KEPT] != 1:
+        weights = kept_weight(weights, kept)
     end = dim * len(optimizer.element_state)
     of_elements = [state[:, low : low + dim] for low in range(0, end, dim)]
     of_rows = [state[:, low : low + 1] for low in range(end, state.shape[1])]
+    used = own[: len(optimizer.scalars)]
     if optimizer.row_formula is not None:
-        scalar, *of_rows = optimizer.row_formula(sum_over_dim(g * g), *of_rows, *scalars)
-        scalars = [scalar]
-    weights, *of_elements = optimizer.element_formula(g, weights, *of_elements, *scalars)
+        scalar, *of_rows = optimizer.row_formula(sum_over_dim(g * g), *of_rows, *used)
+        used = [scalar]
+    weights, *of_elements = optimizer.element_formula(g, weights, *of_elements, *used)
     return weights, of_elements + of_rows
 
 
@@ -112,12 +123,11 @@ def apply_update(kind: str, weights: Rows, state: Rows, gradients: Rows, scalars
     ------
     DeviceError : this thread flushes denormals, and cannot be told not to; nothing has changed.
     """
-    used = list(scalars[: len(OPTIMIZERS[kind].scalars)])
     step = max(1, _BLOCK_ELEMENTS // weights.shape[1])
     for low in range(0, len(weights), step):
         block = slice(low, low + step)
         rows = weights[block], state[block]
-        new, parts = apply_formulas(kind, rows, gradients[block], used, _sum_over_dim)
+        new, parts = apply_formulas(kind, rows, gradients[block], scalars, _sum_over_dim)
         rows[0][...] = new
         column = 0
         for part in parts:

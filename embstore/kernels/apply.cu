@@ -2,7 +2,7 @@
 //
 // Formulas and scalars are those of embstore/optimizers.py, by hand: a formula of elements, and
 // where a row has state of its own, a formula of rows before it. An optimizer is its formulas, and
-// one kernel at the end of this file that names them.
+// one kernel at the end of this file that names them. Weight decay comes before all of them.
 //
 // An update of rows that are all there is queued before the host knows what is wrong with it, as a
 // Call: it changes nothing if anything is wrong with any batch of its command, by their findings, and
@@ -27,7 +27,9 @@
 #define HELD (COLUMNS_HELD * WARP_THREADS)  // elements of a warp
 #define PIECE_ELEMENTS 4  // at most
 
-#define SCALAR_COLUMNS 8  // embstore/arithmetic/optimizers.py
+#define SCALAR_COLUMNS 8  // embstore/arithmetic/optimizers.py, and these two
+#define DECAY 6
+#define KEPT 7
 
 // As GpuRows sends it, eight bytes each; the addresses of `gates` findings come after it. Zeros: all
 // is right, all sums are kept, and scores stay.
@@ -104,6 +106,20 @@ __device__ __forceinline__ void scale_elements(
     UNROLLED(i, count) {
         const float value = values[i];
         values[i] = of.scale * (of.is_divided ? value / of.coefficient : of.coefficient * value);
+    }
+}
+
+// Gradients with what weight decay adds to them, which is nothing where it is 0: not 0 * w.
+__device__ __forceinline__ void decay_gradients(
+    float weight_decay, const int32 count, const float* weights, float* g) {
+    UNROLLED(i, count) {
+        g[i] = weight_decay > 0.0f ? g[i] + weight_decay * weights[i] : g[i];
+    }
+}
+
+__device__ __forceinline__ void keep_weights(float kept, const int32 count, float* weights) {
+    UNROLLED(i, count) {
+        weights[i] = kept * weights[i];
     }
 }
 
@@ -271,6 +287,8 @@ __device__ __forceinline__ void update_columns(
         }
         read_gradient(of.g.at + d, width, g);
         scale_elements(of.g, width, g);
+        decay_gradients(__ldg(of.scalars + DECAY), width, parts[0], g);
+        keep_weights(__ldg(of.scalars + KEPT), width, parts[0]);
         float scalars[SCALARS];
         UNROLLED(i, SCALARS) {
             scalars[i] = __ldg(of.scalars + i);
@@ -326,11 +344,16 @@ __device__ __forceinline__ void update_long_row(const Update& of, int32 dim) {
     const int32 lane = threadIdx.x % WARP_THREADS;
     element* weights = of.weights;
     float g_held[COLUMNS_HELD], w_held[COLUMNS_HELD];
+    const float weight_decay = __ldg(of.scalars + DECAY), kept = __ldg(of.scalars + KEPT);
     float s = lane == 0 ? static_cast<float>(weights[dim]) : 0.0f;
     float sum = 0.0f;  // not the first square: no square is -0.0
     for (int32 begin = 0; begin < dim; begin += HELD) {
         read_columns(of.g.at, begin, dim, g_held);
         scale_elements(of.g, COLUMNS_HELD, g_held);
+        if (weight_decay > 0.0f) {
+            read_columns(weights, begin, dim, w_held);
+            decay_gradients(weight_decay, COLUMNS_HELD, w_held, g_held);
+        }
         UNROLLED(c, COLUMNS_HELD) {
             sum += g_held[c] * g_held[c];
         }
@@ -349,6 +372,8 @@ __device__ __forceinline__ void update_long_row(const Update& of, int32 dim) {
         read_columns(of.g.at, begin, dim, g_held);
         read_columns(weights, begin, dim, w_held);
         scale_elements(of.g, COLUMNS_HELD, g_held);
+        decay_gradients(weight_decay, COLUMNS_HELD, w_held, g_held);
+        keep_weights(kept, COLUMNS_HELD, w_held);
         UNROLLED(c, COLUMNS_HELD) {
             const int32 d = begin + c * WARP_THREADS + lane;
             if (d < dim) {
@@ -379,6 +404,10 @@ __device__ __forceinline__ void update_short_rows(
     float sum = 0.0f;  // of lane r, the r-th's
     UNROLLED(r, ROWS_UPDATED) {
         scale_elements(of[r].g, COLUMNS_HELD, g_held[r]);
+        if (of[r].weights != nullptr) {
+            decay_gradients(__ldg(of[r].scalars + DECAY), COLUMNS_HELD, w_held[r], g_held[r]);
+            keep_weights(__ldg(of[r].scalars + KEPT), COLUMNS_HELD, w_held[r]);
+        }
         float squares = 0.0f;  // not the first square: no square is -0.0
         UNROLLED(c, COLUMNS_HELD) {
             squares += g_held[r][c] * g_held[r][c];

@@ -10,11 +10,12 @@ import numpy as np
 
 from embstore.arithmetic import jit
 from embstore.arithmetic.compiled import PARTIALS, row_at, values_at
-from embstore.arithmetic.compiled_update import update_record
+from embstore.arithmetic.compiled_update import decayed, update_record
 from embstore.arithmetic.jit import kernel, prefetch_to_write
 from embstore.arrays import KEY_BITS
 from embstore.kernels.gather import AHEAD
 from embstore.kernels.scatter import prefetch_record
+from embstore.layout import VALUE_BYTES
 
 
 @kernel
@@ -34,12 +35,13 @@ def apply(
     sums_start, dim = sums.ctypes.data, sums.shape[1]
     scalars_start, columns = scalars.ctypes.data, scalars.shape[1]
     dirty_start = dirty.ctypes.data
-    partials = np.empty(PARTIALS, np.float32)
+    partials, room = np.empty(PARTIALS, np.float32), np.empty(dim, np.float32)
     for i in range(low, high):
         if i + AHEAD < high:
             prefetch_record(start, slots[i + AHEAD], stride)
             prefetch_to_write(dirty_start + slots[i + AHEAD])
-        g = values_at(sums_start, i, dim)
         of_table = values_at(scalars_start, keys[i] >> KEY_BITS, columns)
-        update_record(kind, row_at(start, slots[i], stride, stride), g, of_table, partials)
+        record = row_at(start, slots[i], stride, stride)
+        at = decayed(sums_start + i * dim * VALUE_BYTES, record, of_table, room)
+        update_record(kind, record, values_at(at, 0, dim), of_table, partials)
         dirty[slots[i]] = 1

@@ -20,12 +20,17 @@ TABLES: dict[str, Config] = {
     },
     "c": {"dim": 24, "rows": 120, "optimizer": Adam(0.01), "initializer": Constant(0.5)},
     "d": {"dim": 33, "rows": 250, "optimizer": Adagrad(0.1), "initializer": Uniform(0.0, 0.1)},
-    # The next two share the pools of "a" and "b".
-    "part/e.x-1": {"dim": 40, "rows": 60, "optimizer": Sgd(0.5), "initializer": Normal(0.0, 1.0)},
+    # The next two share the pools of "a" and "b", and have weight decay, which those have not.
+    "part/e.x-1": {
+        "dim": 40,
+        "rows": 60,
+        "optimizer": Sgd(0.5, weight_decay=0.1),
+        "initializer": Normal(0.0, 1.0),
+    },
     "part/f": {
         "dim": 13,
         "rows": 50,
-        "optimizer": RowWiseAdagrad(0.2),
+        "optimizer": RowWiseAdagrad(0.2, weight_decay=0.1, decoupled_weight_decay=True),
         "initializer": Uniform(-3.0, -1.0),
         "seed": 2**64 - 1,
     },

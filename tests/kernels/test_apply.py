@@ -5,6 +5,7 @@ import pytest
 
 from embstore.arithmetic import apply_update, implementation, update_scalars
 from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
+from tests.decayed import DECAYED, name_of
 from tests.kernels.samples import (
     DIMS,
     awkward,
@@ -24,8 +25,9 @@ OPTIMIZERS = (
     RowWiseAdagrad(0.05),
     Adam(0.01),
     Ftrl(0.05, beta=1.0, l1=0.9, l2=0.1),
+    *DECAYED,
 )
-KINDS = [optimizer.kind for optimizer in OPTIMIZERS]
+KINDS = [name_of(optimizer) for optimizer in OPTIMIZERS]
 
 
 def table_scalars(optimizer, dim):

@@ -183,6 +183,12 @@ def test_table_create_with_another_learning_rate_names_the_command_that_sets_it(
         ("adagrad", ["--initial-accumulator", "0.1"], embstore.Adagrad(0.5, 1e-8, 0.1)),
         ("adam", ["--beta1", "0.8", "--beta2", "0.9"], embstore.Adam(0.5, 0.8, 0.9)),
         ("ftrl", ["--beta", "2", "--l1", "0.5"], embstore.Ftrl(0.5, beta=2.0, l1=0.5)),
+        ("adagrad", ["--weight-decay", "0.1"], embstore.Adagrad(0.5, weight_decay=0.1)),
+        (
+            "adam",
+            ["--weight-decay", "0.1", "--decoupled-weight-decay"],
+            embstore.Adam(0.5, weight_decay=0.1, decoupled_weight_decay=True),
+        ),
     ],
 )
 def test_table_create_knows_every_optimizer(

@@ -1,5 +1,7 @@
 """Rule 4: one update, by arithmetic and by the reference; rule 1's NaN; rule 6's scale."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from embstore.arithmetic import apply_update, initial_state, scale_sums, update_
 from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
 from embstore.optimizers import power
 from tests import reference
+from tests.decayed import DECAYED, DECAYING, name_of
 from tests.unit.plain import bits, fp32, random_rows
 
 DIMS = (1, 7, 13, 33, 4096)
@@ -22,7 +25,7 @@ LARGE_EPSILON = [Adagrad(0.05, 0.3), RowWiseAdagrad(0.05, 0.3), Adam(0.01, epsil
 
 
 def each(optimizers):
-    return pytest.mark.parametrize("optimizer", optimizers, ids=lambda o: o.kind)
+    return pytest.mark.parametrize("optimizer", optimizers, ids=name_of)
 
 
 each_optimizer = each(OPTIMIZERS)
@@ -72,7 +75,7 @@ def test_a_rate_beyond_fp32_is_infinite_without_a_warning():
 # The formulas
 
 
-@each([*OPTIMIZERS, *LARGE_EPSILON])
+@each([*OPTIMIZERS, *LARGE_EPSILON, *DECAYED])
 @pytest.mark.parametrize("dim", DIMS)
 def test_updates_are_those_of_the_reference(optimizer, dim):
     rng = np.random.default_rng(dim)
@@ -87,7 +90,7 @@ def test_updates_are_those_of_the_reference(optimizer, dim):
         assert [bits(weights), bits(state)] == [bits(part) for part in expected]
 
 
-@each_optimizer
+@each([*OPTIMIZERS, *DECAYED])
 def test_update_works_on_views_of_row_records(optimizer):
     dim, state_dim = 5, optimizer.state_dim(5)
     rng = np.random.default_rng(1)
@@ -101,7 +104,7 @@ def test_update_works_on_views_of_row_records(optimizer):
     assert bits(records) == bits(np.hstack([weights, state, np.full((3, 2), 0.5, "f4")]))
 
 
-@each_optimizer
+@each([*OPTIMIZERS, *DECAYED])
 def test_many_rows_are_updated_as_one_is(optimizer):
     """So many that the formulas take them in several blocks."""
     n, dim = 40, 4096
@@ -144,7 +147,7 @@ def test_denormals_are_kept_in_weights_and_state(update):
     assert bits(state) == [[int(np.float32(1e-22 * 1e-22).view(np.uint32))]] != [[0]]
 
 
-@each_optimizer
+@each([*OPTIMIZERS, *DECAYED])
 def test_nans_become_canonical(update, optimizer):
     dim = 3
     weights, state = np.ones((2, dim), np.float32), initial_state(optimizer, dim, 2)
@@ -155,7 +158,7 @@ def test_nans_become_canonical(update, optimizer):
     assert np.isnan(weights[0, 0])
     for rows in (weights, state):
         assert set(rows[np.isnan(rows)].view(np.uint32).tolist()) <= {0x7FC00000}
-    if optimizer.kind == "sgd":
+    if name_of(optimizer) == "sgd":
         assert bits(weights[1]) == [0x7FC00000] * dim  # inf - inf
 
 
@@ -174,6 +177,50 @@ def test_ftrl_keeps_a_weight_beyond_l1_and_a_nan(update):
     assert bits(weights[0, [0, 1, 3]]) == [0, 0, 0x7FC00000]
     assert weights[0, 2] < 0
     assert bits(state[0, :3]) == bits(g[0, :3])
+
+
+# Weight decay
+
+
+@each(DECAYED)
+def test_weight_decay_comes_before_the_formula(update, optimizer):
+    """Of gradients, as they are after the scale, or of weights."""
+    rng = np.random.default_rng(5)
+    weights, g = random_rows(rng, 4, 33), random_rows(rng, 4, 33)
+    state = initial_state(optimizer, 33, 4)
+    found = update(optimizer, 0.1, 3, weights, state, g)
+    plain = replace(optimizer, weight_decay=0.0)
+    if optimizer.decoupled_weight_decay:
+        before = np.float32(1 - 0.1 * 0.3) * weights, g
+    else:
+        before = weights, g + np.float32(0.3) * weights
+    wanted = update(plain, 0.1, 3, before[0], state, before[1])
+    assert [bits(part) for part in found] == [bits(part) for part in wanted]
+
+
+@pytest.mark.parametrize("is_decoupled", [False, True])
+@each(DECAYING)
+def test_no_weight_decay_changes_no_bit(update, optimizer, is_decoupled):
+    """0.0 * w would: of a g of -0.0, and of infinite weights."""
+    weights = fp32(-0.0, 0.0, 1e-45, -1.0, np.inf, -np.inf, 3e38)[None]
+    g = fp32(-0.0, -0.0, -0.0, -0.0, 1.0, -0.0, 0.0)[None]
+    state = initial_state(optimizer, 7, 1)
+    wanted = update(optimizer, 0.1, 1, weights, state, g)
+    for value in (0.0, -0.0, 1e-60):  # 0 in fp32
+        none = replace(optimizer, weight_decay=value, decoupled_weight_decay=is_decoupled)
+        found = update(none, 0.1, 1, weights, state, g)
+        assert [bits(part) for part in found] == [bits(part) for part in wanted]
+
+
+def test_scalars_of_weight_decay_are_the_last_two():
+    assert bits(update_scalars(Sgd(1), 1, 0.5, 4)) == bits(fp32(0.5, 0, 0, 0, 0, 0, 0, 1))
+    coupled = update_scalars(Sgd(1, weight_decay=0.1), 1, 0.5, 4)
+    assert bits(coupled) == bits(fp32(0.5, 0, 0, 0, 0, 0, 0.1, 1))
+    decoupled = update_scalars(Sgd(1, weight_decay=0.1, decoupled_weight_decay=True), 1, 0.5, 4)
+    assert bits(decoupled) == bits(fp32(0.5, 0, 0, 0, 0, 0, 0, 0.95))
+    of_fp32 = Sgd(1, weight_decay=np.float32(0.1), decoupled_weight_decay=True)
+    exact = 1 - 1e-9 * float(np.float32(0.1))
+    assert of_fp32.decay_values(1e-9) == (0.0, exact)  # in float64
 
 
 # Scale and first state

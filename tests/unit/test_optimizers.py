@@ -1,12 +1,15 @@
 """The descriptions of optimizers: what formulas take, and the operations they are made of."""
 
 import inspect
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from embstore import arithmetic
 from embstore.config import Constant, TableConfig
+from embstore.errors import InvalidArgumentError
 from embstore.optimizers import (
     OPTIMIZERS,
     Adagrad,
@@ -18,6 +21,11 @@ from embstore.optimizers import (
     sqrt,
     where,
 )
+from embstore_client.frameworks import tables
+from embstore_client.frameworks.tables import Ids, table_of
+from embstore_proto.configs import config_of, message_of
+from embstore_proto.v1 import embstore_pb2 as pb
+from tests.decayed import DECAYED, name_of
 
 each_kind = pytest.mark.parametrize("kind", OPTIMIZERS)
 
@@ -53,6 +61,49 @@ def test_identity_names_the_fixed_parameters(optimizer, wanted):
     assert {type(value) for name, value in found.items() if name != "kind"} <= {float}
     again = TableConfig.from_identity(config.identity(), rows=1, learning_rate=0.25)
     assert again.optimizer == replace(optimizer, learning_rate=0.25)
+
+
+@pytest.mark.parametrize("optimizer", DECAYED, ids=name_of)
+def test_identity_names_weight_decay(optimizer):
+    made = {"dim": 4, "rows": 1, "initializer": Constant(0.0)}
+    config = TableConfig.checked("a", optimizer=optimizer, **made)
+    plain = TableConfig.checked("a", optimizer=replace(optimizer, weight_decay=0.0), **made)
+    added = dict(config.identity()["optimizer"].items() - plain.identity()["optimizer"].items())
+    assert added == {
+        "weight_decay": 0.3,
+        "decoupled_weight_decay": optimizer.decoupled_weight_decay,
+    }
+    assert isinstance(added["decoupled_weight_decay"], bool)
+    again = TableConfig.from_identity(config.identity(), rows=1, learning_rate=0.25)
+    assert again.optimizer == replace(optimizer, learning_rate=0.25)
+    message = pb.TableConfig()
+    message_of(config, message)
+    assert config_of(pb.TableConfig.FromString(message.SerializeToString())) == config
+    assert table_of(Ids, config_of_table(optimizer)).optimizer == optimizer
+
+
+def config_of_table(optimizer):
+    return json.loads(
+        json.dumps(tables.config_of(Ids("a", dim=4, rows=1, features=["x"], optimizer=optimizer)))
+    )
+
+
+def test_ftrl_refuses_weight_decay_and_says_what_it_has():
+    with pytest.raises(
+        InvalidArgumentError, match=r"no weight_decay of Ftrl, found 0\.1: l2= draws"
+    ):
+        Ftrl(0.5, weight_decay=0.1)
+    assert replace(Ftrl(0.5, weight_decay=0), learning_rate=1.0) == Ftrl(1.0)
+
+
+@pytest.mark.parametrize("given", [0.01, 1, 0, None, "yes"])
+def test_how_much_and_of_which_kind_are_not_mixed_up(given):
+    with pytest.raises(InvalidArgumentError, match=r"True or False, found .*weight_decay's to say"):
+        Adam(0.5, decoupled_weight_decay=given)
+
+
+def test_scalars_of_each_optimizer_leave_room_for_weight_decay():
+    assert max(len(kind.scalars) for kind in OPTIMIZERS.values()) <= arithmetic.OWN_SCALARS
 
 
 def every_operation(x, y):

@@ -22,10 +22,14 @@ from tests.conformance.backends import UnsyncedFiles
 from tests.copies import copy_of_open
 
 LOGGED = {"durability": "commands", "cache_bytes": 1 << 20, "commit_every_s": 0.0}
+DECAYED = (
+    Adam(0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    RowWiseAdagrad(0.2, weight_decay=0.1),
+)
 TABLES = {
     "a": {"dim": 4, "rows": 500, "optimizer": RowWiseAdagrad(0.1), "initializer": Uniform(-1, 1)},
-    "b": {"dim": 8, "rows": 300, "optimizer": Adam(0.01), "initializer": Normal(0, 0.1)},
-    "c": {"dim": 4, "rows": 200, "optimizer": RowWiseAdagrad(0.2), "initializer": Uniform(0, 1)},
+    "b": {"dim": 8, "rows": 300, "optimizer": DECAYED[0], "initializer": Normal(0, 0.1)},
+    "c": {"dim": 4, "rows": 200, "optimizer": DECAYED[1], "initializer": Uniform(0, 1)},
 }
 
 

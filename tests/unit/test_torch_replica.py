@@ -24,6 +24,7 @@ from embstore_training.hotcold.torch_replica import (  # noqa: E402
     apply_update,
     sum_over_dim,
 )
+from tests.decayed import DECAYED, name_of  # noqa: E402
 
 OPTIMIZERS = {
     "sgd": Sgd(0.1),
@@ -31,6 +32,7 @@ OPTIMIZERS = {
     "rowwise_adagrad": RowWiseAdagrad(0.1, initial_accumulator=0.5),
     "adam": Adam(0.01),
     "ftrl": Ftrl(0.05, l1=0.25, l2=0.1),
+    **{name_of(optimizer): optimizer for optimizer in DECAYED},
 }
 DIMS = [1, 3, 31, 32, 33, 64, 100]
 SPECIAL = [0x80000000, 0, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000]
@@ -55,12 +57,12 @@ def any_bits(rng: np.random.Generator, *shape: int) -> Any:
     return np.choose(kinds, [bits, special, plain]).astype(np.uint32).view(np.float32)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @given(seed=st.integers(0, 2**32), dim=st.sampled_from(DIMS), count=st.integers(0, 40))
 @settings(max_examples=60)
-def test_update_has_the_bits_of_numpy(kind: str, seed: int, dim: int, count: int) -> None:
+def test_update_has_the_bits_of_numpy(name: str, seed: int, dim: int, count: int) -> None:
     rng = np.random.default_rng(seed)
-    optimizer = OPTIMIZERS[kind]
+    optimizer, kind = OPTIMIZERS[name], OPTIMIZERS[name].kind
     weights = any_bits(rng, count, dim)
     state = any_bits(rng, count, optimizer.state_dim(dim))
     gradients = any_bits(rng, count, dim)
@@ -75,11 +77,11 @@ def test_update_has_the_bits_of_numpy(kind: str, seed: int, dim: int, count: int
     same_bits(found[1], state)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_many_rows_have_the_bits_of_numpy(kind: str) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_many_rows_have_the_bits_of_numpy(name: str) -> None:
     """Enough of them that torch works with vectors, and with all of its threads."""
     rng = np.random.default_rng(3)
-    optimizer, count, dim = OPTIMIZERS[kind], 4000, 48
+    optimizer, kind, count, dim = OPTIMIZERS[name], OPTIMIZERS[name].kind, 4000, 48
     weights = rng.standard_normal((count, dim), np.float32)
     state = rng.random((count, optimizer.state_dim(dim)), np.float32)
     for t in range(1, 6):
@@ -106,7 +108,8 @@ def test_sum_over_dim_has_the_bits_of_numpy(dim: int) -> None:
 
 
 ROWS = 200
-DIMS_BY_TABLE = {"sgd": 4, "adagrad": 9, "rowwise_adagrad": 40, "adam": 5, "ftrl": 6}
+DIMS_BY_KIND = {"sgd": 4, "adagrad": 9, "rowwise_adagrad": 40, "adam": 5, "ftrl": 6}
+DIMS_BY_TABLE = {name: DIMS_BY_KIND[optimizer.kind] for name, optimizer in OPTIMIZERS.items()}
 HOT = HotSet(dict.fromkeys(OPTIMIZERS, np.arange(0, ROWS, 2)))
 
 

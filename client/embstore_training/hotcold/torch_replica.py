@@ -21,7 +21,7 @@ On the CPU the bits are those of NumPy, which a test compares. On CUDA they rest
 and float64 roots, which is what torch is compiled with there; other kinds of devices are refused.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from embstore.arithmetic import apply_formulas, check_denormals
 from embstore.arrays import Rows
 from embstore.config import TableConfig
 from embstore.errors import DeviceError, InvalidArgumentError
-from embstore.optimizers import OPTIMIZERS, copysign, sqrt, where
+from embstore.optimizers import copysign, sqrt, where
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold.replica import Replica
 from embstore_training.replicas.rows import HostRows, Slots
@@ -77,10 +77,14 @@ def apply_update(
 
     The twin of `embstore.arithmetic.apply_update`, which works in place. NaNs become canonical.
     """
-    used = scalars[: len(OPTIMIZERS[kind].scalars)]
+
+    def numbers(values: Rows) -> Sequence[Any]:
+        on_device: Sequence[Any] = torch.tensor(values, device=weights.device).split(1)
+        return on_device
+
     with torch.no_grad():
-        d_scalars = torch.tensor(used, device=weights.device).split(1)
-        new, parts = apply_formulas(kind, (weights, state), gradients, d_scalars, sum_over_dim)
+        rows = weights, state
+        new, parts = apply_formulas(kind, rows, gradients, scalars, sum_over_dim, numbers)
         return _canonical(new), _canonical(torch.cat(parts, dim=1) if parts else state)
 
 

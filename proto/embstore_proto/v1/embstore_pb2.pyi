@@ -601,42 +601,58 @@ class CheckIntegrityReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., violation: _Optional[str] = ...) -> None: ...
 
 class Sgd(_message.Message):
-    __slots__ = ("learning_rate",)
+    __slots__ = ("learning_rate", "weight_decay", "decoupled_weight_decay")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    DECOUPLED_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
-    def __init__(self, learning_rate: _Optional[float] = ...) -> None: ...
+    weight_decay: float
+    decoupled_weight_decay: bool
+    def __init__(self, learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ..., decoupled_weight_decay: bool = ...) -> None: ...
 
 class Adagrad(_message.Message):
-    __slots__ = ("learning_rate", "epsilon", "initial_accumulator")
+    __slots__ = ("learning_rate", "epsilon", "initial_accumulator", "weight_decay", "decoupled_weight_decay")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     INITIAL_ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    DECOUPLED_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
     epsilon: float
     initial_accumulator: float
-    def __init__(self, learning_rate: _Optional[float] = ..., epsilon: _Optional[float] = ..., initial_accumulator: _Optional[float] = ...) -> None: ...
+    weight_decay: float
+    decoupled_weight_decay: bool
+    def __init__(self, learning_rate: _Optional[float] = ..., epsilon: _Optional[float] = ..., initial_accumulator: _Optional[float] = ..., weight_decay: _Optional[float] = ..., decoupled_weight_decay: bool = ...) -> None: ...
 
 class RowWiseAdagrad(_message.Message):
-    __slots__ = ("learning_rate", "epsilon", "initial_accumulator")
+    __slots__ = ("learning_rate", "epsilon", "initial_accumulator", "weight_decay", "decoupled_weight_decay")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     INITIAL_ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    DECOUPLED_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
     epsilon: float
     initial_accumulator: float
-    def __init__(self, learning_rate: _Optional[float] = ..., epsilon: _Optional[float] = ..., initial_accumulator: _Optional[float] = ...) -> None: ...
+    weight_decay: float
+    decoupled_weight_decay: bool
+    def __init__(self, learning_rate: _Optional[float] = ..., epsilon: _Optional[float] = ..., initial_accumulator: _Optional[float] = ..., weight_decay: _Optional[float] = ..., decoupled_weight_decay: bool = ...) -> None: ...
 
 class Adam(_message.Message):
-    __slots__ = ("learning_rate", "beta1", "beta2", "epsilon")
+    __slots__ = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "decoupled_weight_decay")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     BETA1_FIELD_NUMBER: _ClassVar[int]
     BETA2_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    DECOUPLED_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
     beta1: float
     beta2: float
     epsilon: float
-    def __init__(self, learning_rate: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ...) -> None: ...
+    weight_decay: float
+    decoupled_weight_decay: bool
+    def __init__(self, learning_rate: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., weight_decay: _Optional[float] = ..., decoupled_weight_decay: bool = ...) -> None: ...
 
 class Ftrl(_message.Message):
     __slots__ = ("learning_rate", "beta", "l1", "l2")

@@ -78,12 +78,17 @@ def optimizer_options() -> Iterator[Parameter]:
             defaults.setdefault(field.name, {})[kind] = field.default
     del defaults["learning_rate"]
     for name, by_kind in defaults.items():
-        values = ", ".join(f"{default:g}" for default in dict.fromkeys(by_kind.values()))
-        text = f"Of {', '.join(by_kind)}. Default: {values}."
-        yield option(name, float | None, typer.Option(help=text, show_default=False))
+        text, kinds = f"Of {', '.join(by_kind)}.", {type(value) for value in by_kind.values()}
+        if kinds == {bool}:
+            switch = typer.Option("--" + name.replace("_", "-"), help=text, show_default=False)
+            yield option(name, bool | None, switch)
+        else:
+            values = ", ".join(f"{default:g}" for default in dict.fromkeys(by_kind.values()))
+            about = typer.Option(help=f"{text} Default: {values}.", show_default=False)
+            yield option(name, float | None, about)
 
 
-def optimizer(kind: str, **parameters: float | None) -> "Optimizer":
+def optimizer(kind: str, **parameters: float | bool | None) -> "Optimizer":
     """Return the optimizer of a kind; parameters that are None have their defaults."""
     from embstore.config import OPTIMIZERS
 

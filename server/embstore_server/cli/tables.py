@@ -35,7 +35,7 @@ def create(
     learning_rate: Annotated[float, flag("Used by updates that do not give one.")],
     initializer: Annotated[str, flag(f"{parameters.initializer_forms()}.", "KIND:NUMBERS")],
     seed: Annotated[int | None, flag("Seed of the initial rows. Default: from the name.")] = None,
-    **optimizer_parameters: float | None,
+    **optimizer_parameters: float | bool | None,
 ) -> Shown:
     """Create a table. An existing table of the same configuration is left as it is."""
     made: dict[str, Any] = {
@@ -118,12 +118,14 @@ def drop(
 def _shown(table: "Table") -> Shown:
     config, stats = table.config, table.stats()
     optimizer = {"kind": config.optimizer.kind, **asdict(config.optimizer)}
+    for name in config.optimizer.unnamed:
+        del optimizer[name]
     described = {
         "name": config.name,
         "dim": config.dim,
         "rows": config.rows,
         "t": stats["t"],
-        "learning_rate": optimizer.pop("learning_rate"),
+        "learning_rate": config.optimizer.learning_rate,
         "optimizer": optimizer,
         "initializer": {"kind": config.initializer.kind, **asdict(config.initializer)},
         "seed": config.seed,

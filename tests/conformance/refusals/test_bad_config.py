@@ -69,7 +69,9 @@ PARAMETERS = [
     *((kind, "epsilon", [0.0, 1e-46, 1e-39]) for kind in (Adagrad, RowWiseAdagrad, Adam)),
     *((Adam, name, [1.0, 1.5]) for name in ("beta1", "beta2")),
     *((Ftrl, name, []) for name in ("beta", "l1", "l2")),
+    *((kind, "weight_decay", []) for kind in (Sgd, Adagrad, RowWiseAdagrad, Adam)),
     (Ftrl, "learning_rate", [0, -0.0, 1e-46]),
+    (Ftrl, "weight_decay", [0.1]),
 ]
 """A parameter of an optimizer, and which numbers more it refuses."""
 

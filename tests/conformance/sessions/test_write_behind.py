@@ -15,9 +15,14 @@ from embstore.handles.store import Store
 from tests.conformance.cases import assert_same, config, generator, normal, refused
 from tests.conformance.meeting import Meeting
 from tests.conformance.traces import values, zipf_keys
+from tests.decayed import name_of
 
 ROWS, DRAWS = 900, 120
-OPTIMIZERS = [Sgd(0.1), Adagrad(0.1), RowWiseAdagrad(0.05), Adam(0.01), Ftrl(0.05, l1=0.01)]
+OPTIMIZERS = [
+    *(Sgd(0.1), Adagrad(0.1), RowWiseAdagrad(0.05), Adam(0.01), Ftrl(0.05, l1=0.01)),
+    RowWiseAdagrad(0.05, weight_decay=0.1),
+    Adam(0.01, weight_decay=0.1, decoupled_weight_decay=True),
+]
 TABLES: dict[str, dict[str, Any]] = {
     "a": config(dim=12, rows=ROWS, optimizer=RowWiseAdagrad(0.05)),
     "b": config(dim=5, rows=ROWS, optimizer=Adam(0.01)),
@@ -51,7 +56,7 @@ def twin(open_twin):
     return open_twin(**TABLES)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=name_of)
 def test_every_optimizer_gives_the_bits_of_plain_calls(open_twin, optimizer):
     given = config(dim=7, rows=ROWS, optimizer=optimizer)
     twin = open_twin(a=given)

@@ -41,6 +41,7 @@ def test_other_identity_is_refused(open_twin):
             ({"optimizer": RowWiseAdagrad(0.1)}, '"kind": "rowwise_adagrad"'),
             ({"optimizer": Adagrad(0.1, epsilon=1e-7)}, '"epsilon": 1e-07'),
             ({"optimizer": Adagrad(0.1, initial_accumulator=1.0)}, '"initial_accumulator": 1.0'),
+            ({"optimizer": Adagrad(0.1, weight_decay=0.1)}, '"weight_decay": 0.1'),
         ]
     ):
         with refused(twin.store, TableExistsError, "table 'a' exists with", found, "drop_table"):

@@ -39,10 +39,10 @@ class TableDescription:
     dim: int = gauge("Elements of a row's weights.", lambda d: d.config.dim)
     rows: int = gauge("Number of rows: 0 <= key < rows.", lambda d: d.config.rows)
     key_space: str = text("dense: keys are 0 to rows - 1.", lambda d: d.config.key_space)
-    optimizer: dict[str, str | float] = text(
+    optimizer: dict[str, str | float | bool] = text(
         "Kind and parameters.", lambda d: _parameters(d.config.optimizer)
     )
-    initializer: dict[str, str | float] = text(
+    initializer: dict[str, str | float | bool] = text(
         "Kind and parameters.", lambda d: _parameters(d.config.initializer)
     )
     seed: int = gauge("Of the initial rows, up to 2**64 - 1.", lambda d: d.config.seed)
@@ -50,7 +50,7 @@ class TableDescription:
     t: int = gauge("Updates applied.")
 
 
-def _parameters(part: Any) -> dict[str, str | float]:
+def _parameters(part: Any) -> dict[str, str | float | bool]:
     return {"kind": part.kind} | asdict(part)
 
 
