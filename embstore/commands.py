@@ -184,8 +184,9 @@ class Executor(Protocol):
     is_embedded: bool
     """Commands are executed in this process: their arrays are passed, and not sent."""
 
-    def check_device(self) -> None:
-        """Find out whether rows of steps may come ON_DEVICE.
+    def check_device(self) -> str:
+        """Return the device that has the tables, as this process names it ("cuda:1"): rows of steps
+        may come ON_DEVICE.
 
         Raises
         ------

@@ -83,7 +83,7 @@ class CupyArea:
     """Memory and event of a server, on the GPU `ordinal` of this process."""
 
     def __init__(self, ordinal: int, handles: Handles) -> None:
-        self.ordinal = ordinal
+        self.ordinal, self.device = ordinal, f"cuda:{ordinal}"
         self.byte_count = handles.byte_count
         self._address = cuda.ipcOpenMemHandle(handles.memory)
         try:

@@ -37,6 +37,8 @@ class OpenArea(Protocol):
     """Memory of another process's GPU, opened. One thread at a time, but for `close`."""
 
     byte_count: int
+    device: str
+    """The GPU that has it, as this process names it: "cuda:1"."""
 
     def follow(self, arrays: Sequence[Any]) -> None:
         """Have copies wait for what the streams of arrays have been given so far.
@@ -103,17 +105,18 @@ class DeviceSide:
     def __del__(self) -> None:
         self.close()
 
-    def take(self, body: bytes, descriptor: int) -> None:
+    def take(self, body: bytes, descriptor: int) -> OpenArea:
         """Open the memory of a frame, in place of what was open; `descriptor` is its tether."""
         self.close()
         if descriptor < 0:
             raise EmbstoreError("expected the tether of a GPU's memory, found none")
         self._tether = descriptor
         try:
-            self.area = opened_gpu().open(frames.handles_of(body))
+            self.area = area = opened_gpu().open(frames.handles_of(body))
         except BaseException:
             self.close()
             raise
+        return area
 
     def close(self) -> None:
         """Close what is open, then end its tether. Any thread; a fork leaves both to its parent."""

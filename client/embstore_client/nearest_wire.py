@@ -139,11 +139,11 @@ class NearestWire:
             raise WireError(StatusCode.UNAVAILABLE, lost, StoreClosedError(lost))
         return wire
 
-    def share_device(self, deadline: float) -> None:
+    def share_device(self, deadline: float) -> str:
         """See `Wire.share_device`."""
         wire = self._sharing(b"", deadline)
         try:
-            wire.share_device(deadline)
+            return wire.share_device(deadline)
         except WireError as exc:
             self._note(wire, exc)
             raise

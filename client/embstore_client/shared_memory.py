@@ -29,7 +29,7 @@ from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
 from embstore_client import device_area, map_version
 from embstore_client.copying import copy
-from embstore_client.device_area import DeviceSide
+from embstore_client.device_area import DeviceSide, OpenArea
 from embstore_client.device_calls import DeviceMessage
 from embstore_client.wire import WireError
 from embstore_proto import device_area as device_frames
@@ -120,15 +120,17 @@ class SharedMemoryWire:
         call.end()
         return received if verb.has_bulk_reply else received.header
 
-    def share_device(self, deadline: float) -> None:
+    def share_device(self, deadline: float) -> str:
         """Have memory of the server's GPU; see `Wire.share_device`."""
+        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
         call = self._call(deadline)
         try:
-            call.share_device()
+            return call.share_device()
         except BaseException:
             call.give_up()
             raise
-        call.end()
+        finally:
+            call.end()
 
     @contextmanager
     def receive(
@@ -257,11 +259,9 @@ class _Call:
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)
 
-    def share_device(self) -> None:
-        """Have an area of the GPU, of the least size if there is none."""
-        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
-        if self._connection.device.area is None:
-            self._connection.ask_for_device_area(1, self._deadline)
+    def share_device(self) -> str:
+        """Have an area of the GPU, of the least size if there is none; return that GPU."""
+        return self._connection.device_area_of(1, self._deadline).device
 
     def receive(self) -> tuple[bool, Received]:
         """Return the next message of the answer, and whether it is the last."""
@@ -380,10 +380,13 @@ class _Connection:
         self.area = np.empty(0, np.uint8)  # the server gives it up, whatever it answers
         self.take_area(frames.area_of(self._asked_for(frames.area(size), deadline)))
 
-    def ask_for_device_area(self, size: int, deadline: float) -> None:
-        """Have an area of at least `size` bytes of the GPU in place of the one before."""
-        self.device.close()
-        self.take_device_area(self._asked_for(device_frames.request(size), deadline))
+    def device_area_of(self, size: int, deadline: float) -> OpenArea:
+        """Return an area of the GPU, of at least `size` bytes: the one before, or in its place."""
+        area = self.device.area
+        if area is None or area.byte_count < size:
+            self.device.close()
+            area = self.take_device_area(self._asked_for(device_frames.request(size), deadline))
+        return area
 
     def _asked_for(self, request: bytes, deadline: float) -> bytes:
         self.send([request], deadline)
@@ -393,10 +396,10 @@ class _Connection:
             raise NoRoomError(error) if isinstance(error.error, OverloadedError) else error
         return body
 
-    def take_device_area(self, body: bytes) -> None:
+    def take_device_area(self, body: bytes) -> OpenArea:
         """Open the GPU's memory whose handles have come, with its tether."""
         tether, self._descriptor = self._descriptor, -1
-        self.device.take(body, tether)
+        return self.device.take(body, tether)
 
     def take_area(self, size: int) -> None:
         """Map the area whose descriptor has come."""

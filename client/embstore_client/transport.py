@@ -144,12 +144,13 @@ class Transport:
 
         return self._attempts(verb, attempt, timeout_s)
 
-    def share_device(self, verb: Verb) -> None:
-        """Have the server share its GPU's memory, which calls of `verb` will use.
+    def share_device(self, verb: Verb) -> str:
+        """Have the server share its GPU's memory, which calls of `verb` will use; return that GPU,
+        as this process names it.
 
         Raises InvalidArgumentError: it does not, or this process cannot open it.
         """
-        self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline), None)
+        return self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline), None)
 
     def _noted(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         for answer in answers:
