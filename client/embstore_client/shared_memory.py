@@ -14,7 +14,6 @@ import os
 import socket
 import threading
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ from embstore_client import device_area, map_version
 from embstore_client.copying import copy
 from embstore_client.device_area import DeviceSide, OpenArea
 from embstore_client.device_calls import DeviceMessage
+from embstore_client.free_connections import FreeConnections
 from embstore_client.wire import WireError
 from embstore_proto import device_area as device_frames
 from embstore_proto import shared_memory as frames
@@ -45,7 +45,6 @@ RESULTS_MAX = 16
 RESULTS_BYTES_MAX = 256 << 20
 
 _READ_BYTES = 32 << 10
-_FREE_MAX = 8
 _FRESH_S = 0.05
 _LOOK_S = 1.0
 T = TypeVar("T")
@@ -69,7 +68,7 @@ class SharedMemoryWire:
         self._path = Path(os.path.abspath(path))
         self._hello = frames.hello(f"Bearer {token}" if token else "", label)
         self.traceparent = traceparent
-        self._free: deque[_Connection] = deque()
+        self._free: FreeConnections[_Connection] = FreeConnections()
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -95,9 +94,8 @@ class SharedMemoryWire:
     def retire(self) -> None:
         """Begin no further call; those that run go on."""
         self._is_closed = True
-        with suppress(IndexError):
-            while True:
-                self.forget(self._free.pop())
+        while (connection := self._free.take()) is not None:
+            self.forget(connection)
 
     # Calls
 
@@ -110,7 +108,7 @@ class SharedMemoryWire:
         deadline: float,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        call = self._call(deadline)
+        call = self._call(deadline, on_device=isinstance(message, DeviceMessage))
         try:
             call.send(verb, header, message, reply_bytes)
             _, received = call.receive()
@@ -123,7 +121,7 @@ class SharedMemoryWire:
     def share_device(self, deadline: float) -> str:
         """Have memory of the server's GPU; see `Wire.share_device`."""
         device_area.opened_gpu()  # or it is missing, before the server is asked for memory
-        call = self._call(deadline)
+        call = self._call(deadline, on_device=True)
         try:
             return call.share_device()
         except BaseException:
@@ -155,13 +153,11 @@ class SharedMemoryWire:
 
     # Connections
 
-    def _call(self, deadline: float) -> "_Call":
-        with suppress(IndexError):
-            while True:
-                connection = self._free.pop()
-                if connection.is_fresh():
-                    return _Call(self, connection, deadline)
-                self.forget(connection)
+    def _call(self, deadline: float, *, on_device: bool = False) -> "_Call":
+        while (connection := self._free.take(on_device=on_device)) is not None:
+            if connection.is_fresh():
+                return _Call(self, connection, deadline)
+            self.forget(connection)
         return _Call(self, self.connect(deadline), deadline)
 
     def connect(self, deadline: float) -> "_Connection":
@@ -181,9 +177,7 @@ class SharedMemoryWire:
 
     def release(self, connection: "_Connection", *, is_whole: bool) -> None:
         """Take a connection back, whose result is not used any more. Any thread, at any moment."""
-        if is_whole and not self._is_closed and len(self._free) < _FREE_MAX:
-            self._free.append(connection)
-        else:
+        if not is_whole or self._is_closed or not self._free.add(connection):
             self.forget(connection)
 
     def forget(self, connection: "_Connection") -> None:
