@@ -96,10 +96,10 @@ class RemoteExecutor:
     def __repr__(self) -> str:
         return f"at {self.transport.address}"
 
-    def check_device(self) -> str:
+    def check_device(self, name: str | None = None) -> None:
         """Have the server share its GPU's memory; see `embstore.commands.Executor`."""
         check_exact(self._wire_dtype)
-        return self.transport.share_device(VERBS["LookupStep"])
+        self.transport.share_device(VERBS["LookupStep"], name)
 
     @kept
     def execute(

@@ -1,8 +1,10 @@
 """The connections of shared memory that no call uses, those with an area of a GPU apart.
 
-To ask for an area, and to open it, takes longer than a call. So a call with arrays in the GPU's
-memory takes a connection that has one, and other calls leave those to it, as long as there are
-both. Any thread, at any moment: also where an array is dropped by the garbage collection.
+To ask for an area, and to open it, takes longer than a call, or a new connection. So a call with
+arrays in the GPU's memory takes a connection that has one, and other calls leave those to it: else
+a loop would have to make one whenever the thread that reads its batches has taken the loop's.
+
+Any thread, at any moment: also where an array is dropped by the garbage collection.
 """
 
 from collections import deque
@@ -36,9 +38,9 @@ class FreeConnections(Generic[C]):
         return True
 
     def take(self, *, on_device: bool = False) -> C | None:
-        """Return one, for a call with arrays in a GPU's memory or without; None: there is none."""
-        both = self._plain, self._with_area
-        for free in reversed(both) if on_device else both:
+        """Return one, for a call without arrays in a GPU's memory; `on_device`: with some, or one of
+        any kind. None: there is none."""
+        for free in (self._with_area, self._plain) if on_device else (self._plain,):
             try:
                 return free.pop()
             except IndexError:

@@ -130,7 +130,7 @@ class GrpcWire:
             framed = message.framed(header)
             return frame.split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
 
-    def share_device(self, deadline: float) -> str:
+    def share_device(self, deadline: float, name: str | None) -> None:
         """Refuse: see `Wire.share_device`."""
         raise rows_not_shared()
 

@@ -45,6 +45,7 @@ RESULTS_MAX = 16
 RESULTS_BYTES_MAX = 256 << 20
 
 _READ_BYTES = 32 << 10
+_PASSED_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 _FRESH_S = 0.05
 _LOOK_S = 1.0
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class SharedMemoryWire:
     def retire(self) -> None:
         """Begin no further call; those that run go on."""
         self._is_closed = True
-        while (connection := self._free.take()) is not None:
+        while (connection := self._free.take(on_device=True)) is not None:  # of any kind
             self.forget(connection)
 
     # Calls
@@ -118,12 +119,12 @@ class SharedMemoryWire:
         call.end()
         return received if verb.has_bulk_reply else received.header
 
-    def share_device(self, deadline: float) -> str:
+    def share_device(self, deadline: float, name: str | None) -> None:
         """Have memory of the server's GPU; see `Wire.share_device`."""
         device_area.opened_gpu()  # or it is missing, before the server is asked for memory
         call = self._call(deadline, on_device=True)
         try:
-            return call.share_device()
+            call.share_device(name)
         except BaseException:
             call.give_up()
             raise
@@ -253,9 +254,9 @@ class _Call:
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)
 
-    def share_device(self) -> str:
-        """Have an area of the GPU, of the least size if there is none; return that GPU."""
-        return self._connection.device_area_of(1, self._deadline).device
+    def share_device(self, name: str | None) -> None:
+        """Have an area of the GPU, of the least size if there is none."""
+        self._connection.device_area_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:
         """Return the next message of the answer, and whether it is the last."""
@@ -374,12 +375,14 @@ class _Connection:
         self.area = np.empty(0, np.uint8)  # the server gives it up, whatever it answers
         self.take_area(frames.area_of(self._asked_for(frames.area(size), deadline)))
 
-    def device_area_of(self, size: int, deadline: float) -> OpenArea:
+    def device_area_of(self, size: int, deadline: float, name: str | None = None) -> OpenArea:
         """Return an area of the GPU, of at least `size` bytes: the one before, or in its place."""
         area = self.device.area
         if area is None or area.byte_count < size:
             self.device.close()
-            area = self.take_device_area(self._asked_for(device_frames.request(size), deadline))
+            body = self._asked_for(device_frames.request(size), deadline)
+            area = self.take_device_area(body, name)
+        device_area.check_is(area.device, name)
         return area
 
     def _asked_for(self, request: bytes, deadline: float) -> bytes:
@@ -390,10 +393,10 @@ class _Connection:
             raise NoRoomError(error) if isinstance(error.error, OverloadedError) else error
         return body
 
-    def take_device_area(self, body: bytes) -> OpenArea:
+    def take_device_area(self, body: bytes, name: str | None = None) -> OpenArea:
         """Open the GPU's memory whose handles have come, with its tether."""
         tether, self._descriptor = self._descriptor, -1
-        return self.device.take(body, tether)
+        return self.device.take(body, tether, name)
 
     def take_area(self, size: int) -> None:
         """Map the area whose descriptor has come."""
@@ -480,9 +483,6 @@ class _Connection:
         self._socket.close()
         self.device.close()
         self._drop_descriptor()
-
-
-_PASSED_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 
 
 class NoRoomError(WireError):

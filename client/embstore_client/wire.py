@@ -58,9 +58,9 @@ class Wire(Protocol):
         """Send a call, and yield the messages of its answer; leaving the block ends it. Raises
         WireError, also while the messages are taken."""
 
-    def share_device(self, deadline: float) -> str:
-        """Have memory of the server's GPU, and return that, as this process names it. Raises
-        WireError; InvalidArgumentError: there is none to be had."""
+    def share_device(self, deadline: float, name: str | None) -> None:
+        """Have memory of the server's GPU. Raises WireError; InvalidArgumentError: there is none to
+        be had, or this process names the GPU otherwise than `name`."""
 
     def connected(self, info: ServerInfo) -> None:
         """Take note of what the server is."""

@@ -283,20 +283,20 @@ class Sessions:
     @property
     def reaches_device(self) -> bool:
         """Whether rows of steps may be `on_device`; a server is asked."""
-        return self.device is not None
+        return self.reaches()
 
-    @property
-    def device(self) -> str | None:
-        """The device that has the tables, as this process names it ("cuda:1"); None: its memory is
-        not reached from here. A server is asked."""
+    def reaches(self, name: str | None = None) -> bool:
+        """Return whether rows of steps may be `on_device`, and that is the one which this process
+        names so ("cuda:1"); None: whichever it is. A server is asked."""
         try:
-            return self.check_device()
+            self.check_device(name)
         except InvalidArgumentError:
-            return None
+            return False
+        return True
 
-    def check_device(self) -> str:
-        """Return `device`; raise InvalidArgumentError, which says why, where that is None."""
-        return self._executor.check_device()
+    def check_device(self, name: str | None = None) -> None:
+        """Raise InvalidArgumentError, which says why, where `reaches` is False."""
+        self._executor.check_device(name)
 
     @property
     def rounds_rows(self) -> bool:

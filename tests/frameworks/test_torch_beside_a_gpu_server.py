@@ -108,8 +108,10 @@ def test_a_step_is_two_messages_each_way_that_have_no_row_and_no_gradient(
         assert of_trainer == [0, 0]
 
 
+ANOTHER_GPU = "another GPU"
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gRPC": ({"transport": "grpc"}, {}),
+    ANOTHER_GPU: ({}, {}),
     "rows on the host": ({}, {"rows": "host"}),
     "updates that are applied here": ({}, {"waits": "none"}),
 }
@@ -124,6 +126,7 @@ def test_where_no_rows_are_to_be_there_they_go_through_the_host(
     way: str,
 ) -> None:
     options, session = WAYS[way]
+    gpu.name = "cuda:1" if way == ANOTHER_GPU else gpu.name
     address = server.address if options else f"unix:{server.socket}"
 
     def train(store: Store, to: Callable[[Any], Any], **session: Any) -> None:
@@ -138,6 +141,7 @@ def test_where_no_rows_are_to_be_there_they_go_through_the_host(
         train(store, cuda.tensor, **session)
         assert_same_digests(store, embedded)
     assert cuda.elements_read
+    assert not gpu.opened or session, "where the trainer has its arrays elsewhere nothing is opened"
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])

@@ -104,14 +104,14 @@ class Router:
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
 
-    def check_device(self) -> str:
+    def check_device(self, name: str | None = None) -> None:
         """Refuse rows of several shards; of one, what its executor does."""
         if len(self.shards) > 1:
             raise InvalidArgumentError(
                 f"expected rows of steps on the host, where those of {len(self.shards)} shards are "
                 "put together, found them asked for in a device's memory"
             )
-        return self.shards[0].check_device()
+        self.shards[0].check_device(name)
 
     def execute(
         self,

@@ -30,8 +30,8 @@ from embstore_client.frameworks.tables import Ids
 
 _LEGACY_STREAM = 1
 """The default stream, in `__cuda_array_interface__`; Torch has 0 for it."""
-_DEVICES: WeakKeyDictionary[Store, str | None] = WeakKeyDictionary()
-"""Where the rows of stores are: `Sessions.device`, which asks the store."""
+_REACHED: WeakKeyDictionary[Store, dict[str, bool]] = WeakKeyDictionary()
+"""Of stores, whether their rows are on a GPU: `Sessions.reaches`, which asks the store."""
 
 
 class Shown:
@@ -118,9 +118,10 @@ def device_of(store: Store, *forwards: Mapping[str, Any]) -> Any:
     (device,) = devices
     if device.type != "cuda":
         return None
-    if store not in _DEVICES:
-        _DEVICES[store] = store.sessions.device
-    return device if _DEVICES[store] == str(device) else None
+    reached, name = _REACHED.setdefault(store, {}), str(device)
+    if name not in reached:
+        reached[name] = store.sessions.reaches(name)
+    return device if reached[name] else None
 
 
 def rows_on(device: Any) -> MakeRows:

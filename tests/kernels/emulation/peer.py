@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from embstore.device.runtime import COMPUTE, UP, DeviceArray
+from embstore_client.device_area import check_is
 from embstore_proto.device_area import Handles
 from embstore_proto.device_places import Place
 from tests.kernels.emulation.callers import CALLERS
@@ -30,14 +31,16 @@ class EmulatedGpu:
 
     def __init__(self, looks: int = 0) -> None:
         self.runtime = EmulatedRuntime(name="client:0")
+        self.name = "cuda:0"
         self.lock = threading.RLock()
         self.looks = looks
         self.opened = 0
         """Areas, ever."""
         self.open_areas: list[EmulatedArea] = []
 
-    def open(self, handles: Handles) -> "EmulatedArea":
+    def open(self, handles: Handles, name: str | None = None) -> "EmulatedArea":
         """See `Gpu`."""
+        check_is(self.name, name)
         with self.lock:
             self.opened += 1
             area = EmulatedArea(self, handles)
@@ -137,7 +140,7 @@ class EmulatedArea:
         self._gpu, self._runtime = gpu, gpu.runtime
         self._export, self._event = EXPORTS[handles.memory], EVENTS[handles.event]
         assert len(self._export.memory.content) == handles.byte_count
-        self.byte_count, self.device = handles.byte_count, "cuda:0"
+        self.byte_count, self.device = handles.byte_count, gpu.name
         self._export.opened += 1
         self.d_bytes = self._runtime.open(self._export)
         self.content: np.ndarray = self._export.memory.content
