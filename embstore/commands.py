@@ -200,13 +200,15 @@ class Executor(Protocol):
     is_embedded: bool
     """Commands are executed in this process: their arrays are passed, and not sent."""
 
-    def check_device(self) -> None:
+    def check_device(self, name: str | None = None) -> None:
         """Find out whether rows of steps may come ON_DEVICE.
+
+        name : of a device, as this process names it, where it is to be that one
 
         Raises
         ------
         InvalidArgumentError : this process does not reach the memory of the device that has the
-            tables; it says why.
+            tables, or it is another device; it says why.
         """
 
     def prefetch(self, command: "LookupStep") -> "Prefetched | None":

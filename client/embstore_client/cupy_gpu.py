@@ -19,6 +19,7 @@ import cupy
 from cupy.cuda import runtime as cuda
 
 from embstore.errors import DeviceError, InvalidArgumentError
+from embstore_client.device_area import check_is
 from embstore_proto.device_area import Handles
 from embstore_proto.device_places import Place
 
@@ -33,10 +34,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def named(ordinal: int) -> str:
+    """Return the name of a GPU of this process."""
+    return f"cuda:{ordinal}"
+
+
 class CupyGpu:
     """CUDA, as far as this process sees it."""
 
-    def open(self, handles: Handles) -> "CupyArea":
+    def open(self, handles: Handles, name: str | None = None) -> "CupyArea":
         """See `Gpu`."""
         try:
             ordinal = cuda.deviceGetByPCIBusId(handles.gpu)
@@ -45,6 +51,7 @@ class CupyGpu:
                 f"the rows are on the GPU {handles.gpu}, which this process does not see ({exc}): "
                 "add it to CUDA_VISIBLE_DEVICES, or give arrays of the host"
             ) from exc
+        check_is(named(ordinal), name)
         try:
             with cupy.cuda.Device(ordinal):
                 return CupyArea(ordinal, handles)
@@ -83,7 +90,7 @@ class CupyArea:
     """Memory and event of a server, on the GPU `ordinal` of this process."""
 
     def __init__(self, ordinal: int, handles: Handles) -> None:
-        self.ordinal = ordinal
+        self.ordinal, self.device = ordinal, named(ordinal)
         self.byte_count = handles.byte_count
         self._address = cuda.ipcOpenMemHandle(handles.memory)
         try:

@@ -37,6 +37,8 @@ class OpenArea(Protocol):
     """Memory of another process's GPU, opened. One thread at a time, but for `close`."""
 
     byte_count: int
+    device: str
+    """The GPU that has it, as this process names it: "cuda:1"."""
 
     def follow(self, arrays: Sequence[Any]) -> None:
         """Have copies wait for what the streams of arrays have been given so far.
@@ -73,10 +75,11 @@ class OpenArea(Protocol):
 class Gpu(Protocol):
     """What opens the memory of GPUs."""
 
-    def open(self, handles: Handles) -> OpenArea:
+    def open(self, handles: Handles, name: str | None = None) -> OpenArea:
         """Open a server's memory.
 
-        Raises InvalidArgumentError: its GPU is not in sight of this process, or CUDA refuses.
+        Raises InvalidArgumentError: its GPU is not in sight of this process, or has another name
+        than that; or CUDA refuses.
         """
 
 
@@ -92,6 +95,16 @@ def opened_gpu() -> Gpu:
     return CupyGpu()
 
 
+def check_is(device: str, name: str | None) -> None:
+    """Refuse a server's GPU if it is to be another one, before anything is opened there: that takes
+    a context of CUDA, some hundred MB."""
+    if name not in (None, device):
+        raise InvalidArgumentError(
+            f"expected arrays on {device}, which has the server's rows, found them on {name}; give "
+            "arrays of the host"
+        )
+
+
 class DeviceSide:
     """What a connection has of the server's GPU: an area, or none."""
 
@@ -103,17 +116,19 @@ class DeviceSide:
     def __del__(self) -> None:
         self.close()
 
-    def take(self, body: bytes, descriptor: int) -> None:
-        """Open the memory of a frame, in place of what was open; `descriptor` is its tether."""
+    def take(self, body: bytes, descriptor: int, name: str | None = None) -> OpenArea:
+        """Open the memory of a frame, in place of what was open; `descriptor` is its tether, `name`
+        as in `Gpu.open`."""
         self.close()
         if descriptor < 0:
             raise EmbstoreError("expected the tether of a GPU's memory, found none")
         self._tether = descriptor
         try:
-            self.area = opened_gpu().open(frames.handles_of(body))
+            self.area = area = opened_gpu().open(frames.handles_of(body), name)
         except BaseException:
             self.close()
             raise
+        return area
 
     def close(self) -> None:
         """Close what is open, then end its tether. Any thread; a fork leaves both to its parent."""

@@ -7,8 +7,8 @@ beside them (counts, offsets of bags, keys) travel as ever.
 
 Of a step its gradients may be there, of keys, occurrences or bags; those of several ranks the
 server copies to the host, where ranks are added. Its rows come there where they are asked for
-`ON_DEVICE`: all of them in one message, when the step's turn has come. Early ones would have to be
-put together with the others there.
+`ON_DEVICE`, and are lent then, or in outputs there: all of them in one message, when the step's
+turn has come. Early ones would have to be put together with the others there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,9 +58,13 @@ def message_for(
     Raises InvalidArgumentError: outputs that do not fit, or are partly on the host; a `wire_dtype`
     of two bytes, which is for the network.
     """
-    if out is c.ON_DEVICE:
+    if isinstance(command, c.LookupStep | c.LookupStepPooled):
+        if not are_on_device(out):
+            return None
         check_exact(wire_dtype)
-        return StepMessage(_step_bytes(command, config_of, counts))
+        of_step = _step_shapes(command, config_of, counts)
+        size = sum(_bytes_of(shape) + 2 * DEVICE_ALIGNMENT for shape in of_step.values())
+        return StepMessage(_step_outs(command, out, of_step), size)
     arrays = _arrays_of(command)
     if arrays is None or not any(map(is_on_device, (*arrays, *(out or ())))):
         return None
@@ -76,6 +80,14 @@ def message_for(
         _check_out(table, shape, own)
     size = reply_bytes(command, config_of) + DEVICE_ALIGNMENT * (len(shapes) + 2)
     return DeviceMessage(outs, size if shapes else 0)
+
+
+def are_on_device(out: Any) -> bool:
+    """Tell whether outputs of a step's rows are in a device's memory: new ones, what a function
+    makes, or some of those that are given by table."""
+    if out is c.ON_DEVICE or callable(out):
+        return True
+    return isinstance(out, Mapping) and any(map(is_on_device, out.values()))
 
 
 def check_exact(wire_dtype: str) -> None:
@@ -123,19 +135,38 @@ def _dim(config_of: ConfigOf, part: Any) -> int:
     return config_of(part.table, part.table_id).dim
 
 
-def _step_bytes(command: Any, config_of: ConfigOf, counts: Mapping[str, int]) -> int:
-    """Return about the bytes of a step's rows; 0 where nobody here has announced it, and the server
-    has room made for them."""
+def _step_shapes(
+    command: Any, config_of: ConfigOf, counts: Mapping[str, int]
+) -> dict[str, tuple[int, int]]:
+    """Return the shape of a step's rows by table; of none where nobody here has announced it, and
+    the server has room made for them."""
     if isinstance(command, c.LookupStepPooled):
         counts = {
             part.table: len(part.inverse) if part.bags is None else len(part.bags.offsets) - 1
             for part in command.tables
             if part.table in counts
         }
-    return sum(
-        VALUE_BYTES * count * config_of(name, None).dim + 2 * DEVICE_ALIGNMENT
-        for name, count in counts.items()
-    )
+    return {name: (count, config_of(name, None).dim) for name, count in counts.items()}
+
+
+def _step_outs(command: Any, out: Any, shapes: Mapping[str, tuple[int, int]]) -> list[Any]:
+    """Return where the rows of each table go, as `_Rows` takes it."""
+    if out is c.ON_DEVICE:
+        return [None] * len(shapes)
+    if not shapes:
+        raise InvalidArgumentError(
+            f"step {command.step}: expected out in the GPU's memory for rows of a step that this "
+            "client has announced, found another one; give on_device=True, not out"
+        )
+    made = out(list(shapes), list(shapes.values())) if callable(out) else map(out.get, shapes)
+    outs = list(made)
+    for (table, shape), own in zip(shapes.items(), outs, strict=True):
+        _check_out(table, shape, own)
+    return outs
+
+
+def _bytes_of(shape: tuple[int, int]) -> int:
+    return VALUE_BYTES * shape[0] * shape[1]
 
 
 def _check_out(table: str, shape: tuple[int, int], out: Any) -> None:
@@ -187,10 +218,7 @@ class DeviceMessage(Message):
         device_area.opened_gpu()  # or it is missing, before the server is asked for memory
         byte_count = self._places.byte_count
         wanted = max(aligned(byte_count) + rows_bytes, 1)
-        area = connection.device.area
-        if area is None or area.byte_count < wanted:
-            connection.ask_for_device_area(wanted, deadline)
-            area = connection.device.area
+        area = connection.device_area_of(wanted, deadline)
         self._follow(area)
         for array, place in self._arrays:
             if place.byte_count:
@@ -228,11 +256,10 @@ class DeviceMessage(Message):
 class StepMessage(DeviceMessage):
     """A lookup of a step, whose rows come in a GPU's memory; its own arrays are the host's."""
 
-    def __init__(self, rows_bytes: int) -> None:
-        super().__init__((), rows_bytes)
-
     def _follow(self, area: OpenArea) -> None:
-        area.follow_current()
+        super()._follow(area)
+        if not self.outs or any(own is None for own in self.outs):  # rows that are lent
+            area.follow_current()
 
     def _refuse(self) -> NoReturn:
         raise rows_not_shared()

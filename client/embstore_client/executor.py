@@ -38,7 +38,7 @@ from embstore.results import (
     TableDescription,
     Warmed,
 )
-from embstore_client.device_calls import check_exact, message_for, named
+from embstore_client.device_calls import are_on_device, check_exact, message_for, named
 from embstore_client.known_tables import KnownTables
 from embstore_client.map_version import split_by
 from embstore_client.narrow_shares import narrower
@@ -96,10 +96,10 @@ class RemoteExecutor:
     def __repr__(self) -> str:
         return f"at {self.transport.address}"
 
-    def check_device(self) -> None:
+    def check_device(self, name: str | None = None) -> None:
         """Have the server share its GPU's memory; see `embstore.commands.Executor`."""
         check_exact(self._wire_dtype)
-        self.transport.share_device(VERBS["LookupStep"])
+        self.transport.share_device(VERBS["LookupStep"], name)
 
     @kept
     def execute(
@@ -125,7 +125,7 @@ class RemoteExecutor:
             command = cast(Command[R], replace(command, members=tuple(self._places)))
         command = checked(command)
         with self._membership(command) as place:
-            if isinstance(command, c.LookupStep) and out is not c.ON_DEVICE:
+            if isinstance(command, c.LookupStep) and not are_on_device(out):
                 assembly = Assembly(out or {})
                 return cast(R, self._step_rows(command, assembly, place, timeout_s))
             if isinstance(command, c.WarmCache):

@@ -138,7 +138,7 @@ class GrpcWire:
             framed = message.framed(header)
             return split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
 
-    def share_device(self, deadline: float) -> None:
+    def share_device(self, deadline: float, name: str | None) -> None:
         """Refuse: see `Wire.share_device`."""
         raise rows_not_shared()
 

@@ -144,11 +144,11 @@ class NearestWire:
             raise WireError(StatusCode.UNAVAILABLE, lost, StoreClosedError(lost))
         return wire
 
-    def share_device(self, deadline: float) -> None:
+    def share_device(self, deadline: float, name: str | None) -> None:
         """See `Wire.share_device`."""
         wire = self._sharing(b"", deadline)
         try:
-            wire.share_device(deadline)
+            wire.share_device(deadline, name)
         except WireError as exc:
             self._note(wire, exc)
             raise

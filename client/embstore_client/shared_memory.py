@@ -14,7 +14,6 @@ import os
 import socket
 import threading
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +28,9 @@ from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
 from embstore_client import device_area, map_version
 from embstore_client.copying import copy
-from embstore_client.device_area import DeviceSide
+from embstore_client.device_area import DeviceSide, OpenArea
 from embstore_client.device_calls import DeviceMessage
+from embstore_client.free_connections import FreeConnections
 from embstore_client.wire import WireError
 from embstore_proto import device_area as device_frames
 from embstore_proto import shared_memory as frames
@@ -52,7 +52,7 @@ RESULTS_MAX = 16
 RESULTS_BYTES_MAX = 256 << 20
 
 _READ_BYTES = 32 << 10
-_FREE_MAX = 8
+_PASSED_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 _FRESH_S = 0.05
 _LOOK_S = 1.0
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class SharedMemoryWire:
         self._path = Path(os.path.abspath(path))
         self._hello = frames.hello(f"Bearer {token}" if token else "", label)
         self.traceparent = traceparent
-        self._free: deque[_Connection] = deque()
+        self._free: FreeConnections[_Connection] = FreeConnections()
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -102,9 +102,8 @@ class SharedMemoryWire:
     def retire(self) -> None:
         """Begin no further call; those that run go on."""
         self._is_closed = True
-        with suppress(IndexError):
-            while True:
-                self.forget(self._free.pop())
+        while (connection := self._free.take(on_device=True)) is not None:  # of any kind
+            self.forget(connection)
 
     # Calls
 
@@ -117,7 +116,7 @@ class SharedMemoryWire:
         deadline: float,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        call = self._call(deadline)
+        call = self._call(deadline, on_device=isinstance(message, DeviceMessage))
         try:
             call.send(verb, header, message, reply_bytes)
             _, received = call.receive()
@@ -127,15 +126,17 @@ class SharedMemoryWire:
         call.end()
         return received if verb.has_bulk_reply else received.header
 
-    def share_device(self, deadline: float) -> None:
+    def share_device(self, deadline: float, name: str | None) -> None:
         """Have memory of the server's GPU; see `Wire.share_device`."""
-        call = self._call(deadline)
+        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
+        call = self._call(deadline, on_device=True)
         try:
-            call.share_device()
+            call.share_device(name)
         except BaseException:
             call.give_up()
             raise
-        call.end()
+        finally:
+            call.end()
 
     @contextmanager
     def receive(
@@ -160,13 +161,11 @@ class SharedMemoryWire:
 
     # Connections
 
-    def _call(self, deadline: float) -> "_Call":
-        with suppress(IndexError):
-            while True:
-                connection = self._free.pop()
-                if connection.is_fresh():
-                    return _Call(self, connection, deadline)
-                self.forget(connection)
+    def _call(self, deadline: float, *, on_device: bool = False) -> "_Call":
+        while (connection := self._free.take(on_device=on_device)) is not None:
+            if connection.is_fresh():
+                return _Call(self, connection, deadline)
+            self.forget(connection)
         return _Call(self, self.connect(deadline), deadline)
 
     def connect(self, deadline: float) -> "_Connection":
@@ -186,9 +185,7 @@ class SharedMemoryWire:
 
     def release(self, connection: "_Connection", *, is_whole: bool) -> None:
         """Take a connection back, whose result is not used any more. Any thread, at any moment."""
-        if is_whole and not self._is_closed and len(self._free) < _FREE_MAX:
-            self._free.append(connection)
-        else:
+        if not is_whole or self._is_closed or not self._free.add(connection):
             self.forget(connection)
 
     def forget(self, connection: "_Connection") -> None:
@@ -264,11 +261,9 @@ class _Call:
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)
 
-    def share_device(self) -> None:
+    def share_device(self, name: str | None) -> None:
         """Have an area of the GPU, of the least size if there is none."""
-        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
-        if self._connection.device.area is None:
-            self._connection.ask_for_device_area(1, self._deadline)
+        self._connection.device_area_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:
         """Return the next message of the answer, and whether it is the last."""
@@ -387,10 +382,15 @@ class _Connection:
         self.area = np.empty(0, np.uint8)  # the server gives it up, whatever it answers
         self.take_area(frames.area_of(self._asked_for(frames.area(size), deadline)))
 
-    def ask_for_device_area(self, size: int, deadline: float) -> None:
-        """Have an area of at least `size` bytes of the GPU in place of the one before."""
-        self.device.close()
-        self.take_device_area(self._asked_for(device_frames.request(size), deadline))
+    def device_area_of(self, size: int, deadline: float, name: str | None = None) -> OpenArea:
+        """Return an area of the GPU, of at least `size` bytes: the one before, or in its place."""
+        area = self.device.area
+        if area is None or area.byte_count < size:
+            self.device.close()
+            body = self._asked_for(device_frames.request(size), deadline)
+            area = self.take_device_area(body, name)
+        device_area.check_is(area.device, name)
+        return area
 
     def _asked_for(self, request: bytes, deadline: float) -> bytes:
         self.send([request], deadline)
@@ -400,10 +400,10 @@ class _Connection:
             raise NoRoomError(error) if isinstance(error.error, OverloadedError) else error
         return body
 
-    def take_device_area(self, body: bytes) -> None:
+    def take_device_area(self, body: bytes, name: str | None = None) -> OpenArea:
         """Open the GPU's memory whose handles have come, with its tether."""
         tether, self._descriptor = self._descriptor, -1
-        self.device.take(body, tether)
+        return self.device.take(body, tether, name)
 
     def take_area(self, size: int) -> None:
         """Map the area whose descriptor has come."""
@@ -490,9 +490,6 @@ class _Connection:
         self._socket.close()
         self.device.close()
         self._drop_descriptor()
-
-
-_PASSED_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 
 
 class NoRoomError(WireError):

@@ -144,12 +144,13 @@ class Transport:
 
         return self._attempts(verb, attempt, timeout_s)
 
-    def share_device(self, verb: Verb) -> None:
+    def share_device(self, verb: Verb, name: str | None = None) -> None:
         """Have the server share its GPU's memory, which calls of `verb` will use.
 
-        Raises InvalidArgumentError: it does not, or this process cannot open it.
+        Raises InvalidArgumentError: it does not, or this process cannot open it; or it names the
+        GPU otherwise than `name`.
         """
-        self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline), None)
+        self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline, name), None)
 
     def _noted(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         for answer in answers:

@@ -63,9 +63,9 @@ class Wire(Protocol):
         """Send a call, and yield the messages of its answer; leaving the block ends it. Raises
         WireError, also while the messages are taken."""
 
-    def share_device(self, deadline: float) -> None:
+    def share_device(self, deadline: float, name: str | None) -> None:
         """Have memory of the server's GPU. Raises WireError; InvalidArgumentError: there is none to
-        be had."""
+        be had, or this process names the GPU otherwise than `name`."""
 
     def connected(self, info: ServerInfo) -> None:
         """Take note of what the server is."""

@@ -85,6 +85,8 @@ class Exchange(ABC):
 
     is_embedded = False
     """Whether the store, in this process, spreads, pools and sums."""
+    reaches_device = False
+    """Whether rows of steps may be in the memory of the store's device, and gradients too."""
 
     @abstractmethod
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
@@ -96,7 +98,8 @@ class Exchange(ABC):
         Raises InvalidArgumentError: it is not the store that fills them.
         """
         raise InvalidArgumentError(
-            "expected no `out` where rows do not come from a store in this process, found one"
+            "expected no `out` where rows do not come from the memory of the store's device, found "
+            "one"
         )
 
     @abstractmethod
@@ -162,8 +165,9 @@ class SessionExchange(Exchange):
 
     def lookup_into(self, entry: Entry, make: MakeRows) -> dict[str, Any]:
         """See `Exchange`."""
-        if not self.is_embedded:
+        if not self.is_embedded and not self.reaches_device:
             return super().lookup_into(entry, make)
+        entry.prefetched = None  # sent for by a step whose own rows were on the host
         look_up = self.sessions.lookup_step
         with self._times.part("lookup"):
             return self._session.call(lambda member: look_up(member, entry.number, out=make))
@@ -216,12 +220,13 @@ class SessionExchange(Exchange):
 
     def _is_on_device(self, entry: Entry) -> bool:
         if self._rows_where == "auto":
-            return entry.was_on_device and self._reaches_device
+            return entry.was_on_device and self.reaches_device
         return self._rows_where == "device"
 
     @cached_property
-    def _reaches_device(self) -> bool:
-        return self.sessions.reaches_device
+    def reaches_device(self) -> bool:  # type: ignore[override]
+        """See `Exchange`; False where rows are wanted on the host."""
+        return self._rows_where != "host" and self.sessions.reaches_device
 
     def send_for_next(self, most: int | None = None) -> None:
         """Send for the rows of the next step, unless its keys, repeated or not, are more, or its

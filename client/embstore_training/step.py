@@ -51,10 +51,9 @@ class Step:
         return self._looked_up(dict.fromkeys(self._entry.once, "keys"))
 
     @property
-    def is_embedded(self) -> bool:
-        """Whether the store is in this process, and takes and gives the step's rows in its device's
-        memory too."""
-        return self._exchange.is_embedded
+    def reaches_device(self) -> bool:
+        """Whether the step's rows may be in the memory of the store's device, and its gradients."""
+        return self._exchange.reaches_device
 
     def lookup_unique(
         self, out: MakeRows | None = None
@@ -65,11 +64,13 @@ class Step:
         Parameters
         ----------
         out : makes the arrays that are filled and returned, float32, of the names of all the
-            batch's tables and their shapes; of an embedded store they may be in its device's memory
+            batch's tables and their shapes: in the memory of the store's device, where the step
+            reaches that; of an embedded store also on the host
 
         Raises
         ------
-        InvalidArgumentError : `out` of a store that is not embedded; the step is finished.
+        InvalidArgumentError : `out` of a store that is not embedded, and whose device is not
+            reached; the step is finished.
         """
         once = self._entry.once
         if out is None:

@@ -35,7 +35,7 @@ from embstore.engine.recovery import recover
 from embstore.engine.scans import Scans
 from embstore.engine.scrubbing import Scrubber
 from embstore.engine.standing import Standing
-from embstore.errors import EmbstoreError
+from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
@@ -321,8 +321,12 @@ class Engine:
     def prefetch(self, command: c.LookupStep) -> None:
         """Nothing is gained by it: rows are read where they are."""
 
-    def check_device(self) -> None:
-        """Do nothing: rows are made in this process."""
+    def check_device(self, name: str | None = None) -> None:
+        """Refuse another device: rows are made in this process."""
+        if name not in (None, self.device.name):
+            raise InvalidArgumentError(
+                f"expected rows on {self.device.name}, found them asked for on {name}"
+            )
 
     def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
         return [self.device.memory.empty(*shape) for shape in shapes]

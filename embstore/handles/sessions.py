@@ -251,9 +251,10 @@ class Sessions:
     ) -> dict[str, Any]:
         """Return the rows of an announced step, {table: (u, dim)}, when its turn has come.
 
-        out : {table: (u, dim) float32} to fill and return, of some tables; of an embedded store
-            they may be in the device's memory, as in `Table.lookup`, and `out` may be a function
-            that makes them, of all tables
+        out : {table: (u, dim) float32} to fill and return, of some tables, or a function that makes
+            them, of all. They may be in the memory of the device that has the tables, as in
+            `Table.lookup`, where `reaches_device`; those of a function must be there, unless the
+            store is embedded
         on_device : rows are new arrays in the memory of the device that has the tables: CuPy arrays
             of a GPU, ordered behind the store's work in CuPy's current stream. Of a server that
             shares its GPU's memory with this process they are lent, as those of `Table.lookup`; use
@@ -263,9 +264,10 @@ class Sessions:
         Raises
         ------
         DeadlineError : earlier steps are not finished in time.
-        InvalidArgumentError : `on_device` beside `out`, or where `reaches_device` is False.
+        InvalidArgumentError : `on_device` beside `out`, or where `reaches_device` is False; `out`
+            on the device, of a step that another client has announced.
         """
-        makes = callable(out) and self.is_embedded
+        makes = callable(out)
         outs = {} if out is None or makes else mapping(out, "out")
         if on_device and out:
             raise InvalidArgumentError("expected out, or on_device with new arrays, found both")
@@ -281,15 +283,20 @@ class Sessions:
     @property
     def reaches_device(self) -> bool:
         """Whether rows of steps may be `on_device`; a server is asked."""
+        return self.reaches()
+
+    def reaches(self, name: str | None = None) -> bool:
+        """Return whether rows of steps may be `on_device`, and that is the one which this process
+        names so ("cuda:1"); None: whichever it is. A server is asked."""
         try:
-            self.check_device()
+            self.check_device(name)
         except InvalidArgumentError:
             return False
         return True
 
-    def check_device(self) -> None:
-        """Raise InvalidArgumentError, which says why, where `reaches_device` is False."""
-        self._executor.check_device()
+    def check_device(self, name: str | None = None) -> None:
+        """Raise InvalidArgumentError, which says why, where `reaches` is False."""
+        self._executor.check_device(name)
 
     @property
     def rounds_rows(self) -> bool:

@@ -75,10 +75,11 @@ class _Stream:
 class EmulatedCuda(TorchFunctionMode):
     """Torch's CUDA beside a store on an emulated GPU; a mode of Torch, in the trainer's thread."""
 
-    def __init__(self, store: Any, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, runtime: Any, turn: Any, patch: pytest.MonkeyPatch) -> None:
+        """Use a runtime, one thread at a time by `turn`."""
         super().__init__()
-        self._runtime = store.executor.device.runtime
-        self._runtime.turn = store.executor.tables.frame.turn
+        self._runtime = runtime
+        self._runtime.turn = turn
         self._thread = threading.get_ident()
         self._on_host: dict[int, Any] = {}  # what has the memory of tensors there, by address
         self._lent: set[int] = set()
@@ -92,6 +93,12 @@ class EmulatedCuda(TorchFunctionMode):
         patch.setattr(gpu, "_copied", self._copied)
         patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         patch.setattr(torch, "from_numpy", self._from_numpy(torch.from_numpy))
+
+    @classmethod
+    def of(cls, store: Any, patch: pytest.MonkeyPatch) -> "EmulatedCuda":
+        """Return that of a trainer which has a store in its process."""
+        engine = store.executor
+        return cls(engine.device.runtime, engine.tables.frame.turn, patch)
 
     def tensor(self, content: Any) -> Any:
         """Return a tensor on the GPU with the content of one of the host, or of an array."""

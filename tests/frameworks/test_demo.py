@@ -56,7 +56,7 @@ def test_on_a_gpu_the_rows_stay_there_but_for_the_check(
     job = replace(JOB, framework="torch", device="cuda:0", samples=1500, way=Ahead(4))
     runtime = EmulatedRuntime(name="cuda:0")
     with open_store(job, tmp_path, device=GpuDevice(runtime, 1), host_cache_bytes=0) as store:
-        cuda = EmulatedCuda(store, monkeypatch)
+        cuda = EmulatedCuda.of(store, monkeypatch)
         # Parameters that are made there are there. What another thread moves there, no mode sees.
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
         monkeypatch.setattr(TorchLearner, "there", lambda learner, array: cuda.tensor(array))

@@ -50,7 +50,7 @@ def on_gpu(runtime: CountingRuntime, tmp_path: Any) -> Iterator[Store]:
 
 @pytest.fixture
 def cuda(on_gpu: Store, monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
-    return EmulatedCuda(on_gpu, monkeypatch)
+    return EmulatedCuda.of(on_gpu, monkeypatch)
 
 
 class Case:

@@ -1,8 +1,9 @@
-"""Modules of Torch on the GPU that the store is on: to the bits of a program in NumPy that is given
-the same gradients; and Torch waits for nothing between a batch and its step."""
+"""Modules of Torch on the GPU that the store is on, here or in a server: to the bits of a program
+in NumPy that is given the same gradients; and Torch waits for nothing between batch and step."""
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from embstore_client import connect  # noqa: E402
+from tests import installed  # noqa: E402
 from tests.frameworks.gpu_training import (  # noqa: E402
     back,
     bags_of,
@@ -19,15 +22,23 @@ from tests.frameworks.gpu_training import (  # noqa: E402
     moved,
 )
 from tests.frameworks.numpy_twin import Forward, Twin, kept  # noqa: E402
+from tests.gpu.test_shared_memory_on_gpu import PATIENCE_S, served  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 STEPS = 8
 
 
-@pytest.fixture
-def module(backend: Any) -> Any:
-    return collection(backend.open_store(cache_bytes=64 << 20))
+@pytest.fixture(params=["in process", "in another process"])
+def module(request: pytest.FixtureRequest, backend: Any, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "in process":
+        yield collection(backend.open_store(cache_bytes=64 << 20))
+        return
+    absent = installed.lacking(installed.SERVER)
+    if absent is not None:
+        pytest.skip(absent)
+    with served(tmp_path), connect(f"unix:{tmp_path / 's'}", timeout_s=PATIENCE_S) as store:
+        yield collection(store)
 
 
 @pytest.fixture

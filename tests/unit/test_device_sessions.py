@@ -226,7 +226,7 @@ def test_what_a_step_is_not_given_is_refused(tmp_path, waits):
             with pytest.raises(InvalidArgumentError, match=r"shape \(3, dim\), found \(2, 12\)"):
                 step.update_occurrences(three)
             if waits == "none":
-                with pytest.raises(InvalidArgumentError, match="do not come from a store"):
+                with pytest.raises(InvalidArgumentError, match="expected no `out`"):
                     step.lookup_unique(lambda tables, shapes: [])
             step.skip()
 

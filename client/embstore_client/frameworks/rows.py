@@ -5,8 +5,8 @@ client's doing. The rows of a step come once for each key, with the row of each 
 forward; later ones of the same step (micro-batches, a forward that is computed again) find their
 keys among the announced ones.
 
-Of a store in this process rows and gradients may be in its device's memory: in arrays of the
-framework, which makes them (`MakeRows`).
+Of a store in this process, or of a server that shares its GPU's memory, rows and gradients may be
+in the device's memory: in arrays of the framework, which makes them (`MakeRows`).
 """
 
 from collections.abc import Mapping
@@ -77,9 +77,9 @@ class AnnouncedStep:
         return bool(self._step.is_finished)
 
     @property
-    def is_embedded(self) -> bool:
+    def reaches_device(self) -> bool:
         """Whether its rows may be in arrays of the store's device, and gradients too."""
-        return bool(self._step.is_embedded)
+        return bool(self._step.reaches_device)
 
     def announced(self, make: MakeRows | None = None) -> dict[str, Found]:
         """Return the rows of all its keys by table, and the row of each announced id.

@@ -58,9 +58,9 @@ class Following:
         """The arguments of `connect`, all but the token, by which another process can connect."""
         return self.router.connected_by
 
-    def check_device(self) -> None:
+    def check_device(self, name: str | None = None) -> None:
         """See `Router`."""
-        self.router.check_device()
+        self.router.check_device(name)
 
     def execute(
         self,

@@ -25,6 +25,7 @@ from embstore.errors import (
 )
 from embstore.results import ServerInfo, TableDescription
 from embstore.sharding import ShardMap
+from embstore_client.device_calls import are_on_device
 from embstore_client.known_tables import KnownTables
 from embstore_client.shards import (
     checkpoints,
@@ -103,14 +104,14 @@ class Router:
         """The arguments of `connect`, all but the token, by which another process can connect."""
         self._limits: Limits | None = None
 
-    def check_device(self) -> None:
+    def check_device(self, name: str | None = None) -> None:
         """Refuse rows of several shards; of one, what its executor does."""
         if len(self.shards) > 1:
             raise InvalidArgumentError(
                 f"expected rows of steps on the host, where those of {len(self.shards)} shards are "
                 "put together, found them asked for in a device's memory"
             )
-        self.shards[0].check_device()
+        self.shards[0].check_device(name)
 
     def execute(
         self,
@@ -129,7 +130,7 @@ class Router:
         call = Call(out, timeout_s, progress)
         if len(self.shards) == 1 and not isinstance(command, c.GetServerInfo):
             return self._at(0, command, call)
-        if out is c.ON_DEVICE:
+        if isinstance(command, c.LookupStep | c.LookupStepPooled) and are_on_device(out):
             self.check_device()
         member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):

@@ -46,7 +46,7 @@ def look_up(
 ) -> LookedUp:
     """Return the rows of a forward: of the step at hand; None: of the store."""
     device = device_of(store, given)
-    if device is None or (step is not None and not step.is_embedded):
+    if device is None or (step is not None and not step.reaches_device):
         keys: Any = keys_on_host(tables, given)
         found = from_store(store, keys, admit=admit) if step is None else step.rows(keys)
         return LookedUp(found, _places(tables, given, found, keys), is_there=False)

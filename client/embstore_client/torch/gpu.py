@@ -1,4 +1,6 @@
-"""A GPU that Torch and a store in this process share: ids, rows and gradients stay in its memory.
+"""A GPU that Torch and a store share: ids, rows and gradients stay in its memory.
+
+The store is in this process, or a server's of this host that shares its GPU's memory.
 
 Torch makes the tensors that the store fills with rows, and those of gradients, which it sums; the
 store is shown where they are, and which stream Torch uses. So events order the work of both on the
@@ -28,8 +30,8 @@ from embstore_client.frameworks.tables import Ids
 
 _LEGACY_STREAM = 1
 """The default stream, in `__cuda_array_interface__`; Torch has 0 for it."""
-_DEVICES: WeakKeyDictionary[Store, str] = WeakKeyDictionary()
-"""Where the rows of stores are: `Store.device`, which asks the store."""
+_REACHED: WeakKeyDictionary[Store, dict[str, bool]] = WeakKeyDictionary()
+"""Of stores, whether their rows are on a GPU: `Sessions.reaches`, which asks the store."""
 
 
 class Shown:
@@ -108,17 +110,18 @@ class OccurrencesThere(NamedTuple):
 
 
 def device_of(store: Store, *forwards: Mapping[str, Any]) -> Any:
-    """Return the GPU that the ids of all features are on, if a store in this process has its rows
-    there; None: they go through the host."""
+    """Return the GPU that the ids of all features are on, if the store has its rows there, and this
+    process reaches them; None: they go through the host."""
     devices = {own.device for given in forwards for own in given.values()}
-    if len(devices) != 1 or not store.sessions.is_embedded:
+    if len(devices) != 1:
         return None
     (device,) = devices
     if device.type != "cuda":
         return None
-    if store not in _DEVICES:
-        _DEVICES[store] = store.device
-    return device if _DEVICES[store] == str(device) else None
+    reached, name = _REACHED.setdefault(store, {}), str(device)
+    if name not in reached:
+        reached[name] = store.sessions.reaches(name)
+    return device if reached[name] else None
 
 
 def rows_on(device: Any) -> MakeRows:

@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 
 from embstore.device.runtime import COMPUTE, UP, DeviceArray
+from embstore_client.device_area import check_is
 from embstore_proto.device_area import Handles
 from embstore_proto.device_places import Place
+from tests.kernels.emulation.callers import CALLERS
 from tests.kernels.emulation.exports import EVENTS, EXPORTS
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 CALLERS_STREAM, OUR_STREAM = 7, 9
 """Which the runtime has as UP and COMPUTE."""
+STREAMS = {CALLERS_STREAM: UP, CALLERS: CALLERS}
+"""Of a trainer, as the runtime has them; CALLERS is that of Torch."""
 
 
 class EmulatedGpu:
@@ -27,14 +31,16 @@ class EmulatedGpu:
 
     def __init__(self, looks: int = 0) -> None:
         self.runtime = EmulatedRuntime(name="client:0")
+        self.name = "cuda:0"
         self.lock = threading.RLock()
         self.looks = looks
         self.opened = 0
         """Areas, ever."""
         self.open_areas: list[EmulatedArea] = []
 
-    def open(self, handles: Handles) -> "EmulatedArea":
+    def open(self, handles: Handles, name: str | None = None) -> "EmulatedArea":
         """See `Gpu`."""
+        check_is(self.name, name)
         with self.lock:
             self.opened += 1
             area = EmulatedArea(self, handles)
@@ -134,7 +140,7 @@ class EmulatedArea:
         self._gpu, self._runtime = gpu, gpu.runtime
         self._export, self._event = EXPORTS[handles.memory], EVENTS[handles.event]
         assert len(self._export.memory.content) == handles.byte_count
-        self.byte_count = handles.byte_count
+        self.byte_count, self.device = handles.byte_count, gpu.name
         self._export.opened += 1
         self.d_bytes = self._runtime.open(self._export)
         self.content: np.ndarray = self._export.memory.content
@@ -147,8 +153,9 @@ class EmulatedArea:
                 interface = array.__cuda_array_interface__
                 if interface["version"] < 3:
                     array.__dlpack__(stream=OUR_STREAM)
-                elif interface["stream"] == CALLERS_STREAM:
-                    self._runtime.follow(COMPUTE, self._runtime.mark(UP))
+                elif interface["stream"] in STREAMS:
+                    stream = STREAMS[interface["stream"]]
+                    self._runtime.follow(COMPUTE, self._runtime.mark(stream))
 
     def follow_current(self) -> None:
         """See `OpenArea`: the trainer's stream is the current one."""
@@ -181,7 +188,7 @@ class EmulatedArea:
             self._runtime.copy(self.d_bytes[place.offset : place.end], target)
             mark = self._runtime.mark(COMPUTE)
             if interface["version"] >= 3:
-                self._runtime.follow(UP, mark)
+                self._runtime.follow(STREAMS.get(interface["stream"], UP), mark)
             else:
                 self._runtime.wait(mark)
 

@@ -79,6 +79,22 @@ def test_a_connection_is_used_again_when_its_rows_are_dropped(
     assert (stats["device_area_bytes"], stats["area_bytes"]) == (AREA_BYTES, 0)
 
 
+def test_calls_with_and_without_arrays_there_take_connections_of_their_own(
+    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
+) -> None:
+    """A loop and the thread that reads its batches call by turns; one area is enough."""
+    wide, keys = trainer.table("wide"), np.arange(100)
+    rows = wide.lookup(trainer.array(keys))
+    kept = wide.lookup(keys)  # by another connection, since the first one is lent
+    assert np.array_equal(rows.content(), kept)
+    del rows
+    del kept  # the one without an area was used last
+    for _ in range(3):
+        wide.lookup(trainer.array(keys))
+        wide.lookup(keys)
+    assert gpu.opened == 1 and server.traffic.connections == 2
+
+
 def test_areas_grow_and_those_before_are_closed_and_freed(
     server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
 ) -> None:

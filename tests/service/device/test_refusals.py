@@ -117,7 +117,7 @@ def test_rows_of_steps_need_memory_that_can_be_opened(
 ) -> None:
     """As from a container that has an IPC namespace of its own."""
 
-    def refuse(_: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise InvalidArgumentError("CUDA does not open the memory of the server's GPU")
 
     keys = trainer.array(np.arange(10))
@@ -132,6 +132,17 @@ def test_rows_of_steps_of_a_server_on_the_cpu_come_to_the_host(
         served.on_engine(make_tables)
         with patient(f"unix:{served.socket}") as store:
             refuses_device_rows(store, "the rows are on cpu", gpu.array(np.arange(10)))
+
+
+def test_another_gpu_than_the_servers_is_told_before_anything_is_opened_there(
+    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
+) -> None:
+    sessions = trainer.store.sessions
+    assert not sessions.reaches("cuda:1") and gpu.opened == 0
+    assert sessions.reaches("cuda:0") and gpu.opened == 1
+    assert not sessions.reaches("cuda:1")
+    with pytest.raises(InvalidArgumentError, match=r"on cuda:0, .* found them on cuda:1"):
+        sessions.check_device("cuda:1")
 
 
 def test_rows_of_several_shards_come_to_the_host(server: GpuServer, trainer: Trainer) -> None:

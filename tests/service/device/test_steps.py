@@ -12,7 +12,6 @@ import pytest
 import embstore
 from embstore.arithmetic import unique
 from embstore.handles.sessions import BagGradients, SomeGradients, StepBags
-from embstore_client import shared_memory
 from embstore_client.shared_memory import RESULTS_MAX
 from tests.copies import copy_of_open
 from tests.kernels.emulation.peer import EmulatedGpu, LentArray
@@ -31,6 +30,7 @@ from tests.service.device.samples import (
     wire_of,
 )
 from tests.service.device.test_same_bits import FEW_ROWS
+from tests.service.device.travelling import Travelled
 from tests.service.faults.losing import needs_compiler
 from tests.service.faults.served import until
 from tests.serving import patient
@@ -146,21 +146,7 @@ def test_the_network_and_the_host_see_no_row_and_no_gradient(
     server: GpuServer, trainer: Trainer, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What travels is which keys occur where: a row is of 256 bytes."""
-    device, travelled = Member(trainer.store, "d", ("wide",)), [0]
-    connection: Any = shared_memory._Connection
-    send, some = connection.send, connection._some
-
-    def counting_send(self: Any, pieces: Any, deadline: float) -> None:
-        travelled[0] += sum(map(len, pieces))
-        send(self, pieces, deadline)
-
-    def counting_some(self: Any, deadline: float) -> bytes:
-        data: bytes = some(self, deadline)
-        travelled[0] += len(data)
-        return data
-
-    monkeypatch.setattr(connection, "send", counting_send)
-    monkeypatch.setattr(connection, "_some", counting_some)
+    device, travelled = Member(trainer.store, "d", ("wide",)), Travelled(monkeypatch)
     trainer.table("wide").lookup(np.arange(ROWS))  # resident
     of_host, copied, moved, step = server.traffic.area_bytes, wire_of(trainer).copies.bytes, [], 0
     for count in (64, 64, ROWS, ROWS):
@@ -170,14 +156,14 @@ def test_the_network_and_the_host_see_no_row_and_no_gradient(
         runtimes = server.runtime, gpu.runtime
         grads = trainer.array(np.ones((count, WIDE), np.float32))
         before = [n for r in runtimes for n in (r.uploaded_bytes, r.downloaded_bytes)]
-        before.append(travelled[0])
+        before.append(travelled.of_this_thread[1])
         bags = {"wide": StepBags(inverse)}
         rows = device.sessions.lookup_step_pooled(device.name, step, bags, on_device=True)
         rows |= device.sessions.lookup_step(device.name, step, on_device=True)
         given = {"wide": BagGradients(bags["wide"], grads)}
         device.sessions.update_step(device.name, step, given)
         after = [n for r in runtimes for n in (r.uploaded_bytes, r.downloaded_bytes)]
-        after.append(travelled[0])
+        after.append(travelled.of_this_thread[1])
         moved.append([a - b for a, b in zip(after, before, strict=True)])
         del rows
     more = np.array(moved[3]) - np.array(moved[1])

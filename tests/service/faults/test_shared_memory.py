@@ -179,13 +179,13 @@ def test_a_connection_that_was_idle_is_used_again(
     monkeypatch.setattr(client_wire, "_FRESH_S", 0.0)
     rows_of(store, 10)
     wire = wire_of(store)
-    (connection,) = wire._free
+    (connection,) = wire._open
     for _ in range(3):
         rows_of(store, 10)
-        assert wire._free[0] is connection
+        assert wire._open == {connection}
     on_loop_call(lambda: [one.close() for one in tuple(shared.sharing._connections)])
     rows_of(store, 10)  # its server has ended it
-    assert connection not in wire._free
+    assert connection not in wire._open
 
 
 # Room
@@ -319,7 +319,7 @@ def test_a_connection_whose_deadline_passed_is_not_used_again(
         for command in (lookup(COUNT), update(COUNT)):
             with pytest.raises(DeadlineError):
                 impatient(store, command, 0.05)
-        assert used not in wire_of(store)._open and used not in wire_of(store)._free
+        assert used not in wire_of(store)._open
         until(lambda: Owned.of(shared).connections == 0)
     store.table("wide").assign(keys(COUNT), np.full((COUNT, DIM), 5.0, np.float32))
     assert (rows_of(store) == 5.0).all()
