@@ -356,9 +356,9 @@ class Sessions:
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
         finished; the last rank's applies all. Of an embedded store, and of a server that shares its
-        GPU's memory with this process, they may be in the device's memory; those of several ranks
-        are copied to the host. `SomeGradients` leave keys out, which are not updated;
-        `BagGradients` are of occurrences, and are summed by key.
+        GPU's memory with this process, they may be in the device's memory, where those of several
+        ranks are summed by key, and wait for the last. `SomeGradients` leave keys out, which are
+        not updated; `BagGradients` are of occurrences, and are summed by key.
 
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
             announced tables and keys in their order; None: unchecked. Over shards only a
