@@ -49,6 +49,7 @@ from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
 from embstore.tables.command_log import Codec, CommandLog
+from embstore.tables.lent import Lent
 from embstore.tables.tables import Tables
 
 R = TypeVar("R")
@@ -318,6 +319,10 @@ class Engine:
 
     def check_device(self) -> None:
         """Do nothing: rows are made in this process."""
+
+    def lend_device(self) -> Lent:
+        """Return the device for rows that a trainer in this process has there."""
+        return Lent(self.device, self.tables.reading)
 
     def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
         return [self.device.memory.empty(*shape) for shape in shapes]

@@ -13,6 +13,7 @@ from embstore.checks.parts import checked_bags
 from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
 from embstore.errors import InvalidArgumentError
 from embstore.handles import parts
+from embstore.handles.lent import LentDevice
 from embstore.results import (
     AcknowledgedUpdate,
     Announced,
@@ -290,6 +291,22 @@ class Sessions:
     def check_device(self) -> None:
         """Raise InvalidArgumentError, which says why, where `reaches_device` is False."""
         self._executor.check_device()
+
+    def lend_device(self) -> LentDevice:
+        """Return the device of a store in this process, for rows that its trainer has there.
+
+        Raises
+        ------
+        InvalidArgumentError : the store is in another process.
+        """
+        if not self.is_embedded:
+            raise InvalidArgumentError(
+                "expected a store in this process, whose device a trainer may use, found one in "
+                "another"
+            )
+        engine: Any = self._executor
+        lent: LentDevice = engine.lend_device()
+        return lent
 
     @property
     def rounds_rows(self) -> bool:
