@@ -6,7 +6,7 @@ so that the bits are the same. One thread uses a device at a time; so each metho
 the store's calls. `embstore.tables.lent` does it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -63,6 +63,10 @@ class LentRows(Protocol):
     def read(self, slots: Slots) -> tuple[Rows, Rows]:
         """Return weights and state of slots, copies on the host."""
 
+    def copied(self, slots: Slots) -> Callable[[], tuple[Rows, Rows]]:
+        """Copy weights and state of slots on the device, and return what brings the copies to the
+        host. Called by any thread."""
+
     def updated(self, slots: Slots, gradients: Any, scalars: Rows) -> tuple[Any, Any]:
         """Update copies of distinct slots, which `write` puts in place, as often as it is called
         until the next of these.
@@ -102,6 +106,9 @@ class LentDevice(Protocol):
         ------
         InvalidArgumentError : gradients of another shape or dtype, or on another device.
         """
+
+    def shown(self, sums: Any) -> Any:
+        """Return `SlotSums.sums` as an array that the store takes as a trainer's gradients."""
 
     def to_host(self, sums: Sequence[Any]) -> list[Rows]:
         """Return copies of `SlotSums.sums`."""

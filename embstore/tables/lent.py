@@ -93,6 +93,10 @@ class Lent:
             raise refusal(table, f"gradients of shape {shape}", (len(there), there.width))
         return there
 
+    def shown(self, sums: Any) -> Any:
+        """See `LentDevice`."""
+        return _Shown(sums)
+
     def to_host(self, sums: Sequence[Any]) -> list[Rows]:
         """See `LentDevice`."""
         with self.turn():
@@ -101,6 +105,21 @@ class Lent:
                 answer().reshape(len(array), array.width)
                 for answer, array in zip(asked, sums, strict=True)
             ]
+
+
+class _Shown:
+    """An array of the device as other libraries show theirs. Whoever reads it has the device in its
+    turn, behind the work that made it: there is no stream to follow."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array  # keeps its memory
+        self.__cuda_array_interface__ = {
+            "shape": (len(array), array.width),
+            "typestr": VALUE.str,
+            "data": (array.address, True),
+            "version": 3,
+            "stream": None,
+        }
 
 
 class _SlotMemory:
@@ -187,7 +206,24 @@ class RowsThere:
     def read(self, slots: Slots) -> tuple[Rows, Rows]:
         """See `LentRows`."""
         with self._lent.turn():
-            rows = self._lent.device.rows.read_rows(self._rows.there.rows, slots)
+            return self._parts(self._lent.device.rows.read_rows(self._rows.there.rows, slots))
+
+    def copied(self, slots: Slots) -> Callable[[], tuple[Rows, Rows]]:
+        """See `LentRows`."""
+        device = self._lent.device
+        with self._lent.turn():
+            named = self._lent.named(slots).unique_keys
+            copies = device.memory.allocate_rows(len(slots), self._layout)
+            device.rows.gather_rows(self._rows.there.rows, named, copies, 0)
+
+        def to_host() -> tuple[Rows, Rows]:
+            with self._lent.turn():
+                return self._parts(device.rows.read_rows(copies, np.arange(len(slots))))
+
+        return to_host
+
+    def _parts(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Return weights and state of whole rows."""
         dim, end = self._layout.dim, self._layout.dim + self._layout.state_dim
         return rows[:, :dim], rows[:, dim:end]
 

@@ -9,22 +9,22 @@ way to the store and from it, and so do sums, of several ranks, which meet in th
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from embstore.arithmetic import unique
-from embstore.arrays import Keys, Rows, as_keys
+from embstore.arrays import Keys, as_keys
 from embstore.commands import UpdateOptions
 from embstore.config import TableConfig
 from embstore.handles.lent import LentDevice, LentRows, SlotGradients
-from embstore.handles.sessions import BagGradients, SomeGradients, StepBags
+from embstore.handles.sessions import StepBags
 from embstore.profiles.hotset import HotSet
-from embstore_training.bags import Of, as_gradients, check_inverse
-from embstore_training.hotcold.replica import Replica, positions_of
+from embstore_training.bags import Of
+from embstore_training.hotcold.replica import Replica
 from embstore_training.read_ahead import OnceKeys
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.rows import TrainersRows
-from embstore_training.replicas.update import Sums, agreed, check_rates, is_accepted
+from embstore_training.replicas.there import Occurring, agreed_there, occurring
+from embstore_training.replicas.update import Sums
 
 
 def on_the_stores_device(
@@ -86,22 +86,9 @@ class DeviceReplica(Replica):
         of: Of,
         rows: Any,
     ) -> tuple[Keys, Any]:
-        """Return distinct keys, and a gradient for each, or of occurrences of them."""
-        own = once[name]
-        rows = as_gradients(rows, own, of, name)
-        if isinstance(rows, SomeGradients):
-            return own.keys[positions_of(rows, own, name)], rows.rows
-        if of == "unique" or (of == "keys" and own.is_identity):
-            return own.keys, rows
-        if of == "keys":
-            return own.keys, BagGradients(StepBags(own.inverse), rows)
-        check_inverse(name, of, len(own.keys))
-        if of.offsets is not None:
-            of = StepBags.of(*of, table=name)
-        occurs = np.zeros(len(own.keys), np.bool_)
-        occurs[of.inverse] = True
-        numbers = np.cumsum(occurs, dtype=np.int32) - np.int32(1)  # of those that occur
-        return own.keys[occurs], BagGradients(of._replace(inverse=numbers[of.inverse]), rows)
+        """Return distinct keys, and the gradients of them."""
+        own, found = once[name], occurring(name, once[name], of, rows)
+        return own.keys if found.positions is None else own.keys[found.positions], found
 
     def _agreed(
         self,
@@ -113,26 +100,15 @@ class DeviceReplica(Replica):
         keys = {name: self._table(name).index.keys[own.slots] for name, own in of_slots.items()}
         scale = options.gradient_scale if all_gather is None else 1.0
         summed = self._lent.summed(of_slots, scale)
-        if all_gather is not None:
-            rows = self._lent.to_host([own.sums for own in summed.values()])
-            share = {name: (keys[name], of) for name, of in zip(summed, rows, strict=True)}
-            return agreed(share, options, self._trained, all_gather)
-        check_rates(summed, options, self._trained)
-        for name, own in summed.items():
-            if own.may_be_refused:
-                (on_host,) = self._lent.to_host([own.sums])
-                if not is_accepted(name, Sums(keys[name], on_host), options):
-                    return None
-        return {name: Sums(keys[name], cast(Rows, own.sums)) for name, own in summed.items()}
+        return agreed_there(self._lent, keys, summed, options, self._trained, all_gather)
 
     def _of_slots(self, name: str, keys: ArrayLike, gradients: Any) -> SlotGradients:
         """Return gradients of one table as the device sums them."""
-        table, keys = self._table(name), as_keys(keys, name)
-        dim = table.config.dim
-        if isinstance(gradients, BagGradients):
-            bags, rows = gradients
-            return SlotGradients(table.pulled_slots(keys), dim, rows, bags.inverse, bags.bags)
-        once, inverse = unique(keys)
-        is_once = len(once) == len(keys)
-        slots = table.pulled_slots(once)
-        return SlotGradients(slots, dim, gradients, None if is_once else inverse)
+        table, once = self._table(name), as_keys(keys, name)
+        if isinstance(gradients, Occurring):
+            given = gradients
+        else:
+            once, inverse = unique(once)
+            is_once = len(once) == len(inverse)
+            given = Occurring(None, gradients, None if is_once else inverse)
+        return given.at(table.pulled_slots(once), table.config.dim)

@@ -47,6 +47,7 @@ from embstore_training.hotcold.update import Receipt, change
 from embstore_training.read_ahead import OnceKeys
 from embstore_training.replicas.ranks import AllGather, Verb, float_bits, float_of, meet
 from embstore_training.replicas.rows import HostRows, Slots, TrainersRows
+from embstore_training.replicas.there import positions_of
 from embstore_training.replicas.update import Sums, Trained, agreed, checked
 
 
@@ -391,16 +392,3 @@ class Replica:
         if pushed is not None:
             self.pushed_rows += pushed.rows
             self.pushed_bytes += pushed.bytes
-
-
-def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
-    """Return which distinct keys have gradients, (n,) ascending, as a session takes them."""
-    positions, count = as_keys(given.positions, table), len(once.keys)
-    if len(positions) and not (
-        positions[0] >= 0 and positions[-1] < count and (np.diff(positions) > 0).all()
-    ):
-        raise InvalidArgumentError(
-            f"table {table!r}: expected ascending positions below {count}, the number of distinct "
-            f"keys, found {positions}"
-        )
-    return positions
