@@ -104,6 +104,14 @@ def of_each_key(rows: Rows, of: Of) -> Rows:
     return bag_gradients(rows, of.offsets, of.mode, of.weights)
 
 
+def check_inverse(table: str, of: StepBags, count: int) -> None:
+    """Refuse, by InvalidArgumentError, an index that none of `count` distinct keys has."""
+    inverse = of.inverse
+    if len(inverse) and not 0 <= inverse.min() <= inverse.max() < count:
+        expected = f"inverse in [0, {count}), the distinct keys"
+        raise refusal(table, expected, f"{inverse.min()} to {inverse.max()}")
+
+
 def summed(table: str, once: OnceKeys, of: StepBags, rows: Rows) -> Rows | SomeGradients:
     """Return gradients of occurrences that a caller has named, or of bags of them, as one sum for
     each key that occurs.
@@ -112,10 +120,8 @@ def summed(table: str, once: OnceKeys, of: StepBags, rows: Rows) -> Rows | SomeG
     ------
     InvalidArgumentError : an index that no key of the step has.
     """
-    count, inverse = len(once.keys), of.inverse
-    if len(inverse) and not 0 <= inverse.min() <= inverse.max() < count:
-        expected = f"inverse in [0, {count}), the distinct keys"
-        raise refusal(table, expected, f"{inverse.min()} to {inverse.max()}")
+    count = len(once.keys)
+    check_inverse(table, of, count)
     part = summed_part(step_gradients(table, BagGradients(of, rows)), count)
     positions = part.positions
     return part.gradients if positions is None else SomeGradients(positions, part.gradients)

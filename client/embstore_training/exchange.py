@@ -56,13 +56,13 @@ _IDS_A_BAG = 3
 for them."""
 
 
-def rows_where(given: Any, waits: str) -> RowsWhere:
+def rows_where(given: Any, waits: str, sessions: Sessions) -> RowsWhere:
     """Return where the rows of a session's steps are to be, checked."""
     where: RowsWhere = one_of(given, "rows", get_args(RowsWhere))
-    if where == "device" and waits == "none":
+    if where == "device" and waits == "none" and not sessions.is_embedded:
         raise InvalidArgumentError(
             "expected rows='host' or 'auto' with waits='none', which keeps rows in the host's "
-            "memory, found rows='device'"
+            "memory where the store is in another process, found rows='device'"
         )
     return where
 

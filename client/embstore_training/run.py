@@ -47,6 +47,7 @@ from embstore_training.step import Step
 from embstore_training.times import RunStats, Times
 from embstore_training.write_behind.exchange import WriteBehind
 from embstore_training.write_behind.options import behind_of
+from embstore_training.write_behind.there import WriteBehindThere
 
 T = TypeVar("T")
 
@@ -110,7 +111,7 @@ class Run:
             rank=rank,
             world_size=world_size,
         )
-        self._rows = rows_where(rows, waits)
+        self._rows = rows_where(rows, waits, sessions)
         self._sessions = sessions
         self._tables = tuple(tables)
         options: dict[str, Any] = {
@@ -179,7 +180,10 @@ class Run:
     def _made_exchange(self, session: RankSession) -> SessionExchange:
         if self._behind is None:
             return SessionExchange(self._sessions, session, self._times, self._rows)
-        return WriteBehind(self._sessions, session, self._times, **vars(self._behind))
+        how = self._sessions, session, self._times
+        if self._rows == "device" and (lent := self._sessions.lend_device()).is_queued:
+            return WriteBehindThere(*how, lent=lent, **vars(self._behind))
+        return WriteBehind(*how, **vars(self._behind))
 
     @property
     def _joined(self) -> RankSession:

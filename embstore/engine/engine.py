@@ -48,12 +48,9 @@ from embstore.storage.files import removed
 from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
-from embstore.tables.command_log import (
-    CommandLog,
-)
-from embstore.tables.logged import (
-    Codec,
-)
+from embstore.tables.command_log import CommandLog
+from embstore.tables.lent import Lent
+from embstore.tables.logged import Codec
 from embstore.tables.tables import Tables
 
 R = TypeVar("R")
@@ -327,6 +324,10 @@ class Engine:
             raise InvalidArgumentError(
                 f"expected rows on {self.device.name}, found them asked for on {name}"
             )
+
+    def lend_device(self) -> Lent:
+        """Return the device for rows that a trainer in this process has there."""
+        return Lent(self.device, self.tables.reading)
 
     def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
         return [self.device.memory.empty(*shape) for shape in shapes]

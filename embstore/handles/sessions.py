@@ -13,6 +13,7 @@ from embstore.checks.parts import checked_bags
 from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
 from embstore.errors import InvalidArgumentError
 from embstore.handles import parts
+from embstore.handles.lent import LentDevice
 from embstore.results import (
     AcknowledgedUpdate,
     Announced,
@@ -298,6 +299,22 @@ class Sessions:
         """Raise InvalidArgumentError, which says why, where `reaches` is False."""
         self._executor.check_device(name)
 
+    def lend_device(self) -> LentDevice:
+        """Return the device of a store in this process, for rows that its trainer has there.
+
+        Raises
+        ------
+        InvalidArgumentError : the store is in another process.
+        """
+        if not self.is_embedded:
+            raise InvalidArgumentError(
+                "expected a store in this process, whose device a trainer may use, found one in "
+                "another"
+            )
+        engine: Any = self._executor
+        lent: LentDevice = engine.lend_device()
+        return lent
+
     @property
     def rounds_rows(self) -> bool:
         """Whether rows of steps come rounded."""
@@ -363,9 +380,9 @@ class Sessions:
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
         finished; the last rank's applies all. Of an embedded store, and of a server that shares its
-        GPU's memory with this process, they may be in the device's memory; those of several ranks
-        are copied to the host. `SomeGradients` leave keys out, which are not updated;
-        `BagGradients` are of occurrences, and are summed by key.
+        GPU's memory with this process, they may be in the device's memory, where those of several
+        ranks are summed by key, and wait for the last. `SomeGradients` leave keys out, which are
+        not updated; `BagGradients` are of occurrences, and are summed by key.
 
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
             announced tables and keys in their order; None: unchecked. Over shards only a

@@ -9,7 +9,7 @@ An update is one command, whose sum over ranks does not depend on who came last 
 rule 6). A release and a skip are commands too, for they move the session's place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from operator import index
@@ -22,10 +22,11 @@ from embstore import commands as c
 from embstore.arrays import Rows, is_on_device, refusal
 from embstore.errors import EmbstoreError, InvalidArgumentError, ReplicaMismatchError
 from embstore.lookahead.handles import StepOutcome
+from embstore.lookahead.rank_sums import summed
 from embstore.lookahead.records import check_rows
 from embstore.lookahead.registry import Registry
 from embstore.lookahead.session import Rank, Session
-from embstore.lookahead.step import Attempt, Options, RankShare, Sent, Step, Verb
+from embstore.lookahead.step import Attempt, KeptSums, Options, RankShare, Sent, Step, Verb
 from embstore.results import AcknowledgedUpdate, Place
 from embstore.step_sums import summed_part
 from embstore.tables import writes
@@ -186,13 +187,14 @@ class Finishing:
 
     def _gradients(
         self, session: Session, share: RankShare, command: Finish
-    ) -> dict[str, c.StepGradients]:
+    ) -> Mapping[str, c.StepGradients | KeptSums]:
         if not isinstance(command, c.UpdateStep):
             return {}
         on_device = any(is_on_device(part.gradients) for part in command.tables)
         is_copied = on_device and session.facts.world_size > 1
+        is_logged = self._tables.frame.log is not None
         with self._tables.reading() if is_copied else nullcontext():
-            return _checked_gradients(session, share, command)
+            return _checked_gradients(session, share, command, is_logged=is_logged)
 
 
 def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
@@ -221,10 +223,10 @@ def _options_of(command: Finish) -> Options:
 
 
 def _checked_gradients(
-    session: Session, share: RankShare, command: c.UpdateStep
-) -> dict[str, c.StepGradients]:
-    """Return gradients as announced, of some tables; of several ranks a copy, which waits for the
-    others'."""
+    session: Session, share: RankShare, command: c.UpdateStep, *, is_logged: bool
+) -> Mapping[str, c.StepGradients | KeptSums]:
+    """Return gradients as announced, of some tables; of several ranks what is the store's, and
+    waits for the others': copies, or on a device sums."""
     given = {part.table: part for part in command.tables}
     if command.is_finite is False and command.options.on_nonfinite == "refuse":
         raise InvalidArgumentError(
@@ -238,8 +240,13 @@ def _checked_gradients(
         )
     for part in command.tables:
         _check_positions(part, len(share.keys_of(part.table)))
-    if session.facts.world_size == 1 and any(is_on_device(p.gradients) for p in command.tables):
+    is_there, kept = any(is_on_device(p.gradients) for p in command.tables), None
+    if is_there and session.facts.world_size == 1:
         return given  # used at once, and looked at there
+    if is_there and share.parts[0].pool.device.is_queued:
+        kept, may_be_refused = summed(share, given, to_host=is_logged)
+        if not may_be_refused:
+            return kept
     checked = {
         name: replace(given[name], gradients=_on_host(session.tables[name], share, given[name]))
         for name in share.places
@@ -255,7 +262,7 @@ def _checked_gradients(
                 f"{share.keys_with_gradients(part)[wrong[0]]}; skip the step on all ranks, or give "
                 'on_nonfinite="skip"'
             )
-    return {name: _kept(part, len(share.keys_of(name))) for name, part in checked.items()}
+    return kept or {name: _kept(part, len(share.keys_of(name))) for name, part in checked.items()}
 
 
 def _kept(part: c.StepGradients, count: int) -> c.StepGradients:

@@ -19,13 +19,13 @@ rank announces is unique.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import unique
-from embstore.arrays import KEY_BITS, Keys, refusal
+from embstore.arrays import KEY_BITS, Keys, Rows, refusal
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import StepPins
 from embstore.commands import StepGradients, UpdateOptions
@@ -194,6 +194,18 @@ class Part:
         return rows, slots, batch, missing
 
 
+@dataclass(frozen=True, eq=False)
+class KeptSums:
+    """One table's gradients of one rank, summed by key in the device's memory, where they wait for
+    those of other ranks."""
+
+    table: str
+    sums: Array  # (n, dim)
+    positions: Positions | None  # (n,) ascending, of the announced keys; None: all of them
+    gradients: Rows  # a copy of the sums on the host, where a log is told of them; else (0, dim)
+    inverse: ClassVar[None] = None
+
+
 @dataclass(eq=False)
 class RankShare:
     """What one rank announced of a step."""
@@ -255,7 +267,7 @@ class RankShare:
         return positions
 
     def batches(
-        self, shares: list[Share], gradients: Mapping[str, StepGradients]
+        self, shares: list[Share], gradients: Mapping[str, StepGradients | KeptSums]
     ) -> list[PoolBatch] | None:
         """Return the batch of each part, with those of its tables' shares; None: some keys have no
         gradient, or one table's are of keys and another's of occurrences."""
@@ -284,14 +296,14 @@ class RankShare:
         """Return which rows the share is about: each key once."""
         return [Share(self.table(name), self.keys_of(name)) for name in self.places]
 
-    def keys_with_gradients(self, part: StepGradients) -> Keys:
+    def keys_with_gradients(self, part: StepGradients | KeptSums) -> Keys:
         """Return the announced keys of a table that have gradients, repeated where they occur
         again."""
         keys = self.keys_of(part.table)
         chosen = part.positions if part.inverse is None else part.inverse
         return keys if chosen is None else keys[chosen]
 
-    def gradient_shares(self, gradients: Mapping[str, StepGradients]) -> list[Share]:
+    def gradient_shares(self, gradients: Mapping[str, StepGradients | KeptSums]) -> list[Share]:
         """Return the shares of the tables that have gradients, in announced order."""
         return [
             self._gradient_share(part)
@@ -299,8 +311,10 @@ class RankShare:
             if (part := gradients.get(name)) is not None
         ]
 
-    def _gradient_share(self, part: StepGradients) -> Share:
+    def _gradient_share(self, part: StepGradients | KeptSums) -> Share:
         table, keys = self.table(part.table), self.keys_with_gradients(part)
+        if isinstance(part, KeptSums):
+            return Share(table, keys, Gradients(part.sums))
         count = len(keys) if part.bags is None else len(part.bags.offsets) - 1
         rows = gradients_of(table, part.gradients, count)
         named = Gradients(rows) if part.bags is None else bag_gradients(rows, part.bags)
@@ -320,7 +334,7 @@ class Sent:
     """What one rank sent to finish a step."""
 
     options: Options
-    gradients: Mapping[str, StepGradients]
+    gradients: Mapping[str, StepGradients | KeptSums]
     rows_checksum: int | None = None
     is_finite: bool | None = None
 

@@ -172,8 +172,6 @@ def test_rows_that_cannot_be_on_the_device_are_refused_at_once(tmp_path):
     with opened(tmp_path, "cpu") as store:
         with pytest.raises(InvalidArgumentError, match='rows to be "auto" or "host" or "device"'):
             store.session(tables=["a"], rows="gpu")
-        with pytest.raises(InvalidArgumentError, match="with waits='none'"):
-            store.session(tables=["a"], rows="device", waits="none")
 
 
 def test_a_caller_makes_the_arrays_for_rows(tmp_path):

@@ -9,6 +9,7 @@
     replica        the hot rows at the trainer
     rows           one table's hot rows, in slots
     update         one update of them, of all ranks
+    device_replica  the same in the memory of the store's device, in the store's process
     torch_replica  the same in torch tensors, on the trainer's device
     phases         stretches of one kind, on all ranks alike
     alike          whether ranks have one hot set

@@ -33,18 +33,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from embstore.arithmetic import sum_by_key, unique
-from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows
+from embstore.arithmetic import pool_rows, sum_by_key, unique
+from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows, on_host
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError, TableNotFoundError
+from embstore.handles.sessions import SomeGradients, StepBags
 from embstore.profiles.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
+from embstore_training.bags import Of, as_gradients, of_each_key
 from embstore_training.hotcold.rows import HotTable
 from embstore_training.hotcold.update import Receipt, change
+from embstore_training.read_ahead import OnceKeys
 from embstore_training.replicas.ranks import AllGather, Verb, float_bits, float_of, meet
-from embstore_training.replicas.rows import HostRows, Slots
-from embstore_training.replicas.update import agreed, checked
+from embstore_training.replicas.rows import HostRows, Slots, TrainersRows
+from embstore_training.replicas.there import positions_of
+from embstore_training.replicas.update import Sums, Trained, agreed, checked
 
 
 class _Push(NamedTuple):
@@ -106,7 +110,7 @@ class Replica:
             )
         return HotTable(handle, config, keys, self._make_rows(config, len(keys)))
 
-    def _make_rows(self, config: TableConfig, count: int) -> HostRows:
+    def _make_rows(self, config: TableConfig, count: int) -> TrainersRows:
         return HostRows(config, count)
 
     def _called(self, call: Any, *args: Any) -> Any:
@@ -263,9 +267,8 @@ class Replica:
                 "expected the last push to have succeeded before more is trained; push again"
             )
         options = checked(UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
-        own = {name: self._summed(name, *as_pair(p, name)) for name, p in gradients.items()}
-        tables = {name: table.trained for name, table in self._tables.items()}
-        sums = agreed(own, options, tables, all_gather)
+        pairs = {name: as_pair(given, name) for name, given in gradients.items()}
+        sums = self._agreed(pairs, options, all_gather)
         if sums is None:
             return AcknowledgedUpdate(0, self.t, skipped=True)
         self._receipt = receipt or Receipt()
@@ -274,6 +277,20 @@ class Replica:
         ]
         self._receipt.synchronize()
         return AcknowledgedUpdate(0, self.t)
+
+    def _agreed(
+        self,
+        given: Mapping[str, tuple[Any, Any]],
+        options: UpdateOptions,
+        all_gather: AllGather | None,
+    ) -> dict[str, Sums] | None:
+        """Return the scaled sums of all ranks; see `replicas.update.agreed`."""
+        own = {name: self._summed(name, *pair) for name, pair in given.items()}
+        return agreed(own, options, self._trained, all_gather)
+
+    @property
+    def _trained(self) -> dict[str, Trained]:
+        return {name: table.trained for name, table in self._tables.items()}
 
     def _summed(self, name: str, keys: ArrayLike, gradients: Any) -> tuple[Keys, Rows]:
         """Return one table's gradients, summed by key (contract.md, rule 2)."""
@@ -292,6 +309,44 @@ class Replica:
         return self._tables[name]
 
     # What the trainer computes with
+
+    def pooled(self, name: str, keys: Keys, bags: StepBags) -> Any:
+        """Return the pooled rows of bags of a table's distinct hot keys, (bags, dim)."""
+        rows = self.to_host(self.lookup({name: keys})[name])
+        assert bags.offsets is not None, "bags have bounds"
+        return self.to_trainer(pool_rows(rows[bags.inverse], bags.offsets, bags.mode, bags.weights))
+
+    def given(
+        self,
+        name: str,
+        keys: Mapping[str, Keys],
+        once: Mapping[str, OnceKeys],
+        of: Of,
+        rows: Any,
+    ) -> tuple[Keys, Any]:
+        """Return what a step is given of a table as keys and gradients that `update` takes.
+
+        Parameters
+        ----------
+        keys, once : the step's keys, of all tables
+        of, rows : what gradients are of (`embstore_training.bags`), and they
+        """
+        rows = self.to_store(rows)
+        if of == "keys":
+            return keys[name], rows
+        own = once[name]
+        rows = as_gradients(rows, own, of, name)
+        if isinstance(of, StepBags):
+            return own.keys[of.inverse], of_each_key(rows, of)
+        if isinstance(rows, SomeGradients):
+            return own.keys[positions_of(rows, own, name)], rows.rows
+        return own.keys, rows
+
+    def to_store(self, rows: Any) -> Any:
+        """Return gradients of the trainer as a session of the run takes them."""
+        if isinstance(rows, SomeGradients):
+            return rows._replace(rows=on_host(self.to_host(rows.rows)))
+        return on_host(self.to_host(rows))
 
     def to_trainer(self, rows: Rows) -> Any:
         """Return rows of the host as `lookup` returns them."""

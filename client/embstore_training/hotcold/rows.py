@@ -15,7 +15,7 @@ from embstore.arrays import Keys, Rows, as_keys
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
-from embstore_training.replicas.rows import HostRows, Slots
+from embstore_training.replicas.rows import Slots, TrainersRows
 from embstore_training.replicas.update import Trained
 
 DENSE_KEYS_MAX = 1 << 24
@@ -47,7 +47,7 @@ class SlotIndex:
 class HotTable:
     """What is known of one table and its hot rows."""
 
-    def __init__(self, handle: Any, config: TableConfig, keys: Keys, rows: HostRows) -> None:
+    def __init__(self, handle: Any, config: TableConfig, keys: Keys, rows: TrainersRows) -> None:
         self.handle = handle
         self.config = config
         self.index = SlotIndex(keys)

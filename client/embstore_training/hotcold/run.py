@@ -57,6 +57,7 @@ from embstore.handles.sessions import Sessions
 from embstore.profiles.hotset import HotSet
 from embstore_training.hotcold.alike import check_hot_set
 from embstore_training.hotcold.classifier import Chunk, Classifier
+from embstore_training.hotcold.device_replica import on_the_stores_device
 from embstore_training.hotcold.packer import Batch, Packer
 from embstore_training.hotcold.phases import Phase, Phases, PushRoom
 from embstore_training.hotcold.ragged import keys_of
@@ -108,10 +109,11 @@ class HotColdRun:
         columns : the table of each column of ids; the tables' only writer is this run
         batch_size, window_batches, rate : see `Packer`
         lookahead, name, rank, world_size, session : see `Store.session`, of which `planner`,
-            `lease_ms`, `rank_timeout_ms` and `wait_s` may be given as well
+            `lease_ms`, `rank_timeout_ms`, `wait_s` and `rows` may be given as well
         all_gather : of several ranks: returns what each rank gave it, in rank order (`ranks.py`)
         replica : makes the replica, of (store, hot_set, tables=...): `Replica`, or
-            `partial(TorchReplica, device=...)`, by which rows are tensors
+            `partial(TorchReplica, device=...)`, by which rows are tensors. With rows="device" it is
+            in the memory of the store's device, and so are rows and gradients of every step
 
         Raises
         ------
@@ -138,10 +140,13 @@ class HotColdRun:
                 'expected a hot/cold run to wait for late rows, found waits="none"'
             )
         if session.get("rows", "host") == "device":
-            raise InvalidArgumentError(
-                "expected rows='host' or 'auto' of a hot/cold run, found rows='device'; a replica "
-                "of tensors keeps hot rows on a device"
-            )
+            if not store.sessions.is_embedded or replica is not Replica:
+                raise InvalidArgumentError(
+                    "expected rows='device' of a hot/cold run with a store in this process and "
+                    "without `replica`, found another; a replica of tensors keeps hot rows on a "
+                    "device: replica=partial(TorchReplica, device='cuda')"
+                )
+            replica = on_the_stores_device
         if session.pop("resume", False):  # its steps are the mixed batches alone
             raise InvalidArgumentError("expected steps(..., skip=) to resume, found resume=True")
         self._store, self._make_replica = store, replica

@@ -1,23 +1,22 @@
 """Steps of a hot/cold run, for the body of its loop: on the replica, or at the store.
 
 Both are `embstore_training.step.Step`, and differ in their exchange. A hot step calls no store; of
-several ranks, each way to finish it is a meeting of all of them. Its bags are pooled on the host,
-to the bits of the store, also where the replica's rows are on a device.
+several ranks, each way to finish it is a meeting of all of them. The replica pools its bags: on the
+store's device by the store's kernel, else on the host, to the same bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from embstore.arithmetic import unique
-from embstore.arrays import Keys, as_keys, on_host
+from embstore.arrays import Keys
 from embstore.commands import UpdateOptions
-from embstore.errors import InvalidArgumentError
-from embstore.handles.sessions import SomeGradients, StepBags
+from embstore.handles.sessions import StepBags
 from embstore.results import AcknowledgedUpdate
-from embstore_training.bags import Forms, Of, as_gradients, made_of, of_each_key
+from embstore_training.bags import Forms
 from embstore_training.exchange import Exchange, Given
 from embstore_training.hotcold.packer import Batch
 from embstore_training.hotcold.ragged import keys_of, offsets_of
@@ -118,8 +117,8 @@ class MixedExchange(Exchange):
     def update(self, entry: Entry, given: Given, options: UpdateOptions) -> AcknowledgedUpdate:
         """See `Exchange`."""
         replica = self._replica()
-        on_host = {table: (of, _on_host(replica, rows)) for table, (of, rows) in given.items()}
-        return self._there.update(entry, on_host, options)
+        sent = {table: (of, replica.to_store(rows)) for table, (of, rows) in given.items()}
+        return self._there.update(entry, sent, options)
 
     def finish(self, entry: Entry, verb: str) -> AcknowledgedUpdate:
         """See `Exchange`."""
@@ -136,20 +135,25 @@ class HotExchange(Exchange):
         """See `Exchange`."""
         assert isinstance(entry, HotEntry)
         replica, once = self._replica(), entry.once
-        named = {t: entry.given[t] if of == "keys" else once[t].keys for t, of in forms.items()}
+        plain = {t: of for t, of in forms.items() if not isinstance(of, StepBags)}
+        named = {t: entry.given[t] if of == "keys" else once[t].keys for t, of in plain.items()}
         found = replica.lookup(named)
-        for table, of in forms.items():
-            if isinstance(of, StepBags):
-                rows = replica.to_host(found[table])
-                found[table] = replica.to_trainer(made_of(rows, once[table], of))
-        return found
+        return {
+            table: replica.pooled(table, once[table].keys, of)
+            if isinstance(of, StepBags)
+            else found[table]
+            for table, of in forms.items()
+        }
 
     def update(self, entry: Entry, given: Given, options: UpdateOptions) -> AcknowledgedUpdate:
         """See `Exchange`."""
         assert isinstance(entry, HotEntry)
         replica = self._replica()
         return replica.update(
-            {table: _of_keys(replica, entry, table, *rows) for table, rows in given.items()},
+            {
+                table: replica.given(table, entry.given, entry.once, *of_table)
+                for table, of_table in given.items()
+            },
             all_gather=self._all_gather,
             receipt=entry.receipt,
             **vars(options),
@@ -160,39 +164,3 @@ class HotExchange(Exchange):
         replica = self._replica()
         meet(self._all_gather, _VERBS[verb])
         return AcknowledgedUpdate(0, replica.t, skipped=verb == "skipped")
-
-
-def _of_keys(
-    replica: Replica, entry: HotEntry, table: str, of: Of, values: Any
-) -> tuple[Keys, Any]:
-    """Return keys and a gradient for each of them, as a replica takes them."""
-    rows = _on_host(replica, values)
-    if of == "keys":
-        return entry.given[table], rows
-    once = entry.once[table]
-    rows = as_gradients(rows, once, of, table)
-    if isinstance(of, StepBags):
-        return once.keys[of.inverse], of_each_key(rows, of)
-    if isinstance(rows, SomeGradients):
-        return once.keys[_positions(rows.positions, len(once.keys), table)], rows.rows
-    return once.keys, rows
-
-
-def _positions(given: ArrayLike, count: int, table: str) -> Keys:
-    """Return which distinct keys have gradients, as a session takes them."""
-    positions = as_keys(given, table)
-    if len(positions) and not (
-        positions[0] >= 0 and positions[-1] < count and (np.diff(positions) > 0).all()
-    ):
-        raise InvalidArgumentError(
-            f"table {table!r}: expected ascending positions below {count}, the number of distinct "
-            f"keys, found {positions}"
-        )
-    return positions
-
-
-def _on_host(replica: Replica, rows: Any) -> Any:
-    """Return gradients of the trainer as arrays of the host."""
-    if isinstance(rows, SomeGradients):
-        return rows._replace(rows=on_host(replica.to_host(rows.rows)))
-    return on_host(replica.to_host(rows))

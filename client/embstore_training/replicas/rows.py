@@ -4,7 +4,7 @@ FAE (Adnan et al., VLDB 2022) leaves the state behind; here a row's weights and 
 written together.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,18 @@ from embstore.arrays import Rows
 from embstore.config import TableConfig
 
 Slots = NDArray[np.int64]
+
+
+class TrainersRows(Protocol):
+    """Weights and state of one table's rows at a trainer, by slot, wherever they are; `HostRows`
+    says what each method does."""
+
+    def take(self, slots: Slots) -> Any: ...
+    def read(self, slots: Slots) -> tuple[Rows, Rows]: ...
+    def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]: ...
+    def update(self, slots: Slots, gradients: Rows, scalars: Rows) -> None: ...
+    def write(self, slots: Slots, weights: Any, state: Any) -> None: ...
+    def grow(self, count: int) -> None: ...
 
 
 class HostRows:

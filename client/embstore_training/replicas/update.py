@@ -4,7 +4,7 @@ Ranks compare before they add. Options that differ are a caller's mistake, which
 or a rate that differs says that their replicas are no longer alike, and nothing may be added.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from embstore_training.replicas.ranks import (
     meet,
     others_than,
 )
-from embstore_training.replicas.rows import HostRows, Slots
+from embstore_training.replicas.rows import Slots, TrainersRows
 
 
 class Sums(NamedTuple):
@@ -89,19 +89,30 @@ def agreed(
     messages = meet(all_gather, Verb.UPDATE, [*numbers, *rates], own)
     check_alike(messages, numbers, rates)
     sums = scaled([message.share for message in messages], options.gradient_scale)
-    for name in sums if options.learning_rate is not None else ():
+    check_rates(sums, options, tables)
+    return sums if all(is_accepted(name, own, options) for name, own in sums.items()) else None
+
+
+def check_rates(
+    names: Iterable[str], options: UpdateOptions, tables: Mapping[str, Trained]
+) -> None:
+    """Check that the optimizers of some tables take the rate that is given, if one is."""
+    for name in names if options.learning_rate is not None else ():
         what = f"table {name!r}: learning_rate"
         tables[name].config.optimizer.check_learning_rate(options.learning_rate, what)
-    for name, of_table in sums.items():
-        for key, gradient in unaccepted(*of_table):
-            if options.on_nonfinite == "skip":
-                return None
-            raise refused_gradient(name, key, gradient)
-    return sums
+
+
+def is_accepted(name: str, sums: Sums, options: UpdateOptions) -> bool:
+    """Return whether rule 9 accepts a table's scaled sums; if not, the update is skipped, or
+    refused by InvalidArgumentError."""
+    wrong = unaccepted(*sums)
+    if wrong and options.on_nonfinite != "skip":
+        raise refused_gradient(name, *wrong[0])
+    return not wrong
 
 
 def updated(
-    rows: HostRows, table: Trained, slots: Slots, gradients: Rows, options: UpdateOptions
+    rows: TrainersRows, table: Trained, slots: Slots, gradients: Rows, options: UpdateOptions
 ) -> tuple[Any, Any]:
     """Return what weights and state of distinct slots are after one more update of a table.
 

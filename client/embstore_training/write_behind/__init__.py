@@ -37,4 +37,5 @@ from the store's rows, so to the same bits.
     sending   finished steps on their way to the store, in order, at most `depth`
     workers   threads that ask and send
     exchange  what steps call
+    there     rows, updates and exchange in the memory of the store's device
 """

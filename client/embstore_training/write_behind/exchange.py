@@ -13,7 +13,7 @@ from embstore.checks import checked
 from embstore.commands import UpdateOptions
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions, SomeGradients, step_gradients
-from embstore.results import AcknowledgedUpdate
+from embstore.results import AcknowledgedUpdate, TableDescription
 from embstore_training.bags import Forms, Of
 from embstore_training.exchange import Judged, SessionExchange, finishing, made
 from embstore_training.rank_session import RankSession
@@ -21,7 +21,7 @@ from embstore_training.read_ahead import Entry
 from embstore_training.replicas.ranks import AllGather, Verb, meet
 from embstore_training.times import Times
 from embstore_training.write_behind.pieces import Wanted, pieces
-from embstore_training.write_behind.rows import Came, Checksum, RowsInFlight, StepSums
+from embstore_training.write_behind.rows import Came, RowsInFlight, StepSums
 from embstore_training.write_behind.sending import Sending
 from embstore_training.write_behind.slots import Placed, TableSlots
 from embstore_training.write_behind.workers import Workers
@@ -80,12 +80,15 @@ class WriteBehind(SessionExchange):
                 )
             self._sending.stop()
         tables, window = self.sessions.tables(self._session.facts.tables), 2 * self._depth
-        self._rows = RowsInFlight(tables, window, self._all_gather)
+        self._rows = self._made_rows(tables, window)
         self._slots = {name: TableSlots(window) for name in tables}
         self._bytes_max = self.sessions.call_bytes_max()
         self._sending = Sending(
             self._session, self._depth, self._bytes_max, self._acknowledged, self._failed
         )
+
+    def _made_rows(self, tables: Mapping[str, TableDescription], window: int) -> RowsInFlight:
+        return RowsInFlight(tables, window, self._all_gather)
 
     def _acknowledged(self, number: int) -> None:
         if (ahead := self.ahead) is not None:
@@ -166,7 +169,7 @@ class WriteBehind(SessionExchange):
 
     # A step
 
-    def lookup(self, entry: Entry, forms: Forms) -> dict[str, Rows]:
+    def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
         """Return rows made of those of a step's distinct keys, which are here or on their way."""
         rows = self.rows(entry)
         self.send_for_next()
@@ -233,7 +236,7 @@ class WriteBehind(SessionExchange):
                 self._sending.send(number, verb, 0, send)
                 return AcknowledgedUpdate(0, self._rows.t, skipped=verb == "skipped")
             own, given = self._own(entry, sums or {}, options)
-            checksum = Checksum(self._rows.read(flight.placed))
+            checksum = self._rows.checksum(flight.placed)
             self._is_torn = True
             try:
                 is_applied = self._rows.update(number, given, options)
@@ -242,7 +245,9 @@ class WriteBehind(SessionExchange):
                 raise
             judged = Judged(checksum, is_finite=is_applied)
             send = finishing(self.sessions, number, verb, own, options, judged=judged)
-            size = sum(of.gradients.nbytes for of in given.values())
+            size = sum(
+                self._rows.gradient_bytes(name) * len(of.slots) for name, of in given.items()
+            )
             self._sending.send(number, verb, size, send)
             self._is_torn = False
             return AcknowledgedUpdate(0, self._rows.t, skipped=not is_applied)

@@ -18,8 +18,8 @@ fraction of the time; the thread that sends the step computes with them.
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from embstore.arithmetic import checksum, unique
 from embstore.arrays import EMPTY_KEY, Inverse, Keys, Rows
 from embstore.commands import UpdateOptions
+from embstore.config import TableConfig
 from embstore.layout import VALUE_BYTES
 from embstore.results import StepRecords, TableDescription
 from embstore_training.replicas.ranks import AllGather
-from embstore_training.replicas.rows import HostRows, Slots
+from embstore_training.replicas.rows import HostRows, Slots, TrainersRows
 from embstore_training.replicas.update import Sums, Trained, agreed, checked, scalars_of
 from embstore_training.write_behind.slots import Placed
 
@@ -59,6 +60,10 @@ class _Update(NamedTuple):
     scalars: Rows  # of its optimizer
 
 
+Copies = Mapping[str, Callable[[], tuple[Rows, Rows]]]
+"""By table, what returns copies of weights and state."""
+
+
 class Checksum:
     """The checksum of a step's rows, computed when it is asked for
     (`embstore.commands.RowsChecksum`). Any thread.
@@ -67,28 +72,30 @@ class Checksum:
     checksum of all rows first, and then for one of each shard's.
     """
 
-    def __init__(self, rows: dict[str, tuple[Rows, Rows]]) -> None:
-        self._rows = rows
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
 
     def __index__(self) -> int:
         """Return it (`embstore.arithmetic.checksum`)."""
-        return checksum(self._rows.values())
+        return checksum(copies() for copies in self._copies.values())
 
     def of(self, positions: Mapping[str, Inverse]) -> int:
         """Return the checksum of some rows of every table."""
-        return checksum(
-            (weights[positions[name]], state[positions[name]])
-            for name, (weights, state) in self._rows.items()
-        )
+        rows = ((positions[name], *copies()) for name, copies in self._copies.items())
+        return checksum((weights[places], state[places]) for places, weights, state in rows)
 
 
-class _Table:
+MakeRows = Callable[[TableConfig, int], TrainersRows]
+"""Makes so many slots for the rows of a table."""
+
+
+class Table:
     """One table's rows in flight."""
 
-    def __init__(self, described: TableDescription) -> None:
+    def __init__(self, described: TableDescription, make_rows: MakeRows) -> None:
         self.config = described.config
         self.t = described.t
-        self.rows = HostRows(described.config, 0)
+        self.rows = make_rows(described.config, 0)
         self.keys = np.empty(0, np.int64)  # of each slot; EMPTY_KEY: none. Of several ranks only.
         self._guard = threading.Lock()  # Rows that are put while there is made room would be lost.
 
@@ -124,9 +131,10 @@ class RowsInFlight:
         tables: Mapping[str, TableDescription],
         window: int,
         all_gather: AllGather | None,
+        make_rows: MakeRows = HostRows,
     ) -> None:
         """Have no rows yet. `tables` are as of the last finished step."""
-        self._tables = {name: _Table(described) for name, described in tables.items()}
+        self._tables = {name: Table(described, make_rows) for name, described in tables.items()}
         self._all_gather = all_gather
         self._updates: deque[tuple[int, dict[str, _Update]]] = deque(maxlen=window)
         """Of several ranks: the updates of the last steps, by step."""
@@ -139,6 +147,10 @@ class RowsInFlight:
     def dim(self, name: str) -> int:
         """Return the dim of a table."""
         return self._tables[name].config.dim
+
+    def gradient_bytes(self, name: str) -> int:
+        """Return the bytes of a gradient of a table."""
+        return VALUE_BYTES * self.dim(name)
 
     @property
     def row_bytes(self) -> dict[str, int]:
@@ -189,20 +201,26 @@ class RowsInFlight:
                     if number > rows.last_step and name in updates:
                         self._catch_up(self._tables[name], slots, updates[name])
 
-    def _catch_up(self, table: _Table, slots: Slots, update: _Update) -> None:
+    def _catch_up(self, table: Table, slots: Slots, update: _Update) -> None:
         """Apply an update that rows have not seen, to those of them that it names."""
         places = places_in(table.keys[slots], update.sums.keys)
         is_named = places >= 0
         gradients = update.sums.gradients[is_named]
         table.rows.update(slots[places[is_named]], gradients, update.scalars)
 
-    def lookup(self, placed: Mapping[str, Placed]) -> dict[str, Rows]:
+    def lookup(self, placed: Mapping[str, Placed]) -> dict[str, Any]:
         """Return the weights of a step's keys, (u, dim) by table, the caller's to keep."""
         return {name: self._tables[name].rows.take(places.slots) for name, places in placed.items()}
 
-    def read(self, placed: Mapping[str, Placed]) -> dict[str, tuple[Rows, Rows]]:
-        """Return weights and state of a step's keys, by table, copies."""
-        return {name: self._tables[name].rows.read(places.slots) for name, places in placed.items()}
+    def checksum(self, placed: Mapping[str, Placed]) -> Checksum:
+        """Return the checksum of a step's rows as they are now."""
+        return Checksum(
+            {name: self._copies(self._tables[name].rows, of.slots) for name, of in placed.items()}
+        )
+
+    def _copies(self, rows: Any, slots: Slots) -> Callable[[], tuple[Rows, Rows]]:
+        copies = rows.read(slots)
+        return lambda: copies
 
     def update(self, number: int, given: Mapping[str, StepSums], options: UpdateOptions) -> bool:
         """Apply a step's update, of all ranks; return False if it is skipped.
@@ -212,9 +230,8 @@ class RowsInFlight:
         InvalidArgumentError : see `replicas.update.agreed`; t cannot grow. Nothing has changed.
         """
         options = checked(options)
-        own = {name: (sums.keys, sums.gradients) for name, sums in given.items()}
         trained = {name: table.trained for name, table in self._tables.items()}
-        agreed_sums = agreed(own, options, trained, self._all_gather)
+        agreed_sums = self._agreed(given, options, trained)
         if agreed_sums is None:
             return False
         updates = {
@@ -233,6 +250,15 @@ class RowsInFlight:
         if self._all_gather is not None:
             self._updates.append((number, updates))
         return True
+
+    def _agreed(
+        self,
+        given: Mapping[str, StepSums],
+        options: UpdateOptions,
+        trained: Mapping[str, Trained],
+    ) -> dict[str, Sums] | None:
+        own = {name: (sums.keys, sums.gradients) for name, sums in given.items()}
+        return agreed(own, options, trained, self._all_gather)
 
 
 def places_in(known: Keys, keys: Keys) -> Slots:

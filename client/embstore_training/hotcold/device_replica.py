@@ -1,0 +1,114 @@
+"""The hot replica in the memory of the store's device, in the store's own process.
+
+Rows, gradients and their sums stay there: a hot step's lookup gathers and pools on the device, its
+update sums by key and applies there, by the store's own kernels (`embstore.handles.lent`). Keys,
+slots, t and what is dirty stay on the host, where keys come from. Rows go through the host on their
+way to the store and from it, and so do sums, of several ranks, which meet in the caller's hook.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from numpy.typing import ArrayLike
+
+from embstore.arithmetic import unique
+from embstore.arrays import Keys, as_keys
+from embstore.commands import UpdateOptions
+from embstore.config import TableConfig
+from embstore.handles.lent import LentDevice, LentRows, SlotGradients
+from embstore.handles.sessions import StepBags
+from embstore.profiles.hotset import HotSet
+from embstore_training.bags import Of
+from embstore_training.hotcold.replica import Replica
+from embstore_training.read_ahead import OnceKeys
+from embstore_training.replicas.ranks import AllGather
+from embstore_training.replicas.rows import TrainersRows
+from embstore_training.replicas.there import Occurring, agreed_there, occurring
+from embstore_training.replicas.update import Sums
+
+
+def on_the_stores_device(
+    store: Any, hot_set: HotSet | Mapping[str, ArrayLike], *, tables: Iterable[str] | None = None
+) -> Replica:
+    """Return the replica of a store in this process: on the CPU in the memory of the host, which is
+    its device's; see `Replica`.
+
+    Raises
+    ------
+    InvalidArgumentError : the store is in another process; and as `Replica`.
+    """
+    lent = store.sessions.lend_device()
+    if not lent.is_queued:
+        return Replica(store, hot_set, tables=tables)
+    return DeviceReplica(store, hot_set, lent, tables=tables)
+
+
+class DeviceReplica(Replica):
+    """The hot rows of some tables on a device. `lookup` returns its arrays, `update` takes them."""
+
+    def __init__(
+        self,
+        store: Any,
+        hot_set: HotSet | Mapping[str, ArrayLike],
+        lent: LentDevice,
+        *,
+        tables: Iterable[str] | None = None,
+    ) -> None:
+        """Prepare the rows of `hot_set` on a device that queues work; see `Replica`.
+
+        Raises
+        ------
+        CapacityError : the device has no memory for them beside the cache.
+        """
+        self._lent = lent
+        super().__init__(store, hot_set, tables=tables)
+
+    def _make_rows(self, config: TableConfig, count: int) -> TrainersRows:
+        return self._lent.rows(config, count)
+
+    def pooled(self, name: str, keys: Keys, bags: StepBags) -> Any:
+        """See `Replica`."""
+        self._receipt.synchronize()
+        table = self._table(name)
+        assert bags.bags is not None, "they have bounds"
+        rows = cast(LentRows, table.rows)
+        return rows.pooled(table.pulled_slots(keys), bags.inverse, bags.bags)
+
+    def to_store(self, rows: Any) -> Any:
+        """Return gradients as they are: the store takes them."""
+        return rows
+
+    def given(
+        self,
+        name: str,
+        keys: Mapping[str, Keys],
+        once: Mapping[str, OnceKeys],
+        of: Of,
+        rows: Any,
+    ) -> tuple[Keys, Any]:
+        """Return distinct keys, and the gradients of them."""
+        own, found = once[name], occurring(name, once[name], of, rows)
+        return own.keys if found.positions is None else own.keys[found.positions], found
+
+    def _agreed(
+        self,
+        given: Mapping[str, tuple[Any, Any]],
+        options: UpdateOptions,
+        all_gather: AllGather | None,
+    ) -> dict[str, Sums] | None:
+        of_slots = {name: self._of_slots(name, *pair) for name, pair in given.items()}
+        keys = {name: self._table(name).index.keys[own.slots] for name, own in of_slots.items()}
+        scale = options.gradient_scale if all_gather is None else 1.0
+        summed = self._lent.summed(of_slots, scale)
+        return agreed_there(self._lent, keys, summed, options, self._trained, all_gather)
+
+    def _of_slots(self, name: str, keys: ArrayLike, gradients: Any) -> SlotGradients:
+        """Return gradients of one table as the device sums them."""
+        table, once = self._table(name), as_keys(keys, name)
+        if isinstance(gradients, Occurring):
+            given = gradients
+        else:
+            once, inverse = unique(once)
+            is_once = len(once) == len(inverse)
+            given = Occurring(None, gradients, None if is_once else inverse)
+        return given.at(table.pulled_slots(once), table.config.dim)

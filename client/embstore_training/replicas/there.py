@@ -1,0 +1,104 @@
+"""Gradients of a trainer's rows on a device that a store has lent (`embstore.handles.lent`).
+
+The same as `bags` and `update` say of arrays of the host: which distinct keys have a gradient, and
+what all ranks make of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys, as_keys
+from embstore.commands import Bags, UpdateOptions
+from embstore.errors import InvalidArgumentError
+from embstore.handles.lent import LentDevice, SlotGradients, Slots, SlotSums
+from embstore.handles.sessions import SomeGradients, StepBags
+from embstore_training.bags import Of, as_gradients, check_inverse
+from embstore_training.read_ahead import OnceKeys
+from embstore_training.replicas.ranks import AllGather
+from embstore_training.replicas.update import Sums, Trained, agreed, check_rates, is_accepted
+
+
+class Occurring(NamedTuple):
+    """Gradients of those of a step's distinct keys that have one."""
+
+    positions: NDArray[np.int64] | None  # (u,) ascending, of the keys; None: all
+    rows: Any  # (n, dim), or (bags, dim)
+    inverse: NDArray[np.int32] | None = None  # (n,), of which of them; None: once, in order
+    bags: Bags | None = None
+
+    def at(self, slots: Slots, dim: int) -> SlotGradients:
+        """Return them as gradients of slots, (u,)."""
+        return SlotGradients(slots, dim, self.rows, self.inverse, self.bags)
+
+
+def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
+    """Return what a step is given of a table.
+
+    Raises
+    ------
+    InvalidArgumentError : not as many gradients as there are keys, or bags; an index that no key
+        has; bags that are none.
+    """
+    rows, count = as_gradients(given, once, of, table), len(once.keys)
+    if isinstance(rows, SomeGradients):
+        return Occurring(positions_of(rows, once, table), rows.rows)
+    if of == "unique" or (of == "keys" and once.is_identity):
+        return Occurring(None, rows)
+    if of == "keys":
+        return Occurring(None, rows, once.inverse)
+    check_inverse(table, of, count)
+    if of.offsets is not None:
+        of = StepBags.of(*of, table=table)
+    occurs = np.zeros(count, np.bool_)
+    occurs[of.inverse] = True
+    if occurs.all():
+        return Occurring(None, rows, of.inverse, of.bags)
+    numbers = np.cumsum(occurs, dtype=np.int32) - np.int32(1)  # of those that occur
+    return Occurring(np.flatnonzero(occurs), rows, numbers[of.inverse], of.bags)
+
+
+def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
+    """Return which distinct keys have gradients, (n,) ascending, as a session takes them."""
+    positions, count = as_keys(given.positions, table), len(once.keys)
+    if len(positions) and not (
+        positions[0] >= 0 and positions[-1] < count and (np.diff(positions) > 0).all()
+    ):
+        raise InvalidArgumentError(
+            f"table {table!r}: expected ascending positions below {count}, the number of distinct "
+            f"keys, found {positions}"
+        )
+    return positions
+
+
+def agreed_there(
+    lent: LentDevice,
+    keys: Mapping[str, Keys],
+    summed: Mapping[str, SlotSums],
+    options: UpdateOptions,
+    tables: Mapping[str, Trained],
+    all_gather: AllGather | None,
+) -> dict[str, Sums] | None:
+    """Return the scaled sums of all ranks as `agreed` does; of one rank they stay on the device.
+
+    Parameters
+    ----------
+    keys, summed : this rank's, by table; of one rank scaled by `options`, of several not
+
+    Raises
+    ------
+    As `agreed`.
+    """
+    if all_gather is not None:
+        rows = lent.to_host([own.sums for own in summed.values()])
+        share = {name: (keys[name], of) for name, of in zip(summed, rows, strict=True)}
+        return agreed(share, options, tables, all_gather)
+    check_rates(summed, options, tables)
+    for name, own in summed.items():
+        if own.may_be_refused:
+            (on_host,) = lent.to_host([own.sums])
+            if not is_accepted(name, Sums(keys[name], on_host), options):
+                return None
+    return {name: Sums(keys[name], own.sums) for name, own in summed.items()}

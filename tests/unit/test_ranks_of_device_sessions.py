@@ -1,0 +1,201 @@
+"""Ranks of a session give gradients in the device's memory: they stay there until the last rank's
+come, and the digest is that of arrays of the host."""
+
+import threading
+from shutil import copytree
+
+import numpy as np
+import pytest
+
+import embstore
+from embstore import Adam, InvalidArgumentError, RowWiseAdagrad, Uniform
+from embstore.device.gpu import GpuDevice
+from embstore.handles.sessions import BagGradients, SomeGradients, StepBags
+from tests.kernels.emulation.callers import CallersArray
+from tests.kernels.emulation.runtime import EmulatedRuntime
+
+ROWS, KEYS, STEPS = 300, 60, 4
+TABLES = {"a": (12, RowWiseAdagrad(0.1)), "b": (5, Adam(0.1)), "c": (12, Adam(0.2))}
+OFFSETS = np.linspace(0, KEYS, 9).astype(np.int64)
+FORMS = ("keys", "unique", "bags", "some", "occurrences", "few tables")
+
+
+def opened(path, device="gpu", durability="checkpoint"):
+    how = {} if device == "cpu" else {"device": GpuDevice(EmulatedRuntime(), 1)}
+    store = embstore.open(path, cache_bytes=1 << 20, durability=durability, **how)
+    for name, (dim, optimizer) in TABLES.items():
+        store.create_table(
+            name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=Uniform(-1, 1), seed=3
+        )
+    if device != "cpu":
+        store.executor.device.runtime.turn = store.executor.tables.frame.turn
+    return store
+
+
+def batches(rank):
+    rng = np.random.default_rng([7, rank])
+    return [{n: np.minimum(rng.zipf(1.3, KEYS), ROWS) - 1 for n in TABLES} for _ in range(STEPS)]
+
+
+class Arrays:
+    """Makes a rank's arrays: of the host, of the device, or of each in turn."""
+
+    def __init__(self, store, where):
+        self._runtime, self._where = getattr(store.executor.device, "runtime", None), where
+        self._count = 0
+
+    def __call__(self, content):
+        self._count += 1
+        is_there = self._where == "device" or (self._where == "mixed" and self._count % 2)
+        return CallersArray.of(self._runtime, content) if is_there else content
+
+
+def update(step, form, array):
+    """Finish a step by gradients of keys, of distinct ones, of some, of bags, of occurrences."""
+    inverse = {name: of for name, (_, of) in step.lookup_unique().items()}
+    rng = np.random.default_rng(step.number)
+
+    def gradients(name, count):
+        return array(rng.standard_normal((count, TABLES[name][0])).astype(np.float32))
+
+    if form == "keys":
+        step.update({name: gradients(name, KEYS) for name in TABLES})
+    elif form == "unique":
+        step.update_unique({n: gradients(n, of.max() + 1) for n, of in inverse.items()})
+    elif form == "bags":
+        step.lookup_pooled({"a": OFFSETS, "b": None, "c": OFFSETS}, {"a": "mean"})
+        counts = {"a": len(OFFSETS) - 1, "b": KEYS, "c": len(OFFSETS) - 1}
+        step.update_pooled({name: gradients(name, count) for name, count in counts.items()})
+    elif form == "some":
+        some = {n: np.arange(0, of.max() + 1, 2) for n, of in inverse.items()}
+        given = {n: SomeGradients(of, gradients(n, len(of))) for n, of in some.items()}
+        step.update_unique(given)
+    elif form == "occurrences":
+        bags = {n: StepBags(of[::-2].copy()) for n, of in inverse.items()}
+        given = {n: BagGradients(of, gradients(n, len(of.inverse))) for n, of in bags.items()}
+        step.update_occurrences(given)
+    else:
+        step.update({"c": gradients("c", KEYS)})
+
+
+def train(store, where, form, *, ranks=2, body=update, **session):
+    """Train in so many ranks, each in a thread; return what each of them raised."""
+    raised = [None] * ranks
+
+    def train_rank(rank):
+        here = where if isinstance(where, str) else where[rank]
+        array, how = Arrays(store, here), {"name": "job", "rank": rank, "world_size": ranks}
+        try:
+            with store.session(tables=[*TABLES], **how, **session) as run:
+                for step in run.steps(batches(rank), keys=lambda batch: batch):
+                    body(step, form, array)
+        except InvalidArgumentError as exc:
+            raised[rank] = exc
+
+    others = [threading.Thread(target=train_rank, args=(rank,)) for rank in range(1, ranks)]
+    for other in others:
+        other.start()
+    train_rank(0)
+    for other in others:
+        other.join()
+    return raised
+
+
+def digests(store):
+    return {name: store.table(name).digest() for name in TABLES}
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """The digests on the CPU, of arrays of the host, by form and count of ranks."""
+    found = {}
+    for form in FORMS:
+        for ranks in (2, 3):
+            with opened(tmp_path_factory.mktemp("cpu"), "cpu") as store:
+                assert train(store, "host", form, ranks=ranks) == [None] * ranks
+                found[form, ranks] = digests(store)
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("where", ["device", "mixed", ("host", "device", "mixed")])
+def test_one_digest_wherever_ranks_have_their_gradients(tmp_path, wanted, where, form):
+    with opened(tmp_path) as store:
+        assert train(store, where, form, ranks=3) == [None] * 3
+        assert digests(store) == wanted[form, 3]
+
+
+@pytest.mark.parametrize("planner", ["group:3", "window"])
+def test_one_digest_for_every_planner(tmp_path, wanted, planner):
+    with opened(tmp_path) as store:
+        train(store, "device", "keys", planner=planner, rows="device")
+        assert digests(store) == wanted["keys", 2]
+
+
+def test_what_is_logged_is_the_same_update(tmp_path, wanted):
+    with opened(tmp_path / "store", durability="commands") as store:
+        train(store, "device", "occurrences")
+        assert digests(store) == wanted["occurrences", 2]
+        log = store.executor.log
+        log.files.wait(log.files.appended, written=True)
+        copytree(tmp_path / "store", tmp_path / "killed")
+    with embstore.open(tmp_path / "killed", cache_bytes=1 << 20) as store:
+        assert store.executor.recovered_commands >= STEPS
+        assert digests(store) == wanted["occurrences", 2]
+
+
+def test_a_rank_is_told_of_its_own_gradients_and_may_skip(tmp_path):
+    def body(step, form, array):
+        step.lookup_unique()
+        if form == "told" and threading.current_thread() is not threading.main_thread():
+            given = np.ones((KEYS, 12), np.float32)
+            given[3, 1] = np.nan
+            wrong = np.unique(batches(1)[step.number - 1]["a"][3])
+            with pytest.raises(InvalidArgumentError, match=rf"finite .* for key {wrong[0]};"):
+                step.update({"a": array(given)})
+        step.skip()
+
+    with opened(tmp_path) as store:
+        assert train(store, "device", "told", body=body) == [None, None]
+        assert store.table("a").t == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, 3e38])
+def test_sums_that_rule_9_refuses_are_skipped_by_all_ranks(tmp_path, bad):
+    seen = []
+
+    def body(step, form, array):
+        step.lookup_unique()
+        given = np.full((KEYS, 12), bad, np.float32)
+        seen.append(step.update({"a": array(given)}, on_nonfinite="skip").skipped)
+
+    with opened(tmp_path) as store:
+        assert train(store, "device", "", body=body) == [None, None]
+        assert store.table("a").t == 0
+    assert seen == [True] * 2 * STEPS
+
+
+def test_gradients_of_ranks_do_not_come_to_the_host(tmp_path):
+    """Of keys their numbers come; nothing of a row, and nothing goes back up."""
+    with opened(tmp_path) as store:
+        runtime, sessions = store.executor.device.runtime, store.sessions
+        sessions.open("job", [*TABLES], world_size=2)
+        keys = {name: np.arange(ROWS) for name in TABLES}
+        members = [sessions.join("job", rank).member for rank in range(2)]
+        for member in members:
+            sessions.announce(member, {1: keys})
+        for member in members:
+            sessions.lookup_step(member, 1)
+        given = {
+            name: CallersArray.of(runtime, np.ones((ROWS, dim), np.float32))
+            for name, (dim, _) in TABLES.items()
+        }
+        before = runtime.uploaded_bytes, runtime.downloaded_bytes
+        first = threading.Thread(target=sessions.update_step, args=(members[0], 1, given))
+        first.start()
+        sessions.update_step(members[1], 1, given)
+        first.join()
+        up, down = runtime.uploaded_bytes - before[0], runtime.downloaded_bytes - before[1]
+    size = 4 * ROWS * sum(dim for dim, _ in TABLES.values())
+    assert down < size / 4
+    assert up < size  # keys of both ranks, and zeros that counters of kernels begin with
