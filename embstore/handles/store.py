@@ -100,7 +100,8 @@ class Store:
 
         Raises
         ------
-        TableExistsError : the name has another identity, or other rows (then see `Table.grow`).
+        TableExistsError : the name has another identity, or other rows; the error names what
+            differs (for more rows see `Table.grow`).
         InvalidArgumentError, CapacityError : nothing has changed.
         """
         config = TableConfig.checked(
@@ -676,6 +677,6 @@ def _warn_of_rate(name: str, kept: float, given: float) -> None:
     if given != kept:
         warnings.warn(
             f"table {name!r} is there already and keeps its learning rate {kept:g}; the one given, "
-            f"{given:g}, has no effect: set table.learning_rate = {given:g} to change it",
+            f"{given:g}, has no effect: store.table({name!r}).learning_rate = {given:g} changes it",
             stacklevel=3,
         )
