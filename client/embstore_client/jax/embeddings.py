@@ -52,6 +52,10 @@ class Embeddings(StoreBacked):
         self._host = callbacks.Host(self.tables, self._looked_up, self._steps)
         self._sizes = Sizes()
 
+    def __repr__(self) -> str:
+        tables = "".join(f"\n  {table!r}" for table in self._tables_now())
+        return f"{type(self).__name__}({tables}\n)"
+
     # Outside of what is compiled
 
     def lookup(self, features: Mapping[str, Any], *, admit: bool = True) -> Step:
@@ -70,7 +74,7 @@ class Embeddings(StoreBacked):
         """
         given = given_of(self.tables, features)
         source = PlainStep(self.store, keys_by_table(self.tables, given), admit=admit)
-        return Step(source, self.tables, given, self._sizes)
+        return Step(source, self.tables, given, self._sizes, frozen=self._steps.gradients.frozen)
 
     def ahead(
         self,
@@ -109,8 +113,16 @@ class Embeddings(StoreBacked):
         ranks = Ranks(rank, world_size)
         with self._loop(batches, features, ranks=ranks, **how, **session) as loop:
             for source, of in loop:
-                named = {"batch": of.batch, "number": source.number, "world_size": world_size}
-                yield Step(source, self.tables, of.given, self._sizes, **named)
+                yield Step(
+                    source,
+                    self.tables,
+                    of.given,
+                    self._sizes,
+                    batch=of.batch,
+                    number=source.number,
+                    world_size=world_size,
+                    frozen=self._steps.gradients.frozen,
+                )
 
     def _announced(self, batch: Any, features: Any) -> Announced:
         given = given_of(self.tables, features)

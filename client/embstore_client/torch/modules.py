@@ -34,6 +34,7 @@ class EmbeddingBag(StoreModule):
         initializer: Initializer | None = None,
         seed: int | None = None,
         include_last_offset: bool = False,
+        trainable: bool = True,
         dtype: Any = None,
     ) -> None:
         """Make the table, unless it is there.
@@ -41,7 +42,7 @@ class EmbeddingBag(StoreModule):
         Parameters
         ----------
         mode : "sum" or "mean"
-        initializer, seed : as in `Bag`
+        initializer, seed, trainable : as in `Bag`
         include_last_offset : offsets have one more element, the number of ids
         dtype : of activations; None: float32, or that of per-sample weights
         """
@@ -54,6 +55,7 @@ class EmbeddingBag(StoreModule):
             initializer=initializer,
             seed=seed,
             mode=mode,
+            trainable=trainable,
         )
         super().__init__(store, [table], dtype=dtype)
         self.include_last_offset = include_last_offset
@@ -93,13 +95,14 @@ class Embedding(StoreModule):
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
+        trainable: bool = True,
         dtype: Any = None,
     ) -> None:
         """Make the table, unless it is there.
 
         Parameters
         ----------
-        initializer, seed : as in `Ids`
+        initializer, seed, trainable : as in `Ids`
         dtype : of activations; None: float32
         """
         table = Ids(
@@ -110,6 +113,7 @@ class Embedding(StoreModule):
             optimizer=optimizer,
             initializer=initializer,
             seed=seed,
+            trainable=trainable,
         )
         super().__init__(store, [table], dtype=dtype)
 
