@@ -14,6 +14,7 @@ import pytest
 from embstore import InvalidArgumentError, Uniform
 from embstore.handles.store import Store
 from tests.frameworks.numpy_twin import Forward, Twin
+from tests.frameworks.tables import TABLE
 from tests.serving import Server, patient
 
 ROWS = 40
@@ -124,6 +125,35 @@ def test_a_learning_rate_is_of_one_step(embedded: Store, on: Any) -> None:
         twin.step(forwards([twins], on.back(layer, [given])), **options)
         layer.step(**options)
     twin.assert_same()
+
+
+@ALL
+@pytest.mark.parametrize("how", [{}, {"waits": "late"}, {"waits": "none"}])
+def test_learning_rates_of_one_step_are_given_by_table(
+    embedded: Store, how: dict[str, Any], on: Any
+) -> None:
+    rng, layer = np.random.default_rng(14), on.collection(embedded)
+    twin = Twin(layer)
+    batches: Any = [on.batch_of(rng) for _ in range(4)]
+    if how:
+        batches = on.ahead(layer, batches, lambda batch: batch[0], lookahead=3, **how)
+    for number, (given, twins) in enumerate(batches):
+        options: Any = [{}, {"learning_rate": {"b": 0.5}}][number % 2]
+        features = "x" if number == 3 else on.features  # of "b" there is no gradient
+        twin.step(forwards([twins], on.back(layer, [given], features)), **options)
+        layer.step(**options)
+    twin.assert_same()
+
+
+def test_a_learning_rate_of_a_table_that_is_not_the_layers_is_refused(
+    embedded: Store, on: Any
+) -> None:
+    layer = on.one_table(embedded)
+    embedded.create_table("other", **TABLE)
+    on.back_of(layer, on.ids([[1, 2]]))
+    with pytest.raises(InvalidArgumentError, match=r"tables of \['t'\], found \['other'\]"):
+        layer.step(learning_rate={"other": 0.1})
+    layer.step(learning_rate={"t": 0.0})
 
 
 def test_evaluation_keeps_nothing_and_admits_no_row(embedded: Store, on: Any) -> None:

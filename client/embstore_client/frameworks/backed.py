@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from embstore.arrays import Keys
+from embstore.commands import LearningRate
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
@@ -115,11 +116,22 @@ class StoreBacked:
         """
         self._steps.gradients.frozen -= self._named(tables)
 
-    def _named(self, tables: Collection[str]) -> set[str]:
+    def _named(self, tables: Collection[Any]) -> set[str]:
         unknown = [name for name in tables if name not in self.tables]
         if unknown:
             raise InvalidArgumentError(f"expected tables of {[*self.tables]}, found {unknown}")
         return {*tables} or {*self.tables}
+
+    def _checked_rate(self, learning_rate: LearningRate | None) -> LearningRate | None:
+        """Return the learning rate of a step.
+
+        Raises
+        ------
+        InvalidArgumentError : it is given by table, and the module has no such table.
+        """
+        if isinstance(learning_rate, Mapping):
+            self._named(learning_rate)
+        return learning_rate
 
     # Rows
 
@@ -213,13 +225,20 @@ class StoreBackedModule(StoreBacked):
                 yield announced.batch
 
     def _sent(
-        self, verdict: Verdict, ranks: Ranks = ALONE, *, on_nonfinite: Any, **options: Any
+        self,
+        verdict: Verdict,
+        ranks: Ranks = ALONE,
+        *,
+        learning_rate: LearningRate | None,
+        on_nonfinite: Any,
+        **options: Any,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients, divided by what they were scaled by and by the number of ranks; skip
         them where the dense part was skipped, and lower the scale where they alone overflow."""
         done = self._steps.send(
             self.store,
             is_skipped=verdict.is_overflow,
+            learning_rate=self._checked_rate(learning_rate),
             gradient_scale=1.0 / verdict.scale / ranks.world_size,
             on_nonfinite=on_nonfinite or ("refuse" if verdict.lower is None else "skip"),
             **options,

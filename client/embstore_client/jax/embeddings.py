@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.commands import OnNonfinite
+from embstore.commands import LearningRate, OnNonfinite
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBacked
@@ -161,7 +161,7 @@ class Embeddings(StoreBacked):
     def step(
         self,
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
@@ -186,7 +186,7 @@ class Embeddings(StoreBacked):
         scale = 1.0 / self._steps.ranks.world_size if gradient_scale is None else gradient_scale
         return self._steps.send(
             self.store,
-            learning_rate=learning_rate,
+            learning_rate=self._checked_rate(learning_rate),
             gradient_scale=scale,
             on_nonfinite=on_nonfinite,
         )

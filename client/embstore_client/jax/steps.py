@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic import unique
 from embstore.arrays import Keys, Rows
-from embstore.commands import OnNonfinite
+from embstore.commands import LearningRate, OnNonfinite
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
@@ -131,7 +131,7 @@ class Step:
         self,
         gradients: Mapping[str, Any],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
@@ -141,7 +141,8 @@ class Step:
         ----------
         gradients : {feature: as `activations`}, of any float dtype; what is left out, or None, has
             no gradient. A table without any is not updated, and its t stays; nor is a frozen one
-        learning_rate : for this update only; None: the tables'
+        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
+            tables'
         gradient_scale : None: 1 / world_size of the loop, so that the update is the ranks' mean
         on_nonfinite : "refuse", or "skip" what has gradients that are not finite
 
@@ -176,7 +177,7 @@ class Step:
         self,
         gradients: Mapping[str, Any],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:

@@ -12,7 +12,7 @@ import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import numpy as np
 import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from embstore.commands import OnNonfinite
+from embstore.commands import LearningRate, OnNonfinite
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
@@ -114,7 +114,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         self,
         verdict: Verdict | None = None,
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         on_nonfinite: OnNonfinite | None = None,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
@@ -127,7 +127,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         verdict : what a `LossScale` has found, behind the optimizer's step: the store's part is
             skipped where the dense part was; where the store's own gradients overflow, only the
             store's is, and the scale is lowered
-        learning_rate : for this update only; None: the tables'
+        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
+            tables'
         on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
             None: "skip" with a verdict, else "refuse"
 

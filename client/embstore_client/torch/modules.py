@@ -6,7 +6,7 @@ EmbeddingBagCollection   tables, bags        a mapping of features, or a KeyedJa
 EmbeddingCollection      tables, ids         likewise
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -59,6 +59,37 @@ class EmbeddingBag(StoreModule):
         )
         super().__init__(store, [table], dtype=dtype)
         self.include_last_offset = include_last_offset
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        store: Store,
+        name: str,
+        weights: Any,
+        *,
+        freeze: bool = True,
+        optimizer: Optimizer | None = None,
+        **module: Any,
+    ) -> Self:
+        """Return a module whose table begins with these rows, as that of `torch.nn.EmbeddingBag`.
+
+        A table that was never trained is given them, where its rows are others. One that was
+        keeps its rows, which a warning says: a trainer that is started again goes on.
+
+        Parameters
+        ----------
+        weights : (rows, dim) tensor of any float dtype; rows are float32
+        freeze : train it no more, until `requires_grad_()`
+        optimizer : None: `Sgd(0.01)`, with `freeze` only
+        module : other arguments of the class; `rows`, where there are more than of the weights
+
+        Raises
+        ------
+        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
+        What the class raises.
+        """
+        module["trainable"] = not freeze
+        return cls._from_pretrained(store, name, weights, optimizer, **module)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
@@ -116,6 +147,37 @@ class Embedding(StoreModule):
             trainable=trainable,
         )
         super().__init__(store, [table], dtype=dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        store: Store,
+        name: str,
+        weights: Any,
+        *,
+        freeze: bool = True,
+        optimizer: Optimizer | None = None,
+        **module: Any,
+    ) -> Self:
+        """Return a module whose table begins with these rows, as that of `torch.nn.Embedding`.
+
+        A table that was never trained is given them, where its rows are others. One that was
+        keeps its rows, which a warning says: a trainer that is started again goes on.
+
+        Parameters
+        ----------
+        weights : (rows, dim) tensor of any float dtype; rows are float32
+        freeze : train it no more, until `requires_grad_()`
+        optimizer : None: `Sgd(0.01)`, with `freeze` only
+        module : other arguments of the class; `rows`, where there are more than of the weights
+
+        Raises
+        ------
+        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
+        What the class raises.
+        """
+        module["trainable"] = not freeze
+        return cls._from_pretrained(store, name, weights, optimizer, **module)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
