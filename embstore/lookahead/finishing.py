@@ -290,8 +290,8 @@ def _described(options: Options) -> str:
     sent, how = _SENT[options.verb], options.update
     if options.verb != "update":
         return sent
-    rate = "the tables'" if how.learning_rate is None else how.learning_rate
-    rate = how.learning_rates or rate
+    every = "the tables'" if how.learning_rate is None else how.learning_rate
+    rate = how.learning_rates or every
     return (
         f"{sent} with learning_rate {rate}, gradient_scale {how.gradient_scale} and "
         f"on_nonfinite {how.on_nonfinite!r}"

@@ -258,7 +258,9 @@ class Author:
             count = len(keys) if positions is None else len(positions)
             rows = self._rows(count, self._dims(name)[1])
             tables.append(c.StepGradients(name, rows, positions))
-        return c.UpdateStep(member, self._turn(session), tuple(tables), self._options(session.tables))
+        return c.UpdateStep(
+            member, self._turn(session), tuple(tables), self._options(session.tables)
+        )
 
     def _end_step(self, kind: Any) -> Any:
         member = self._member()

@@ -25,7 +25,7 @@ def test_a_table_that_has_grown_is_attached_without_its_initializer(store: Store
 def test_a_table_of_another_initializer_is_attached_unless_one_is_asked_for(store: Store) -> None:
     ids(50, initializer=Uniform(-0.5, 0.5)).create(store)
     ids(50).create(store)
-    with pytest.raises(TableExistsError, match="with initializer high 0.5 where 0.25 was asked"):
+    with pytest.raises(TableExistsError, match=r"initializer high 0\.5 where 0\.25 was asked"):
         ids(50, initializer=Uniform(-0.5, 0.25)).create(store)
 
 

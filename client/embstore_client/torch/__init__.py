@@ -20,6 +20,7 @@
     forwards     rows and activations of one forward, by these
     embedding    what all modules are
     modules      the four of them
+    pretrained   modules whose tables begin with given rows
     optimizer    tables as an optimizer of Torch, for schedules of their rates
 
 What a step is, and how exact, `frameworks.backed` says. The sums of the forward are Torch's own, on

@@ -12,12 +12,9 @@ from typing import Any, Self
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.commands import LearningRate, OnNonfinite
-from embstore.config import Optimizer, Sgd
-from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBackedModule
-from embstore_client.frameworks.pretrained import begin_with
 from embstore_client.frameworks.steps import Announced, Ranks, Steps
 from embstore_client.frameworks.tables import Ids, by_name
 from embstore_client.torch import saving
@@ -26,9 +23,6 @@ from embstore_client.torch.forwards import activations_of, look_up
 from embstore_client.torch.gpu import device_of, join, keys_on_host
 from embstore_client.torch.ranks import by_first, ranks_of
 from embstore_client.torch.scaling import verdict_of
-
-_OF_FROZEN = Sgd(0.01)
-"""Of a frozen table that is made without an optimizer: the one whose rows are smallest."""
 
 
 class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -52,32 +46,6 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         super().__init__()
         self.dtype = dtype
         self._use(store, by_name(tables, self._kind), Steps("zero_grad", join=join))
-
-    @classmethod
-    def _from_pretrained(
-        cls, store: Store, name: str, weights: Any, optimizer: Optimizer | None, **module: Any
-    ) -> Self:
-        """Return a module of one table that begins with these rows."""
-        if not isinstance(weights, torch.Tensor) or weights.dim() != 2:
-            found = tuple(getattr(weights, "shape", ())) or type(weights).__name__
-            raise InvalidArgumentError(
-                f"table {name!r}: expected weights to be a tensor of shape (rows, dim), found "
-                f"{found}"
-            )
-        if optimizer is None and module["trainable"]:
-            raise InvalidArgumentError(
-                f"table {name!r}: expected an optimizer, which trains it, with freeze=False"
-            )
-        count, dim = weights.shape
-        options = {"rows": count, "dim": dim, "optimizer": optimizer or _OF_FROZEN} | module
-        made = cls(store, name, **options)
-        values = weights.detach()
-        begin_with(
-            store.table(name),
-            count,
-            lambda part: values[part].to("cpu", torch.float32).contiguous().numpy(),
-        )
-        return made
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`, with the learning rates that the store has now."""

@@ -15,6 +15,7 @@ from embstore.handles.store import Store
 from embstore_client.frameworks.tables import Bag, BagMode, Ids
 from embstore_client.torch.embedding import StoreModule
 from embstore_client.torch.features import Given, bags_of, given_of, ids_of
+from embstore_client.torch.pretrained import module_of
 
 
 class EmbeddingBag(StoreModule):
@@ -89,7 +90,8 @@ class EmbeddingBag(StoreModule):
         What the class raises.
         """
         module["trainable"] = not freeze
-        return cls._from_pretrained(store, name, weights, optimizer, **module)
+        made: Self = module_of(cls, store, name, weights, optimizer, **module)
+        return made
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
@@ -177,7 +179,8 @@ class Embedding(StoreModule):
         What the class raises.
         """
         module["trainable"] = not freeze
-        return cls._from_pretrained(store, name, weights, optimizer, **module)
+        made: Self = module_of(cls, store, name, weights, optimizer, **module)
+        return made
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:

@@ -42,8 +42,9 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
         What it raises.
         """
         rates = {group["name"]: float(group["lr"]) for group in self.param_groups}
-        return self._module.step(learning_rate=rates, **options)
+        done: AcknowledgedUpdate | None = self._module.step(learning_rate=rates, **options)
+        return done
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients that backward passes have left, as `zero_grad` of the module does."""
+        """Forget the gradients that backward passes have left, as the module's does."""
         self._module.zero_grad()

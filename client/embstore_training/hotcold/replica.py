@@ -38,6 +38,7 @@ from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows
 from embstore.commands import LearningRate, OnNonfinite
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError, TableNotFoundError
+from embstore.handles import parts
 from embstore.profiles.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
 from embstore_training.hotcold.rows import HotTable
@@ -263,9 +264,7 @@ class Replica:
             raise InvalidArgumentError(
                 "expected the last push to have succeeded before more is trained; push again"
             )
-        options = checked(
-            parts.options(learning_rate, gradient_scale, on_nonfinite, self._tables)
-        )
+        options = checked(parts.options(learning_rate, gradient_scale, on_nonfinite, self._tables))
         own = {name: self._summed(name, *as_pair(p, name)) for name, p in gradients.items()}
         tables = {name: table.trained for name, table in self._tables.items()}
         sums = agreed(own, options, tables, all_gather)
