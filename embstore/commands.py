@@ -298,12 +298,22 @@ class PooledGradients(Part):
     bags: Bags
 
 
+LearningRate = float | Mapping[str, float]
+"""Of an update, of all its tables or by table; others keep their own."""
+
+
 class UpdateOptions(Part):
     """How an update is applied."""
 
     learning_rate: float | None = None
     gradient_scale: float = 1.0
     on_nonfinite: OnNonfinite = "refuse"
+    learning_rates: dict[str, float] = field(default_factory=dict)
+    """By table, in place of `learning_rate`. Those of tables that are not updated say nothing."""
+
+    def rate_of(self, table: str) -> float | None:
+        """Return the learning rate that is given for a table; None: its own."""
+        return self.learning_rates.get(table, self.learning_rate)
 
 
 class Rank(Part):

@@ -223,11 +223,26 @@ class TableConfig:
         )
         return text.encode()
 
-    def unlike(self, other: "TableConfig") -> str:
-        """Return the parts of this identity that differ from another's, for messages."""
+    def differences(self, other: "TableConfig") -> list[tuple[str, Any, Any]]:
+        """Return (what, here, there) of each part of the identity that is another's in `other`: of
+        optimizers or initializers of one kind, each parameter that differs."""
         ours, theirs = self.identity(), other.identity()
-        differing = [what for what in ours if what != "dtypes" and ours[what] != theirs[what]]
-        return ", ".join(f"{what} {json.dumps(ours[what])}" for what in differing)
+        found = []
+        for what in ours:
+            here, there = ours[what], theirs[what]
+            if what == "dtypes" or here == there:  # the optimizer has them too
+                continue
+            if not isinstance(here, dict):
+                found.append((what, here, there))
+            elif here["kind"] != there["kind"]:
+                found.append((what, here["kind"], there["kind"]))
+            else:
+                found += [
+                    (f"{what} {name}", here.get(name, 0.0), there.get(name, 0.0))
+                    for name in {**here, **there}
+                    if here.get(name, 0.0) != there.get(name, 0.0)
+                ]
+        return found
 
     @classmethod
     def from_identity(

@@ -564,8 +564,6 @@ class ReferenceStore:
         check_denormals()
         _check(on_nonfinite in ("refuse", "skip"), "on_nonfinite refuse or skip", on_nonfinite)
         scale = fp32(_checked_scalar(gradient_scale, "gradient_scale"))
-        if learning_rate is not None:
-            learning_rate = _checked_scalar(learning_rate, "learning_rate")
         by_table: dict[str, list[tuple[Keys, Rows]]] = {}
         for share in shares:
             for name, (any_keys, any_grads) in share.items():
@@ -573,8 +571,14 @@ class ReferenceStore:
                 keys = table._checked_keys(any_keys)
                 grads = _checked_rows(any_grads, (len(keys), table.config.dim), "gradients")
                 by_table.setdefault(name, []).append((keys, grads))
-        for name in by_table if learning_rate is not None else ():
-            _checked_rate(self._tables[name].config.optimizer, learning_rate)
+        named = learning_rate if isinstance(learning_rate, Mapping) else {}
+        every = None if isinstance(learning_rate, Mapping) else learning_rate
+        rates = {name: named.get(name, every) for name in by_table}
+        for value in [*named.values(), *([] if every is None else [every])]:
+            _checked_scalar(value, "learning_rate")
+        for name, rate in rates.items():
+            if rate is not None:
+                rates[name] = _checked_rate(self._tables[name].config.optimizer, rate)
         gradients = {name: scaled_sums(parts, scale) for name, parts in by_table.items()}
         bad = unaccepted(gradients)
         if bad and on_nonfinite == "refuse":
@@ -584,7 +588,7 @@ class ReferenceStore:
             )
         if not bad:
             for name, table_gradients in gradients.items():
-                self._tables[name]._apply(table_gradients, learning_rate)
+                self._tables[name]._apply(table_gradients, rates[name])
         self.command_number += 1
         return {name: self._tables[name].t for name in by_table}
 

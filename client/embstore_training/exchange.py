@@ -345,6 +345,14 @@ def finishing(
 
     def update(member: str) -> AcknowledgedUpdate:
         more: Any = {} if judged is None else judged._asdict()
-        return sessions.update_step(member, number, sums, **vars(options), **more)
+        return sessions.update_step(
+            member,
+            number,
+            sums,
+            learning_rate=options.learning_rates or options.learning_rate,
+            gradient_scale=options.gradient_scale,
+            on_nonfinite=options.on_nonfinite,
+            **more,
+        )
 
     return update

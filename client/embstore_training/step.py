@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import Pooling
-from embstore.commands import OnNonfinite, UpdateOptions
+from embstore.commands import LearningRate, OnNonfinite, UpdateOptions
 from embstore.errors import InvalidArgumentError
+from embstore.handles import parts
 from embstore.handles.sessions import BagGradients, MakeRows, SomeGradients
 from embstore.results import AcknowledgedUpdate
 from embstore_training.bags import Forms, Of, bags_of
@@ -120,7 +121,7 @@ class Step:
         self,
         gradients: Mapping[str, Any],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
@@ -130,7 +131,8 @@ class Step:
         ----------
         gradients : by table, (n, dim) float32, which are summed by key. A table that is left out
             has none: its rows and t stay
-        learning_rate : None: the table's; of a hot step, as it was when the phase began
+        learning_rate : of all tables, or by table; None: the table's; of a hot step, as it was
+            when the phase began
 
         Returns
         -------
@@ -141,14 +143,14 @@ class Step:
         InvalidArgumentError : another shape, dtype or table, a sum that is not finite; the step is
             as before. Or it is finished already.
         """
-        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = self._options(learning_rate, gradient_scale, on_nonfinite)
         return self._update(dict.fromkeys(gradients, "keys"), gradients, options)
 
     def update_unique(
         self,
         gradients: Mapping[str, Any | SomeGradients],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
@@ -162,14 +164,14 @@ class Step:
 
         Returns, raises : as `update`.
         """
-        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = self._options(learning_rate, gradient_scale, on_nonfinite)
         return self._update(dict.fromkeys(gradients, "unique"), gradients, options)
 
     def update_pooled(
         self,
         gradients: Mapping[str, Any],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
@@ -182,7 +184,7 @@ class Step:
 
         Returns, raises : as `update`.
         """
-        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = self._options(learning_rate, gradient_scale, on_nonfinite)
         forms: Forms = {table: self._entry.bags.get(table, "keys") for table in gradients}
         return self._update(forms, gradients, options)
 
@@ -190,7 +192,7 @@ class Step:
         self,
         gradients: Mapping[str, BagGradients],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
@@ -204,9 +206,17 @@ class Step:
 
         Returns, raises : as `update`.
         """
-        options = UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = self._options(learning_rate, gradient_scale, on_nonfinite)
         forms: Forms = {table: given.bags for table, given in gradients.items()}
         return self._update(forms, {t: given.rows for t, given in gradients.items()}, options)
+
+    def _options(
+        self,
+        learning_rate: LearningRate | None,
+        gradient_scale: float,
+        on_nonfinite: OnNonfinite,
+    ) -> UpdateOptions:
+        return parts.options(learning_rate, gradient_scale, on_nonfinite, self._entry.once)
 
     def _update(
         self, forms: Mapping[str, Of], gradients: Mapping[str, Any], options: UpdateOptions

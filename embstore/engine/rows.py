@@ -150,6 +150,7 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
     frame = engine.tables.frame
     with frame.writing(LATER):
         shares = gradient_shares(engine.tables, command.tables)
+        _check_named(engine, command.options)
         applied = writes.update(
             shares,
             command.options,
@@ -159,11 +160,18 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
         return _acknowledged(engine, shares, applied)
 
 
+def _check_named(engine: "Engine", options: c.UpdateOptions) -> None:
+    """Raise TableNotFoundError where a learning rate is of no table, as one that is misspelt."""
+    for name in options.learning_rates:
+        engine.tables.find(name)
+
+
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:
     """One update of several tables by the gradients of bags."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         shares = [_bag_share(engine, part) for part in command.tables]
+        _check_named(engine, command.options)
         applied = writes.update(shares, command.options, stages=engine.tables.stages)
         return _acknowledged(engine, shares, applied)
 
@@ -173,6 +181,7 @@ def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> Acknowled
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         ranks = [gradient_shares(engine.tables, rank.tables) for rank in command.ranks]
+        _check_named(engine, command.options)
         applied = writes.update_ranks(ranks, command.options, stages=engine.tables.stages)
         return _acknowledged(engine, [share for shares in ranks for share in shares], applied)
 

@@ -23,6 +23,28 @@ def some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
     return given
 
 
+def options(
+    learning_rate: c.LearningRate | None,
+    gradient_scale: float,
+    on_nonfinite: c.OnNonfinite,
+    names: Iterable[str] | None = None,
+) -> c.UpdateOptions:
+    """Return the options of an update of tables, whose rates may be given by table.
+
+    Parameters
+    ----------
+    names : of the tables that there are; None: the store knows them
+
+    Raises
+    ------
+    InvalidArgumentError : a rate is of none of them.
+    """
+    if not isinstance(learning_rate, Mapping):
+        return c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+    rates = some_of(learning_rate, "learning_rate", learning_rate if names is None else names)
+    return c.UpdateOptions(None, gradient_scale, on_nonfinite, dict(rates))
+
+
 def arrays(value: Any, count: int, table: str) -> tuple[Any, ...]:
     """Return the parts of a tuple or list of so many."""
     if not isinstance(value, tuple | list) or len(value) != count:

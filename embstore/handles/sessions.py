@@ -371,7 +371,7 @@ class Sessions:
         step: int,
         gradients: Mapping[str, ArrayLike | SomeGradients | BagGradients],
         *,
-        learning_rate: float | None = None,
+        learning_rate: c.LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
         rows_checksum: int | c.RowsChecksum | None = None,
@@ -384,6 +384,7 @@ class Sessions:
         ranks are summed by key, and wait for the last. `SomeGradients` leave keys out, which are
         not updated; `BagGradients` are of occurrences, and are summed by key.
 
+        learning_rate : for this update only, also by table; None: the tables'
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
             announced tables and keys in their order; None: unchecked. Over shards only a
             `embstore.commands.RowsChecksum` is compared
@@ -399,7 +400,7 @@ class Sessions:
         named = tuple(
             step_gradients(name, given) for name, given in mapping(gradients, "gradients").items()
         )
-        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = parts.options(learning_rate, gradient_scale, on_nonfinite)
         command = c.UpdateStep(member, step, named, options, rows_checksum, is_finite)
         return self._executor.execute(command, timeout_s=timeout_s)
 

@@ -100,7 +100,8 @@ class Store:
 
         Raises
         ------
-        TableExistsError : the name has another identity, or other rows (then see `Table.grow`).
+        TableExistsError : the name has another identity, or other rows; the error names what
+            differs (for more rows see `Table.grow`).
         InvalidArgumentError, CapacityError : nothing has changed.
         """
         config = TableConfig.checked(
@@ -191,14 +192,14 @@ class Store:
         mode: Pooling = "sum",
         weights: Mapping[str, ArrayLike] | None = None,
         *,
-        learning_rate: float | None = None,
+        learning_rate: c.LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
         """Apply the gradients of bags to several tables, all or none: what `lookup_pooled` was
         given, and {name: gradients (bags, dim)} of these tables.
 
-        The options are those of `Table.update`.
+        The options are those of `update`.
         """
         named, given = parts.bags(bags, mode, weights), mapping(gradients, "gradients")
         parts.check_same(given, named, "gradients")
@@ -206,29 +207,30 @@ class Store:
             c.PooledGradients(name, None, keys, given[name], of)
             for name, (keys, of) in named.items()
         )
-        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = parts.options(learning_rate, gradient_scale, on_nonfinite)
         return self.executor.execute(c.UpdatePooled(tables, options))
 
     def update(
         self,
         gradients: Mapping[str, tuple[ArrayLike, ArrayLike]],
         *,
-        learning_rate: float | None = None,
+        learning_rate: c.LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
         """Apply one update to several tables, all or none: {name: (keys (n,), gradients (n, dim))}.
 
-        The options are those of `Table.update`.
+        The options are those of `Table.update`; learning rates may be given by table, {name: rate}:
+        others have their own, and those of tables without gradients say nothing.
         """
-        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = parts.options(learning_rate, gradient_scale, on_nonfinite)
         return self.executor.execute(c.Update(parts.gradients(gradients), options))
 
     def update_ranks(
         self,
         ranks: Sequence[Mapping[str, tuple[ArrayLike, ArrayLike]]],
         *,
-        learning_rate: float | None = None,
+        learning_rate: c.LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
@@ -236,7 +238,7 @@ class Store:
 
         t grows for every table that any rank names.
         """
-        options = c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
+        options = parts.options(learning_rate, gradient_scale, on_nonfinite)
         named_parts = tuple(c.Rank(parts.gradients(rank)) for rank in parts.ranks(ranks))
         return self.executor.execute(c.UpdateRanks(named_parts, options))
 
@@ -676,6 +678,6 @@ def _warn_of_rate(name: str, kept: float, given: float) -> None:
     if given != kept:
         warnings.warn(
             f"table {name!r} is there already and keeps its learning rate {kept:g}; the one given, "
-            f"{given:g}, has no effect: set table.learning_rate = {given:g} to change it",
+            f"{given:g}, has no effect: store.table({name!r}).learning_rate = {given:g} changes it",
             stacklevel=3,
         )

@@ -228,6 +228,12 @@ def _checked_gradients(
     """Return gradients as announced, of some tables; of several ranks what is the store's, and
     waits for the others': copies, or on a device sums."""
     given = {part.table: part for part in command.tables}
+    unknown = sorted(command.options.learning_rates.keys() - session.tables.keys())
+    if unknown:
+        raise InvalidArgumentError(
+            f"session {session.name!r}: expected learning rates of its tables, of "
+            f"{sorted(session.tables)}, found {unknown}"
+        )
     if command.is_finite is False and command.options.on_nonfinite == "refuse":
         raise InvalidArgumentError(
             f"session {session.name!r}: expected finite gradients, found that those for other "
@@ -293,7 +299,8 @@ def _described(options: Options) -> str:
     sent, how = _SENT[options.verb], options.update
     if options.verb != "update":
         return sent
-    rate = "the tables'" if how.learning_rate is None else how.learning_rate
+    every = "the tables'" if how.learning_rate is None else how.learning_rate
+    rate = how.learning_rates or every
     return (
         f"{sent} with learning_rate {rate}, gradient_scale {how.gradient_scale} and "
         f"on_nonfinite {how.on_nonfinite!r}"

@@ -135,15 +135,19 @@ class Tables:
     def _same(self, config: TableConfig) -> TableState:
         table = self.by_id[self._ids[config.name]]
         if table.identity_json != config.identity_json():
-            there, asked = table.config.unlike(config), config.unlike(table.config)
+            differences = ", ".join(
+                f"{what} {here} where {asked} was asked for"
+                for what, here, asked in table.config.differences(config)
+            )
             raise TableExistsError(
-                f"table {config.name!r} exists with {there}, asked for was {asked}; ask for it as "
-                f"it is, or drop_table({config.name!r}) removes it and its rows"
+                f"table {config.name!r} exists with {differences}; ask for it as it is, or "
+                f"store.drop_table({config.name!r}) removes it and its rows"
             )
         if table.rows != config.rows:
+            grow = f", or store.table({config.name!r}).grow({config.rows}) makes them so many"
             raise TableExistsError(
-                f"table {config.name!r} exists with {table.rows} rows, asked for were "
-                f"{config.rows}; use grow({config.rows}) to have more"
+                f"table {config.name!r} exists with {table.rows} rows where {config.rows} were "
+                f"asked for; ask for {table.rows}{grow if config.rows > table.rows else ''}"
             )
         return table
 

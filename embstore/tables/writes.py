@@ -93,10 +93,9 @@ def update(
         parts = batches(shares, grouped=True, of="update")
     stages.laps += "unique", now()
     scale = np.float32(options.gradient_scale)
-    if options.learning_rate is not None:
-        _check_learning_rate(tables, options.learning_rate)
+    _check_learning_rates(tables, options)
     if summed is None and parts and parts[0].pool.device.is_queued:
-        if _is_updated(parts, tables, scale, options.learning_rate):
+        if _is_updated(parts, tables, scale, options):
             stages.laps += "apply", now()
             return True
         if any(part.needs_order for part in parts):
@@ -116,7 +115,7 @@ def update(
         summed(on_host(_pools(parts, sums)))
     if wrong:
         return _refuse(wrong, shares, options.on_nonfinite)
-    _apply(_pools(parts, sums), tables, options.learning_rate, stages)
+    _apply(_pools(parts, sums), tables, options, stages)
     return True
 
 
@@ -131,7 +130,7 @@ def _is_updated(
     parts: Sequence[PoolBatch],
     tables: Sequence[TableState],
     scale: np.float32,
-    learning_rate: float | None,
+    options: UpdateOptions,
 ) -> bool:
     """Do an update whose rows are all there before that is known, so that the device waits for
     nobody; False: nothing was changed, because they were not, or something else has to be done
@@ -145,7 +144,7 @@ def _is_updated(
         found.append(slots)
     if any(table.digest.reading is not None for table in tables):
         return False
-    _set_scalars(tables, learning_rate)
+    _set_scalars(tables, options)
     for part in parts:
         part.pool.followers.prepare(len(part.batch.unique_keys))
     updates = [
@@ -188,8 +187,7 @@ def update_ranks(
     everyone = [share for shares in ranks for share in shares]
     tables = list({share.table.table_id: share.table for share in everyone}.values())
     check_writer(tables, session)
-    if options.learning_rate is not None:
-        _check_learning_rate(tables, options.learning_rate)
+    _check_learning_rates(tables, options)
     total = added(ranks, np.float32(options.gradient_scale))
     wrong = [
         found
@@ -201,7 +199,7 @@ def update_ranks(
     if wrong:
         return _refuse(wrong, everyone, options.on_nonfinite)
     named = [(one.pool, one.keys, one.sums) for one in total]
-    _apply(named, tables, options.learning_rate, stages)
+    _apply(named, tables, options, stages)
     return True
 
 
@@ -237,33 +235,36 @@ def _pools(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Pool
     return [(p.pool, p.batch.unique_keys, own) for p, own in zip(parts, sums, strict=True)]
 
 
-def _check_learning_rate(tables: Sequence[TableState], given: float) -> None:
+def _check_learning_rates(tables: Sequence[TableState], options: UpdateOptions) -> None:
     """Check that the optimizer of every table takes the rate that a call gives."""
     for table in tables:
-        what = f"table {table.name!r}: learning_rate"
-        table.config.optimizer.check_learning_rate(given, what)
+        given = options.rate_of(table.name)
+        if given is not None:
+            what = f"table {table.name!r}: learning_rate"
+            table.config.optimizer.check_learning_rate(given, what)
 
 
 def _apply(
     parts: Sequence[tuple[Pool, Array, Array]],
     tables: Sequence[TableState],
-    learning_rate: float | None,
+    options: UpdateOptions,
     stages: Stages,
 ) -> None:
     """Apply (pool, unique row keys (u,), scaled sums (u, dim) or more) of each pool."""
-    _set_scalars(tables, learning_rate)
+    _set_scalars(tables, options)
     named = [(pool, keys, partial(pool.writer.apply, keys, sums)) for pool, keys, sums in parts]
     _write(named, tables, [1] * len(tables), stages)
 
 
-def _set_scalars(tables: Sequence[TableState], learning_rate: float | None) -> None:
+def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
     """Set what the kernels get of the optimizers, for the update that comes."""
     for table in tables:
         if table.t == T_MAX:
             raise InvalidArgumentError(
                 f"table {table.name!r}: t is {T_MAX} and cannot grow; the table must be made anew"
             )
-        rate = table.learning_rate if learning_rate is None else learning_rate
+        given = options.rate_of(table.name)
+        rate = table.learning_rate if given is None else given
         table.pool.parameters.scalars[table.table_id] = scalars_of(
             table.config.optimizer, table.t + 1, rate, table.dim
         )

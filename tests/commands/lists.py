@@ -4,7 +4,7 @@ An author knows the model, so that it names tables, steps and members that are t
 their widths; now and then it makes a mistake. It is a pure function of its seed and of the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -89,9 +89,14 @@ class Author:
         weights = factors if mode == "sum" and self._rng.random() < 0.5 else None
         return c.Bags(np.array([0, *inner, count], np.int64), mode, weights)
 
-    def _options(self) -> c.UpdateOptions:
+    def _options(self, tables: Sequence[str] | None = None) -> c.UpdateOptions:
         rate, scale = self._one_of([None, None, 0.05, 0.0]), self._one_of([1.0, 0.5])
-        return c.UpdateOptions(rate, scale, self._one_of(["refuse", "skip"]))
+        skips = self._one_of(["refuse", "skip"])
+        if self._rng.random() < 0.3:
+            named = self._model.store.tables() if tables is None else tables
+            rates = {name: 0.1 * place for place, name in enumerate(named) if place}
+            return c.UpdateOptions(None, scale, skips, rates)
+        return c.UpdateOptions(rate, scale, skips)
 
     def _table_keys(self, name: str) -> c.TableKeys:
         return c.TableKeys(name, None, self._keys(name))
@@ -253,7 +258,9 @@ class Author:
             count = len(keys) if positions is None else len(positions)
             rows = self._rows(count, self._dims(name)[1])
             tables.append(c.StepGradients(name, rows, positions))
-        return c.UpdateStep(member, self._turn(session), tuple(tables), self._options())
+        return c.UpdateStep(
+            member, self._turn(session), tuple(tables), self._options(session.tables)
+        )
 
     def _end_step(self, kind: Any) -> Any:
         member = self._member()

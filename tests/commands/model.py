@@ -223,7 +223,7 @@ def _gradients(parts: tuple[c.TableGradients, ...]) -> Gradients:
 
 def _step(model: Model, ranks: list[Gradients], how: c.UpdateOptions, result: Any) -> None:
     before = {name: model.store.table(name).t for share in ranks for name in share}
-    options = how.learning_rate, how.gradient_scale, how.on_nonfinite
+    options = how.learning_rates or how.learning_rate, how.gradient_scale, how.on_nonfinite
     after = model.store._step(ranks, *options)
     assert result.skipped == (bool(before) and before == after)
     model.is_acknowledged(result, after)
@@ -374,7 +374,7 @@ def _update_step(model: Model, command: c.UpdateStep, result: Any) -> None:
     if len(session.sent) == session.world_size:
         before = {name: model.store.table(name).t for name in session.tables}
         how = command.options
-        options = how.learning_rate, how.gradient_scale, how.on_nonfinite
+        options = how.learning_rates or how.learning_rate, how.gradient_scale, how.on_nonfinite
         ranks = [session.sent[rank] for rank in range(session.world_size)]
         model.store._step(ranks, *options)
         after = {name: model.store.table(name).t for name in session.tables}

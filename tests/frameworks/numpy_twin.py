@@ -86,9 +86,10 @@ def _of_ids(gradient: Any, offsets: Any, weights: Any, mode: str) -> Any:
 
 
 def kept(outputs: Any) -> dict[str, Any]:
-    """Have outputs keep their gradients, and return them by feature."""
+    """Have outputs keep their gradients, where they have any, and return them by feature."""
     for output in outputs.values():
-        output.retain_grad()
+        if output.requires_grad:
+            output.retain_grad()
     return dict(outputs)
 
 

@@ -69,7 +69,8 @@ class Adapter:
         ]
 
     def back_of(self, module: Any, ids: Any, factor: float = 1.0) -> None:
-        (module(ids).square() * factor).sum().backward()
+        dense = torch.full((), factor, requires_grad=True)  # there is something to train always
+        (module(ids).square() * dense).sum().backward()
 
     def weighted(self, ids: Any, weights: Any) -> tuple[Any, ...]:
         return ids, None, weights

@@ -14,6 +14,7 @@ import pytest
 from embstore import InvalidArgumentError, Uniform
 from embstore.handles.store import Store
 from tests.frameworks.numpy_twin import Forward, Twin
+from tests.frameworks.tables import TABLE
 from tests.serving import Server, patient
 
 ROWS = 40
@@ -126,6 +127,35 @@ def test_a_learning_rate_is_of_one_step(embedded: Store, on: Any) -> None:
     twin.assert_same()
 
 
+@ALL
+@pytest.mark.parametrize("how", [{}, {"waits": "late"}, {"waits": "none"}])
+def test_learning_rates_of_one_step_are_given_by_table(
+    embedded: Store, how: dict[str, Any], on: Any
+) -> None:
+    rng, layer = np.random.default_rng(14), on.collection(embedded)
+    twin = Twin(layer)
+    batches: Any = [on.batch_of(rng) for _ in range(4)]
+    if how:
+        batches = on.ahead(layer, batches, lambda batch: batch[0], lookahead=3, **how)
+    for number, (given, twins) in enumerate(batches):
+        options: Any = [{}, {"learning_rate": {"b": 0.5}}][number % 2]
+        features = "x" if number == 3 else on.features  # of "b" there is no gradient
+        twin.step(forwards([twins], on.back(layer, [given], features)), **options)
+        layer.step(**options)
+    twin.assert_same()
+
+
+def test_a_learning_rate_of_a_table_that_is_not_the_layers_is_refused(
+    embedded: Store, on: Any
+) -> None:
+    layer = on.one_table(embedded)
+    embedded.create_table("other", **TABLE)
+    on.back_of(layer, on.ids([[1, 2]]))
+    with pytest.raises(InvalidArgumentError, match=r"tables of \['t'\], found \['other'\]"):
+        layer.step(learning_rate={"other": 0.1})
+    layer.step(learning_rate={"t": 0.0})
+
+
 def test_evaluation_keeps_nothing_and_admits_no_row(embedded: Store, on: Any) -> None:
     layer = on.collection(embedded)
     given, _ = on.batch_of(np.random.default_rng(9))
@@ -221,6 +251,69 @@ def test_a_batch_without_a_step_is_released(embedded: Store, on: Any) -> None:
             assert layer.step() is not None
     assert layer.last_step == 3
     assert embedded.table("t").t == 0
+
+
+# Freezing
+
+
+@ALL
+@AHEAD
+def test_frozen_tables_are_not_updated_until_they_are_thawed(
+    store: Store, is_ahead: bool, on: Any
+) -> None:
+    rng, layer = np.random.default_rng(13), on.collection(store)
+    twin = Twin(layer)
+    batches: Any = [on.batch_of(rng) for _ in range(6)]
+    if is_ahead:
+        batches = on.ahead(layer, batches, lambda batch: batch[0], lookahead=3)
+    layer.freeze("a")
+    for number, (given, twins) in enumerate(batches):
+        if number == 4:
+            layer.unfreeze()
+        (gradients,) = on.back(layer, [given])
+        if number < 4:
+            gradients |= {"x": None, "y": None}
+        twin.step(forwards([twins], [gradients]))
+        layer.step()
+    twin.assert_same()
+    facts = store.table_facts()
+    assert (facts["a"].t, facts["b"].t) == (2, 6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_steps_of_a_layer_that_is_frozen_are_released(store: Store, on: Any) -> None:
+    layer, ids = on.one_table(store, trainable=False), on.ids([[1, 2]])
+    digest = store.table("t").digest()
+    for batch in on.ahead(layer, [ids] * 20):
+        on.back_of(layer, batch)
+        layer.step()
+    on.back_of(layer, ids)
+    assert layer.step() is None
+    assert (store.table("t").t, store.table("t").digest()) == (0, digest)
+
+
+def test_tables_that_are_not_the_layers_cannot_be_frozen(embedded: Store, on: Any) -> None:
+    layer = on.collection(embedded)
+    with pytest.raises(InvalidArgumentError, match=r"tables of \['a', 'b'.*found \['items'\]"):
+        layer.freeze("a", "items")
+    assert layer.frozen == frozenset()
+
+
+def test_a_copy_is_frozen_as_its_layer_is(server: Server, on: Any) -> None:
+    with patient(server.address) as store:
+        layer = on.collection(store)
+        layer.freeze("b")
+        arrived, _ = on.carried(layer)
+    assert arrived.frozen == {"b"}
+
+
+def test_a_layer_shows_its_tables_as_they_are(embedded: Store, on: Any) -> None:
+    layer = on.collection(embedded)
+    layer.freeze("b")
+    embedded.table("a").learning_rate = 0.25
+    a, b = repr(layer).split("name='b'")
+    assert "learning_rate=0.25" in a and "trainable=True" in a
+    assert "learning_rate=0.1" in b and "trainable=False" in b.split("name=")[0]
 
 
 # Features and copies

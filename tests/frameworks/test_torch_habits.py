@@ -1,6 +1,7 @@
 """What Torch users do by habit is honoured, or a warning says that it has no effect."""
 
 import copy
+import pickle
 import warnings
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
 
+import embstore  # noqa: E402
 from embstore import Constant, InvalidArgumentError, Sgd  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.frameworks.gradients import FORWARDS_WITHOUT_STEP  # noqa: E402
@@ -21,6 +23,12 @@ def module_of(store: Store, rate: float = 0.5) -> Embedding:
     return Embedding(store, "t", dim=2, rows=9, optimizer=Sgd(rate), initializer=Constant(1.0))
 
 
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States have said by now that they have no rows."""
+    monkeypatch.setattr(saving, "_warned", {"t"})
+
+
 def train(module: Embedding, ids: Any = IDS) -> None:
     module(ids).sum().backward()
     module.step()
@@ -30,7 +38,7 @@ def test_a_frozen_module_is_not_trained_until_it_is_thawed(embedded: Store) -> N
     module = module_of(embedded)
     dense = torch.nn.Linear(2, 1)
     assert module.requires_grad_(False) is module
-    assert "requires_grad=False" in repr(module)
+    assert "trainable=False" in repr(module)
     digest = embedded.table("t").digest()
     for _ in module.ahead([IDS, IDS], features=lambda ids: ids):
         rows = module(IDS)
@@ -104,8 +112,59 @@ def test_a_state_without_rows_says_so_once(
     module.save("kept", directory=tmp_path, model=model)  # its rows are in the checkpoint
     with pytest.warns(UserWarning, match=r"no rows of the tables t: .*save\(label"):
         state = model.state_dict()
-    assert model.state_dict().keys() == state.keys() == {"1.weight", "1.bias"}
+    assert state.keys() == {"0._extra_state", "1.weight", "1.bias"}
     model.load_state_dict(state)
+
+
+def test_a_state_is_compared_with_the_rows_that_it_is_loaded_with(
+    embedded: Store, tmp_path: Any, warned: None
+) -> None:
+    module = module_of(embedded)
+    model = torch.nn.Sequential(module, torch.nn.Linear(2, 1))
+    train(module)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_state_dict(state)
+        copy.deepcopy(model).load_state_dict(state)
+        module.save("kept", directory=tmp_path, model=model)
+    train(module)
+    with pytest.warns(UserWarning, match=r"rows of 't' \(t 1, here 2\) are not .* by load\(label"):
+        model.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module.load("kept", directory=tmp_path, model=model)
+        model.load_state_dict(state)
+    with embstore.open(tmp_path / "other", device="cpu", cache_bytes=1 << 20) as other:
+        elsewhere = torch.nn.Sequential(module_of(other), torch.nn.Linear(2, 1))
+        with pytest.warns(UserWarning, match=r"\(t 1, here 0\) .*, of another store"):
+            elsewhere.load_state_dict(state)
+
+
+def test_states_may_be_averaged_and_moved_as_tensors(embedded: Store, warned: None) -> None:
+    module = module_of(embedded)
+    states = []
+    for _ in range(11):
+        states.append(module.state_dict())
+        train(module)
+    total = sum(state["_extra_state"] for state in states)  # all of one length
+    with pytest.warns(UserWarning, match="t unknown, here 11"):
+        module.load_state_dict({"_extra_state": total // 11})
+    module.load_state_dict({"_extra_state": module.state_dict()["_extra_state"].float()})
+    averaged = torch.optim.swa_utils.AveragedModel(module)
+    averaged.load_state_dict(averaged.state_dict())
+
+
+def test_a_module_that_is_not_connected_has_a_state(embedded: Store, warned: None) -> None:
+    state = module_of(embedded).state_dict()
+    arrived = pickle.loads(pickle.dumps(module_of(embedded)))
+    arrived.load_state_dict(state)
+    arrived.attach(embedded)
+    arrived.load_state_dict(pickle.loads(pickle.dumps(arrived)).state_dict())
+    embedded.close()
+    arrived.load_state_dict(state)
+    arrived.state_dict()
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_as_the_refusal_says(embedded: Store) -> None:

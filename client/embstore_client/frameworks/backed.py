@@ -22,20 +22,24 @@ One thread at a time; callbacks and backward passes may run in the framework's o
 """
 
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any, ClassVar
 
 from embstore.arrays import Keys
+from embstore.commands import LearningRate
+from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.connection import Connection
+from embstore_client.frameworks.marker import marker_of, warn_of_others
 from embstore_client.frameworks.occurrences import HasKeys, keys_by_table
 from embstore_client.frameworks.rows import AnnouncedStep, Found
 from embstore_client.frameworks.saving import KeptFile
 from embstore_client.frameworks.scaling import Verdict
 from embstore_client.frameworks.steps import ALONE, Announced, Ranks, Steps
+from embstore_client.frameworks.tables import as_they_are
 
 Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
 
@@ -53,6 +57,7 @@ class StoreBacked:
         the framework's own part of the object is there."""
         self.tables = tables
         self._steps = steps
+        steps.gradients.frozen |= {name for name, table in tables.items() if not table.trainable}
         if isinstance(store, Connection):  # of a copy: its tables were made
             self._connection = store
         else:
@@ -79,6 +84,55 @@ class StoreBacked:
         """The last finished step of the loop's session: the place that `save` keeps."""
         return self._steps.last_step
 
+    def _tables_now(self) -> list[Any]:
+        """Return the tables, for `repr`, with the learning rates of the store."""
+        return as_they_are(self.tables, self._connection.connected, self.frozen)
+
+    # Freezing
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The tables that are not trained."""
+        return frozenset(self._steps.gradients.frozen)
+
+    def freeze(self, *tables: str) -> None:
+        """Train these tables no more, or none of the module's where none is named: gradients of
+        them are not kept, so that they have no update, and t and digest stay.
+
+        Of gradients that were kept before, `step` sends what there is.
+
+        Raises
+        ------
+        InvalidArgumentError : the module has no such table.
+        """
+        self._steps.gradients.frozen |= self._named(tables)
+
+    def unfreeze(self, *tables: str) -> None:
+        """Train these tables again, or all of the module's where none is named.
+
+        Raises
+        ------
+        InvalidArgumentError : the module has no such table.
+        """
+        self._steps.gradients.frozen -= self._named(tables)
+
+    def _named(self, tables: Collection[Any]) -> set[str]:
+        unknown = [name for name in tables if name not in self.tables]
+        if unknown:
+            raise InvalidArgumentError(f"expected tables of {[*self.tables]}, found {unknown}")
+        return {*tables} or {*self.tables}
+
+    def _checked_rate(self, learning_rate: LearningRate | None) -> LearningRate | None:
+        """Return the learning rate of a step.
+
+        Raises
+        ------
+        InvalidArgumentError : it is given by table, and the module has no such table.
+        """
+        if isinstance(learning_rate, Mapping):
+            self._named(learning_rate)
+        return learning_rate
+
     # Rows
 
     def _looked_up(self, keys: Mapping[str, Keys], admit: bool) -> dict[str, Found]:
@@ -98,6 +152,14 @@ class StoreBacked:
         return closing(self._steps.ahead(self.store, self.tables, announced, **session))
 
     # Saving
+
+    def _marker(self) -> bytes:
+        """Return what a file of the framework has in place of rows."""
+        return marker_of(self._connection.connected, self.tables)
+
+    def _compare(self, marker: bytes) -> None:
+        """Warn where a file was made with other rows than there are now."""
+        warn_of_others(marker, self._connection.connected, self.tables)
 
     def save(self, label: str, *, directory: str | os.PathLike[str] = ".", **parts: Any) -> None:
         """Make a checkpoint of the store, and a file of the other parts, under one label.
@@ -163,13 +225,20 @@ class StoreBackedModule(StoreBacked):
                 yield announced.batch
 
     def _sent(
-        self, verdict: Verdict, ranks: Ranks = ALONE, *, on_nonfinite: Any, **options: Any
+        self,
+        verdict: Verdict,
+        ranks: Ranks = ALONE,
+        *,
+        learning_rate: LearningRate | None,
+        on_nonfinite: Any,
+        **options: Any,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients, divided by what they were scaled by and by the number of ranks; skip
         them where the dense part was skipped, and lower the scale where they alone overflow."""
         done = self._steps.send(
             self.store,
             is_skipped=verdict.is_overflow,
+            learning_rate=self._checked_rate(learning_rate),
             gradient_scale=1.0 / verdict.scale / ranks.world_size,
             on_nonfinite=on_nonfinite or ("refuse" if verdict.lower is None else "skip"),
             **options,

@@ -6,12 +6,12 @@ it comes: backward passes go through features in an order of their own. One that
 added to what is there. A forward that is computed again for its backward pass is one more forward.
 
 A feature without a gradient leaves nothing here, so there is no update of it: under Adam a zero
-would be one.
+would be one. Nor does one of a frozen table: it is as if its gradient had not come.
 """
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,21 @@ def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 class KeptGradients:
     """The gradients of a module's forwards. Any thread: frameworks go back in theirs."""
 
-    def __init__(self, join: Callable[[Sequence[Any]], Any] = concatenated) -> None:
+    def __init__(
+        self,
+        join: Callable[[Sequence[Any]], Any] = concatenated,
+        frozen: Collection[str] = (),
+    ) -> None:
         """Keep none.
 
         Parameters
         ----------
         join : returns the keys of several features, or their gradients, one behind the other, where
             a framework has some elsewhere than in arrays of the host
+        frozen : tables whose gradients are not kept
         """
+        self.frozen = set(frozen)
+        """Tables whose gradients are not kept, from now on."""
         self._join = join
         self._lock = threading.Lock()
         self._forwards = 0
@@ -55,9 +62,9 @@ class KeptGradients:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __reduce__(self) -> tuple[type["KeptGradients"], tuple[Any]]:
+    def __reduce__(self) -> tuple[type["KeptGradients"], tuple[Any, ...]]:
         """A copy of a module has no gradients."""
-        return KeptGradients, (self._join,)
+        return KeptGradients, (self._join, self.frozen)
 
     def next_forward(self) -> int:
         """Return the number of a forward that begins."""
@@ -72,6 +79,8 @@ class KeptGradients:
 
     def take(self, number: Number, of: Occurrences, gradients: Rows) -> None:
         """Do the same with gradients that nobody else has, C-contiguous, without a copy."""
+        if of.table in self.frozen:
+            return
         rows = gradients.reshape(-1, gradients.shape[-1])
         with self._lock:
             before = self._kept.get(number)

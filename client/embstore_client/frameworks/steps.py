@@ -6,7 +6,7 @@ checkpoint. A step that the loop does not finish is released by the run, which w
 its rows were used.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -61,6 +61,7 @@ class Steps:
         synchronize: Callable[[], object] = nothing,
         join: Callable[[Sequence[Any]], Any] = concatenated,
         last_step: int = 0,
+        frozen: Collection[str] = (),
     ) -> None:
         """Have no gradients, and be outside a loop.
 
@@ -68,9 +69,9 @@ class Steps:
         ----------
         forgets : the module's verb that forgets gradients, for messages
         synchronize : waits for gradients that are on their way
-        join : see `KeptGradients`
+        join, frozen : see `KeptGradients`
         """
-        self.gradients = KeptGradients(join)
+        self.gradients = KeptGradients(join, frozen)
         finalize(self, self.gradients.warn_unsent)  # with the module, or at the end of the process
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
         self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
@@ -81,7 +82,7 @@ class Steps:
 
     def __reduce__(self) -> tuple[type["Steps"], tuple[Any, ...]]:
         """A copy of a module has neither gradients nor a step at hand."""
-        return Steps, (*self._settings, self.last_step)
+        return Steps, (*self._settings, self.last_step, self.gradients.frozen)
 
     @property
     def last_step(self) -> int:

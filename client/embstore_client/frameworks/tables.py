@@ -1,16 +1,27 @@
 """Which tables a module has, and which features are looked up in them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from math import sqrt
 from typing import Any, Literal
 
 from embstore.config import INITIALIZERS, Initializer, Optimizer, Uniform
-from embstore.errors import EmbstoreError, InvalidArgumentError
+from embstore.errors import EmbstoreError, InvalidArgumentError, TableExistsError
 from embstore.handles.store import Store
 from embstore.optimizers import OPTIMIZERS
 
 BagMode = Literal["sum", "mean"]
+
+ROWS_OF_INITIALIZER_MAX = 1 << 20
+"""Rows that the default initializer counts. TorchRec's rule is made for tables whose every row is
+trained often; at 2**40 hashed ids its rows would begin at 5e-7, from where SGD never leads away."""
+
+
+def default_initializer(rows: int) -> Uniform:
+    """Return what rows hold before they are written where nothing else is said: uniform in
+    +-1/sqrt(rows), as TorchRec has it, and at least in +-2**-10."""
+    bound = 1 / sqrt(min(max(rows, 1), ROWS_OF_INITIALIZER_MAX))
+    return Uniform(-bound, bound)
 
 
 @dataclass(frozen=True)
@@ -28,9 +39,11 @@ class Ids:
     optimizer: Optimizer
     """Of the store, which applies it."""
     initializer: Initializer | None = None
-    """None: uniform in +-1/sqrt(rows), as TorchRec has it."""
+    """None: what a table that is there has; for a new one `default_initializer`."""
     seed: int | None = None
     """None: derived from the name."""
+    trainable: bool = True
+    """False: the module begins with the table frozen; it has no update, and its t stays."""
 
     def __post_init__(self) -> None:
         if isinstance(self.features, str) or not self.features:
@@ -41,19 +54,25 @@ class Ids:
         object.__setattr__(self, "features", tuple(self.features))
 
     def create(self, store: Store) -> None:
-        """Make the table, unless it is there; see `Store.create_table`."""
-        initializer = self.initializer
-        if initializer is None:
-            bound = 1 / sqrt(max(self.rows, 1))
-            initializer = Uniform(-bound, bound)
-        store.create_table(
-            self.name,
-            dim=self.dim,
-            rows=self.rows,
-            optimizer=self.optimizer,
-            initializer=initializer,
-            seed=self.seed,
-        )
+        """Make the table, unless it is there; see `Store.create_table`.
+
+        Without an initializer a table that is there keeps its own, as one that has grown does: the
+        default is of the rows that it was made with.
+        """
+        made: dict[str, Any] = {
+            "dim": self.dim,
+            "rows": self.rows,
+            "optimizer": self.optimizer,
+            "initializer": self.initializer or default_initializer(self.rows),
+            "seed": self.seed,
+        }
+        try:
+            store.create_table(self.name, **made)
+        except TableExistsError:
+            if self.initializer is not None:
+                raise
+            there = store.table(self.name).initializer
+            store.create_table(self.name, **made | {"initializer": there})
 
 
 @dataclass(frozen=True)
@@ -118,10 +137,12 @@ def by_feature(tables: Mapping[str, Ids], given: Any) -> Iterator[tuple[str, Ids
         yield name, table, given[name]
 
 
-def with_rates(tables: Mapping[str, Ids], store: Store | None) -> list[Ids]:
-    """Return tables with the learning rates that the store has now; as they were made, where it
-    cannot be asked."""
-    made = list(tables.values())
+def as_they_are(
+    tables: Mapping[str, Ids], store: Store | None, frozen: Collection[str]
+) -> list[Ids]:
+    """Return tables with the learning rates that the store has now, as they were made where it
+    cannot be asked; the frozen ones as not trainable."""
+    made = [replace(table, trainable=name not in frozen) for name, table in tables.items()]
     try:
         facts = {} if store is None else store.table_facts()
     except EmbstoreError:

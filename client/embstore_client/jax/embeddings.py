@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.commands import OnNonfinite
+from embstore.commands import LearningRate, OnNonfinite
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBacked
@@ -52,6 +52,10 @@ class Embeddings(StoreBacked):
         self._host = callbacks.Host(self.tables, self._looked_up, self._steps)
         self._sizes = Sizes()
 
+    def __repr__(self) -> str:
+        tables = "".join(f"\n  {table!r}" for table in self._tables_now())
+        return f"{type(self).__name__}({tables}\n)"
+
     # Outside of what is compiled
 
     def lookup(self, features: Mapping[str, Any], *, admit: bool = True) -> Step:
@@ -70,7 +74,7 @@ class Embeddings(StoreBacked):
         """
         given = given_of(self.tables, features)
         source = PlainStep(self.store, keys_by_table(self.tables, given), admit=admit)
-        return Step(source, self.tables, given, self._sizes)
+        return Step(source, self.tables, given, self._sizes, frozen=self._steps.gradients.frozen)
 
     def ahead(
         self,
@@ -109,8 +113,16 @@ class Embeddings(StoreBacked):
         ranks = Ranks(rank, world_size)
         with self._loop(batches, features, ranks=ranks, **how, **session) as loop:
             for source, of in loop:
-                named = {"batch": of.batch, "number": source.number, "world_size": world_size}
-                yield Step(source, self.tables, of.given, self._sizes, **named)
+                yield Step(
+                    source,
+                    self.tables,
+                    of.given,
+                    self._sizes,
+                    batch=of.batch,
+                    number=source.number,
+                    world_size=world_size,
+                    frozen=self._steps.gradients.frozen,
+                )
 
     def _announced(self, batch: Any, features: Any) -> Announced:
         given = given_of(self.tables, features)
@@ -149,7 +161,7 @@ class Embeddings(StoreBacked):
     def step(
         self,
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
@@ -174,7 +186,7 @@ class Embeddings(StoreBacked):
         scale = 1.0 / self._steps.ranks.world_size if gradient_scale is None else gradient_scale
         return self._steps.send(
             self.store,
-            learning_rate=learning_rate,
+            learning_rate=self._checked_rate(learning_rate),
             gradient_scale=scale,
             on_nonfinite=on_nonfinite,
         )

@@ -6,7 +6,7 @@ which the store's own order of sums applies. **Rows** are the distinct ones, pad
 function pools itself; what it returns are gradients of rows, summed by XLA.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic import unique
 from embstore.arrays import Keys, Rows
-from embstore.commands import OnNonfinite
+from embstore.commands import LearningRate, OnNonfinite
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
@@ -82,6 +82,7 @@ class Step:
         batch: Any = None,
         number: int = 0,
         world_size: int = 1,
+        frozen: Collection[str] = (),
     ) -> None:
         self.batch = batch
         """The batch, as the iterator gave it."""
@@ -92,6 +93,7 @@ class Step:
         self._given = given
         self._sizes = sizes
         self._world_size = world_size
+        self._frozen = frozen  # of its tables, at any time
         self._scale = 1.0 / world_size
 
     @cached_property
@@ -129,7 +131,7 @@ class Step:
         self,
         gradients: Mapping[str, Any],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
@@ -138,8 +140,9 @@ class Step:
         Parameters
         ----------
         gradients : {feature: as `activations`}, of any float dtype; what is left out, or None, has
-            no gradient. A table without any is not updated, and its t stays
-        learning_rate : for this update only; None: the tables'
+            no gradient. A table without any is not updated, and its t stays; nor is a frozen one
+        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
+            tables'
         gradient_scale : None: 1 / world_size of the loop, so that the update is the ranks' mean
         on_nonfinite : "refuse", or "skip" what has gradients that are not finite
 
@@ -153,7 +156,7 @@ class Step:
             Nothing has changed.
         """
         sent = _on_host(gradients, self._given, "features")
-        kept = KeptGradients()
+        kept = KeptGradients(frozen=self._frozen)
         for index, (name, of) in enumerate(self._given.items()):
             if name in sent:
                 shape = (*of.shape, self._tables[of.table].dim)
@@ -174,7 +177,7 @@ class Step:
         self,
         gradients: Mapping[str, Any],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate | None:
@@ -188,7 +191,8 @@ class Step:
         sums = {}
         for name, of in sent.items():
             whole = _floats(of, self.rows[name].shape, f"table {name!r}")
-            sums[name] = np.array(whole[: len(self._found[name].rows)], np.float32)
+            if name not in self._frozen:
+                sums[name] = np.array(whole[: len(self._found[name].rows)], np.float32)
         if not sums and self._world_size == 1:
             return self.release()
         scale = self._scale if gradient_scale is None else gradient_scale

@@ -4,13 +4,15 @@ One thread at a time; calls and backward passes may run in TensorFlow's own.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import numpy as np
 import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from embstore.commands import OnNonfinite
+from embstore.commands import LearningRate, OnNonfinite
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
@@ -23,6 +25,9 @@ from embstore_client.keras import saving
 from embstore_client.keras.datasets import on_demand
 from embstore_client.keras.features import Given
 from embstore_client.keras.forward import Forward, Watched
+
+_MARKER = "embstore"
+"""By which a file of Keras has `frameworks.marker`."""
 
 
 class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, unused-ignore]
@@ -56,7 +61,10 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
 
     def get_config(self) -> dict[str, Any]:
         """Return address, names and configuration: no rows, no gradients, no token."""
-        tables = [config_of(table) for table in self.tables.values()]
+        tables = [
+            config_of(replace(table, trainable=name not in self.frozen))
+            for name, table in self.tables.items()
+        ]
         return {**super().get_config(), "store": self._connection.options, "tables": tables}
 
     @classmethod
@@ -68,6 +76,19 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         made = cls.__new__(cls)
         StoreLayer.__init__(made, connection, tables, **layer)
         return made
+
+    def __repr__(self) -> str:
+        tables = ", ".join(map(repr, self._tables_now()))
+        return f"<{type(self).__name__} name={self.name}, tables=[{tables}]>"
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write what Keras's files have in place of rows: the store's id, and t of each table."""
+        super().save_own_variables(store)
+        store[_MARKER] = np.frombuffer(self._marker(), np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Warn where a file was made with other rows than the store has, as t says."""
+        self._compare(bytes(np.asarray(store[_MARKER])))
 
     # Calls
 
@@ -93,7 +114,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         self,
         verdict: Verdict | None = None,
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         on_nonfinite: OnNonfinite | None = None,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
@@ -106,7 +127,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         verdict : what a `LossScale` has found, behind the optimizer's step: the store's part is
             skipped where the dense part was; where the store's own gradients overflow, only the
             store's is, and the scale is lowered
-        learning_rate : for this update only; None: the tables'
+        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
+            tables'
         on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
             None: "skip" with a verdict, else "refuse"
 

@@ -20,6 +20,8 @@
     forwards     rows and activations of one forward, by these
     embedding    what all modules are
     modules      the four of them
+    pretrained   modules whose tables begin with given rows
+    optimizer    tables as an optimizer of Torch, for schedules of their rates
 
 What a step is, and how exact, `frameworks.backed` says. The sums of the forward are Torch's own, on
 the device of the ids, and promise what Torch promises.
@@ -36,6 +38,7 @@ from embstore_client.torch.modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
 )
+from embstore_client.torch.optimizer import StoreOptimizer
 
 __all__ = [
     "Bag",
@@ -44,4 +47,5 @@ __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingCollection",
     "Ids",
+    "StoreOptimizer",
 ]

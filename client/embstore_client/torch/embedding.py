@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from embstore.commands import OnNonfinite
+from embstore.commands import LearningRate, OnNonfinite
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBackedModule
 from embstore_client.frameworks.steps import Announced, Ranks, Steps
-from embstore_client.frameworks.tables import Ids, by_name, with_rates
+from embstore_client.frameworks.tables import Ids, by_name
 from embstore_client.torch import saving
 from embstore_client.torch.announced import Read
 from embstore_client.torch.forwards import activations_of, look_up
@@ -45,22 +45,21 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         """
         super().__init__()
         self.dtype = dtype
-        self._is_frozen = False
         self._use(store, by_name(tables, self._kind), Steps("zero_grad", join=join))
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`, with the learning rates that the store has now."""
-        lines = list(map(repr, with_rates(self.tables, self._connection.connected)))
-        return "\n".join([*lines, *(["requires_grad=False"] if self._is_frozen else [])])
+        return "\n".join(map(repr, self._tables_now()))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze the tables (False), or train them again; return the module.
 
-        Forwards of frozen tables require no gradient, so that `step` updates nothing, and t stays.
-        The module has no parameters, so that freezing a model does not reach it: freeze it itself.
+        What frozen tables return requires no gradient, so that `step` does not update them, and t
+        stays. Some tables alone are frozen by `freeze`, or made with `trainable=False`. The module
+        has no parameters, so that freezing a model does not reach it: freeze it itself.
         """
         super().requires_grad_(requires_grad)
-        self._is_frozen = not requires_grad
+        (self.unfreeze if requires_grad else self.freeze)()
         return self
 
     # Forward
@@ -72,8 +71,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         with nullcontext() if step is None else step.given:
             given: Any = self._given(*arguments)
         found = look_up(self.store, step, self.tables, given, admit=self.training)
-        is_trained = self.training and not self._is_frozen
-        gradients = self._steps.gradients if is_trained else None
+        gradients = self._steps.gradients if self.training else None
         return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
 
     # Step
@@ -83,7 +81,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         self,
         scaler: Any = None,
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         on_nonfinite: OnNonfinite | None = None,
         group: Any = None,
     ) -> AcknowledgedUpdate | None:
@@ -97,7 +95,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         scaler : a `torch.amp.GradScaler`, between its `step` and its `update`: the store's part is
             skipped where the dense part was; where the store's own gradients overflow, only the
             store's is, and the scaler lowers its scale
-        learning_rate : for this update only; None: the tables'
+        learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
+            tables'
         on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
             None: "skip" with a scaler, else "refuse"
         group : of torch.distributed; None: that of the loop, else this trainer is alone. Gradients
@@ -181,6 +180,18 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         saving.warn_of_rows(self.tables)
         super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def get_extra_state(self) -> Any:
+        """Return what `state_dict()` has in place of rows: the store's id, and t of each table.
+
+        A uint8 tensor, (n,), which everything takes that takes the tensors of a state.
+        """
+        return torch.frombuffer(bytearray(self._marker()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Warn where a state was saved with other rows than the store has, as t says."""
+        if not saving.has_rows():
+            self._compare(bytes(state.to(torch.uint8).tolist()))
 
     def save(
         self,

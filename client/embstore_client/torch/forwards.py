@@ -133,7 +133,7 @@ def _keep(
     gradients: KeptGradients | None, number: Number, own: Given, place: Place, *, is_there: bool
 ) -> Callable[[Any], None] | None:
     """Return what takes the gradient of a feature's output."""
-    if gradients is None or not torch.is_grad_enabled():
+    if gradients is None or not torch.is_grad_enabled() or own.of.table in gradients.frozen:
         return None
     weights = None if own.weights is None else own.weights.detach()
     if is_there:

@@ -6,7 +6,7 @@ EmbeddingBagCollection   tables, bags        a mapping of features, or a KeyedJa
 EmbeddingCollection      tables, ids         likewise
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -15,6 +15,7 @@ from embstore.handles.store import Store
 from embstore_client.frameworks.tables import Bag, BagMode, Ids
 from embstore_client.torch.embedding import StoreModule
 from embstore_client.torch.features import Given, bags_of, given_of, ids_of
+from embstore_client.torch.pretrained import module_of
 
 
 class EmbeddingBag(StoreModule):
@@ -34,6 +35,7 @@ class EmbeddingBag(StoreModule):
         initializer: Initializer | None = None,
         seed: int | None = None,
         include_last_offset: bool = False,
+        trainable: bool = True,
         dtype: Any = None,
     ) -> None:
         """Make the table, unless it is there.
@@ -41,7 +43,7 @@ class EmbeddingBag(StoreModule):
         Parameters
         ----------
         mode : "sum" or "mean"
-        initializer, seed : as in `Bag`
+        initializer, seed, trainable : as in `Bag`
         include_last_offset : offsets have one more element, the number of ids
         dtype : of activations; None: float32, or that of per-sample weights
         """
@@ -54,9 +56,42 @@ class EmbeddingBag(StoreModule):
             initializer=initializer,
             seed=seed,
             mode=mode,
+            trainable=trainable,
         )
         super().__init__(store, [table], dtype=dtype)
         self.include_last_offset = include_last_offset
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        store: Store,
+        name: str,
+        weights: Any,
+        *,
+        freeze: bool = True,
+        optimizer: Optimizer | None = None,
+        **module: Any,
+    ) -> Self:
+        """Return a module whose table begins with these rows, as that of `torch.nn.EmbeddingBag`.
+
+        A table that was never trained is given them, where its rows are others. One that was
+        keeps its rows, which a warning says: a trainer that is started again goes on.
+
+        Parameters
+        ----------
+        weights : (rows, dim) tensor of any float dtype; rows are float32
+        freeze : train it no more, until `requires_grad_()`
+        optimizer : None: `Sgd(0.01)`, with `freeze` only
+        module : other arguments of the class; `rows`, where there are more than of the weights
+
+        Raises
+        ------
+        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
+        What the class raises.
+        """
+        module["trainable"] = not freeze
+        made: Self = module_of(cls, store, name, weights, optimizer, **module)
+        return made
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
@@ -93,13 +128,14 @@ class Embedding(StoreModule):
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
+        trainable: bool = True,
         dtype: Any = None,
     ) -> None:
         """Make the table, unless it is there.
 
         Parameters
         ----------
-        initializer, seed : as in `Ids`
+        initializer, seed, trainable : as in `Ids`
         dtype : of activations; None: float32
         """
         table = Ids(
@@ -110,8 +146,41 @@ class Embedding(StoreModule):
             optimizer=optimizer,
             initializer=initializer,
             seed=seed,
+            trainable=trainable,
         )
         super().__init__(store, [table], dtype=dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        store: Store,
+        name: str,
+        weights: Any,
+        *,
+        freeze: bool = True,
+        optimizer: Optimizer | None = None,
+        **module: Any,
+    ) -> Self:
+        """Return a module whose table begins with these rows, as that of `torch.nn.Embedding`.
+
+        A table that was never trained is given them, where its rows are others. One that was
+        keeps its rows, which a warning says: a trainer that is started again goes on.
+
+        Parameters
+        ----------
+        weights : (rows, dim) tensor of any float dtype; rows are float32
+        freeze : train it no more, until `requires_grad_()`
+        optimizer : None: `Sgd(0.01)`, with `freeze` only
+        module : other arguments of the class; `rows`, where there are more than of the weights
+
+        Raises
+        ------
+        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
+        What the class raises.
+        """
+        module["trainable"] = not freeze
+        made: Self = module_of(cls, store, name, weights, optimizer, **module)
+        return made
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:

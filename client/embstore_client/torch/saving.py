@@ -4,7 +4,8 @@ file    {"last_step": place, "states": {name: state_dict()}}
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -16,15 +17,28 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
 
 _HAS_ROWS = ContextVar("_HAS_ROWS", default=False)
-"""Whether the state is saved with a checkpoint, which has the rows."""
 _warned: set[str] = set()
 """Tables that `warn_of_rows` has named, once in a process: states are taken often."""
+
+
+def has_rows() -> bool:
+    """Tell whether a state is saved or loaded with a checkpoint, which has the rows."""
+    return _HAS_ROWS.get()
+
+
+@contextmanager
+def _with_rows() -> Iterator[None]:
+    token = _HAS_ROWS.set(True)
+    try:
+        yield
+    finally:
+        _HAS_ROWS.reset(token)
 
 
 def warn_of_rows(tables: Iterable[str]) -> None:
     """Warn that a state_dict() has no rows of these tables."""
     new = sorted({*tables} - _warned)
-    if new and not _HAS_ROWS.get():
+    if new and not has_rows():
         _warned.update(new)
         warnings.warn(
             f"state_dict() has no rows of the tables {', '.join(new)}: they are in the store; keep "
@@ -35,11 +49,8 @@ def warn_of_rows(tables: Iterable[str]) -> None:
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
     """Return what writes the states of parts."""
-    token = _HAS_ROWS.set(True)
-    try:
+    with _with_rows():
         states = {n: _having(part, n, "state_dict").state_dict() for n, part in parts.items()}
-    finally:
-        _HAS_ROWS.reset(token)
     return partial(_write, {"last_step": last_step, "states": states})
 
 
@@ -66,7 +77,13 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
     states = content["states"]
     check_parts(label, states, parts)
     loads = {n: _having(part, n, "load_state_dict").load_state_dict for n, part in parts.items()}
-    return Saved(content["last_step"], lambda: [load(states[n]) for n, load in loads.items()])
+
+    @_with_rows()
+    def load() -> None:
+        for name, load_part in loads.items():
+            load_part(states[name])
+
+    return Saved(content["last_step"], load)
 
 
 def _having(part: Any, name: str, method: str) -> Any:

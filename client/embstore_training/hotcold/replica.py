@@ -35,9 +35,10 @@ from numpy.typing import ArrayLike
 
 from embstore.arithmetic import pool_rows, sum_by_key, unique
 from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows, on_host
-from embstore.commands import OnNonfinite, UpdateOptions
+from embstore.commands import LearningRate, OnNonfinite, UpdateOptions
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError, TableNotFoundError
+from embstore.handles import parts
 from embstore.handles.sessions import SomeGradients, StepBags
 from embstore.profiles.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
@@ -237,7 +238,7 @@ class Replica:
         self,
         gradients: Mapping[str, tuple[ArrayLike, Any]],
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate | None = None,
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
         all_gather: AllGather | None = None,
@@ -248,7 +249,8 @@ class Replica:
         Parameters
         ----------
         gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
-        learning_rate : None: the tables', as they were when they were pulled
+        learning_rate : of all tables, or by table; None: the tables', as they were when they were
+            pulled
         all_gather : of several ranks, which all call this; what they give is added in their order
         receipt : a new one, which tells whether this was done, if it is interrupted
 
@@ -266,7 +268,7 @@ class Replica:
             raise InvalidArgumentError(
                 "expected the last push to have succeeded before more is trained; push again"
             )
-        options = checked(UpdateOptions(learning_rate, gradient_scale, on_nonfinite))
+        options = checked(parts.options(learning_rate, gradient_scale, on_nonfinite, self._tables))
         pairs = {name: as_pair(given, name) for name, given in gradients.items()}
         sums = self._agreed(pairs, options, all_gather)
         if sums is None:

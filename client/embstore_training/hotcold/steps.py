@@ -156,7 +156,9 @@ class HotExchange(Exchange):
             },
             all_gather=self._all_gather,
             receipt=entry.receipt,
-            **vars(options),
+            learning_rate=options.learning_rates or options.learning_rate,
+            gradient_scale=options.gradient_scale,
+            on_nonfinite=options.on_nonfinite,
         )
 
     def finish(self, entry: Entry, verb: str) -> AcknowledgedUpdate:

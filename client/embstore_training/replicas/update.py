@@ -40,15 +40,19 @@ def checked(options: UpdateOptions) -> UpdateOptions:
     rate = options.learning_rate
     if rate is not None:
         rate = fp32_scalar(rate, "learning_rate")
+    rates = {
+        name: fp32_scalar(own, f"table {name!r}: learning_rate")
+        for name, own in options.learning_rates.items()
+    }
     scale = fp32_scalar(options.gradient_scale, "gradient_scale")
-    return UpdateOptions(rate, scale, options.on_nonfinite)
+    return UpdateOptions(rate, scale, options.on_nonfinite, rates)
 
 
-def numbers_of(options: UpdateOptions) -> list[int]:
+def numbers_of(options: UpdateOptions, tables: Iterable[str]) -> list[int]:
     """Return options as ranks compare them."""
-    rate, skips = options.learning_rate, options.on_nonfinite == "skip"
-    bits = float_bits(rate or 0.0), float_bits(options.gradient_scale)
-    return [int(rate is None), *bits, int(skips)]
+    rates = [options.rate_of(name) for name in sorted(tables)]
+    bits = [number for rate in rates for number in (int(rate is None), float_bits(rate or 0.0))]
+    return [*bits, float_bits(options.gradient_scale), int(options.on_nonfinite == "skip")]
 
 
 class Trained(NamedTuple):
@@ -79,9 +83,9 @@ def agreed(
     InvalidArgumentError : a sum that rule 9 refuses and that is not to be skipped; a rate that an
         optimizer does not take; ranks that give other options, or whose replicas have parted.
     """
-    numbers, rates = numbers_of(options), []
+    numbers, rates = numbers_of(options, tables), []
     for name in sorted(tables) if all_gather is not None else ():
-        given = options.learning_rate
+        given = options.rate_of(name)
         rates += [
             tables[name].t,
             float_bits(tables[name].learning_rate if given is None else given),
@@ -97,9 +101,11 @@ def check_rates(
     names: Iterable[str], options: UpdateOptions, tables: Mapping[str, Trained]
 ) -> None:
     """Check that the optimizers of some tables take the rate that is given, if one is."""
-    for name in names if options.learning_rate is not None else ():
-        what = f"table {name!r}: learning_rate"
-        tables[name].config.optimizer.check_learning_rate(options.learning_rate, what)
+    for name in names:
+        given = options.rate_of(name)
+        if given is not None:
+            what = f"table {name!r}: learning_rate"
+            tables[name].config.optimizer.check_learning_rate(given, what)
 
 
 def is_accepted(name: str, sums: Sums, options: UpdateOptions) -> bool:
@@ -132,7 +138,7 @@ def scalars_of(table: Trained, options: UpdateOptions) -> Rows:
         raise InvalidArgumentError(
             f"table {table.config.name!r}: t is {UINT64_MAX} and cannot grow"
         )
-    given = options.learning_rate
+    given = options.rate_of(table.config.name)
     rate = table.learning_rate if given is None else given
     return update_scalars(table.config.optimizer, t, rate, table.config.dim)
 

@@ -180,14 +180,23 @@ class PooledGradients(_message.Message):
     def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., gradients: _Optional[_Union[Array, _Mapping]] = ..., bags: _Optional[_Union[Bags, _Mapping]] = ...) -> None: ...
 
 class UpdateOptions(_message.Message):
-    __slots__ = ("learning_rate", "gradient_scale", "on_nonfinite")
+    __slots__ = ("learning_rate", "gradient_scale", "on_nonfinite", "learning_rates")
+    class LearningRatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
     ON_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
     gradient_scale: float
     on_nonfinite: OnNonfinite
-    def __init__(self, learning_rate: _Optional[float] = ..., gradient_scale: _Optional[float] = ..., on_nonfinite: _Optional[_Union[OnNonfinite, str]] = ...) -> None: ...
+    learning_rates: _containers.ScalarMap[str, float]
+    def __init__(self, learning_rate: _Optional[float] = ..., gradient_scale: _Optional[float] = ..., on_nonfinite: _Optional[_Union[OnNonfinite, str]] = ..., learning_rates: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Bags(_message.Message):
     __slots__ = ("offsets", "mode", "weights")

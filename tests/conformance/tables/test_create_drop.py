@@ -33,27 +33,40 @@ def test_other_identity_is_refused(open_twin):
     twin = open_twin(a=config(optimizer=Adagrad(0.1)))
     for other, found in each(
         [
-            ({"dim": 8}, "with dim 4, asked for was dim 8;"),
-            ({"seed": 1}, "asked for was seed 1;"),
-            ({"initializer": Uniform(-0.1, 0.2)}, '"high": 0.2'),
-            ({"initializer": Constant(0.1)}, '"kind": "constant"'),
-            ({"optimizer": Sgd(0.1)}, '"kind": "sgd"'),
-            ({"optimizer": RowWiseAdagrad(0.1)}, '"kind": "rowwise_adagrad"'),
-            ({"optimizer": Adagrad(0.1, epsilon=1e-7)}, '"epsilon": 1e-07'),
-            ({"optimizer": Adagrad(0.1, initial_accumulator=1.0)}, '"initial_accumulator": 1.0'),
-            ({"optimizer": Adagrad(0.1, weight_decay=0.1)}, '"weight_decay": 0.1'),
+            ({"dim": 8}, "with dim 4 where 8 was asked for;"),
+            ({"dim": 8, "seed": 1}, "with dim 4 where 8 was asked for, seed "),
+            ({"seed": 1}, " where 1 was asked for;"),
+            ({"initializer": Uniform(-0.1, 0.2)}, "with initializer high 0.1 where 0.2 was asked"),
+            ({"initializer": Constant(0.1)}, "initializer uniform where constant was asked for;"),
+            ({"optimizer": Sgd(0.1)}, "with optimizer adagrad where sgd was asked for;"),
+            ({"optimizer": RowWiseAdagrad(0.1)}, "adagrad where rowwise_adagrad was asked for;"),
+            ({"optimizer": Adagrad(0.1, epsilon=1e-7)}, "epsilon 1e-08 where 1e-07 was asked for;"),
+            (
+                {"optimizer": Adagrad(0.1, initial_accumulator=1.0)},
+                "with optimizer initial_accumulator 0.0 where 1.0 was asked for;",
+            ),
+            (
+                {"optimizer": Adagrad(0.1, weight_decay=0.1)},
+                "weight_decay 0.0 where 0.1 was",
+            ),
         ]
     ):
         with refused(twin.store, TableExistsError, "table 'a' exists with", found, "drop_table"):
             twin.store.create_table("a", **config(optimizer=Adagrad(0.1)) | other)
 
 
-def test_other_rows_are_refused_and_grow_is_named(open_twin):
+def test_more_rows_are_refused_and_grow_is_named(open_twin):
     twin = open_twin(a=config())
-    for rows in each([999, 2000]):
-        parts = ("table 'a'", "1000 rows", f"grow({rows})")
-        with refused(twin.store, TableExistsError, *parts):
-            twin.store.create_table("a", **config(rows=rows))
+    parts = ("table 'a' exists with 1000 rows", "ask for 1000, or store.table('a').grow(2000)")
+    with refused(twin.store, TableExistsError, *parts):
+        twin.store.create_table("a", **config(rows=2000))
+
+
+def test_less_rows_are_refused_and_no_hint_is_to_shrink(open_twin):
+    twin = open_twin(a=config())
+    with unchanged(twin.store), pytest.raises(TableExistsError, match="1000 rows where 999") as it:
+        twin.store.create_table("a", **config(rows=999))
+    assert str(it.value).endswith("ask for 1000")
 
 
 def test_rows_of_today_are_those_after_growing(open_twin):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from embstore.errors import InvalidArgumentError, TableNotFoundError
 from tests.conformance.cases import (
     KINDS,
     OPTIMIZERS,
@@ -15,6 +16,7 @@ from tests.conformance.cases import (
     of_each_kind,
     ones,
     pool_stats,
+    refused,
 )
 
 
@@ -68,6 +70,24 @@ def several(open_twin):
 
 def share(rng, names="abcd"):
     return {n: batch(rng, 60, dim=7 if n == "c" else 4) for n in names}
+
+
+def test_learning_rates_are_given_by_table(several):
+    """Those that are not named have their own; of a table that is not updated it says nothing."""
+    rng, rates = generator(38), {"a": 0.25, "c": 0.0, "d": 3.0}
+    several.update(share(rng), learning_rate=rates)
+    several.update(share(rng, "cb"), learning_rate=rates)
+    several.update_ranks([share(rng), share(rng, "db")], learning_rate=rates)
+    several.update(share(rng))
+
+
+def test_a_learning_rate_of_no_table_is_refused(several):
+    rng = generator(39)
+    with refused(several.store, TableNotFoundError, "no table 'e'"):
+        several.store.update(share(rng, "a"), learning_rate={"a": 0.1, "e": 0.1})
+    for value in each([-1.0, None, "fast", float("nan")]):
+        with refused(several.store, InvalidArgumentError, "table 'a': learning_rate", repr(value)):
+            several.store.update(share(rng, "ab"), learning_rate={"a": value})
 
 
 def test_several_tables_are_one_command(several):

@@ -1,0 +1,62 @@
+"""What a framework's file of weights says of rows that it has not: how far their tables were.
+
+A marker is JSON: the store's id, and t of each table. Where a file is loaded, it is compared with
+what the store has then. It has no digest: frameworks ask for their states often, as averages of
+weights do at every step, and a digest reads all that has changed. So rows that were set without an
+update, by `assign` or an import, are not told apart.
+
+It is of one length, whatever t is: programs that average states add up what these have.
+"""
+
+import json
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from embstore.errors import EmbstoreError
+from embstore.handles.store import Store
+
+_DIGITS = 20
+"""Of the largest t."""
+
+
+def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:
+    """Return the marker of tables as they are; without t where the store cannot be asked."""
+    here = _here(store, tables)
+    text = json.dumps(here)
+    padding = sum(_DIGITS - len(str(t)) for t in here["t"].values())
+    return text.ljust(len(text) + padding).encode()
+
+
+def warn_of_others(marker: bytes, store: Store | None, tables: Iterable[str]) -> None:
+    """Warn where a marker is of other rows than the tables have now."""
+    try:
+        saved = dict(json.loads(marker))
+    except ValueError:  # made of several, or changed
+        saved = {}
+    here = _here(store, tables)
+    if not here["t"] or not saved.get("t", True):
+        return  # the store could not be asked
+    others = [
+        f"{name!r} (t {saved.get('t', {}).get(name, 'unknown')}, here {t})"
+        for name, t in here["t"].items()
+        if (saved.get("store"), saved.get("t", {}).get(name)) != (here["store"], t)
+    ]
+    if others:
+        is_elsewhere = saved.get("store", here["store"]) != here["store"]
+        of_store = ", of another store" if is_elsewhere else ""
+        warnings.warn(
+            f"the rows of {', '.join(others)} are not those that this state was saved with"
+            f"{of_store}: a state has no rows; keep both by save(label, ...) of the module, and go "
+            "back by load(label, ...)",
+            stacklevel=2,
+        )
+
+
+def _here(store: Store | None, tables: Iterable[str]) -> dict[str, Any]:
+    try:
+        facts = {} if store is None else store.table_facts()
+    except EmbstoreError:
+        facts = {}
+    found = {name: facts[name].t for name in tables if name in facts}
+    return {"store": store.store_id if store is not None else "", "t": found}
