@@ -16,19 +16,20 @@ from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBackedModule
 from embstore_client.frameworks.connection import Connection
+from embstore_client.frameworks.occurrences import keys_by_table
 from embstore_client.frameworks.scaling import Verdict
-from embstore_client.frameworks.steps import Steps
-from embstore_client.frameworks.tables import Ids, by_name, config_of, table_of
+from embstore_client.frameworks.steps import Announced, Steps
+from embstore_client.frameworks.tables import Ids, checked, config_of, table_of
 from embstore_client.keras import saving
 from embstore_client.keras.datasets import on_demand
 from embstore_client.keras.features import Given
-from embstore_client.keras.forward import Forward, Watched
+from embstore_client.keras.forward import Forward, Watched, occurrences_of
 
 
 class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, unused-ignore]
     """Tables of a store as a layer without variables. Its classes are in `layers`."""
 
-    _kind: type[Ids]
+    _kinds: tuple[type[Ids], ...]
     _file = saving.FILE
 
     def __init__(self, store: Store | Connection, tables: Sequence[Ids], **layer: Any) -> None:
@@ -36,7 +37,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
 
         Parameters
         ----------
-        tables : each a `Bag`, or each `Ids`, as the class says
+        tables : each a `Bag` or an `Ids`, as the class says; several may name one table
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
 
         Raises
@@ -52,11 +53,11 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         self.supports_jit = False  # so that Keras's jit_compile="auto" compiles without XLA
         self._watched = Watched()
         self._dataset_loop: Generator[Any, None, None] | None = None  # Until it ended.
-        self._use(store, by_name(tables, self._kind), Steps("clear_gradients"))
+        self._use(store, checked(tables, *self._kinds), Steps("clear_gradients"))
 
     def get_config(self) -> dict[str, Any]:
         """Return address, names and configuration: no rows, no gradients, no token."""
-        tables = [config_of(table) for table in self.tables.values()]
+        tables = [config_of(table) for table in self.entries]
         return {**super().get_config(), "store": self._connection.options, "tables": tables}
 
     @classmethod
@@ -64,15 +65,19 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         """Return a layer that connects when it is first used; see `attach`."""
         layer = dict(config)
         connection = Connection(None, layer.pop("store"))
-        tables = [table_of(cls._kind, table) for table in layer.pop("tables")]
+        tables = [table_of(table) for table in layer.pop("tables")]
         made = cls.__new__(cls)
         StoreLayer.__init__(made, connection, tables, **layer)
         return made
 
+    def _announced(self, batch: Any, features: Any) -> Announced:
+        forwards = [occurrences_of(self.lookups, given) for given in self._given_of(features)]
+        return Announced(batch, keys_by_table(*forwards))
+
     # Calls
 
     def _activations(self, given: Mapping[str, Given], training: bool | None) -> dict[str, Any]:
-        """Return the activations of every feature, in the order of the tables."""
+        """Return the activations of every lookup, in their order."""
         if tf.distribute.in_cross_replica_context() or (
             tf.distribute.get_replica_context().num_replicas_in_sync > 1
         ):
@@ -83,7 +88,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         look_up = partial(self._looked_up, admit=training is not False)
         is_trained = training is not False and self.trainable
         kept = self._steps.gradients if is_trained else None
-        forward = Forward(self.tables, given, look_up, kept)
+        forward = Forward(self.lookups, given, look_up, kept)
         found = forward.activations(self._watched)
         return {feature: tf.cast(rows, self.compute_dtype) for feature, rows in found.items()}
 
