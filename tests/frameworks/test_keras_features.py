@@ -5,11 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frameworks.on_keras import as_it_is, compiled, keras, tf
-
-from embstore import Adam, Sgd, Uniform  # noqa: E402
-from embstore.handles.store import Store  # noqa: E402
-from embstore_client.keras import (  # noqa: E402
+from embstore import Adam, Sgd, Uniform
+from embstore.handles.store import Store
+from embstore_client.keras import (
     Bag,
     Embedding,
     EmbeddingBag,
@@ -17,8 +15,9 @@ from embstore_client.keras import (  # noqa: E402
     Ids,
     StoreStep,
 )
-from tests.frameworks.numpy_twin import Forward, Twin  # noqa: E402
-from tests.frameworks.tables import DIM, ROWS, TABLE, rows_of  # noqa: E402
+from tests.frameworks.numpy_twin import Forward, Twin
+from tests.frameworks.on_keras import as_it_is, compiled, keras, tf
+from tests.frameworks.tables import DIM, ROWS, TABLE, rows_of
 
 RUNS = pytest.mark.parametrize("run", [as_it_is, compiled])
 NAMES = ["item@a", "item@b", "history", "seen"]

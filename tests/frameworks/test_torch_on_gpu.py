@@ -112,7 +112,7 @@ def weighted(module: Any, given: Any) -> None:
 
 
 def padded(rng: np.random.Generator) -> Any:
-    return np.where(rng.random(12) < 0.4, -1, ids_of(rng, 12))
+    return np.where(rng.random(12) < 0.7, -1, ids_of(rng, 12))
 
 
 def two_ways(store: Store) -> Any:

@@ -164,6 +164,7 @@ def test_nested_tensors_may_be_weighted_and_narrowed(embedded: Store) -> None:
     torch.testing.assert_close(module(narrowed), wanted)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_other_nested_tensors_are_refused(embedded: Store) -> None:
     bag, ids = EmbeddingBag(embedded, "t", **TABLE), Embedding(embedded, "t", **TABLE)
     strided = torch.nested.nested_tensor(NESTED[:2])
