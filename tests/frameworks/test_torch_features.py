@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
 
-from embstore import Adagrad, Adam, Sgd, Uniform  # noqa: E402
+from embstore import Adagrad, Adam, Sgd, TableHeldError, Uniform  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import Bag, EmbeddingBag, EmbeddingBagCollection, Ids  # noqa: E402
 from tests.frameworks.numpy_twin import Forward, Twin, kept  # noqa: E402
@@ -201,6 +201,23 @@ def test_a_keyed_jagged_tensor_is_looked_up_in_both_tables(embedded: Store) -> N
     lengths = torch.tensor([1, 1, 1, 1, 3, 1, 2, 2])
     found = module(Jagged(["item", "last", "history", "other"], values, lengths))
     torch.testing.assert_close(found, module(GIVEN))
+
+
+def test_another_module_of_a_table_is_an_update_of_its_own(store: Store) -> None:
+    """And none while the first is in a loop: the guide says to make them one collection."""
+    modules = [EmbeddingBag(store, "t", **TABLE, mode=mode) for mode in ("sum", "mean")]
+    for module in modules:
+        module(ITEM).sum().backward()
+        module.step()
+    assert store.table("t").t == 2
+    for given in modules[0].ahead([ITEM], features=lambda ids: ids):
+        for module in modules:
+            module(given).sum().backward()
+        with pytest.raises(TableHeldError):
+            modules[1].step()
+        modules[1].zero_grad()
+        modules[0].step()
+    assert store.table("t").t == 3
 
 
 def test_copies_know_their_features(store: Store) -> None:
