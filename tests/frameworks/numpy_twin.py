@@ -13,10 +13,10 @@ from tests.reference import ReferenceStore, spread_bags
 
 
 class Forward(NamedTuple):
-    """What one forward returned, with what it was given, by feature."""
+    """What one forward returned, with what it was given, by the names of lookups."""
 
     given: dict[str, tuple[Any, Any, Any]]
-    """Ids (n,), offsets (bags + 1,) or None, weights (n,) or None."""
+    """Ids (n,) without padding, offsets (bags + 1,) or None, weights (n,) or None."""
     outputs: dict[str, Any]
     """Tensors with their `grad`; or the gradients, None for none."""
 
@@ -43,14 +43,13 @@ class Twin:
         """Return keys and gradients by table, of the features whose output got a gradient."""
         parts: dict[str, list[tuple[Any, Any]]] = {}
         for forward in forwards:
-            for table in self._module.tables.values():
-                for feature in table.features:
-                    output = forward.outputs[feature]
-                    gradient = getattr(output, "grad", output)
-                    if gradient is not None:
-                        ids, *bags = forward.given[feature]
-                        rows = _of_ids(gradient, *bags, getattr(table, "mode", "sum"))
-                        parts.setdefault(table.name, []).append((ids, rows))
+            for lookup in self._module.lookups:
+                output = forward.outputs[lookup.name]
+                gradient = getattr(output, "grad", output)
+                if gradient is not None:
+                    ids, *bags = forward.given[lookup.name]
+                    rows = _of_ids(gradient, *bags, getattr(lookup.of, "mode", "sum"))
+                    parts.setdefault(lookup.of.name, []).append((ids, rows))
         return {
             name: (np.concatenate([k for k, _ in of]), np.concatenate([g for _, g in of]))
             for name, of in parts.items()

@@ -122,12 +122,6 @@ def test_what_is_wrong_is_said_by_name_and_changes_nothing(embedded: Store) -> N
         (lambda: embeddings.lookup(given | {"i": (np.ones(2, int), None)}), "expected ids, or"),
         (
             lambda: embeddings.lookup(
-                given | {"z": (np.ones((2, 2), int), None, np.ones((2, 2), np.float32))}
-            ),
-            'mode "sum"',
-        ),
-        (
-            lambda: embeddings.lookup(
                 given | {"x": (np.ones((2, 2), int), None, np.ones(4, np.float32))}
             ),
             r"weights of shape \(2, 2\)",

@@ -251,12 +251,6 @@ def test_ragged_ids_need_bags(embedded: Store) -> None:
         Embedding(embedded, "t", **TABLE)(SHAPES["empty bags"])
 
 
-def test_weights_with_means_are_refused(embedded: Store) -> None:
-    layer = EmbeddingBag(embedded, "t", **TABLE, mode="mean")
-    with pytest.raises(InvalidArgumentError, match="sum"):
-        layer(IDS, tf.ones([2, 3]))
-
-
 def test_features_are_a_mapping(embedded: Store) -> None:
     with pytest.raises(InvalidArgumentError, match="mapping"):
         collection(embedded)(IDS)

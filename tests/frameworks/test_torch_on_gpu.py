@@ -14,7 +14,13 @@ import embstore  # noqa: E402
 from embstore import Adam, InvalidArgumentError, Sgd  # noqa: E402
 from embstore.device.gpu import GpuDevice  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
-from embstore_client.torch import Embedding, EmbeddingBag  # noqa: E402
+from embstore_client.torch import (  # noqa: E402
+    Bag,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    Ids,
+)
 from tests.frameworks.conftest import CACHE_BYTES  # noqa: E402
 from tests.frameworks.emulated_cuda import EmulatedCuda  # noqa: E402
 from tests.frameworks.gpu_training import (  # noqa: E402
@@ -60,12 +66,13 @@ class Case:
         self,
         make: Callable[[Store], Any],
         batch: Callable[[Any], Any],
-        offsets: int = 0,
+        read: int = 0,
         forward: Callable[[Any, Any], None] | None = None,
     ) -> None:
         self._make, self._batch, self._forward = make, batch, forward or trained
-        self.offsets = offsets
-        """Of a batch, in all features."""
+        self.read = read
+        """Elements of a batch that are read outside a loop: offsets; where some ids are padding,
+        whether each one is."""
 
     def batches(self, to: Callable[[Any], Any]) -> list[Any]:
         rng = np.random.default_rng(7)
@@ -104,6 +111,22 @@ def weighted(module: Any, given: Any) -> None:
     assert weights.grad is not None
 
 
+def padded(rng: np.random.Generator) -> Any:
+    return np.where(rng.random(12) < 0.7, -1, ids_of(rng, 12))
+
+
+def two_ways(store: Store) -> Any:
+    """Return tables that share a feature, and one that is pooled and is not."""
+    adam = table(dim=4, optimizer=Adam(0.1), padding_idx=1)
+    tables = [
+        Bag("a", features=["x"], **adam),
+        Bag("b", features=["y", "z"], mode="mean", **adam),
+        Ids("a", features=["w"], **adam),
+        Bag("a", features=["y"], mode="mean", **adam),
+    ]
+    return EmbeddingBagCollection(store, tables)
+
+
 CASES = {
     "collection": Case(collection, features, 15),
     "micro-batches": Case(collection, lambda rng: [features(rng), features(rng)]),
@@ -117,6 +140,19 @@ CASES = {
         lambda store: Embedding(store, "a", dim=4, optimizer=Sgd(0.1), **table()),
         lambda rng: ids_of(rng, 12).reshape(2, 3, 2),
     ),
+    "padding": Case(partial(bag, mode="mean"), lambda rng: padded(rng).reshape(4, 3), 12),
+    "padding of ids": Case(
+        lambda store: Embedding(
+            store, "a", dim=4, optimizer=Adam(0.1), **table(padding_idx=1), dtype=torch.bfloat16
+        ),
+        padded,
+        12,
+    ),
+    "padding and weights": Case(
+        partial(bag, mode="mean"), lambda rng: (padded(rng), bags_of(rng)[1]), 17, weighted
+    ),
+    "padding alone": Case(bag, lambda rng: np.full((2, 3), -1), 6),
+    "one table in two ways": Case(two_ways, features, 73),
     "float16": Case(partial(collection, dtype=torch.float16), features, 15),
 }
 
@@ -166,12 +202,12 @@ OUTSIDE = [name for name in CASES if name != "micro-batches"]
 def test_keys_rows_and_gradients_stay_there_outside_a_loop(
     embedded: Store, on_gpu: Store, cuda: EmulatedCuda, name: str
 ) -> None:
-    """Where bags begin is read, and sent."""
+    """Where bags begin is read, and sent; and whether any id is padding."""
     CASES[name].train_outside(embedded, torch.from_numpy)
     with cuda, cuda.reading():
         CASES[name].train_outside(on_gpu, cuda.tensor)
     assert digests(on_gpu) == digests(embedded)
-    assert cuda.elements_read == (STEPS + 1) * CASES[name].offsets
+    assert cuda.elements_read == (STEPS + 1) * (CASES[name].read + 1)
 
 
 class Jagged:
@@ -242,7 +278,7 @@ def test_ids_that_were_not_announced_are_refused(on_gpu: Store, cuda: EmulatedCu
                 module(given)
             back(module(given.fill_(2)))
             module.step()
-        for wrong in (-1, ROWS):
+        for wrong in (-2, ROWS):
             ids = cuda.tensor(np.array([[1, wrong]]))
             with pytest.raises(InvalidArgumentError, match=str(wrong)):
                 next(iter(module.ahead([ids], features=lambda ids: ids)))

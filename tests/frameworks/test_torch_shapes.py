@@ -207,20 +207,14 @@ def test_what_is_wrong_is_refused(embedded: Store, arguments: Any) -> None:
         module(*arguments)
 
 
-def test_weights_with_means_are_refused(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE, mode="mean")
-    with pytest.raises(InvalidArgumentError, match="sum"):
-        module(Z, None, torch.ones(2, 2))
-
-
 @pytest.mark.parametrize(
     "tables",
     [
         [],
-        [Ids("a", features=["x"], **TABLE)],
-        [Bag("a", features=["x"], **TABLE), Bag("a", features=["y"], **TABLE)],
-        [Bag("a", features=["x"], **TABLE), Bag("b", features=["x"], **TABLE)],
+        [Bag("a", features=["x"], **TABLE), Bag("a", features=["y"], **TABLE | {"dim": 5})],
+        [Bag("a", features=["x"], **TABLE), Ids("a", features=["x"], **TABLE)],
         [Bag("a", features=["x", "x"], **TABLE)],
+        [Bag("a", features=["x", "x@b"], **TABLE), Bag("b", features=["x"], **TABLE)],
     ],
 )
 def test_tables_that_contradict_each_other_are_refused(embedded: Store, tables: Any) -> None:

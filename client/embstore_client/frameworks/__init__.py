@@ -2,6 +2,7 @@
 
 backed       what an adapter is: tables, their store, its steps, and a checkpoint of all
 tables       which tables and features a module has
+padding      ids that are none
 connection   the store of a module, also of one that was sent to another process
 occurrences  ids in the shapes of arrays, taken apart into keys and bags
 rows         where a forward's rows come from: the store, or an announced step

@@ -22,7 +22,7 @@ One thread at a time; callbacks and backward passes may run in the framework's o
 """
 
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, ClassVar
@@ -34,12 +34,11 @@ from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.connection import Connection
 from embstore_client.frameworks.marker import marker_of, warn_of_others
-from embstore_client.frameworks.occurrences import HasKeys, keys_by_table
 from embstore_client.frameworks.rows import AnnouncedStep, Found
 from embstore_client.frameworks.saving import KeptFile
 from embstore_client.frameworks.scaling import Verdict
 from embstore_client.frameworks.steps import ALONE, Announced, Ranks, Steps
-from embstore_client.frameworks.tables import as_they_are
+from embstore_client.frameworks.tables import Ids, Lookup, as_they_are, by_name, lookups_of
 
 Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
 
@@ -48,21 +47,29 @@ class StoreBacked:
     """Tables of a store, a session's place in them, and what is kept with both."""
 
     tables: Mapping[str, Any]
-    """The tables by name."""
+    """The tables by name, each as its first entry has it."""
+    entries: Sequence[Any]
+    """What the module was made with: each an `Ids` or a `Bag`."""
+    lookups: Sequence[Lookup]
+    """What a forward looks up, in the order of its activations."""
     _file: ClassVar[KeptFile]
     """Of the framework, beside a checkpoint."""
 
-    def _use(self, store: Store | Connection, tables: Mapping[str, Any], steps: Steps) -> None:
-        """Have these tables, by name; those that a store lacks are made. To be called once, when
-        the framework's own part of the object is there."""
-        self.tables = tables
+    def _use(self, store: Store | Connection, entries: Sequence[Ids], steps: Steps) -> None:
+        """Have the tables of these entries; those that a store lacks are made. To be called once,
+        when the framework's own part of the object is there."""
+        self.entries = entries
+        self.tables = by_name(entries)
+        self.lookups = lookups_of(entries)
         self._steps = steps
-        steps.gradients.frozen |= {name for name, table in tables.items() if not table.trainable}
+        steps.gradients.frozen |= {
+            name for name, table in self.tables.items() if not table.trainable
+        }
         if isinstance(store, Connection):  # of a copy: its tables were made
             self._connection = store
         else:
             self.attach(store)
-            for table in tables.values():
+            for table in self.tables.values():
                 table.create(store)
 
     @property
@@ -85,8 +92,8 @@ class StoreBacked:
         return self._steps.last_step
 
     def _tables_now(self) -> list[Any]:
-        """Return the tables, for `repr`, with the learning rates of the store."""
-        return as_they_are(self.tables, self._connection.connected, self.frozen)
+        """Return the entries, for `repr`, with the learning rates of the store."""
+        return as_they_are(self.entries, self._connection.connected, self.frozen)
 
     # Freezing
 
@@ -202,8 +209,8 @@ class StoreBacked:
 class StoreBackedModule(StoreBacked):
     """The same as a module among others, whose states change in place."""
 
-    def _given(self, *arguments: Any) -> Mapping[str, HasKeys]:
-        """Return the ids of every feature from the arguments of a forward."""
+    def _given(self, *arguments: Any) -> Mapping[str, Any]:
+        """Return the ids of every lookup from the arguments of a forward."""
         raise NotImplementedError
 
     def _given_of(self, features: Any) -> list[Any]:
@@ -212,9 +219,6 @@ class StoreBackedModule(StoreBacked):
         forwards = features if isinstance(features, list) else [features]
         arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
         return [self._given(*of_forward) for of_forward in arguments]
-
-    def _announced(self, batch: Any, features: Any) -> Announced:
-        return Announced(batch, keys_by_table(self.tables, *self._given_of(features)))
 
     def _batches(
         self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any

@@ -6,28 +6,27 @@
                                  (bags, length), None, (bags, length)
     any shape                    a row for each id, of a table that is `Ids`
 
-An id of -1 is padding: no row of a bag, and zeros where a row for each id is wanted. So ids of one
-shape, which compilers ask for, have as many in them as there are.
+Padding is left out (`padding`). So ids of one shape, which compilers ask for, have as many in them
+as there are. A weighted mean becomes a weighted sum here: weights are divided by their bag's total.
 
 What is returned is the host's, and a copy: a trainer may use its arrays again before `step`.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import bag_gradients, pool_rows
+from embstore.arithmetic.denormals import kept
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.padding import is_id, offsets_without
 from embstore_client.frameworks.rows import Found
-from embstore_client.frameworks.tables import Bag, Ids, by_feature
+from embstore_client.frameworks.tables import Bag, Ids, Lookup, by_feature
 
 K = TypeVar("K", bound="HasKeys")
-
-PADDING = -1
-"""An id that is none."""
 
 
 class Occurrences(NamedTuple):
@@ -61,21 +60,63 @@ class Occurrences(NamedTuple):
         mode: Any = self.mode
         return bag_gradients(gradients, self.offsets, mode, self.weights)
 
+    def without_padding(self, padding_idx: int | None) -> Self:
+        """Return the same ids but for padding."""
+        are_ids = is_id(self.keys, padding_idx)
+        if are_ids.all():
+            return self
+        return self._replace(
+            keys=self.keys[are_ids],
+            offsets=offsets_without(self.offsets, are_ids),
+            weights=None if self.weights is None else self.weights[are_ids],
+        )
+
+    def as_sum(self) -> Self:
+        """Return a weighted mean as the weighted sum that it is; anything else as it is."""
+        if self.mode != "mean" or self.weights is None or self.offsets is None:
+            return self
+        return self._replace(mode="sum", weights=shares_of(self.weights, self.offsets))
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many ids each output has; of those that have `offsets`."""
+        assert self.offsets is not None
+        return np.diff(self.offsets)
+
+
+def totals_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the sum of the weights of each bag, (bags,), by rule 2 of the contract."""
+    return pool_rows(weights[:, None], offsets)[:, 0]
+
+
+@kept
+def shares_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return weights (n,) divided by their bag's total, or by 1 where that is 0."""
+    totals = totals_of(weights, offsets)
+    shares: NDArray[np.float32] = weights / np.repeat(
+        np.where(totals == 0, np.float32(1), totals), np.diff(offsets)
+    )
+    return shares
+
 
 Given = Mapping[str, Occurrences]
-"""What one forward is given: the ids of every feature, in the order of the tables."""
+"""What one forward is given: the ids of every lookup by its name, in their order."""
 
 
 class HasKeys(Protocol):
-    """The ids of one feature in one forward, whatever a framework keeps with them."""
+    """The ids of one lookup in one forward, whatever a framework keeps with them."""
+
+    @property
+    def table(self) -> str:
+        """Its name."""
 
     @property
     def keys(self) -> Any:
         """(n,), one after the other."""
 
 
-def given_of(tables: Mapping[str, Ids], features: Any) -> Given:
-    """Return the ids of every feature from a mapping, which may have others too.
+def given_of(lookups: Sequence[Lookup], features: Any) -> Given:
+    """Return the ids of every lookup from a mapping, which may have others too.
 
     Raises
     ------
@@ -83,36 +124,37 @@ def given_of(tables: Mapping[str, Ids], features: Any) -> Given:
     """
     return {
         name: occurrences(table, value, f"feature {name!r}")
-        for name, table, value in by_feature(tables, features)
+        for name, table, value in by_feature(lookups, features)
     }
 
 
-def keys_by_table(tables: Mapping[str, Ids], *forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys of all features of some forwards by table, repeated or not: of each forward
-    one feature after the other."""
-    parts = {
-        name: [given[feature].keys for given in forwards for feature in table.features]
-        for name, table in tables.items()
-    }
+def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
+    """Return the lookups of some forwards by table: of each forward one after the other."""
+    found: dict[str, list[K]] = {}
+    for given in forwards:
+        for of in given.values():
+            found.setdefault(of.table, []).append(of)
+    return found
+
+
+def keys_by_table(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
+    """Return the keys of all lookups of some forwards by table, repeated or not."""
+    parts = {name: [of.keys for of in of_table] for name, of_table in by_table(*forwards).items()}
     return {n: np.asarray(p[0]) if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
 
 
-def places(tables: Mapping[str, Ids], given: Mapping[str, K]) -> Iterator[tuple[str, K, slice]]:
-    """Yield each feature, its ids, and where they are among the keys of their table."""
-    for table in tables.values():
-        begin = 0
-        for feature in table.features:
-            end = begin + len(given[feature].keys)
-            yield feature, given[feature], slice(begin, end)
-            begin = end
+def places(given: Mapping[str, K]) -> Iterator[tuple[str, K, slice]]:
+    """Yield each lookup's name, its ids, and where they are among the keys of their table."""
+    ends: dict[str, int] = {}
+    for name, of in given.items():
+        begin = ends.get(of.table, 0)
+        ends[of.table] = begin + len(of.keys)
+        yield name, of, slice(begin, ends[of.table])
 
 
-def pooled(tables: Mapping[str, Ids], given: Given, found: Mapping[str, Found]) -> dict[str, Rows]:
-    """Return the outputs of each feature, (*, dim), from the rows of `keys_by_table`."""
-    return {
-        feature: of.pooled(found[of.table].of(place))
-        for feature, of, place in places(tables, given)
-    }
+def pooled(given: Given, found: Mapping[str, Found]) -> dict[str, Rows]:
+    """Return the outputs of each lookup, (*, dim), from the rows of `keys_by_table`."""
+    return {name: of.pooled(found[of.table].of(place)) for name, of, place in places(given)}
 
 
 def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
@@ -135,18 +177,19 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
     )
     if offsets is not None:
         offsets = _integers(offsets, f"{what}: offsets")
-    bounds = np.arange(ids.size + 1) if is_single else bounds_of(ids.shape, offsets, what)
+    bounds = (
+        np.arange(ids.size + 1, dtype=np.int64)
+        if is_single
+        else bounds_of(ids.shape, offsets, what)
+    )
     shape = ids.shape if is_single else (len(bounds) - 1,)
     mode = table.mode if isinstance(table, Bag) else "sum"
-    factors = None if weights is None else _factors(weights, ids.shape, mode, what)
+    factors = None if weights is None else _factors(weights, ids.shape, what)
     keys = np.array(ids, np.int64).reshape(-1)
-    is_id = keys != PADDING
-    if not is_id.all():
-        bounds = np.concatenate([[0], np.cumsum(is_id)])[bounds]
-        keys, factors = keys[is_id], None if factors is None else factors[is_id]
-    is_plain = factors is None and bool((np.diff(bounds) == 1).all())
-    offsets = None if is_plain else bounds.astype(np.int64)
-    return Occurrences(table.name, keys, offsets, factors, mode, shape, is_single)
+    whole = Occurrences(table.name, keys, bounds, factors, mode, shape, is_single)
+    found = whole.without_padding(table.padding_idx).as_sum()
+    is_plain = factors is None and bool((found.counts == 1).all())
+    return found._replace(offsets=None) if is_plain else found
 
 
 def bounds_of(
@@ -181,10 +224,8 @@ def bounds_of(
     return bounds.astype(np.int64)
 
 
-def _factors(weights: Any, shape: tuple[int, ...], mode: str, what: str) -> NDArray[np.float32]:
+def _factors(weights: Any, shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
     """Return a copy of the ids' weights, (n,)."""
-    if mode != "sum":
-        raise InvalidArgumentError(f'{what}: weights go with mode "sum" only')
     array = np.asarray(weights)
     if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
         raise InvalidArgumentError(

@@ -1,6 +1,13 @@
-"""Which tables a module has, and which features are looked up in them."""
+"""Which tables a module has, and which features are looked up in them, and how.
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+An **entry** is an `Ids` or a `Bag`. Several may name one table, whose features then come out in
+several ways: as a sum and as a mean, or pooled and id by id. It stays one table: one lookup, one
+update. A feature may be in several tables; its activations are then `feature@table` of each, as
+TorchRec calls them.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from math import sqrt
 from typing import Any, Literal
@@ -35,13 +42,15 @@ class Ids:
     rows: int
     """Ids are below this."""
     features: Sequence[str]
-    """No other table of the module has one of these names."""
+    """Of one that is in another table of the module too, activations are `feature@table`."""
     optimizer: Optimizer
     """Of the store, which applies it."""
     initializer: Initializer | None = None
     """None: what a table that is there has; for a new one `default_initializer`."""
     seed: int | None = None
     """None: derived from the name."""
+    padding_idx: int | None = None
+    """An id that is padding, as -1 always is: it has zeros, and is not trained."""
     trainable: bool = True
     """False: the module begins with the table frozen; it has no update, and its t stays."""
 
@@ -50,6 +59,11 @@ class Ids:
             raise InvalidArgumentError(
                 f"table {self.name!r}: expected features to be a list of names, found "
                 f"{self.features!r}"
+            )
+        if self.padding_idx is not None and not 0 <= self.padding_idx < self.rows:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: expected padding_idx to be in [0, {self.rows}), found "
+                f"{self.padding_idx}; an id of -1 is padding without it"
             )
         object.__setattr__(self, "features", tuple(self.features))
 
@@ -91,34 +105,72 @@ class Bag(Ids):
             )
 
 
-def by_name(tables: Sequence[Any], *kinds: type[Ids]) -> dict[str, Any]:
-    """Return tables of some kinds by name.
+@dataclass(frozen=True)
+class Lookup:
+    """A feature as it is looked up in one table."""
+
+    name: str
+    """Of its activations: the feature's, or `feature@table`."""
+    feature: str
+    of: Ids
+    """The table, and how its rows are pooled."""
+
+
+_OF_TABLE = ("dim", "rows", "optimizer", "initializer", "seed", "trainable")
+"""What all entries of one table have in common."""
+
+
+def checked(entries: Iterable[Any], *kinds: type[Ids]) -> tuple[Any, ...]:
+    """Return entries of some kinds.
 
     Raises
     ------
-    InvalidArgumentError : none, one of another kind, a name or a feature that is there twice.
+    InvalidArgumentError : none; one of another kind; two that describe one table in two ways; a
+        feature that is twice in one table.
     """
-    found: dict[str, Any] = {}
-    features: set[str] = set()
-    for table in tables:
-        if type(table) not in kinds:
-            names = " or ".join(kind.__name__ for kind in kinds)
-            raise InvalidArgumentError(f"expected tables of class {names}, found {table!r}")
-        twice = features.intersection(table.features)
-        if table.name in found or twice or len(set(table.features)) < len(table.features):
-            raise InvalidArgumentError(
-                f"table {table.name!r}: expected each table and each feature once, found "
-                f"{list(table.features)} after {sorted(features)}"
-            )
-        found[table.name] = table
-        features.update(table.features)
+    found = tuple(entries)
     if not found:
         raise InvalidArgumentError("expected at least one table")
+    for entry in found:
+        if type(entry) not in kinds:
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise InvalidArgumentError(f"expected tables of class {names}, found {entry!r}")
+        first = by_name(found)[entry.name]
+        others = [part for part in _OF_TABLE if getattr(entry, part) != getattr(first, part)]
+        if others:
+            raise InvalidArgumentError(
+                f"table {entry.name!r}: expected all its entries to have the same "
+                f"{', '.join(others)}, found {first!r} and {entry!r}"
+            )
+    for name, count in Counter(lookup.name for lookup in lookups_of(found)).items():
+        if count > 1:
+            raise InvalidArgumentError(
+                f"{name!r}: expected each feature once in each table; to look one up in two ways, "
+                "give it two names in the mapping of features"
+            )
     return found
 
 
-def by_feature(tables: Mapping[str, Ids], given: Any) -> Iterator[tuple[str, Ids, Any]]:
-    """Yield each feature, its table and what a mapping has for it, in the order of the tables.
+def by_name(entries: Iterable[Ids]) -> dict[str, Ids]:
+    """Return the tables by name, each as its first entry has it."""
+    found: dict[str, Ids] = {}
+    for entry in entries:
+        found.setdefault(entry.name, entry)
+    return found
+
+
+def lookups_of(entries: Sequence[Ids]) -> tuple[Lookup, ...]:
+    """Return what is looked up, in the order of the entries and of their features."""
+    counts = Counter(feature for entry in entries for feature in entry.features)
+    return tuple(
+        Lookup(feature if counts[feature] == 1 else f"{feature}@{entry.name}", feature, entry)
+        for entry in entries
+        for feature in entry.features
+    )
+
+
+def by_feature(lookups: Sequence[Lookup], given: Any) -> Iterator[tuple[str, Ids, Any]]:
+    """Yield the name of each lookup, its entry, and what a mapping has for its feature.
 
     Raises
     ------
@@ -128,21 +180,18 @@ def by_feature(tables: Mapping[str, Ids], given: Any) -> Iterator[tuple[str, Ids
         raise InvalidArgumentError(
             f"expected features to be a mapping, found {type(given).__name__}"
         )
-    found = [(name, table) for table in tables.values() for name in table.features]
-    missing = [name for name, _ in found if name not in given]
+    names = list(dict.fromkeys(lookup.feature for lookup in lookups))
+    missing = [name for name in names if name not in given]
     if missing:
-        names = [name for name, _ in found]
         raise InvalidArgumentError(f"expected the features {names}, missing are {missing}")
-    for name, table in found:
-        yield name, table, given[name]
+    for lookup in lookups:
+        yield lookup.name, lookup.of, given[lookup.feature]
 
 
-def as_they_are(
-    tables: Mapping[str, Ids], store: Store | None, frozen: Collection[str]
-) -> list[Ids]:
-    """Return tables with the learning rates that the store has now, as they were made where it
-    cannot be asked; the frozen ones as not trainable."""
-    made = [replace(table, trainable=name not in frozen) for name, table in tables.items()]
+def as_they_are(entries: Iterable[Ids], store: Store | None, frozen: Collection[str]) -> list[Ids]:
+    """Return entries with the learning rates that the store has now, as they were made where it
+    cannot be asked; those of frozen tables as not trainable."""
+    made = [replace(entry, trainable=entry.name not in frozen) for entry in entries]
     try:
         facts = {} if store is None else store.table_facts()
     except EmbstoreError:
@@ -164,11 +213,12 @@ def config_of(table: Ids) -> dict[str, Any]:
     return {**config, "features": list(table.features)}
 
 
-def table_of(kind: type[Ids], config: dict[str, Any]) -> Ids:
+def table_of(config: dict[str, Any]) -> Ids:
     """Return the table that `config_of` has described."""
     parts: dict[str, Any] = {}
     for part, kinds in (("optimizer", OPTIMIZERS), ("initializer", INITIALIZERS)):
         if config[part] is not None:
             values = dict(config[part])
             parts[part] = kinds[values.pop("kind")](**values)
+    kind = Bag if "mode" in config else Ids
     return kind(**{**config, **parts})

@@ -14,7 +14,7 @@ JAX flushes denormals in the threads that run callbacks; what computes on the ho
 (`embstore.arithmetic.denormals`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.occurrences import given_of, keys_by_table, pooled
 from embstore_client.frameworks.rows import Found
 from embstore_client.frameworks.steps import Steps
-from embstore_client.frameworks.tables import Ids
+from embstore_client.frameworks.tables import Ids, Lookup
 
 LookUp = Callable[[Mapping[str, Keys], bool], dict[str, Found]]
 """Returns the rows of keys (n,) by table; whether missing ones are admitted to the cache."""
@@ -43,6 +43,7 @@ class Host:
     """What callbacks are of. Compiled functions keep it, and know it by its identity."""
 
     tables: Mapping[str, Ids]
+    lookups: Sequence[Lookup]
     look_up: LookUp
     steps: Steps
     """Where backward passes leave gradients."""
@@ -79,22 +80,23 @@ def _outputs(host: Host, features: Any) -> dict[str, Any]:
     """Return shape and dtype of the activations of ids that have shapes and dtypes so far."""
     examples = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), features)
     outputs = {}
-    for name, of in given_of(host.tables, examples).items():
-        table = host.tables[of.table]
-        dtype = jax.tree.leaves(examples[name])[0].dtype
+    given = given_of(host.lookups, examples)
+    for lookup in host.lookups:
+        name, table = lookup.name, lookup.of
+        dtype = jax.tree.leaves(examples[lookup.feature])[0].dtype
         if table.rows > _INT32_ROWS and dtype == np.int32:
             raise InvalidArgumentError(
                 f"feature {name!r}: expected int64 ids, because table {table.name!r} has "
                 f"{table.rows} rows, found int32; set jax_enable_x64, or look up outside of "
                 "what is compiled"
             )
-        outputs[name] = jax.ShapeDtypeStruct((*of.shape, table.dim), jnp.float32)
+        outputs[name] = jax.ShapeDtypeStruct((*given[name].shape, table.dim), jnp.float32)
     return outputs
 
 
 def _read(host: Host, features: Any, *, admit: bool) -> dict[str, Any]:
-    given = given_of(host.tables, features)
-    return pooled(host.tables, given, host.look_up(keys_by_table(host.tables, given), admit))
+    given = given_of(host.lookups, features)
+    return pooled(given, host.look_up(keys_by_table(given), admit))
 
 
 def _begin(host: Host, features: Any) -> tuple[Any, dict[str, Any]]:
@@ -102,6 +104,6 @@ def _begin(host: Host, features: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _keep(host: Host, number: Any, features: Any, gradients: dict[str, Any]) -> None:
-    for index, (name, of) in enumerate(given_of(host.tables, features).items()):
+    for index, (name, of) in enumerate(given_of(host.lookups, features).items()):
         if name in gradients:
             host.steps.gradients.keep((int(number), index), of, np.asarray(gradients[name]))

@@ -19,7 +19,7 @@ from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBacked
 from embstore_client.frameworks.occurrences import given_of, keys_by_table
 from embstore_client.frameworks.steps import Announced, Ranks, Steps, nothing
-from embstore_client.frameworks.tables import Bag, Ids, by_name
+from embstore_client.frameworks.tables import Bag, Ids, checked
 from embstore_client.jax import callbacks, trees
 from embstore_client.jax.padding import Sizes
 from embstore_client.jax.steps import PlainStep, Step
@@ -44,12 +44,13 @@ class Embeddings(StoreBacked):
 
         Parameters
         ----------
-        tables : `Bag`: a feature's activations are (bags, dim); `Ids`: a row for each id, (*, dim)
+        tables : `Bag`: a feature's activations are (bags, dim); `Ids`: a row for each id, (*, dim).
+            Several of them may name one table
         """
         self._use(
-            store, by_name(tables, Bag, Ids), Steps("zero_grad", synchronize=jax.effects_barrier)
+            store, checked(tables, Bag, Ids), Steps("zero_grad", synchronize=jax.effects_barrier)
         )
-        self._host = callbacks.Host(self.tables, self._looked_up, self._steps)
+        self._host = callbacks.Host(self.tables, self.lookups, self._looked_up, self._steps)
         self._sizes = Sizes()
 
     def __repr__(self) -> str:
@@ -65,15 +66,16 @@ class Embeddings(StoreBacked):
         ----------
         features : the ids of each feature, int32 or int64: (bags, length); (bags,), one id a bag;
             or a tuple (ids (n,), offsets (bags,), weights (n,) or None), bag b beginning at
-            offsets[b]. Of `Ids` any shape. An id of -1 is padding. Others may be in it too
+            offsets[b]. Of `Ids` any shape. An id of -1 is padding, and so is the table's
+            padding_idx. Others may be in it too
         admit : whether missing rows are brought into the cache; False to evaluate
 
         Raises
         ------
         InvalidArgumentError : a feature is missing, or has another shape or dtype.
         """
-        given = given_of(self.tables, features)
-        source = PlainStep(self.store, keys_by_table(self.tables, given), admit=admit)
+        given = given_of(self.lookups, features)
+        source = PlainStep(self.store, keys_by_table(given), admit=admit)
         return Step(source, self.tables, given, self._sizes, frozen=self._steps.gradients.frozen)
 
     def ahead(
@@ -125,8 +127,8 @@ class Embeddings(StoreBacked):
                 )
 
     def _announced(self, batch: Any, features: Any) -> Announced:
-        given = given_of(self.tables, features)
-        return Announced(batch, keys_by_table(self.tables, given), given)
+        given = given_of(self.lookups, features)
+        return Announced(batch, keys_by_table(given), given)
 
     # Within what is compiled
 
@@ -153,10 +155,10 @@ class Embeddings(StoreBacked):
         InvalidArgumentError : when the function is compiled: a feature is missing, or has another
             shape or dtype. What happens in a callback is a JaxRuntimeError of JAX that names it.
         """
-        names = [name for table in self.tables.values() for name in table.features]
+        names = dict.fromkeys(lookup.feature for lookup in self.lookups)
         own = {name: features[name] for name in names if name in features}
         found = callbacks.activations(self._host, anchor, own)
-        return {name: found[name] for name in names}
+        return {lookup.name: found[lookup.name] for lookup in self.lookups}
 
     def step(
         self,

@@ -102,7 +102,7 @@ class Step:
 
         float32. The bits are the contract's, on every machine.
         """
-        found = pooled(self._tables, self._given, self._found)
+        found = pooled(self._given, self._found)
         return {feature: jnp.asarray(outputs) for feature, outputs in found.items()}
 
     @cached_property
@@ -120,7 +120,7 @@ class Step:
     def places(self) -> dict[str, Places]:
         """Where the ids of each feature are among `rows`, for `pool`."""
         found, result = self._found, {}
-        for feature, of, place in places(self._tables, self._given):
+        for feature, of, place in places(self._given):
             inverse = found[of.table].inverse
             assert inverse is not None
             count = len(found[of.table].rows)
@@ -210,7 +210,7 @@ class Step:
 
     @cached_property
     def _found(self) -> dict[str, Found]:
-        return self._source.rows(keys_by_table(self._tables, self._given))
+        return self._source.rows(keys_by_table(self._given))
 
 
 def _on_host(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:

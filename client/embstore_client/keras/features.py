@@ -4,15 +4,17 @@
 (bags,)                 one id a bag                      bags, and ids
 RaggedTensor, rank 2    bags of any length, also empty    bags
 any shape               a row for each id                 ids
+
+Which ids are padding is known when a graph runs (`forward`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.tables import Bag, Ids, by_feature
+from embstore_client.frameworks.tables import Bag, Lookup, by_feature
 
 
 class Given(NamedTuple):
@@ -37,34 +39,32 @@ class Given(NamedTuple):
         return self.keys, self.offsets, self.weights
 
 
-def given_of(tables: Mapping[str, Ids], features: Any) -> dict[str, Given]:
-    """Return the ids of every feature from a mapping, which may have others too.
+def given_of(lookups: Sequence[Lookup], features: Any) -> dict[str, Given]:
+    """Return the ids of every lookup from a mapping, which may have others too.
 
     Raises
     ------
     InvalidArgumentError : it is no mapping; a feature is missing, or what `bags_of` refuses.
     """
     given = {}
-    for name, table, value in by_feature(tables, features):
+    for name, table, value in by_feature(lookups, features):
         what = f"feature {name!r}"
         if isinstance(table, Bag):
             arguments = value if isinstance(value, tuple) else (value,)
-            given[name] = bags_of(table, *arguments, what=what)
+            given[name] = bags_of(*arguments, what=what)
         else:
             given[name] = ids_of(value, what=what)
     return given
 
 
-def bags_of(table: Any, ids: Any, weights: Any = None, *, what: str) -> Given:
+def bags_of(ids: Any, weights: Any = None, *, what: str) -> Given:
     """Return the bags of a feature of a `Bag`; `what` names it in errors.
 
     Raises
     ------
     InvalidArgumentError : ids are not int32 or int64, or of another shape; weights are no floats,
-        not one for each id, or of a mean.
+        or not one for each id.
     """
-    if weights is not None and table.mode != "sum":
-        raise InvalidArgumentError(f'{what}: weights go with mode "sum" only')
     ids = _checked(ids, what)
     if isinstance(ids, tf.RaggedTensor):
         if ids.shape.rank != 2 or ids.ragged_rank != 1:

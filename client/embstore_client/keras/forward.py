@@ -12,7 +12,7 @@ What the way back needs travels in tensors. Nothing is left behind by a call wit
 TensorFlow runs both in threads that flush denormals; what is computed here keeps them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,15 @@ import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.gradients import KeptGradients
-from embstore_client.frameworks.occurrences import Occurrences, keys_by_table, places
+from embstore_client.frameworks.occurrences import (
+    Occurrences,
+    keys_by_table,
+    places,
+    totals_of,
+)
+from embstore_client.frameworks.padding import is_id
 from embstore_client.frameworks.rows import Found
-from embstore_client.frameworks.tables import Ids
+from embstore_client.frameworks.tables import Lookup
 from embstore_client.keras.features import Given
 
 LookUp = Callable[[dict[str, Keys]], dict[str, Found]]
@@ -50,7 +56,7 @@ class Forward:
 
     def __init__(
         self,
-        tables: Mapping[str, Ids],
+        lookups: Sequence[Lookup],
         given: Mapping[str, Given],
         look_up: LookUp,
         gradients: KeptGradients | None,
@@ -62,34 +68,30 @@ class Forward:
         look_up : returns the rows of keys (n,) by table, when it runs
         gradients : where those of activations go; None: nowhere, and weights alone get theirs
         """
-        self._tables = tables
         self._look_up = look_up
         self._gradients = gradients
-        self._features = [
-            (feature, table, given[feature])
-            for table in tables.values()
-            for feature in table.features
-        ]
+        self._features = [(lookup, given[lookup.name]) for lookup in lookups]
 
     def activations(self, watched: Watched) -> dict[str, Any]:
         """Return float32 activations by feature."""
         inputs = [part for *_, given in self._features for part in given.tensors]
-        weighted = [feature for feature, _, given in self._features if given.is_weighted]
+        weighted = [lookup.name for lookup, given in self._features if given.is_weighted]
         dtypes = [tf.int64] + [tf.float32] * (len(self._features) + len(weighted))
         number, *outputs = tf.numpy_function(self._looked_up, inputs, dtypes)
         rows = dict(zip(weighted, outputs[len(self._features) :], strict=True))
         result = {}
-        for index, (feature, table, given) in enumerate(self._features):
-            output = tf.reshape(outputs[index], tf.concat([given.shape, [table.dim]], axis=0))
-            output.set_shape([*given.static_shape, table.dim])
+        for index, (lookup, given) in enumerate(self._features):
+            dim = lookup.of.dim
+            output = tf.reshape(outputs[index], tf.concat([given.shape, [dim]], axis=0))
+            output.set_shape([*given.static_shape, dim])
             if self._gradients is not None or given.is_weighted:
-                of_weights = rows.get(feature, tf.zeros([0, table.dim]))
+                of_weights = rows.get(lookup.name, tf.zeros([0, dim]))
                 output = self._passed(index, number, output, of_weights, watched)
-            result[feature] = output
+            result[lookup.name] = output
         return result
 
     def _passed(self, index: int, number: Any, output: Any, rows: Any, watched: Watched) -> Any:
-        given = self._features[index][2]
+        given = self._features[index][1]
 
         @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
         def passed(_: Any, output: Any, weights: Any) -> Any:
@@ -111,42 +113,76 @@ class Forward:
         weighted ones. They are new arrays, which TensorFlow may use as they are."""
         number = 0 if self._gradients is None else self._gradients.next_forward()
         given = {
-            feature: self._occurrences(index, arrays[3 * index : 3 * index + 3])
-            for index, (feature, *_) in enumerate(self._features)
+            lookup.name: _occurrences(lookup, of, arrays[3 * index : 3 * index + 3])
+            for index, (lookup, of) in enumerate(self._features)
         }
-        found = self._look_up(keys_by_table(self._tables, given))
+        found = self._look_up(keys_by_table(given))
         outputs, weighted = [], []
-        for _, of, place in places(self._tables, given):
+        for _, of, place in places(given):
             rows = found[of.table].of(place)
             outputs.append(rows.copy() if of.offsets is None else of.pooled(rows))
             if of.weights is not None:
                 weighted.append(rows.copy())
         return [np.int64(number), *outputs, *weighted]
 
-    def _occurrences(self, index: int, arrays: tuple[Any, ...]) -> Occurrences:
-        feature, table, given = self._features[index]
-        keys, offsets, weights = arrays
-        if given.is_weighted and len(weights) != len(keys):
-            raise InvalidArgumentError(
-                f"feature {feature!r}: expected {len(keys)} weights, found {len(weights)}"
-            )
-        return Occurrences(
-            table.name,
-            keys.copy(),
-            offsets.copy() if given.is_pooled else None,
-            weights.copy() if given.is_weighted else None,
-            mode=getattr(table, "mode", "sum"),
-            shape=(len(offsets) - 1,) if given.is_pooled else keys.shape,
-            is_single=not given.is_pooled,
-        )
-
     def _keep(self, index: int, number: Any, *arrays: Any) -> tuple[Any, Any]:
         """Keep the gradient of a feature's activations; return those of what is watched, which is
         0, and of its weights."""
-        of, (rows, gradient) = self._occurrences(index, arrays[:3]), arrays[3:]
+        lookup, given = self._features[index]
+        of, (rows, gradient) = _occurrences(lookup, given, arrays[:3]), arrays[3:]
         if self._gradients is not None:
             self._gradients.keep((int(number), index), of, gradient)
-        if of.offsets is None or of.weights is None:
+        if not given.is_weighted:
             return np.float32(0), np.zeros(0, np.float32)
-        of_ids = np.repeat(gradient, np.diff(of.offsets), axis=0)
-        return np.float32(0), np.einsum("nd,nd->n", of_ids, rows)
+        products = np.einsum("nd,nd->n", np.repeat(gradient, of.counts, axis=0), rows)
+        keys, _, weights = arrays[:3]
+        are_ids = is_id(keys, lookup.of.padding_idx)
+        of_weights = np.zeros(len(keys), np.float32)
+        if getattr(lookup.of, "mode", "sum") == "mean":
+            products = _of_means(products, weights[are_ids], of)
+        of_weights[are_ids] = products
+        return np.float32(0), of_weights
+
+
+def occurrences_of(lookups: Sequence[Lookup], given: Mapping[str, Given]) -> dict[str, Occurrences]:
+    """Return the ids of every lookup by its name, of tensors that are known now."""
+    return {
+        lookup.name: _occurrences(
+            lookup, given[lookup.name], tuple(map(np.asarray, given[lookup.name].tensors))
+        )
+        for lookup in lookups
+    }
+
+
+def _occurrences(lookup: Lookup, given: Given, arrays: tuple[Any, ...]) -> Occurrences:
+    keys, offsets, weights = arrays
+    if given.is_weighted and len(weights) != len(keys):
+        raise InvalidArgumentError(
+            f"feature {lookup.name!r}: expected {len(keys)} weights, found {len(weights)}"
+        )
+    whole = Occurrences(
+        lookup.of.name,
+        keys.copy(),
+        offsets.copy() if given.is_pooled else None,
+        weights.copy() if given.is_weighted else None,
+        mode=getattr(lookup.of, "mode", "sum"),
+        shape=(len(offsets) - 1,) if given.is_pooled else keys.shape,
+        is_single=not given.is_pooled,
+    )
+    return whole.without_padding(lookup.of.padding_idx).as_sum()
+
+
+def _of_means(products: Any, weights: Any, of: Occurrences) -> Any:
+    """Return the gradients of weights (n,) that were divided by their bag's total.
+
+    Parameters
+    ----------
+    products : (n,) those of what came of the division, which are the weights of `of`
+    """
+    assert of.offsets is not None
+    totals = totals_of(weights, of.offsets)
+    bags = np.repeat(np.arange(len(totals)), of.counts)
+    common = np.bincount(bags, of.weights * products, len(totals))
+    # A total of 0 is not divided by, whatever its weights are.
+    common, divisors = np.where(totals == 0, 0, common), np.where(totals == 0, 1, totals)
+    return (products - common[bags]) / divisors[bags]

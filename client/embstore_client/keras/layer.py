@@ -18,13 +18,14 @@ from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBackedModule
 from embstore_client.frameworks.connection import Connection
+from embstore_client.frameworks.occurrences import keys_by_table
 from embstore_client.frameworks.scaling import Verdict
-from embstore_client.frameworks.steps import Steps
-from embstore_client.frameworks.tables import Ids, by_name, config_of, table_of
+from embstore_client.frameworks.steps import Announced, Steps
+from embstore_client.frameworks.tables import Ids, checked, config_of, table_of
 from embstore_client.keras import saving
 from embstore_client.keras.datasets import on_demand
 from embstore_client.keras.features import Given
-from embstore_client.keras.forward import Forward, Watched
+from embstore_client.keras.forward import Forward, Watched, occurrences_of
 
 _MARKER = "embstore"
 """By which a file of Keras has `frameworks.marker`."""
@@ -33,7 +34,7 @@ _MARKER = "embstore"
 class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, unused-ignore]
     """Tables of a store as a layer without variables. Its classes are in `layers`."""
 
-    _kind: type[Ids]
+    _kinds: tuple[type[Ids], ...]
     _file = saving.FILE
 
     def __init__(self, store: Store | Connection, tables: Sequence[Ids], **layer: Any) -> None:
@@ -41,7 +42,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
 
         Parameters
         ----------
-        tables : each a `Bag`, or each `Ids`, as the class says
+        tables : each a `Bag` or an `Ids`, as the class says; several may name one table
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
 
         Raises
@@ -57,13 +58,13 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         self.supports_jit = False  # so that Keras's jit_compile="auto" compiles without XLA
         self._watched = Watched()
         self._dataset_loop: Generator[Any, None, None] | None = None  # Until it ended.
-        self._use(store, by_name(tables, self._kind), Steps("clear_gradients"))
+        self._use(store, checked(tables, *self._kinds), Steps("clear_gradients"))
 
     def get_config(self) -> dict[str, Any]:
         """Return address, names and configuration: no rows, no gradients, no token."""
         tables = [
-            config_of(replace(table, trainable=name not in self.frozen))
-            for name, table in self.tables.items()
+            config_of(replace(entry, trainable=entry.name not in self.frozen))
+            for entry in self.entries
         ]
         return {**super().get_config(), "store": self._connection.options, "tables": tables}
 
@@ -72,7 +73,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         """Return a layer that connects when it is first used; see `attach`."""
         layer = dict(config)
         connection = Connection(None, layer.pop("store"))
-        tables = [table_of(cls._kind, table) for table in layer.pop("tables")]
+        tables = [table_of(table) for table in layer.pop("tables")]
         made = cls.__new__(cls)
         StoreLayer.__init__(made, connection, tables, **layer)
         return made
@@ -90,10 +91,14 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         """Warn where a file was made with other rows than the store has, as t says."""
         self._compare(bytes(np.asarray(store[_MARKER])))
 
+    def _announced(self, batch: Any, features: Any) -> Announced:
+        forwards = [occurrences_of(self.lookups, given) for given in self._given_of(features)]
+        return Announced(batch, keys_by_table(*forwards))
+
     # Calls
 
     def _activations(self, given: Mapping[str, Given], training: bool | None) -> dict[str, Any]:
-        """Return the activations of every feature, in the order of the tables."""
+        """Return the activations of every lookup, in their order."""
         if tf.distribute.in_cross_replica_context() or (
             tf.distribute.get_replica_context().num_replicas_in_sync > 1
         ):
@@ -104,7 +109,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         look_up = partial(self._looked_up, admit=training is not False)
         is_trained = training is not False and self.trainable
         kept = self._steps.gradients if is_trained else None
-        forward = Forward(self.tables, given, look_up, kept)
+        forward = Forward(self.lookups, given, look_up, kept)
         found = forward.activations(self._watched)
         return {feature: tf.cast(rows, self.compute_dtype) for feature, rows in found.items()}
 

@@ -1,9 +1,9 @@
 """The layers: one table or several, bags or ids.
 
-EmbeddingBag             one table, bags     ids, and weights of ids
-Embedding                one table, ids      arguments of keras.layers.Embedding
-EmbeddingBagCollection   tables, bags        a mapping of features
-EmbeddingCollection      tables, ids         likewise
+EmbeddingBag             one table, bags        ids, and weights of ids
+Embedding                one table, ids         arguments of keras.layers.Embedding
+EmbeddingBagCollection   tables, bags and ids   a mapping of features
+EmbeddingCollection      tables, ids            likewise
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _serializable = keras.saving.register_keras_serializable(package="embstore")
 class EmbeddingBag(StoreLayer):
     """Bags of one table of a store."""
 
-    _kind = Bag
+    _kinds = (Bag,)
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class EmbeddingBag(StoreLayer):
         mode: BagMode = "sum",
         initializer: Initializer | None = None,
         seed: int | None = None,
+        padding_idx: int | None = None,
         **layer: Any,
     ) -> None:
         """Make the table, unless it is there.
@@ -45,6 +46,7 @@ class EmbeddingBag(StoreLayer):
         table : its name in the store
         mode : "sum" or "mean"
         initializer, seed : as in `Bag`
+        padding_idx : an id that is left out of its bag, as -1 always is
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
         """
         described = Bag(
@@ -55,6 +57,7 @@ class EmbeddingBag(StoreLayer):
             optimizer=optimizer,
             initializer=initializer,
             seed=seed,
+            padding_idx=padding_idx,
             mode=mode,
         )
         super().__init__(store, [described], **layer)
@@ -65,7 +68,8 @@ class EmbeddingBag(StoreLayer):
         Parameters
         ----------
         ids : (bags, length) int32 or int64; (bags,), one id a bag; or a RaggedTensor
-        weights : floats, in the shape of the ids, with mode "sum"; they may require a gradient
+        weights : floats, in the shape of the ids; they may require a gradient. A mean is then the
+            weighted sum divided by the sum of the bag's weights
         training : False: rows are not brought into the cache, and no gradient is kept
         """
         (output,) = self._activations(self._given(ids, weights), training).values()
@@ -73,14 +77,14 @@ class EmbeddingBag(StoreLayer):
 
     def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
-        return {table.features[0]: bags_of(table, *arguments, what=f"table {name!r}")}
+        return {table.features[0]: bags_of(*arguments, what=f"table {name!r}")}
 
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
 class Embedding(StoreLayer):
     """Rows of one table of a store."""
 
-    _kind = Ids
+    _kinds = (Ids,)
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class Embedding(StoreLayer):
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
+        padding_idx: int | None = None,
         **layer: Any,
     ) -> None:
         """Make the table, unless it is there.
@@ -100,6 +105,7 @@ class Embedding(StoreLayer):
         ----------
         table : its name in the store
         initializer, seed : as in `Ids`
+        padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
         """
         described = Ids(
@@ -110,6 +116,7 @@ class Embedding(StoreLayer):
             optimizer=optimizer,
             initializer=initializer,
             seed=seed,
+            padding_idx=padding_idx,
         )
         super().__init__(store, [described], **layer)
 
@@ -128,7 +135,8 @@ class Collection(StoreLayer):
 
     def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
         """Return the activations of each feature, in the tables' order: of a `Bag` its pooled rows,
-        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}.
+        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}. Those of a feature
+        that is in several tables are called `feature@table`.
 
         Parameters
         ----------
@@ -138,18 +146,18 @@ class Collection(StoreLayer):
         return self._activations(self._given(features), training)
 
     def _given(self, *features: Any) -> dict[str, Given]:
-        return given_of(self.tables, *features)
+        return given_of(self.lookups, *features)
 
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
 class EmbeddingBagCollection(Collection):
-    """Bags of several tables, by feature."""
+    """Bags of several tables, and rows of others, by feature."""
 
-    _kind = Bag
+    _kinds = (Bag, Ids)
 
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
 class EmbeddingCollection(Collection):
     """Rows of several tables, by feature."""
 
-    _kind = Ids
+    _kinds = (Ids,)

@@ -10,15 +10,30 @@ it reads when it comes.
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, Self, TypeVar
 
+import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
+from numpy.typing import NDArray
 
+from embstore_client.frameworks.occurrences import by_table
 from embstore_client.frameworks.rows import Positions
 from embstore_client.frameworks.tables import Ids
 from embstore_client.torch.gpu import Sent
 
 T = TypeVar("T")
+
+
+class Unpadded(NamedTuple):
+    """The ids of a feature without padding."""
+
+    keys: Any
+    """(u,), where the ids are."""
+    are_ids: NDArray[np.bool_] | None = None
+    """(n,), which of all are there; None: no one is padding."""
+    index: Any = None
+    """(u,) int64 tensor, beside the ids: which they are of all."""
 
 
 @dataclass(eq=False)
@@ -31,6 +46,8 @@ class Place:
     """(n,) int64 tensor, the row of each id; None: each has the next one."""
     offsets: Any = None
     """(bags + 1,) int64 tensor; None: one id a bag, or no bags."""
+    unpadded: Any = None
+    """`Unpadded`; None: nobody has looked for padding."""
 
 
 class Read:
@@ -60,7 +77,6 @@ class Read:
 
     def prepare(
         self,
-        tables: Mapping[str, Ids],
         forwards: Sequence[Mapping[str, Any]],
         device: Any,
         once: Mapping[str, Any],
@@ -72,25 +88,22 @@ class Read:
         forwards : `Given` of all features of each, whose ids are those of the step, in its order
         once : of the step, {table: (keys, inverse (n,) int32)}
         """
-        features = [
-            (name, given[feature])
-            for name, table in tables.items()
-            for given in forwards
-            for feature in table.features
-        ]
-        pooled = [own for _, own in features if own.of.offsets is not None]
-        inverses = [once[name].inverse for name in tables]
+        lookups = by_table(*forwards)
+        every = chain.from_iterable(lookups.values())
+        pooled = [own for own in every if own.of.offsets is not None]
+        inverses = [of_table.inverse for of_table in once.values()]
         self._sent = Sent([*inverses, *(own.of.offsets for own in pooled)], device)
         parts = self._sent.here()
-        there = dict(zip(tables, parts, strict=False))
-        for own, offsets in zip(pooled, parts[len(tables) :], strict=True):
+        there = dict(zip(once, parts, strict=False))
+        for own, offsets in zip(pooled, parts[len(inverses) :], strict=True):
             own.place.offsets = offsets
-        begins = dict.fromkeys(tables, 0)
-        for name, own in features:
-            at = slice(begins[name], begins[name] + len(own.keys))
-            own.place.named = Positions(once[name].inverse[at])
-            own.place.inverse = there[name][at]
-            begins[name] = at.stop
+        for table, of_table in lookups.items():
+            begin = 0
+            for own in of_table:
+                at = slice(begin, begin + len(own.keys))
+                own.place.named = Positions(once[table].inverse[at])
+                own.place.inverse = there[table][at]
+                begin = at.stop
 
     def use(self) -> None:
         """Have the current stream use what was sent."""

@@ -16,7 +16,7 @@ from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.backed import StoreBackedModule
 from embstore_client.frameworks.steps import Announced, Ranks, Steps
-from embstore_client.frameworks.tables import Ids, by_name
+from embstore_client.frameworks.tables import Ids, checked
 from embstore_client.torch import saving
 from embstore_client.torch.announced import Read
 from embstore_client.torch.forwards import activations_of, look_up
@@ -32,7 +32,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     no step.
     """
 
-    _kind: type[Ids]
+    _kinds: tuple[type[Ids], ...]
     _file = saving.FILE
 
     def __init__(self, store: Store, tables: Sequence[Ids], *, dtype: Any = None) -> None:
@@ -40,12 +40,12 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Parameters
         ----------
-        tables : each a `Bag`, or each `Ids`, as the class says
+        tables : each a `Bag` or an `Ids`, as the class says; several may name one table
         dtype : of activations; None: float32, or that of per-sample weights
         """
         super().__init__()
         self.dtype = dtype
-        self._use(store, by_name(tables, self._kind), Steps("zero_grad", join=join))
+        self._use(store, checked(tables, *self._kinds), Steps("zero_grad", join=join))
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`, with the learning rates that the store has now."""
@@ -65,14 +65,13 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     # Forward
 
     def _activations(self, *arguments: Any) -> dict[str, Any]:
-        """Return the activations of every feature, in the order of the tables, of what `forward` is
-        given."""
+        """Return the activations of every lookup, in their order, of what `forward` is given."""
         step = self._steps.at_hand if self.training else None
         with nullcontext() if step is None else step.given:
             given: Any = self._given(*arguments)
         found = look_up(self.store, step, self.tables, given, admit=self.training)
         gradients = self._steps.gradients if self.training else None
-        return activations_of(self.tables, given, found, gradients=gradients, dtype=self.dtype)
+        return activations_of(given, found, gradients=gradients, dtype=self.dtype)
 
     # Step
 
@@ -167,8 +166,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         with Read() as read:
             given = self._given_of(features)
         device = device_of(self.store, *given)
-        prepare = partial(read.prepare, self.tables, given, device)
-        keys = keys_on_host(self.tables, *given)
+        prepare = partial(read.prepare, given, device)
+        keys = keys_on_host(*given)
         return Announced(batch, keys, read, None if device is None else prepare)
 
     def _ranks(self, group: Any) -> Ranks:

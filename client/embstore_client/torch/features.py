@@ -3,14 +3,16 @@
     (bags, length)          bags of one length                       bags, and ids
     (n,) and offsets        bag b is ids[offsets[b]:offsets[b + 1]]  bags
     any shape               a row for each                           ids
+    (bags, any length)      Torch's nested tensors, layout=jagged    both
     keys(), values() and    features one after the other in one      both
     offsets() or lengths()  tensor: TorchRec's KeyedJaggedTensor
 
 What is returned of tensors of the host is a copy: a trainer may use its tensors again before
-`step`. Ids on a GPU stay there until it is known where they are needed.
+`step`. Ids on a GPU stay there until it is known where they are needed; whether some are padding
+is asked once, for all features (`given_of`, `given_one`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -20,8 +22,9 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.occurrences import Occurrences, bounds_of
-from embstore_client.frameworks.tables import Bag, Ids, by_feature
-from embstore_client.torch.announced import Place, once
+from embstore_client.frameworks.padding import is_id, offsets_without
+from embstore_client.frameworks.tables import Bag, Ids, Lookup, by_feature
+from embstore_client.torch.announced import Place, Unpadded, once
 
 _ID_DTYPES = (torch.int32, torch.int64)
 
@@ -37,6 +40,14 @@ class Given(NamedTuple):
     """Where activations go."""
     place: Place
     """Of ids that were announced."""
+    padding_idx: int | None
+    nested: Any = None
+    """(bags + 1,) tensor, the offsets of a nested tensor of ids that are not pooled; or None."""
+
+    @property
+    def table(self) -> str:
+        """Its name."""
+        return self.of.table
 
     @property
     def keys(self) -> Any:
@@ -53,24 +64,28 @@ def bags_of(
     has_last: bool = False,
     what: str,
 ) -> Given:
-    """Return the bags of a feature of a `Bag`; `what` names it in errors.
+    """Return the bags of a feature of a `Bag`, with padding; `what` names it in errors.
 
     Parameters
     ----------
     ids : (bags, length), or (n,) with offsets
     offsets : (bags,), where each begins; with `has_last` one more, which is n
-    weights : as many as ids, with mode "sum"
+    weights : as many as ids
 
     Raises
     ------
     InvalidArgumentError : any of that does not hold.
     """
     ids = _integers(ids, f"{what}: ids")
+    if ids.is_nested:
+        if offsets is not None:
+            raise InvalidArgumentError(f"{what}: expected no offsets beside a nested tensor")
+        ids, offsets = _flat(ids, what)
+        has_last = True
+        weights = weights if weights is None or not weights.is_nested else _flat(weights, what)[0]
     given = once(_bags, table, ids, offsets, has_last, what)
     if weights is None:
         return given
-    if table.mode != "sum":
-        raise InvalidArgumentError(f'{what}: per_sample_weights go with mode "sum" only')
     if not isinstance(weights, torch.Tensor) or weights.shape != ids.shape:
         raise InvalidArgumentError(
             f"{what}: expected per_sample_weights of shape {tuple(ids.shape)}, found "
@@ -102,18 +117,38 @@ def _bags(table: Any, ids: Any, offsets: Any, has_last: bool, what: str) -> Give
 
 
 def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
-    """Return the ids of a feature that is not pooled, of any shape."""
-    return once(_ids, table, _integers(ids, f"{what}: ids"))
+    """Return the ids of a feature that is not pooled, of any shape, with padding."""
+    ids = _integers(ids, f"{what}: ids")
+    if not ids.is_nested:
+        return once(_ids, table, ids)
+    values, offsets = _flat(ids, what)
+    return once(_ids, table, values)._replace(nested=offsets)
 
 
 def _ids(table: Ids, ids: Any) -> Given:
     keys: Any = ids.detach().reshape(-1) if ids.device.type == "cuda" else _array(ids)
     of = Occurrences(table.name, keys, None, None, "sum", tuple(ids.shape), is_single=True)
-    return Given(of, None, ids.device, Place())
+    return Given(of, None, ids.device, Place(), table.padding_idx)
 
 
-def given_of(tables: Mapping[str, Ids], features: Any) -> dict[str, Given]:
-    """Return the ids of every feature from a mapping or a KeyedJaggedTensor.
+def _flat(nested: Any, what: str) -> tuple[Any, Any]:
+    """Return the values of a nested tensor of two dimensions, and their offsets (bags + 1,)."""
+    if nested.layout != torch.jagged or nested.dim() != 2:
+        raise InvalidArgumentError(
+            f"{what}: expected a nested tensor of two dimensions and layout=torch.jagged, found "
+            f"{nested.dim()} and {nested.layout}"
+        )
+    packed = nested.contiguous()  # one that was narrowed has values of no bag
+    return packed.values(), packed.offsets()
+
+
+def given_one(table: Ids, given: Given) -> dict[str, Given]:
+    """Return the ids of a module of one table, without padding."""
+    return _without_padding({table.name: given})
+
+
+def given_of(lookups: Sequence[Lookup], features: Any) -> dict[str, Given]:
+    """Return the ids of every lookup from a mapping or a KeyedJaggedTensor, without padding.
 
     Raises
     ------
@@ -121,13 +156,59 @@ def given_of(tables: Mapping[str, Ids], features: Any) -> dict[str, Given]:
     """
     found = features if isinstance(features, Mapping) else dict(_of_jagged(features))
     given = {}
-    for name, table, value in by_feature(tables, found):
+    for name, table, value in by_feature(lookups, found):
         what = f"feature {name!r}"
         if isinstance(table, Bag):
             given[name] = bags_of(table, *_arguments(value), what=what)
         else:
             given[name] = ids_of(table, value if found is features else value[0], what=what)
-    return given
+    return _without_padding(given)
+
+
+def _without_padding(given: Mapping[str, Given]) -> dict[str, Given]:
+    _look_for_padding([own for own in given.values() if own.place.unpadded is None])
+    return {name: _unpadded(own) for name, own in given.items()}
+
+
+def _look_for_padding(every: Sequence[Given]) -> None:
+    """Note what of these ids is padding: of those on a GPU by one question, if none is."""
+    on_gpus: dict[Any, list[tuple[Given, Any]]] = {}
+    for own in every:
+        are_ids = is_id(own.keys, own.padding_idx)
+        if isinstance(are_ids, torch.Tensor):
+            on_gpus.setdefault(own.device, []).append((own, are_ids))
+        else:
+            own.place.unpadded = _those(own.keys, are_ids, are_ids)
+    for of_device in on_gpus.values():
+        whole = torch.cat([marks for _, marks in of_device])
+        is_clean = whole.all().cpu()
+        found = np.ones(len(whole), bool) if is_clean else whole.cpu().numpy()
+        ends = np.cumsum([len(marks) for _, marks in of_device])
+        for (own, marks), are_ids in zip(of_device, np.split(found, ends[:-1]), strict=True):
+            own.place.unpadded = _those(own.keys, marks, are_ids)
+
+
+def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
+    """Return keys (n,) that are marked: beside them, and on the host."""
+    if are_ids.all():
+        return Unpadded(keys)
+    if marks is are_ids:
+        index = torch.from_numpy(np.flatnonzero(are_ids))
+    else:
+        index = (torch.ones_like(keys, dtype=torch.int64).cumsum(0) - 1)[marks]
+    return Unpadded(keys[marks], are_ids, index)
+
+
+def _unpadded(own: Given) -> Given:
+    """Return the same ids without what was found to be padding."""
+    keys, are_ids, index = own.place.unpadded
+    if are_ids is None:
+        return own
+    weights = own.weights
+    return own._replace(
+        of=own.of._replace(keys=keys, offsets=offsets_without(own.of.offsets, are_ids)),
+        weights=None if weights is None else weights.index_select(0, index.to(weights.device)),
+    )
 
 
 def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:

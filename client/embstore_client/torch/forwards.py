@@ -22,7 +22,7 @@ from embstore_client.torch.gpu import (
     keys_on_host,
     rows_on,
 )
-from embstore_client.torch.pooling import Places, activations
+from embstore_client.torch.pooling import Places, activations, shares
 
 
 class LookedUp(NamedTuple):
@@ -47,22 +47,22 @@ def look_up(
     """Return the rows of a forward: of the step at hand; None: of the store."""
     device = device_of(store, given)
     if device is None or (step is not None and not step.reaches_device):
-        keys: Any = keys_on_host(tables, given)
+        keys: Any = keys_on_host(given)
         found = from_store(store, keys, admit=admit) if step is None else step.rows(keys)
-        return LookedUp(found, _places(tables, given, found, keys), is_there=False)
+        return LookedUp(found, _places(given, found, keys), is_there=False)
     make = rows_on(device)
     if step is not None and all(own.place.named is not None for own in given.values()):
         step.given.use()
         return LookedUp(step.announced(make), _prepared(given), is_there=True)
     if step is not None:
-        keys = keys_on_host(tables, given)
+        keys = keys_on_host(given)
         found = step.rows(keys, make)
     else:
-        keys = keys_on_gpu(tables, given)
+        keys = keys_on_gpu(given)
         rows = make([*tables], [(len(keys[name]), table.dim) for name, table in tables.items()])
         shown: dict[str, Any] = {name: Shown(of_table) for name, of_table in keys.items()}
         found = from_store(store, shown, admit=admit, out=dict(zip(tables, rows, strict=True)))
-    return LookedUp(found, _places(tables, given, found, keys), is_there=True)
+    return LookedUp(found, _places(given, found, keys), is_there=True)
 
 
 def _prepared(given: Mapping[str, Given]) -> dict[str, Place]:
@@ -76,14 +76,13 @@ def _prepared(given: Mapping[str, Given]) -> dict[str, Place]:
 
 
 def _places(
-    tables: Mapping[str, Ids],
     given: Mapping[str, Given],
     found: Mapping[str, Found],
     keys: Mapping[str, Any],
 ) -> dict[str, Place]:
     """Return where ids are among the rows of `keys`, those of the forward by table."""
     result = {}
-    for feature, own, at in places(tables, given):
+    for feature, own, at in places(given):
         of, inverse = own.of, found[own.of.table].inverse
         offsets = None if of.offsets is None else torch.from_numpy(of.offsets).to(own.device)
         if inverse is None:
@@ -95,14 +94,13 @@ def _places(
 
 
 def activations_of(
-    tables: Mapping[str, Ids],
     given: Mapping[str, Given],
     looked_up: LookedUp,
     *,
     gradients: KeptGradients | None,
     dtype: Any,
 ) -> dict[str, Any]:
-    """Return the activations of every feature, in the order of the tables.
+    """Return the activations of every lookup by its name, in their order.
 
     Parameters
     ----------
@@ -112,8 +110,9 @@ def activations_of(
     forward = 0 if gradients is None else gradients.next_forward()
     rows_of = {name: _tensor(of_table.rows) for name, of_table in looked_up.found.items()}
     result: dict[str, Any] = {}
-    for feature, own, at in places(tables, given):
-        rows, place = rows_of[own.of.table], looked_up.places[feature]
+    for feature, own, at in places(given):
+        rows, place = rows_of[own.table], looked_up.places[feature]
+        own = _as_sum(own, place)
         number = forward, len(result)
         keep = _keep(gradients, number, own, place, is_there=looked_up.is_there)
         output = _activation(own, rows[at] if place.inverse is None else rows, place, keep)
@@ -121,12 +120,23 @@ def activations_of(
     return result
 
 
+def _as_sum(own: Given, place: Place) -> Given:
+    """Return ids whose weights are beside them, and a weighted mean as a weighted sum."""
+    if own.weights is None:
+        return own
+    weights = own.weights.to(own.device)
+    if own.of.mode == "sum":
+        return own._replace(weights=weights)
+    return own._replace(of=own.of._replace(mode="sum"), weights=shares(weights, place.offsets))
+
+
 def _activation(own: Given, rows: Any, place: Place, keep: Callable[[Any], None] | None) -> Any:
-    of, device = own.of, own.device
-    weights = None if own.weights is None else own.weights.to(device)
+    of = own.of
     at = Places(place.inverse, place.offsets, of.mode)
-    output = activations(rows.to(device), at, weights, keep)
-    return output if place.offsets is not None else output.reshape(*of.shape, rows.shape[1])
+    output = activations(rows.to(own.device), at, own.weights, keep)
+    if own.nested is not None:
+        return torch.nested.nested_tensor_from_jagged(output, own.nested)
+    return output.reshape(*of.shape, rows.shape[1])
 
 
 def _keep(

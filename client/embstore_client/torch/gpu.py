@@ -12,7 +12,6 @@ memory away again in the order of the first one: `here` does so.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -24,9 +23,8 @@ from embstore.arrays import Keys
 from embstore.handles.sessions import MakeRows
 from embstore.handles.store import Store
 from embstore_client.frameworks.gradients import concatenated
-from embstore_client.frameworks.occurrences import HasKeys
+from embstore_client.frameworks.occurrences import HasKeys, by_table
 from embstore_client.frameworks.rows import Positions
-from embstore_client.frameworks.tables import Ids
 
 _LEGACY_STREAM = 1
 """The default stream, in `__cuda_array_interface__`; Torch has 0 for it."""
@@ -133,25 +131,23 @@ def rows_on(device: Any) -> MakeRows:
     return make
 
 
-def keys_on_gpu(tables: Mapping[str, Ids], given: Mapping[str, HasKeys]) -> dict[str, Any]:
-    """Return copies of the keys of all features, which are on one GPU, by table: int64 tensors."""
+def keys_on_gpu(given: Mapping[str, HasKeys]) -> dict[str, Any]:
+    """Return copies of the keys of all lookups, which are on one GPU, by table: int64 tensors."""
     return {
-        name: torch.cat([given[feature].keys for feature in table.features]).to(torch.int64)
-        for name, table in tables.items()
+        table: torch.cat([own.keys for own in of_table]).to(torch.int64)
+        for table, of_table in by_table(given).items()
     }
 
 
-def keys_on_host(tables: Mapping[str, Ids], *forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
-    """Return the keys of all features of some forwards by table, as `keys_by_table` does, by one
+def keys_on_host(*forwards: Mapping[str, HasKeys]) -> dict[str, Keys]:
+    """Return the keys of all lookups of some forwards by table, as `keys_by_table` does, by one
     copy from each GPU on which some are."""
-    parts = {
-        name: [given[feature].keys for given in forwards for feature in table.features]
-        for name, table in tables.items()
-    }
+    parts = {t: [own.keys for own in of_table] for t, of_table in by_table(*forwards).items()}
     by_device: dict[Any, list[Any]] = {}
-    for part in chain.from_iterable(parts.values()):
-        if isinstance(part, torch.Tensor):
-            by_device.setdefault(part.device, []).append(part)
+    for of_table in parts.values():
+        for part in of_table:
+            if isinstance(part, torch.Tensor):
+                by_device.setdefault(part.device, []).append(part)
     copies: dict[int, Keys] = {}
     for tensors in by_device.values():
         whole = torch.cat(tensors).to(torch.int64).cpu().numpy()

@@ -1,9 +1,9 @@
 """The modules: one table or several, bags or ids.
 
-EmbeddingBag             one table, bags     arguments of torch.nn.EmbeddingBag
-Embedding                one table, ids      arguments of torch.nn.Embedding
-EmbeddingBagCollection   tables, bags        a mapping of features, or a KeyedJaggedTensor
-EmbeddingCollection      tables, ids         likewise
+EmbeddingBag             one table, bags        arguments of torch.nn.EmbeddingBag
+Embedding                one table, ids         arguments of torch.nn.Embedding
+EmbeddingBagCollection   tables, bags and ids   a mapping of features, or a KeyedJaggedTensor
+EmbeddingCollection      tables, ids            likewise
 """
 
 from typing import Any, Self
@@ -14,14 +14,14 @@ from embstore.config import Initializer, Optimizer
 from embstore.handles.store import Store
 from embstore_client.frameworks.tables import Bag, BagMode, Ids
 from embstore_client.torch.embedding import StoreModule
-from embstore_client.torch.features import Given, bags_of, given_of, ids_of
+from embstore_client.torch.features import Given, bags_of, given_of, given_one, ids_of
 from embstore_client.torch.pretrained import module_of
 
 
 class EmbeddingBag(StoreModule):
     """Bags of one table of a store, in the arguments of `torch.nn.EmbeddingBag`."""
 
-    _kind = Bag
+    _kinds = (Bag,)
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class EmbeddingBag(StoreModule):
         initializer: Initializer | None = None,
         seed: int | None = None,
         include_last_offset: bool = False,
+        padding_idx: int | None = None,
         trainable: bool = True,
         dtype: Any = None,
     ) -> None:
@@ -44,6 +45,7 @@ class EmbeddingBag(StoreModule):
         ----------
         mode : "sum" or "mean"
         initializer, seed, trainable : as in `Bag`
+        padding_idx : an id that is left out of its bag, as -1 always is
         include_last_offset : offsets have one more element, the number of ids
         dtype : of activations; None: float32, or that of per-sample weights
         """
@@ -55,6 +57,7 @@ class EmbeddingBag(StoreModule):
             optimizer=optimizer,
             initializer=initializer,
             seed=seed,
+            padding_idx=padding_idx,
             mode=mode,
             trainable=trainable,
         )
@@ -99,10 +102,11 @@ class EmbeddingBag(StoreModule):
 
         Parameters
         ----------
-        input : (bags, length) int32 or int64 ids; or (n,), with offsets
+        input : (bags, length) int32 or int64 ids, also nested (layout=torch.jagged); or (n,), with
+            offsets
         offsets : (bags,), where each bag begins
-        per_sample_weights : float32 or float64, as many as ids, with mode "sum"; they may require
-            a gradient
+        per_sample_weights : float32 or float64, as many as ids; they may require a gradient. A mean
+            is then the weighted sum divided by the sum of the bag's weights
         """
         (output,) = self._activations(input, offsets, per_sample_weights).values()
         return output
@@ -110,13 +114,14 @@ class EmbeddingBag(StoreModule):
     def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
         has_last = self.include_last_offset
-        return {name: bags_of(table, *arguments, has_last=has_last, what=f"table {name!r}")}
+        bags = bags_of(table, *arguments, has_last=has_last, what=f"table {name!r}")
+        return given_one(table, bags)
 
 
 class Embedding(StoreModule):
     """Rows of one table of a store, in the arguments of `torch.nn.Embedding`."""
 
-    _kind = Ids
+    _kinds = (Ids,)
 
     def __init__(
         self,
@@ -128,6 +133,7 @@ class Embedding(StoreModule):
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
+        padding_idx: int | None = None,
         trainable: bool = True,
         dtype: Any = None,
     ) -> None:
@@ -136,6 +142,7 @@ class Embedding(StoreModule):
         Parameters
         ----------
         initializer, seed, trainable : as in `Ids`
+        padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
         dtype : of activations; None: float32
         """
         table = Ids(
@@ -146,6 +153,7 @@ class Embedding(StoreModule):
             optimizer=optimizer,
             initializer=initializer,
             seed=seed,
+            padding_idx=padding_idx,
             trainable=trainable,
         )
         super().__init__(store, [table], dtype=dtype)
@@ -184,13 +192,14 @@ class Embedding(StoreModule):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
-        """Return a row for each id, (*, dim), of int32 or int64 ids of any shape."""
+        """Return a row for each id, (*, dim), of int32 or int64 ids of any shape, also nested
+        (layout=torch.jagged)."""
         (output,) = self._activations(input).values()
         return output
 
     def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
-        return {name: ids_of(table, *arguments, what=f"table {name!r}")}
+        return given_one(table, ids_of(table, *arguments, what=f"table {name!r}"))
 
 
 class Collection(StoreModule):
@@ -199,7 +208,8 @@ class Collection(StoreModule):
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
         """Return the activations of each feature, in the tables' order: of a `Bag` its pooled rows,
-        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}.
+        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}. Those of a feature
+        that is in several tables are called `feature@table`.
 
         Parameters
         ----------
@@ -211,16 +221,16 @@ class Collection(StoreModule):
         return self._activations(features)
 
     def _given(self, *features: Any) -> dict[str, Given]:
-        return given_of(self.tables, *features)
+        return given_of(self.lookups, *features)
 
 
 class EmbeddingBagCollection(Collection):
-    """Bags of several tables, by feature."""
+    """Bags of several tables, and rows of others, by feature."""
 
-    _kind = Bag
+    _kinds = (Bag, Ids)
 
 
 class EmbeddingCollection(Collection):
     """Rows of several tables, by feature."""
 
-    _kind = Ids
+    _kinds = (Ids,)

@@ -43,7 +43,7 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
     Parameters
     ----------
     rows : (u, dim) float32 tensor, which nobody else uses
-    weights : (n,) tensor, or None; with mode "sum" only
+    weights : (n,) tensor, or None; with mode "sum" only, which `shares` makes of a mean
     """
     if weights is not None:
         shape = len(places.offsets) - 1, rows.shape[1]
@@ -51,6 +51,14 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
     with torch.no_grad():
         values = _spread(rows, places.inverse) if places.offsets is None else _pooled(rows, places)
     return _Rooted.apply(_root(values.shape, values, keep), values)
+
+
+def shares(weights: Any, offsets: Any) -> Any:
+    """Return weights (n,) divided by the sum of those of their bag, or by 1 where that is 0. Their
+    sum of rows is the weighted mean, and autograd passes through both."""
+    totals = torch.segment_reduce(weights, "sum", offsets=offsets, unsafe=True, initial=0)
+    totals = torch.where(totals == 0, 1, totals)
+    return weights / totals.repeat_interleave(offsets.diff(), output_size=len(weights))
 
 
 def _root(shape: tuple[int, ...], like: Any, keep: Keep) -> Any:
