@@ -38,8 +38,8 @@ class FreeConnections(Generic[C]):
         return True
 
     def take(self, *, on_device: bool = False) -> C | None:
-        """Return one, for a call without arrays in a GPU's memory; `on_device`: for one with some,
-        or of any kind. None: there is none."""
+        """Return one for a call without arrays in a GPU's memory; or for one with some, then of any
+        kind. None: there is none."""
         for free in (self._with_area, self._plain) if on_device else (self._plain,):
             try:
                 return free.pop()

@@ -11,7 +11,7 @@ from embstore import commands as c
 from embstore.checks.arguments import mapping
 from embstore.checks.parts import checked_bags
 from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
-from embstore.errors import InvalidArgumentError
+from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles import parts
 from embstore.handles.lent import LentDevice
 from embstore.results import (
@@ -291,12 +291,13 @@ class Sessions:
         names so ("cuda:1"); None: whichever it is. A server is asked."""
         try:
             self.check_device(name)
-        except InvalidArgumentError:
+        except (InvalidArgumentError, CapacityError):
             return False
         return True
 
     def check_device(self, name: str | None = None) -> None:
-        """Raise InvalidArgumentError, which says why, where `reaches` is False."""
+        """Raise InvalidArgumentError, which says why, where `reaches` is False; CapacityError: the
+        driver or the container of the server exports no memory, or there is none left."""
         self._executor.check_device(name)
 
     def lend_device(self) -> LentDevice:

@@ -10,6 +10,7 @@ import pytest
 
 from embstore import commands as c
 from embstore.errors import (
+    CapacityError,
     DeadlineError,
     InvalidArgumentError,
     StepNotFoundError,
@@ -123,6 +124,23 @@ def test_rows_of_steps_need_memory_that_can_be_opened(
     keys = trainer.array(np.arange(10))
     monkeypatch.setattr(gpu, "open", refuse)
     refuses_device_rows(trainer.store, "CUDA does not open", keys)
+
+
+def test_rows_of_steps_need_a_server_that_can_export_memory(
+    server: GpuServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(_: Any) -> None:
+        raise CapacityError("the driver does not export memory")
+
+    monkeypatch.setattr(server.runtime, "export", export)
+    assert not trainer.store.sessions.reaches("cuda:0")
+    with pytest.raises(CapacityError, match="does not export"):
+        trainer.store.sessions.check_device()
+    keys = trainer.array(np.arange(10))
+    with trainer.store.session(["narrow"]) as run:
+        for step in run.steps([keys], lambda batch: {"narrow": batch}):
+            assert isinstance(step.lookup()["narrow"], np.ndarray)
+            step.release()
 
 
 def test_rows_of_steps_of_a_server_on_the_cpu_come_to_the_host(
