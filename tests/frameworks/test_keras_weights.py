@@ -12,6 +12,11 @@ from embstore.handles.store import Store
 from embstore_client.keras import EmbeddingBag
 from tests.frameworks.on_keras import keras, tf
 
+<<<<<<< HEAD
+=======
+from embstore_client.keras import EmbeddingBag  # isort: skip
+
+>>>>>>> h-habits
 IDS = np.array([[1, 2], [3, 4]])
 
 
@@ -21,6 +26,7 @@ def model_of(store: Store) -> tuple[Any, Any]:
     return keras.Model(inputs, keras.layers.Dense(1)(layer(inputs))), layer
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
 @pytest.mark.parametrize("name", ["state.weights.h5", "state.keras"])
 def test_weights_are_compared_with_the_rows_of_the_store(
     embedded: Store, tmp_path: Path, name: str
@@ -29,7 +35,7 @@ def test_weights_are_compared_with_the_rows_of_the_store(
     kept = [variable.numpy() for variable in model.trainable_variables]
     (model.save_weights if name.endswith("h5") else model.save)(tmp_path / name)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         model.load_weights(tmp_path / name)
         model_of(embedded)[0].load_weights(tmp_path / name)
     with tf.GradientTape() as tape:
