@@ -47,7 +47,9 @@ class Embeddings(StoreBacked):
         tables : `Bag`: a feature's activations are (bags, dim); `Ids`: a row for each id, (*, dim)
         """
         self._use(
-            store, by_name(tables, Bag, Ids), Steps("zero_grad", synchronize=jax.effects_barrier)
+            store,
+            by_name(tables, Bag, Ids),
+            Steps("zero_grad", synchronize=jax.effects_barrier, accumulates=False),
         )
         self._host = callbacks.Host(self.tables, self._looked_up, self._steps)
         self._sizes = Sizes()
