@@ -128,56 +128,6 @@ def left(embeddings: Any, batch: Any, factor: float = 1.0) -> None:
     sum(of.square().sum() for of in embeddings(features_of(batch)).values()).mul(factor).backward()
 
 
-def test_the_norm_is_of_the_sums_by_key(embedded: Store) -> None:
-    embeddings, batch = collection(embedded), batches()[0]
-    assert embeddings.grad_norm() == 0.0
-    left(embeddings, batch)
-    left(embeddings, batch)  # a second micro-batch
-    tables = {
-        name: torch.nn.EmbeddingBag.from_pretrained(
-            torch.tensor(embedded.table(name).lookup(np.arange(ROWS))), freeze=False, mode=mode
-        )
-        for name, mode in TABLES.items()
-    }
-    outputs = [of(batch[0][name]) for name, of in tables.items()]
-    (2 * sum(of.square().sum() for of in outputs)).backward()
-    wanted = torch.nn.utils.get_total_norm([of.weight.grad for of in tables.values()])
-    assert embeddings.grad_norm() == pytest.approx(float(wanted), rel=1e-6)
-
-
-def test_a_step_scales_and_then_clips_its_own(embedded: Store) -> None:
-    """With Sgd(1) rows move by what was sent."""
-    embeddings, batch = collection(embedded, Sgd(1.0)), batches()[0]
-
-    def moved(**options: Any) -> float:
-        before = [embedded.table(name).lookup(np.arange(ROWS)) for name in TABLES]
-        embeddings.step(**options)
-        after = [embedded.table(name).lookup(np.arange(ROWS)) for name in TABLES]
-        return float(np.sqrt(sum(np.square(b - a).sum() for b, a in zip(before, after, strict=True))))
-
-    for options, wanted in (
-        ({"gradient_scale": 0.125}, lambda norm: norm / 8),
-        ({"max_norm": 2.0}, lambda norm: 2.0),
-        ({"gradient_scale": 0.01, "max_norm": 2.0}, lambda norm: norm * 0.01),
-        ({"gradient_scale": 0.5, "max_norm": 2.0}, lambda norm: 2.0),
-        ({"max_norm": float("inf")}, lambda norm: norm),
-    ):
-        left(embeddings, batch)
-        norm = embeddings.grad_norm()
-        assert norm > 5
-        assert moved(**options) == pytest.approx(wanted(norm), rel=1e-4), options
-
-
-@pytest.mark.parametrize("options", [{"max_norm": -1.0}, {"max_norm": "1"}, {"gradient_scale": -1}])
-def test_a_bound_or_a_scale_that_is_none_is_refused(embedded: Store, options: Any) -> None:
-    embeddings = collection(embedded)
-    left(embeddings, batches()[0])
-    (name,) = options
-    with pytest.raises(InvalidArgumentError, match=f"expected {name} to be"):
-        embeddings.step(**options)
-    assert embeddings.step() is not None  # nothing was forgotten
-
-
 def test_what_is_clipped_twice_is_clipped_once_and_later_gradients_are_not(
     embedded: Store,
 ) -> None:

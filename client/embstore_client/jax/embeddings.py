@@ -181,6 +181,12 @@ class Embeddings(StoreBacked):
             on_nonfinite=on_nonfinite,
         )
 
+    def grad_norm(self) -> float:
+        """Return the L2 norm of the gradients that passes through `callback` have left, over the
+        rows of all tables: a row's is the sum over its occurrences. Of ranks that share steps each
+        has its own."""
+        return super().grad_norm()
+
     def zero_grad(self) -> None:
         """Forget the gradients that passes through `callback` have left."""
         self._steps.clear()
