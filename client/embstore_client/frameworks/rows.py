@@ -156,8 +156,7 @@ class AnnouncedStep:
         if self.is_finished:
             raise InvalidArgumentError(
                 f"step() was called twice for this batch, or update() of JAX: step {self.number} "
-                "of the session is finished; call it once, behind the last backward pass, and "
-                "take the next batch"
+                "of the session is finished; call it once a batch, behind the last backward pass"
             )
 
     def keys_of(self, table: str, named: Named) -> Keys:

@@ -54,5 +54,6 @@ def clip_by_global_norm(
     factor = clip_factor(norm, clip_norm) if norm < float("inf") else nan
     for layer in layers:
         layer._steps.gradients.change(partial(multiplied, factor=factor))
-    clipped, _ = tf.clip_by_global_norm(list(gradients), clip_norm, use_norm=norm)
+    use_norm = tf.constant(norm, tf.float32)
+    clipped, _ = tf.clip_by_global_norm(list(gradients), clip_norm, use_norm=use_norm)
     return clipped, norm
