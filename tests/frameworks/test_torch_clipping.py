@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
 
-from embstore import Adagrad, InvalidArgumentError, Sgd, Uniform  # noqa: E402
+from embstore import Adagrad, InvalidArgumentError, Uniform  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import (  # noqa: E402
     Bag,

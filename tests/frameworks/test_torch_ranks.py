@@ -19,9 +19,7 @@ from tests.frameworks.numpy_twin import Twin  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
 
 
-def trained(
-    forks: Forks, address: str, directory: Path, train: Any = program.train
-) -> list[Any]:
+def trained(forks: Forks, address: str, directory: Path, train: Any = program.train) -> list[Any]:
     """Have all ranks train, and return what each has written."""
     ranks = [forks.start(train, address, directory, rank) for rank in range(program.WORLD_SIZE)]
     assert [rank.wait() for rank in ranks] == [0] * program.WORLD_SIZE
