@@ -1,9 +1,8 @@
 """The norm of the gradients of rows, and the factor that brings it down to a bound.
 
-A row's gradient is the sum over its occurrences, as the store adds them (contract.md, rule 2). Where
-ranks share a step, it is the mean of theirs. The norm is L2, over the rows of all tables: what the
-dense gradients of the same rows would have, so that a model's norm is the root of the squares of its
-dense part's and of its tables'. Sums are float32, squares float64.
+A row's gradient is the sum over its occurrences, as the store adds them (contract.md, rule 2).
+Where ranks share a step, it is the mean of theirs. The norm is L2, over the rows of all tables, as
+if rows were parameters. Sums are float32, squares float64.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,5 +55,5 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def checked_scale(gradient_scale: float) -> float:
-    """Return what gradients are multiplied by; InvalidArgumentError: it is no number, or below 0."""
+    """Return what gradients are multiplied by; InvalidArgumentError: no number, or below 0."""
     return fp32_scalar(gradient_scale, "gradient_scale")

@@ -24,7 +24,8 @@ def clip_by_global_norm(
     """Clip gradients of variables and of layers of a store together, between backward pass and
     steps, as `tf.clip_by_global_norm` clips those of variables.
 
-    The norm is L2, over all of them as one vector; a row's gradient is the sum over its occurrences.
+    The norm is L2, over all of them as one vector; a row's gradient is the sum over its
+    occurrences.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Clipping by the norm of all gradients, dense ones and those of rows, as
 `torch.nn.utils.clip_grad_norm_` does it for dense ones.
 
-Rows have no parameters, so that Torch's own function leaves them out. On a GPU that Torch shares with
-the store the norm is computed there, of sums in float64, and the host does not wait for it. The shares
-of several ranks are gathered on the host: their sums by key, once each.
+Rows have no parameters, so that Torch's own function leaves them out. On a GPU that Torch shares
+with the store the norm is computed there, of sums in float64, and the host does not wait for it.
+The shares of several ranks are gathered on the host: their sums by key, once each.
 """
 
 from collections.abc import Iterable
@@ -43,8 +43,8 @@ def clip_grad_norm_(
     """Clip the gradients of parameters and of modules of a store together, between backward pass
     and steps, as `torch.nn.utils.clip_grad_norm_` clips those of parameters.
 
-    The norm is L2, over all of them as one vector; a row's gradient is the sum over its occurrences.
-    Gradients of rows are multiplied before they are summed: those that come later are not clipped.
+    The norm is L2, over all of them as one vector; a row's gradient is the sum over its
+    occurrences. Those that come later are not clipped.
 
     Parameters
     ----------
