@@ -222,9 +222,12 @@ class Engine:
             own = self.sessions.members_on(command.table)
             command = cast(Command[R], replace(command, members=own))
         try:
+            command = checked(command)
             if isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep):
-                self.sessions.wait_for_turn(checked(command), timeout_s)
-            result = self._begin(command, out=out, progress=progress, map_version=map_version)
+                self.sessions.wait_for_turn(command, timeout_s)
+            result = self._begin_checked(
+                command, out=out, progress=progress, map_version=map_version
+            )
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
@@ -263,7 +266,19 @@ class Engine:
         It is acknowledged when the log's `mark` is durable. `origin` is who sent it, if the server
         remembers its answer.
         """
-        command = checked(command)
+        return self._begin_checked(
+            checked(command), out=out, progress=progress, origin=origin, map_version=map_version
+        )
+
+    def _begin_checked(
+        self,
+        command: Command[Any],
+        *,
+        out: Any = None,
+        progress: Progress | None = None,
+        origin: Any = None,
+        map_version: int = 0,
+    ) -> Any | StepOutcome | StepLookup:
         into = out if progress is None else progress
         self.standing.check(command)
         if self.tables.splitting.is_due:

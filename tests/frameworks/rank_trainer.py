@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embstore import RowWiseAdagrad, Uniform
 from embstore.handles.store import Store
-from embstore_client.torch import Bag, EmbeddingBagCollection
+from embstore_client.torch import Bag, EmbeddingBagCollection, clip_grad_norm_
 from tests.frameworks.numpy_twin import Forward, Twin, kept
 from tests.serving import patient
 
@@ -52,6 +52,36 @@ def dense_of() -> Any:
 def loss_of(dense: Any, outputs: dict[str, Any], batch: Batch) -> Any:
     logits = dense(torch.cat(list(outputs.values()), dim=1))
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, batch[1])
+
+
+MAX_NORM = 0.05
+"""Less than all norms are: each step is clipped."""
+
+
+def clip(reports: Connection, address: str, directory: Path, rank: int) -> None:
+    """Train a few steps, of which each rank clips the mean; write the norms and the weights."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    meeting = f"file://{directory / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD_SIZE)
+    with patient(address) as store:
+        embedding, dense = embedding_of(store), DistributedDataParallel(dense_of())
+        optimizer, norms = torch.optim.SGD(dense.parameters(), lr=0.1), []
+        batches = [batch_of(number, rank) for number in range(STEPS)]
+        loop = {"name": "clipped", "group": dist.group.WORLD}
+        for batch in embedding.ahead(batches, features=features_of, **loop):
+            loss = loss_of(dense, embedding(features_of(batch)), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            if len(norms) % 2:  # by both ways, which leave each other nothing to do
+                norms.append(embedding.grad_norm())
+                embedding.step(max_norm=MAX_NORM)
+            else:
+                norms.append(float(clip_grad_norm_(dense.parameters(), MAX_NORM, embedding)))
+                embedding.step()
+            optimizer.step()
+        np.savez(directory / f"rank-{rank}.npz", norms=norms, weights=dense.module.weight.detach())
+    dist.destroy_process_group()
 
 
 def train(reports: Connection, address: str, directory: Path, rank: int) -> None:

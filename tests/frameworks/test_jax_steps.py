@@ -179,7 +179,7 @@ def test_an_update_of_a_step_that_is_finished_is_refused(embedded: Store) -> Non
         steps.append(step)
         gradients = jax.tree.map(jnp.ones_like, step.activations)
         step.update(gradients)
-        with pytest.raises(InvalidArgumentError, match="was updated"):
+        with pytest.raises(InvalidArgumentError, match="called twice for this batch"):
             step.update(gradients)
         with pytest.raises(InvalidArgumentError, match="loop before"):
             next(embeddings.ahead([], features=lambda batch: batch))
@@ -239,3 +239,24 @@ def test_a_copy_has_its_own_gradients(embedded: Store) -> None:
     jax.grad(lambda anchor: loss_of(copied.callback(given, anchor)))(jnp.zeros(()))
     assert embeddings.step() is None
     assert copied.step() is not None
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_program_clips_by_the_norm_of_dense_gradients_and_of_rows(
+    embedded: Store, is_ahead: bool
+) -> None:
+    """As `optax.clip_by_global_norm` has it of both; of `step.rows` it is that itself."""
+    rng, embeddings = np.random.default_rng(9), embeddings_of(embedded)
+    twin, batches = Twin(embeddings), [batch_of(rng) for _ in range(3)]
+    for (_, twins), step in steps_of(embeddings, batches, is_ahead):
+        gradients = gradients_of(step.activations)
+        by_row = jax.grad(lambda rows, places: loss_of(pool(rows, places)))(step.rows, step.places)
+        of_rows = np.sqrt(sum(np.square(of).sum() for of in jax.tree.leaves(by_row)))
+        norm = step.grad_norm(gradients)
+        assert norm == pytest.approx(float(of_rows), rel=1e-5)
+        scale = min(1.0, 0.5 / np.hypot(1.0, norm))  # with a dense part whose norm is 1
+        step.update(gradients, gradient_scale=scale)
+        twin.step([Forward(twins, gradients)], gradient_scale=scale)
+    twin.assert_same()
+    with pytest.raises(InvalidArgumentError, match="features"):
+        embeddings.lookup(batches[0][0]).grad_norm({"other": np.ones(3)})

@@ -12,11 +12,6 @@ from embstore.handles.store import Store
 from embstore_client.keras import EmbeddingBag
 from tests.frameworks.on_keras import keras, tf
 
-<<<<<<< HEAD
-=======
-from embstore_client.keras import EmbeddingBag  # isort: skip
-
->>>>>>> h-habits
 IDS = np.array([[1, 2], [3, 4]])
 
 

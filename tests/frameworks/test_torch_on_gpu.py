@@ -2,6 +2,7 @@
 come to the digests of the same training on the CPU."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from embstore_client.torch import (  # noqa: E402
     EmbeddingBag,
     EmbeddingBagCollection,
     Ids,
+    clip_grad_norm_,
 )
 from tests.frameworks.conftest import CACHE_BYTES  # noqa: E402
 from tests.frameworks.emulated_cuda import EmulatedCuda  # noqa: E402
@@ -265,7 +267,7 @@ def test_what_is_not_as_it_was_announced_is_read(
             module.step()
             assert module.last_step == 1
             given.fill_(7)
-            with cuda.reading(), pytest.raises(InvalidArgumentError, match="was updated"):
+            with cuda.reading(), pytest.raises(InvalidArgumentError, match="which is finished"):
                 module(given)
 
 
@@ -372,3 +374,51 @@ def test_what_a_trainer_does_to_its_tensors_afterwards_changes_nothing(
             back(outputs)
             module.step()
     assert digests(on_gpu) == digests(embedded)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_gradients_are_clipped_there(
+    embedded: Store, on_gpu: Store, cuda: EmulatedCuda, is_ahead: bool
+) -> None:
+    """In a loop nothing waits for it; outside, a forward reads where bags begin."""
+    rng = np.random.default_rng(5)
+    batches, norms = [features(rng) for _ in range(3)], []
+
+    def train(store: Store, to: Callable[[Any], Any]) -> None:
+        module = collection(store)
+        loop: Any = [moved(batch, to) for batch in batches]
+        for batch in module.ahead(loop, features=lambda batch: batch) if is_ahead else loop:
+            back(module(batch))
+            back(module(batch))
+            norms.append(clip_grad_norm_([], 0.5, module))
+            norms.append(clip_grad_norm_([], 0.5, module))
+            module.step()
+
+    train(embedded, torch.from_numpy)
+    with cuda, nullcontext() if is_ahead else cuda.reading():
+        train(on_gpu, cuda.tensor)
+    assert not (is_ahead and cuda.copied_to)
+    wanted, found = np.split(np.array([float(norm) for norm in norms]), 2)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found[1::2], 0.5, rtol=1e-5)
+    for name in embedded.tables():
+        rows = [store.table(name).lookup(np.arange(ROWS)) for store in (embedded, on_gpu)]
+        np.testing.assert_allclose(*rows, rtol=0, atol=1e-6)
+
+
+def test_a_step_clips_its_own_there(embedded: Store, on_gpu: Store, cuda: EmulatedCuda) -> None:
+    """Of gradients of both sides, too."""
+    rng = np.random.default_rng(6)
+    batch = features(rng)
+    norms = []
+    for store, to in ((embedded, torch.from_numpy), (on_gpu, cuda.tensor)):
+        with cuda if store is on_gpu else torch.enable_grad(), cuda.reading():
+            module = collection(store)
+            back(module(moved(batch, to)))
+            back(module(moved(batch, torch.from_numpy)))
+            norms.append(module.grad_norm())
+            module.step(max_norm=0.5, gradient_scale=2.0)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    for name in embedded.tables():
+        rows = [store.table(name).lookup(np.arange(ROWS)) for store in (embedded, on_gpu)]
+        np.testing.assert_allclose(*rows, rtol=0, atol=1e-6)

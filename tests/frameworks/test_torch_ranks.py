@@ -12,17 +12,16 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 from embstore.handles.store import Store  # noqa: E402
+from embstore_client.torch import clip_grad_norm_  # noqa: E402
 from tests.faults.forks import Forks  # noqa: E402
 from tests.frameworks import rank_trainer as program  # noqa: E402
 from tests.frameworks.numpy_twin import Twin  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
 
 
-def trained(forks: Forks, address: str, directory: Path) -> list[Any]:
+def trained(forks: Forks, address: str, directory: Path, train: Any = program.train) -> list[Any]:
     """Have all ranks train, and return what each has written."""
-    ranks = [
-        forks.start(program.train, address, directory, rank) for rank in range(program.WORLD_SIZE)
-    ]
+    ranks = [forks.start(train, address, directory, rank) for rank in range(program.WORLD_SIZE)]
     assert [rank.wait() for rank in ranks] == [0] * program.WORLD_SIZE
     return [dict(np.load(directory / f"rank-{n}.npz")) for n in range(program.WORLD_SIZE)]
 
@@ -65,5 +64,41 @@ def test_ranks_train_as_one_does(
         twin.assert_same()
         assert [kept.label for kept in store.checkpoints()] == ["end"]
         for name in embedding.tables:
+            rows = [s.table(name).lookup(np.arange(program.ROWS)) for s in (store, embedded)]
+            np.testing.assert_allclose(*rows, rtol=1e-5, atol=1e-6)
+
+
+def clipped_alone(store: Store) -> tuple[list[float], Any]:
+    """Train on the batches of all ranks in one process; return the norms and the weights."""
+    embedding, dense = program.embedding_of(store), program.dense_of()
+    optimizer, norms = torch.optim.SGD(dense.parameters(), lr=0.1), []
+    for number in range(program.STEPS):
+        shares = [program.batch_of(number, rank) for rank in range(program.WORLD_SIZE)]
+        batch = tuple(torch.cat(parts) for parts in zip(*shares, strict=True))
+        optimizer.zero_grad()
+        program.loss_of(dense, embedding(program.features_of(batch)), batch).backward()
+        if number % 2:
+            norms.append(embedding.grad_norm())
+            embedding.step(max_norm=program.MAX_NORM)
+        else:
+            total = clip_grad_norm_(dense.parameters(), program.MAX_NORM, embedding)
+            norms.append(float(total))
+            embedding.step()
+        optimizer.step()
+    return norms, dense.weight.detach().numpy()
+
+
+def test_ranks_clip_the_mean_of_their_gradients(
+    forks: Forks, server: Server, embedded: Store, tmp_path: Path
+) -> None:
+    written = trained(forks, server.address, tmp_path, program.clip)
+    norms, weights = clipped_alone(embedded)
+    assert min(norms) > program.MAX_NORM
+    for of_rank in written:
+        np.testing.assert_allclose(of_rank["norms"], norms, rtol=1e-4)
+        np.testing.assert_allclose(of_rank["weights"], weights, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(written[0]["norms"], written[1]["norms"])
+    with patient(server.address) as store:
+        for name in program.embedding_of(store).tables:
             rows = [s.table(name).lookup(np.arange(program.ROWS)) for s in (store, embedded)]
             np.testing.assert_allclose(*rows, rtol=1e-5, atol=1e-6)

@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
 
-from embstore import InvalidArgumentError, RowWiseAdagrad, Uniform  # noqa: E402
+from embstore import InvalidArgumentError, RowWiseAdagrad, Sgd, Uniform  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
-from embstore_client.torch import EmbeddingBag  # noqa: E402
+from embstore_client.torch import EmbeddingBag, clip_grad_norm_  # noqa: E402
 
 ROWS = 30
 IDS = torch.tensor([[1, 2], [2, 3], [29, 1]])
@@ -24,12 +24,15 @@ class Trainer:
     """A dense layer over one table, and a scaler."""
 
     def __init__(self, store: Store, name: str = "t", *, is_scaled: bool = True) -> None:
-        self.embedding = module_of(store, name)
+        self.embedding = self.embedding_of(store, name)
         self.table = store.table(name)
         torch.manual_seed(1)
         self.dense = torch.nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.dense.parameters(), lr=0.1)
         self.scaler = torch.amp.GradScaler("cpu", enabled=is_scaled, growth_interval=2)
+
+    def embedding_of(self, store: Store, name: str) -> EmbeddingBag:
+        return module_of(store, name)
 
     def step(self, factor: float = 1.0, of_rows: float = 1.0) -> Any:
         """Train on one batch; the factors multiply all gradients, and those of the rows."""
@@ -123,3 +126,81 @@ def test_an_overflow_of_one_module_is_no_verdict_on_another(embedded: Store, ord
     done = {module: module.step(scaler) for module in modules[::order]}
     scaler.update()
     assert [done[module].skipped for module in modules] == [True, False]
+
+
+class TorchAlone(Trainer):
+    """The same with Torch's own embedding, all of it under one scaler, and clipped."""
+
+    def embedding_of(self, store: Store, name: str) -> EmbeddingBag:
+        options = {"dim": 4, "rows": ROWS, "optimizer": Sgd(0.02), "seed": 1}
+        return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options)
+
+    def __init__(self, store: Store, name: str = "t", max_norm: float = 1.0) -> None:
+        super().__init__(store, name)
+        rows = torch.tensor(self.table.lookup(np.arange(ROWS)))
+        self.own = torch.nn.EmbeddingBag.from_pretrained(rows, freeze=False, mode="sum")
+        self.parameters = [*self.dense.parameters(), self.own.weight]
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.02)
+        self.max_norm = max_norm
+
+    def loss(self, pooled: Any, factor: float, of_rows: float) -> Any:
+        pooled = pooled * of_rows + (pooled - pooled * of_rows).detach()
+        return self.dense(pooled).square().sum() * factor
+
+    def step(self, factor: float = 1.0, of_rows: float = 1.0) -> Any:
+        loss = self.loss(self.own(IDS), factor, of_rows)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.item(), self.scaler.get_scale()
+
+
+class Clipped(TorchAlone):
+    """The same with rows of a store."""
+
+    def __init__(self, store: Store, name: str = "t", max_norm: float = 1.0) -> None:
+        super().__init__(store, name, max_norm)
+        self.parameters = list(self.dense.parameters())
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.02)
+
+    def step(self, factor: float = 1.0, of_rows: float = 1.0) -> Any:
+        loss = self.loss(self.embedding(IDS), factor, of_rows)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        clip_grad_norm_(self.parameters, self.max_norm, self.embedding, scaler=self.scaler)
+        self.scaler.step(self.optimizer)
+        self.embedding.step(self.scaler)
+        self.scaler.update()
+        return loss.item(), self.scaler.get_scale()
+
+
+OVERFLOWS = [{}, {}, {"factor": 1e38}, {}, {"of_rows": 1e38}, {}, {}, {"factor": 1e38}, {}, {}]
+
+
+@pytest.mark.parametrize("max_norm", [0.5, float("inf")])
+def test_losses_and_scales_are_those_of_torch_alone(embedded: Store, max_norm: float) -> None:
+    """Also where only rows overflow: then nothing is trained."""
+    found, wanted = Clipped(embedded, "t", max_norm), TorchAlone(embedded, "own", max_norm)
+    steps = [(found.step(**how), wanted.step(**how)) for how in OVERFLOWS]
+    for (loss, scale), (loss_of_torch, scale_of_torch) in steps:
+        assert loss == pytest.approx(loss_of_torch, rel=1e-6)
+        assert scale == scale_of_torch
+    assert found.table.t == sum(not how for how in OVERFLOWS)
+
+
+def test_clipping_before_the_scaler_has_unscaled_is_refused(embedded: Store) -> None:
+    trainer = Clipped(embedded)
+    trainer.scaler.scale(trainer.loss(trainer.embedding(IDS), 1.0, 1.0)).backward()
+    with pytest.raises(InvalidArgumentError, match=r"scaler.unscale_\(optimizer\) before"):
+        clip_grad_norm_(trainer.parameters, 1.0, trainer.embedding, scaler=trainer.scaler)
+    scaled = trainer.embedding.grad_norm()
+    assert trainer.embedding.grad_norm(trainer.scaler) == scaled / trainer.scaler.get_scale()
+    trainer.scaler.unscale_(trainer.optimizer)
+    norm = clip_grad_norm_(trainer.parameters, 1e9, trainer.embedding, scaler=trainer.scaler)
+    assert float(norm) < scaled
+    clip_grad_norm_([], 1.0, trainer.embedding, scaler=torch.amp.GradScaler(enabled=False))
+    assert trainer.embedding.grad_norm() == pytest.approx(1.0, rel=1e-5)

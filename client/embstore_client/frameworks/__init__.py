@@ -8,6 +8,7 @@ occurrences  ids in the shapes of arrays, taken apart into keys and bags
 rows         where a forward's rows come from: the store, or an announced step
 gradients    what backward passes have left, in the order of the forwards
 steps        gradients are kept until a step is sent, in a loop of announced steps or outside
+clipping     the norm of gradients, and what brings it down to a bound
 scaling      what a scaler of losses has found of a step
 pretrained   rows that a table begins with
 marker       what a file of weights says of rows that it has not

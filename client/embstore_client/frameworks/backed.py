@@ -32,12 +32,13 @@ from embstore.commands import LearningRate
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.clipping import checked_scale, clip_factor, norm_of
 from embstore_client.frameworks.connection import Connection
 from embstore_client.frameworks.marker import marker_of, warn_of_others
 from embstore_client.frameworks.rows import AnnouncedStep, Found
 from embstore_client.frameworks.saving import KeptFile
 from embstore_client.frameworks.scaling import Verdict
-from embstore_client.frameworks.steps import ALONE, Announced, Ranks, Steps
+from embstore_client.frameworks.steps import ALONE, Announced, Ranks, Steps, in_groups
 from embstore_client.frameworks.tables import Ids, Lookup, as_they_are, by_name, lookups_of
 
 Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
@@ -158,6 +159,18 @@ class StoreBacked:
         announced = (self._announced(batch, features(batch)) for batch in batches)
         return closing(self._steps.ahead(self.store, self.tables, announced, **session))
 
+    # Gradients
+
+    def grad_norm(self) -> float:
+        """Return the L2 norm of the gradients that backward passes have left, over the rows of all
+        tables: a row's is the sum over its occurrences. 0 without any."""
+        return self._norm(ALONE)
+
+    def _norm(self, ranks: Ranks) -> float:
+        """Return the norm of the mean of the ranks' gradients; this trainer's alone, where the
+        framework has no way to gather them."""
+        return norm_of([self._steps.sums()])
+
     # Saving
 
     def _marker(self) -> bytes:
@@ -216,17 +229,29 @@ class StoreBackedModule(StoreBacked):
     def _given_of(self, features: Any) -> list[Any]:
         """Return what `_given` does of each forward. Features are the argument of one, a tuple of
         several, or a list of such, of several forwards."""
-        forwards = features if isinstance(features, list) else [features]
+        forwards = _in_list(features)
         arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
         return [self._given(*of_forward) for of_forward in arguments]
 
     def _batches(
-        self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any
+        self,
+        batches: Iterable[Any],
+        features: Callable[[Any], Any],
+        *,
+        accumulate: int = 1,
+        **session: Any,
     ) -> Generator[Any, None, None]:
-        """Yield the batches of a loop, each while its step is at hand."""
-        with self._loop(batches, features, **session) as loop:
+        """Yield the batches of a loop, each while its step is at hand; `accumulate` of them are one
+        step."""
+        if accumulate == 1:
+            with self._loop(batches, features, **session) as loop:
+                for _, announced in loop:
+                    yield announced.batch
+            return
+        groups = in_groups(batches, accumulate)
+        with self._loop(groups, partial(_forwards_of, features), **session) as loop:
             for _, announced in loop:
-                yield announced.batch
+                yield from announced.batch
 
     def _sent(
         self,
@@ -235,15 +260,21 @@ class StoreBackedModule(StoreBacked):
         *,
         learning_rate: LearningRate | None,
         on_nonfinite: Any,
+        gradient_scale: float = 1.0,
+        max_norm: float | None = None,
         **options: Any,
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients, divided by what they were scaled by and by the number of ranks; skip
-        them where the dense part was skipped, and lower the scale where they alone overflow."""
+        """Send the gradients, divided by what they were scaled by and by the number of ranks, and
+        clipped; skip them where the dense part was skipped, and lower the scale where they alone
+        overflow."""
+        scale = checked_scale(gradient_scale) / verdict.scale
+        if max_norm is not None and not verdict.is_overflow:
+            scale *= clip_factor(self._norm(ranks) * scale, max_norm)
         done = self._steps.send(
             self.store,
             is_skipped=verdict.is_overflow,
             learning_rate=self._checked_rate(learning_rate),
-            gradient_scale=1.0 / verdict.scale / ranks.world_size,
+            gradient_scale=scale / ranks.world_size,
             on_nonfinite=on_nonfinite or ("refuse" if verdict.lower is None else "skip"),
             **options,
         )
@@ -286,3 +317,12 @@ class StoreBackedModule(StoreBacked):
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
         self._gone_back(label, directory, parts, restore)
         return self.last_step
+
+
+def _in_list(features: Any) -> list[Any]:
+    return features if isinstance(features, list) else [features]
+
+
+def _forwards_of(features: Callable[[Any], Any], batches: Iterable[Any]) -> list[Any]:
+    """Return the features of several batches, one forward after the other."""
+    return [forward for batch in batches for forward in _in_list(features(batch))]

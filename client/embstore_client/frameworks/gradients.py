@@ -58,6 +58,8 @@ class KeptGradients:
         self._kept: dict[Number, tuple[Occurrences, Rows]] = {}
         self._of_forwards: set[int] = set()  # Whose gradients are kept.
         self._has_warned = False
+        self.warns_of_many = True
+        """Whether many forwards without a step warn; a loop of announced steps raises anyway."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -87,7 +89,8 @@ class KeptGradients:
             total = rows if before is None else _sum(before[1], rows)
             self._kept[number] = (of, total)
             self._of_forwards.add(number[0])
-            is_forgotten = len(self._of_forwards) >= FORWARDS_WITHOUT_STEP and not self._has_warned
+            may_warn = self.warns_of_many and not self._has_warned
+            is_forgotten = may_warn and len(self._of_forwards) >= FORWARDS_WITHOUT_STEP
             self._has_warned |= is_forgotten
         if is_forgotten:
             warnings.warn(
@@ -100,15 +103,26 @@ class KeptGradients:
     def by_table(self) -> dict[str, tuple[Keys, Rows]]:
         """Return keys (n,) and their gradients (n, dim) by table, in the order of the forwards, as
         `join` does."""
+        join = self._join
+        return {
+            table: (join([of.keys for of, _ in parts]), join([of.by_key(g) for of, g in parts]))
+            for table, parts in self.parts().items()
+        }
+
+    def parts(self) -> dict[str, list[tuple[Any, Rows]]]:
+        """Return the ids and the gradients of outputs of each feature, by table, in the order of
+        the forwards."""
         with self._lock:
             kept_ones = [self._kept[number] for number in sorted(self._kept)]
-        parts: dict[str, tuple[list[Keys], list[Rows]]] = {}
+        parts: dict[str, list[tuple[Any, Rows]]] = {}
         for of, gradients in kept_ones:
-            keys, rows = parts.setdefault(of.table, ([], []))
-            keys.append(of.keys)
-            rows.append(of.by_key(gradients))
-        join = self._join
-        return {table: (join(keys), join(rows)) for table, (keys, rows) in parts.items()}
+            parts.setdefault(of.table, []).append((of, gradients))
+        return parts
+
+    def change(self, change: Callable[[Rows], Rows]) -> None:
+        """Keep in place of all gradients what `change` returns of them."""
+        with self._lock:
+            self._kept = {n: (of, change(gradients)) for n, (of, gradients) in self._kept.items()}
 
     def warn_unsent(self) -> None:
         """Warn of gradients that are still here: nobody can send them any more."""
@@ -133,3 +147,11 @@ class KeptGradients:
 def _sum(before: Rows, after: Rows) -> Rows:
     total: Rows = before + after
     return total
+
+
+@kept
+@np.errstate(all="ignore")
+def multiplied(gradients: Rows, factor: float) -> Rows:
+    """Return gradients of the host, multiplied."""
+    product: Rows = gradients * np.float32(factor)
+    return product

@@ -92,7 +92,14 @@ class AnnouncedStep:
         ------
         InvalidArgumentError : the step is finished.
         """
-        if not self._found or self._step.is_finished:
+        if self._step.is_finished:
+            raise InvalidArgumentError(
+                f"expected forwards before step() is called, found one of step {self.number} of "
+                "the session, which is finished: take the next batch first, or with accumulate=N "
+                "call step() behind the last of N; to train twice on a batch, have the loader "
+                "give it twice; to look only, evaluate"
+            )
+        if not self._found:
             found = self._step.lookup_unique(make)
             self._found = {table: Found(*of_table) for table, of_table in found.items()}
         return self._found
@@ -117,6 +124,7 @@ class AnnouncedStep:
 
         What was announced and has no gradient is left out.
         """
+        self._check_open()
         given = {
             table: BagGradients(StepBags(self._places(table, named)), rows)
             for table, (named, rows) in gradients.items()
@@ -128,18 +136,32 @@ class AnnouncedStep:
         self, sums: Mapping[str, Rows | SomeGradients], **options: Any
     ) -> AcknowledgedUpdate:
         """Finish the step by one update: sums by key, in the order of `rows`."""
+        self._check_open()
         done: AcknowledgedUpdate = self._step.update_unique(sums, **options)
         return done
 
     def skip(self) -> AcknowledgedUpdate:
         """Finish the step without its update."""
+        self._check_open()
         done: AcknowledgedUpdate = self._step.skip()
         return done
 
     def release(self) -> AcknowledgedUpdate:
         """Finish the step, which only read."""
+        self._check_open()
         done: AcknowledgedUpdate = self._step.release()
         return done
+
+    def _check_open(self) -> None:
+        if self.is_finished:
+            raise InvalidArgumentError(
+                f"step() was called twice for this batch, or update() of JAX: step {self.number} "
+                "of the session is finished; call it once a batch, behind the last backward pass"
+            )
+
+    def keys_of(self, table: str, named: Named) -> Keys:
+        """Return ids as keys, (n,)."""
+        return self._once(table)[named.places] if isinstance(named, Positions) else named
 
     def _places(self, table: str, named: Named) -> NDArray[np.int32]:
         if isinstance(named, Positions):
@@ -149,8 +171,7 @@ class AnnouncedStep:
         assert inverse is not None
         if np.array_equal(keys, announced):
             return inverse
-        known = np.empty(shape_of(self._found[table].rows)[0], np.int64)
-        known[inverse] = announced
+        known = self._once(table)
         order = np.argsort(known)
         places = np.searchsorted(known, keys, sorter=order)
         found = np.append(order, 0)[places]  # 0 in place of one that there is not
@@ -158,6 +179,16 @@ class AnnouncedStep:
         if missing.any():
             raise InvalidArgumentError(
                 f"table {table!r}: expected keys that were announced for step "
-                f"{self.number}, found {keys[missing][0]}"
+                f"{self.number}, found {keys[missing][0]}: have the function that was given as "
+                "`features` return all ids of a batch; what the body draws, as negative samples, "
+                "the loader has to draw; to look only, evaluate"
             )
         return found.astype(np.int32)
+
+    def _once(self, table: str) -> Keys:
+        """Return the distinct keys of a table, in the order of the rows."""
+        found = self.announced()[table]
+        assert found.inverse is not None
+        known = np.empty(shape_of(found.rows)[0], np.int64)
+        known[found.inverse] = self._keys[table]
+        return known

@@ -6,14 +6,24 @@ checkpoint. A step that the loop does not finish is released by the run, which w
 its rows were used.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from itertools import islice
 from typing import Any, NamedTuple
 from weakref import finalize
 
-from embstore.arrays import Keys
+from embstore.arrays import Keys, on_host
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.clipping import Share, summed
 from embstore_client.frameworks.gradients import KeptGradients, concatenated
 from embstore_client.frameworks.rows import AnnouncedStep, Found, from_store
 
@@ -48,6 +58,20 @@ class Ranks(NamedTuple):
 ALONE = Ranks()
 
 
+def in_groups(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
+    """Yield lists of `count` batches; the last one may have fewer.
+
+    Raises
+    ------
+    InvalidArgumentError : count is no whole number above 0.
+    """
+    if not isinstance(count, int) or count < 1:
+        raise InvalidArgumentError(f"expected accumulate to be a number of batches, found {count}")
+    left = iter(batches)
+    while group := list(islice(left, count)):
+        yield group
+
+
 def nothing() -> None:
     """Do nothing, as to wait for gradients that are kept when a backward pass returns."""
 
@@ -60,6 +84,7 @@ class Steps:
         forgets: str,
         synchronize: Callable[[], object] = nothing,
         join: Callable[[Sequence[Any]], Any] = concatenated,
+        accumulates: bool = True,
         last_step: int = 0,
         frozen: Collection[str] = (),
     ) -> None:
@@ -68,6 +93,7 @@ class Steps:
         Parameters
         ----------
         forgets : the module's verb that forgets gradients, for messages
+        accumulates : its `ahead` has `accumulate`, for messages
         synchronize : waits for gradients that are on their way
         join, frozen : see `KeptGradients`
         """
@@ -75,7 +101,7 @@ class Steps:
         finalize(self, self.gradients.warn_unsent)  # with the module, or at the end of the process
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
         self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
-        self._settings = forgets, synchronize, join
+        self._settings = forgets, synchronize, join, accumulates
         self._last_step = last_step
         self.ranks = ALONE
         """Those that share the steps of the loop; outside one this trainer is alone."""
@@ -121,6 +147,17 @@ class Steps:
         self.gradients.clear()
         return done
 
+    def sums(self) -> Share:
+        """Return the gradient of each key that has one, by table: the sum over its occurrences. On
+        the host."""
+        self._settings[1]()
+        kept, step = self.gradients.by_table(), self.at_hand
+        keys = {
+            table: on_host(named) if step is None else step.keys_of(table, named)
+            for table, (named, _) in kept.items()
+        }
+        return summed({table: (keys[table], on_host(rows)) for table, (_, rows) in kept.items()})
+
     def clear(self) -> None:
         """Forget gradients."""
         self._settings[1]()
@@ -133,12 +170,16 @@ class Steps:
 
     def check_sent(self) -> None:
         """Raise InvalidArgumentError if there are gradients."""
-        forgets, synchronize, _ = self._settings
+        forgets, synchronize, _, accumulates = self._settings
         synchronize()
         if len(self.gradients):
+            accumulate = (
+                "to accumulate over N batches give `ahead` accumulate=N, and call it behind the "
+                "last of each N, and of the loader; "
+            )
             raise InvalidArgumentError(
-                "expected step() to have sent the gradients of the batch before; micro-batches are "
-                f"one batch of the loop, and {forgets}() forgets gradients"
+                "expected step() to have sent the gradients of the batch before: call it behind "
+                f"each batch; {accumulate if accumulates else ''}{forgets}() gives a batch up"
             )
 
     def synchronize(self) -> None:
@@ -181,6 +222,7 @@ class Steps:
         with store.session(tuple(tables), rank=rank, world_size=world_size, **session) as run:
             run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
             self._run, self.ranks = run, ranks
+            self.gradients.warns_of_many = False
             try:
                 steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
                 for step in steps:
@@ -193,4 +235,5 @@ class Steps:
             finally:
                 self._last_step, self.ranks = run.last_step, ALONE
                 self.at_hand = self._run = None
+                self.gradients.warns_of_many = True
                 self.clear()

@@ -48,7 +48,9 @@ class Embeddings(StoreBacked):
             Several of them may name one table
         """
         self._use(
-            store, checked(tables, Bag, Ids), Steps("zero_grad", synchronize=jax.effects_barrier)
+            store,
+            checked(tables, Bag, Ids),
+            Steps("zero_grad", synchronize=jax.effects_barrier, accumulates=False),
         )
         self._host = callbacks.Host(self.tables, self.lookups, self._looked_up, self._steps)
         self._sizes = Sizes()
@@ -192,6 +194,12 @@ class Embeddings(StoreBacked):
             gradient_scale=scale,
             on_nonfinite=on_nonfinite,
         )
+
+    def grad_norm(self) -> float:
+        """Return the L2 norm of the gradients that passes through `callback` have left, over the
+        rows of all tables: a row's is the sum over its occurrences. Of ranks that share steps each
+        has its own."""
+        return super().grad_norm()
 
     def zero_grad(self) -> None:
         """Forget the gradients that passes through `callback` have left."""

@@ -21,6 +21,7 @@ from embstore.commands import LearningRate, OnNonfinite
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
+from embstore_client.frameworks.clipping import norm_of, summed
 from embstore_client.frameworks.gradients import KeptGradients
 from embstore_client.frameworks.occurrences import Given, keys_by_table, places, pooled
 from embstore_client.frameworks.rows import AnnouncedStep, Found
@@ -155,19 +156,13 @@ class Step:
         InvalidArgumentError : other features, shapes or dtypes; a gradient that is not finite.
             Nothing has changed.
         """
-        sent = _on_host(gradients, self._given, "features")
-        kept = KeptGradients(frozen=self._frozen)
-        for index, (name, of) in enumerate(self._given.items()):
-            if name in sent:
-                shape = (*of.shape, self._tables[of.table].dim)
-                rows = _floats(sent[name], shape, f"feature {name!r}")
-                kept.take((0, index), of, np.ascontiguousarray(rows, np.float32))
-        if not len(kept) and self._world_size == 1:
+        sent = self._by_table(gradients)
+        if not sent and self._world_size == 1:
             return self.release()
         _ = self._found  # An announced step is looked up before its update.
         scale = self._scale if gradient_scale is None else gradient_scale
         return self._source.update(
-            kept.by_table(),
+            sent,
             learning_rate=learning_rate,
             gradient_scale=scale,
             on_nonfinite=on_nonfinite,
@@ -200,6 +195,20 @@ class Step:
             sums, learning_rate=learning_rate, gradient_scale=scale, on_nonfinite=on_nonfinite
         )
 
+    def grad_norm(self, gradients: Mapping[str, Any]) -> float:
+        """Return the L2 norm of gradients of activations, as `update` takes them, over the rows of
+        all tables: a row's is the sum over its occurrences. To clip, give `update` what gradients
+        are to be multiplied by as `gradient_scale`.
+
+        Of gradients of `rows` it is the norm of the pytree. Of ranks that share the step each has
+        its own.
+
+        Raises
+        ------
+        InvalidArgumentError : other features, shapes or dtypes.
+        """
+        return norm_of([summed(self._by_table(gradients))])
+
     def skip(self) -> AcknowledgedUpdate | None:
         """Finish the step of a session without its update."""
         return self._source.skip()
@@ -207,6 +216,17 @@ class Step:
     def release(self) -> AcknowledgedUpdate | None:
         """Finish the step of a session, which only read."""
         return self._source.release()
+
+    def _by_table(self, gradients: Mapping[str, Any]) -> dict[str, tuple[Keys, Rows]]:
+        """Return the gradients of ids, from those of activations."""
+        sent = _on_host(gradients, self._given, "features")
+        kept = KeptGradients(frozen=self._frozen)
+        for index, (name, of) in enumerate(self._given.items()):
+            if name in sent:
+                shape = (*of.shape, self._tables[of.table].dim)
+                rows = _floats(sent[name], shape, f"feature {name!r}")
+                kept.take((0, index), of, np.ascontiguousarray(rows, np.float32))
+        return kept.by_table()
 
     @cached_property
     def _found(self) -> dict[str, Found]:

@@ -14,6 +14,7 @@
     layers      the four of them
     stepping    a step for each batch of `fit`
     datasets    batches for `fit`, read on demand
+    clipping    gradients of variables and those of rows, clipped together
     scaling     what a LossScaleOptimizer has found
     saving      a checkpoint of the store, and a file of variables, under one label
 
@@ -32,6 +33,7 @@ which a functional model cannot.
 """
 
 from embstore_client.frameworks.tables import Bag, Ids
+from embstore_client.keras.clipping import clip_by_global_norm
 from embstore_client.keras.layers import (
     Embedding,
     EmbeddingBag,
@@ -50,4 +52,5 @@ __all__ = [
     "Ids",
     "LossScale",
     "StoreStep",
+    "clip_by_global_norm",
 ]

@@ -121,6 +121,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         *,
         learning_rate: LearningRate | None = None,
         on_nonfinite: OnNonfinite | None = None,
+        gradient_scale: float = 1.0,
+        max_norm: float | None = None,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
 
@@ -136,6 +138,9 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
             tables'
         on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
             None: "skip" with a verdict, else "refuse"
+        gradient_scale : what sums of gradients are multiplied by
+        max_norm : of what is sent: the layer's gradients alone are clipped by their `grad_norm`,
+            behind `gradient_scale`
 
         Returns
         -------
@@ -153,7 +158,11 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
                 "expected step() outside tf.function: call it behind the compiled function"
             )
         return self._sent(
-            verdict or Verdict(), learning_rate=learning_rate, on_nonfinite=on_nonfinite
+            verdict or Verdict(),
+            learning_rate=learning_rate,
+            on_nonfinite=on_nonfinite,
+            gradient_scale=gradient_scale,
+            max_norm=max_norm,
         )
 
     def clear_gradients(self) -> None:
@@ -169,6 +178,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         features: Callable[[Any], Any],
         name: str | None = None,
         lookahead: int = 16,
+        accumulate: int = 1,
         **session: Any,
     ) -> Generator[Any, None, None]:
         """Yield the batches of a dataset, whose rows are brought into the cache ahead of the loop.
@@ -184,6 +194,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
             several; or a list of such, for calls of several micro-batches
         name : of the session; one that was open under it is gone on with. None: one of its own
         lookahead : how many steps are announced ahead
+        accumulate : so many batches of the dataset are one step: `step` is called behind the last
+            of them, and behind the last one of the dataset
         session : more options of `embstore.Store.session`
 
         Raises
@@ -194,7 +206,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         if session.keys() & {"rank", "world_size"}:
             raise InvalidArgumentError("expected no ranks: a layer of Keras is one trainer's")
         how: dict[str, Any] = {"lookahead": lookahead, "name": name}
-        yield from self._batches(dataset, features, **how, **session)
+        yield from self._batches(dataset, features, accumulate=accumulate, **how, **session)
 
     def ahead_dataset(self, dataset: Any, *, features: Callable[[Any], Any], **session: Any) -> Any:
         """Return a dataset for `fit` whose batches are those of `ahead`; each epoch is a loop.

@@ -19,8 +19,13 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     With a LossScaleOptimizer (`mixed_float16`), dense part and store are skipped together.
     """
 
-    def __init__(self, *layers: StoreLayer) -> None:
+    def __init__(self, *layers: StoreLayer, max_norm: float | None = None) -> None:
         """Give all layers of the model that are to be trained; each is an update of its own.
+
+        Parameters
+        ----------
+        max_norm : of the gradients of each layer alone, as in `StoreLayer.step`: Keras clips those
+            of the dense part, by `global_clipnorm` of its optimizer, where no other can be seen
 
         Raises
         ------
@@ -30,6 +35,7 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
         if not layers or not all(isinstance(layer, StoreLayer) for layer in layers):
             raise InvalidArgumentError(f"expected layers of a store, found {layers!r}")
         self._layers = layers
+        self._max_norm = max_norm
         self._scale: LossScale | None = None  # None outside of `fit`
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -63,4 +69,4 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
         assert self._scale is not None
         verdict = self._scale.verdict()
         for layer in self._layers:
-            layer.step(verdict)
+            layer.step(verdict, max_norm=self._max_norm)

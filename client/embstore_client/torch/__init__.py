@@ -14,6 +14,7 @@
     pooling      rows to activations; their gradients are kept on the way back
     gpu          a GPU that Torch and an embedded store share: nothing leaves it
     announced    ids on it that the loader's thread has read
+    clipping     dense gradients and those of rows, clipped together
     scaling      what a GradScaler says, and what it must know
     ranks        those of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
@@ -32,6 +33,7 @@ whose gradients of means are products with a reciprocal and whose sums by key ha
 """
 
 from embstore_client.frameworks.tables import Bag, Ids
+from embstore_client.torch.clipping import clip_grad_norm_
 from embstore_client.torch.modules import (
     Embedding,
     EmbeddingBag,
@@ -48,4 +50,5 @@ __all__ = [
     "EmbeddingCollection",
     "Ids",
     "StoreOptimizer",
+    "clip_grad_norm_",
 ]

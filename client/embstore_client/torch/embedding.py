@@ -19,10 +19,11 @@ from embstore_client.frameworks.steps import Announced, Ranks, Steps
 from embstore_client.frameworks.tables import Ids, checked
 from embstore_client.torch import saving
 from embstore_client.torch.announced import Read
+from embstore_client.torch.clipping import norm_of_rows
 from embstore_client.torch.forwards import activations_of, look_up
 from embstore_client.torch.gpu import device_of, join, keys_on_host
 from embstore_client.torch.ranks import by_first, ranks_of
-from embstore_client.torch.scaling import verdict_of
+from embstore_client.torch.scaling import scale_of, verdict_of
 
 
 class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -82,6 +83,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         *,
         learning_rate: LearningRate | None = None,
         on_nonfinite: OnNonfinite | None = None,
+        gradient_scale: float = 1.0,
+        max_norm: float | None = None,
         group: Any = None,
     ) -> AcknowledgedUpdate | None:
         """Send the gradients that backward passes have left, as one update of all their tables.
@@ -98,6 +101,9 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
             tables'
         on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
             None: "skip" with a scaler, else "refuse"
+        gradient_scale : what sums of gradients are multiplied by
+        max_norm : of what is sent: the module's gradients alone are clipped by their `grad_norm`,
+            behind `gradient_scale`. `clip_grad_norm_` clips them with others
         group : of torch.distributed; None: that of the loop, else this trainer is alone. Gradients
             are divided by its number of ranks, as DistributedDataParallel divides those of the
             dense part. In a loop of `ahead` the ranks' gradients are one update, the mean. Outside,
@@ -118,7 +124,27 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
             self._ranks(group),
             learning_rate=learning_rate,
             on_nonfinite=on_nonfinite,
+            gradient_scale=gradient_scale,
+            max_norm=max_norm,
         )
+
+    def grad_norm(self, scaler: Any = None, *, group: Any = None) -> float:
+        """Return the L2 norm of the gradients that backward passes have left, over the rows of all
+        tables: a row's is the sum over its occurrences. 0 without any.
+
+        Parameters
+        ----------
+        scaler : a `torch.amp.GradScaler`, by whose scale they are divided
+        group : of torch.distributed, whose ranks all call it: the norm of the mean of theirs. None:
+            that of the loop, else this trainer is alone
+        """
+        return float(self._norm_tensor(group)) / scale_of(scaler)
+
+    def _norm_tensor(self, group: Any) -> Any:
+        return norm_of_rows(self._steps, self._ranks(group))
+
+    def _norm(self, ranks: Ranks) -> float:
+        return float(norm_of_rows(self._steps, ranks))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that backward passes have left. `step` has done so too."""
@@ -133,14 +159,14 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         features: Callable[[Any], Any],
         name: str | None = None,
         lookahead: int = 16,
+        accumulate: int = 1,
         group: Any = None,
         **session: Any,
     ) -> Iterator[Any]:
         """Yield the batches of a loader, whose rows are brought into the cache ahead of the loop.
 
         The body computes forwards of what was announced, and calls `step` once; a step that it does
-        not finish is released, with a warning if its rows were used. To accumulate over
-        micro-batches, let a batch be a list of them, and `features` return a list.
+        not finish is released, with a warning if its rows were used.
 
         Parameters
         ----------
@@ -149,6 +175,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
             list of such, of several forwards; called in that thread
         name : by which the session goes on after `load`, and its ranks find each other
         lookahead : steps that are announced ahead
+        accumulate : so many batches of the loader are one step: `step` is called behind the last of
+            them, and behind the last one of the loader
         group : of torch.distributed, whose ranks share each step; None: this trainer is alone.
             Their loaders have equally many batches
         session : further arguments of `Store.session`
@@ -160,7 +188,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         What `Store.session` and its `Run` raise.
         """
         how: dict[str, Any] = {"lookahead": lookahead, "name": name, "ranks": ranks_of(group)}
-        yield from self._batches(loader, features, **how, **session)
+        yield from self._batches(loader, features, accumulate=accumulate, **how, **session)
 
     def _announced(self, batch: Any, features: Any) -> Announced:
         with Read() as read:

@@ -43,6 +43,11 @@ class Shown:
         own = tensor.__cuda_array_interface__
         self.__cuda_array_interface__ = {**own, "version": 3, "stream": stream}
 
+    def cpu(self) -> NDArray[Any]:
+        """Return a copy on the host."""
+        copy: NDArray[Any] = self.here().cpu().numpy()
+        return copy
+
     def here(self) -> Any:
         """Return the tensor, for use in the current stream."""
         stream = _stream(self._tensor.device)
@@ -84,6 +89,8 @@ class OccurrencesThere(NamedTuple):
     mode: str
     weights: Any
     """(n,) float32 tensor, nobody else's; or None."""
+    inverse: Any
+    """(n,) int64 tensor, `Positions` there; None of a tensor of keys."""
 
     @classmethod
     def of(cls, own: Any, place: Any, weights: Any) -> Self:
@@ -91,7 +98,9 @@ class OccurrencesThere(NamedTuple):
         if weights is not None:
             weights = weights.to(torch.float32, copy=True)
         of = own.of
-        return cls(of.table, place.named, len(of.keys), place.offsets, of.mode, weights)
+        return cls(
+            of.table, place.named, len(of.keys), place.offsets, of.mode, weights, place.inverse
+        )
 
     def by_key(self, gradients: Any) -> Any:
         """Return the gradient of each id, (n, dim), from those of bags or ids (contract.md, rule
@@ -170,6 +179,30 @@ def join(parts: Sequence[Any]) -> Any:
     on_any = (p if isinstance(p, torch.Tensor) else torch.from_numpy(p) for p in parts)
     tensors = [tensor.to(devices[0]) for tensor in on_any]
     return Shown(tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors))
+
+
+def squares_there(parts: Sequence[tuple[Any, Any]]) -> Any:
+    """Return the sum of the squares of a table's gradients, each key's a sum over its occurrences:
+    a float64 tensor () of the GPU where they are. None: some are elsewhere.
+
+    Parameters
+    ----------
+    parts : ids of features, and gradients of outputs
+    """
+    ids = [of for of, _ in parts]
+    if not all(isinstance(of, OccurrencesThere) for of in ids):
+        return None
+    rows = torch.cat([of.by_key(gradients) for of, gradients in parts]).to(torch.float64)
+    if all(isinstance(of.keys, Positions) for of in ids):
+        inverse = torch.cat([of.inverse for of in ids])
+        count = max(int(of.keys.places.max(initial=-1)) for of in ids) + 1
+    elif all(isinstance(of.keys, torch.Tensor) for of in ids):
+        once, inverse = torch.unique(torch.cat([of.keys for of in ids]), return_inverse=True)
+        count = len(once)
+    else:
+        return None
+    sums = rows.new_zeros((count, rows.shape[1])).index_add_(0, inverse, rows)
+    return sums.square().sum()
 
 
 def _stream(device: Any) -> Any:

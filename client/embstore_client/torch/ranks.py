@@ -28,6 +28,13 @@ def ranks_of(group: Any) -> Ranks:
     return Ranks(rank, torch.distributed.get_world_size(group), group)
 
 
+def gathered(ranks: Ranks, own: Any) -> list[Any]:
+    """Return what each rank has given, in rank order. Every rank calls it."""
+    every: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(every, own, group=ranks.group)
+    return every
+
+
 def by_first(ranks: Ranks, work: Callable[[], object]) -> None:
     """Have rank 0 do some work, when all ranks have come here.
 

@@ -4,6 +4,7 @@ Torch has no public way to ask for a verdict before `update`; `_per_optimizer_st
 `GradScaler` itself goes by, since it exists.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from math import frexp
 from typing import Any
@@ -41,6 +42,37 @@ def verdict_of(scaler: Any) -> Verdict:
         )
     is_overflow = any(float(flag) for flag in found)
     return Verdict(scale, is_overflow, partial(_note_overflow, scaler))
+
+
+def scale_of(scaler: Any) -> float:
+    """Return what gradients were multiplied by; 1 without a scaler."""
+    return 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
+
+
+def note_overflow_of_rows(scaler: Any, norms: Sequence[Any]) -> None:
+    """Have a scaler skip the steps of optimizers, and lower its scale, where one of the norms is
+    not finite.
+
+    Raises
+    ------
+    InvalidArgumentError : it has unscaled no optimizer since its last `update`.
+    """
+    if scaler is None or not scaler.is_enabled():
+        return
+    found = [
+        state["found_inf_per_device"]
+        for whose, state in scaler._per_optimizer_states.items()
+        if whose != _OWN and state["found_inf_per_device"]
+    ]
+    if not found:
+        raise InvalidArgumentError(
+            "expected scaler.unscale_(optimizer) before clip_grad_norm_ with its scaler"
+        )
+    for norm in norms:
+        overflow = (~torch.isfinite(norm)).to(torch.float32)
+        for by_device in found:
+            for device, flag in by_device.items():
+                by_device[device] = flag + overflow.to(device)
 
 
 def _note_overflow(scaler: Any) -> None:

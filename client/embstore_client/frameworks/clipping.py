@@ -1,0 +1,59 @@
+"""The norm of the gradients of rows, and the factor that brings it down to a bound.
+
+A row's gradient is the sum over its occurrences, as the store adds them (contract.md, rule 2).
+Where ranks share a step, it is the mean of theirs. The norm is L2, over the rows of all tables, as
+if rows were parameters. Sums are float32, squares float64.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, sqrt
+
+import numpy as np
+
+from embstore.arithmetic import sum_by_key, unique
+from embstore.arrays import Keys, Rows, fp32_scalar
+from embstore.errors import InvalidArgumentError
+from embstore_client.frameworks.gradients import concatenated
+
+Share = Mapping[str, tuple[Keys, Rows]]
+"""Of one rank, by table: keys (n,) and their gradients (n, dim) float32."""
+_TINY = 1e-6
+"""Added to the norm before it divides, as torch.nn.utils.clip_grad_norm_ does."""
+
+
+def summed(share: Share) -> dict[str, tuple[Keys, Rows]]:
+    """Return the gradient of each key once."""
+    sums = {}
+    for table, (keys, rows) in share.items():
+        once, inverse = unique(keys)
+        sums[table] = once, sum_by_key(inverse, len(once), rows)
+    return sums
+
+
+def norm_of(shares: Sequence[Share]) -> float:
+    """Return the norm of the mean of what ranks have, each with a gradient of a key once."""
+    squares = 0.0
+    for table in dict.fromkeys(table for share in shares for table in share):
+        parts = [share[table] for share in shares if table in share]
+        joined = concatenated([keys for keys, _ in parts]), concatenated([of for _, of in parts])
+        _, rows = joined if len(parts) == 1 else summed({table: joined})[table]
+        squares += float(np.square(rows, dtype=np.float64).sum())
+    return sqrt(squares) / len(shares)
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """Return what gradients of a norm are multiplied by, so that it is `max_norm` at most; 1 where
+    the norm is not finite: whether such gradients are sent is another question.
+
+    Raises
+    ------
+    InvalidArgumentError : max_norm is no number, or below 0.
+    """
+    if not isinstance(max_norm, float | int) or not max_norm >= 0:
+        raise InvalidArgumentError(f"expected max_norm to be a number >= 0, found {max_norm!r}")
+    return min(1.0, max_norm / (norm + _TINY)) if isfinite(norm) else 1.0
+
+
+def checked_scale(gradient_scale: float) -> float:
+    """Return what gradients are multiplied by; InvalidArgumentError: no number, or below 0."""
+    return fp32_scalar(gradient_scale, "gradient_scale")
