@@ -160,6 +160,10 @@ class Session:
         done = {r.rank for r in self.ranks.values() if r.is_done and r.announced < number}
         return [rank for rank in range(self.facts.world_size) if rank not in done]
 
+    def has_given_all(self, rank: Rank) -> bool:
+        """Whether the others need a rank no more: it announces no more, and its steps are finished."""
+        return rank.is_done and rank.announced <= self.last_step
+
     @property
     def ranks_at_work(self) -> int:
         """Ranks that have not said that they announce no more."""
@@ -364,10 +368,15 @@ class Session:
         missing = self.missing(number, waiting)
         if not missing:
             return None
+        left = [rank for rank in missing if rank in self.ranks and self.ranks[rank].is_closed]
+        has_left = (
+            f"; rank {', '.join(map(str, left))} has left it without saying that it has no more "
+            "steps, which run.join() says"
+        )
         return RankFailedError(
             f"session {self.name!r}: rank {', '.join(map(str, missing))} kept step {number} "
-            f"waiting for more than {self.rank_timeout_s:g} s; open the session again, it goes on "
-            f"after step {self.last_step}"
+            f"waiting for more than {self.rank_timeout_s:g} s{has_left if left else ''}; open the "
+            f"session again, it goes on after step {self.last_step}"
         )
 
     def missing(self, number: int, waiting: Rank) -> list[int]:

@@ -18,10 +18,11 @@ from tests.frameworks.numpy_twin import Twin  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
 
 
-def trained(forks: Forks, address: str, directory: Path) -> list[Any]:
+def trained(forks: Forks, address: str, directory: Path, *counts: Any) -> list[Any]:
     """Have all ranks train, and return what each has written."""
     ranks = [
-        forks.start(program.train, address, directory, rank) for rank in range(program.WORLD_SIZE)
+        forks.start(program.train, address, directory, rank, *counts)
+        for rank in range(program.WORLD_SIZE)
     ]
     assert [rank.wait() for rank in ranks] == [0] * program.WORLD_SIZE
     return [dict(np.load(directory / f"rank-{n}.npz")) for n in range(program.WORLD_SIZE)]
@@ -67,3 +68,24 @@ def test_ranks_train_as_one_does(
         for name in embedding.tables:
             rows = [s.table(name).lookup(np.arange(program.ROWS)) for s in (store, embedded)]
             np.testing.assert_allclose(*rows, rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_with_unequal_numbers_of_batches_train_to_the_end(
+    forks: Forks, server: Server, tmp_path: Path
+) -> None:
+    """In the block of DDP.join(), in which the dense part of the one that has ended answers on."""
+    counts = program.UNEVEN
+    written = trained(forks, server.address, tmp_path, counts)
+    assert (written[0]["weights"] == written[1]["weights"]).all()
+    with patient(server.address) as store:
+        embedding = program.embedding_of(store)
+        twin = Twin(embedding)
+        for number in range(max(counts)):
+            shares = [
+                share_of(written[rank], number, embedding.tables)
+                for rank in range(program.WORLD_SIZE)
+                if number < counts[rank]
+            ]
+            twin.step_of_ranks(shares, gradient_scale=1 / program.WORLD_SIZE)
+        twin.assert_same()
+        assert store.table("a").t == max(counts)

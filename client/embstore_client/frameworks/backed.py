@@ -130,6 +130,7 @@ class StoreBacked:
     ) -> Any:
         """Have a label restored, once its file fits the parts; then be at its place, and return
         what has become of the parts."""
+        self._steps.wait_for_ranks()
         saved = self._file.find(self.store, label, parts, directory)
         restore()
         loaded = saved.load()

@@ -151,8 +151,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
             list of such, of several forwards; called in that thread
         name : by which the session goes on after `load`, and its ranks find each other
         lookahead : steps that are announced ahead
-        group : of torch.distributed, whose ranks share each step; None: this trainer is alone.
-            Their loaders have equally many batches
+        group : of torch.distributed, whose ranks share each step; None: this trainer is alone. One
+            whose batches are fewer does not wait at the end of its loop, and the others go on alone
         session : further arguments of `Store.session`
 
         Raises
