@@ -7,6 +7,7 @@ its rows were used. Of several ranks one that has gone through its batches says 
 go on without it (`ending`).
 """
 
+import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.ending import Ending
 from embstore_client.frameworks.gradients import KeptGradients, concatenated
+from embstore_client.frameworks.reports import reporting
 from embstore_client.frameworks.rows import AnnouncedStep, Found, from_store
+from embstore_training.times import RunStats, Times
 
 
 class Announced(NamedTuple):
@@ -80,6 +83,9 @@ class Steps:
         self._ending: Ending | None = None  # Of the loop before, until it was waited for.
         self._settings = forgets, synchronize, join
         self._last_step = last_step
+        self._stats = Times().stats
+        self.report: str | os.PathLike[str] | None = None
+        """Where loops write what they did; None: nowhere."""
         self.ranks = ALONE
         """Those that share the steps of the loop; outside one this trainer is alone."""
 
@@ -95,6 +101,10 @@ class Steps:
         if self._ending is not None:
             return self._ending.last_step
         return step.number if step is not None and step.is_finished else self._last_step
+
+    def stats(self) -> RunStats:
+        """Return how many steps the loop has taken, or the last loop, and where its time went."""
+        return self._stats()
 
     def rows(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
         """Return the rows of keys (n,) by table; not admitted: of the store, as it is."""
@@ -206,14 +216,16 @@ class Steps:
         with ExitStack() as within:
             run = within.enter_context(opened)
             run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
-            self._run, self.ranks = run, ranks
+            self._run, self.ranks, self._stats = run, ranks, run.stats
             try:
                 steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
-                for step in steps:
-                    self._last_step = step.number - 1  # the store may be behind
-                    self.at_hand = AnnouncedStep(step, step.batch.keys, step.batch.given)
-                    yield self.at_hand, step.batch
-                    self.check_sent()
+                with reporting(store, run, self.report) as note:
+                    for step in steps:
+                        self._last_step = step.number - 1  # the store may be behind
+                        self.at_hand = AnnouncedStep(step, step.batch.keys, step.batch.given)
+                        yield self.at_hand, step.batch
+                        self.check_sent()
+                        note()
                 if joins:
                     self._ending = Ending(run, within.pop_all())
             finally:

@@ -187,6 +187,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         label: str,
         *,
         directory: str | os.PathLike[str] = ".",
+        replace: bool = False,
+        protect: bool = False,
         group: Any = None,
         **parts: Any,
     ) -> None:
@@ -195,7 +197,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Parameters
         ----------
-        directory : of the file, which the checkpoint names
+        directory, replace, protect : as there
         group : of torch.distributed; None: that of the loop, else this trainer is alone
         parts : what has `state_dict()`, by name: dense=..., optimizer=..., scaler=...
 
@@ -206,7 +208,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
         self._steps.synchronize()  # of every rank
-        save = partial(super().save, label, directory=directory, **parts)
+        how: dict[str, Any] = {"directory": directory, "replace": replace, "protect": protect}
+        save = partial(super().save, label, **how, **parts)
         by_first(self._ranks(group), save)
 
     def load(

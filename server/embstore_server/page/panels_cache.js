@@ -134,7 +134,7 @@ export function tables() {
   const drawn = table(
     [
       { head: "table", className: "cut", text: (one) => one.name },
-      { head: "of the accesses", className: "number", share: (one) => one.share, text: (one) => percent(one.share) },
+      { head: "of the keys", className: "number", share: (one) => one.share, text: (one) => percent(one.share) },
       { head: "rows", className: "number", text: (one) => count(one.rows) },
       { head: "hit rate", className: "number", text: (one) => percent(one.hit_rate) },
       { head: "in the cache", className: "number", text: (one) => percent(one.rows ? one.resident_rows / one.rows : null) },
@@ -147,17 +147,16 @@ export function tables() {
   );
   element.append(drawn.element);
   function set({ stats }) {
-    const counted = stats.frequency.tables;
-    const all = sum(Object.values(counted).map((one) => one.accesses));
+    const all = sum(Object.values(stats.tables).map((one) => one.lookup_keys));
     const rows = Object.entries(stats.tables).map(([name, one]) => ({
       name,
       ...one,
-      share: all ? (counted[name]?.accesses || 0) / all : 0,
+      share: all ? one.lookup_keys / all : 0,
     }));
     rows.sort((a, b) => b.share - a.share || b.resident_rows - a.resident_rows);
     drawn.set(rows.slice(0, TABLES_SHOWN));
     const more = rows.length > TABLES_SHOWN ? `${TABLES_SHOWN} of ${rows.length}` : `${rows.length}`;
-    about.textContent = `${more}, by counted accesses`;
+    about.textContent = `${more}, by all keys of lookups since the start`;
   }
   return { element, set };
 }
