@@ -161,7 +161,7 @@ class Session:
         return [rank for rank in range(self.facts.world_size) if rank not in done]
 
     def has_given_all(self, rank: Rank) -> bool:
-        """Whether the others need a rank no more: it announces no more, and its steps are finished."""
+        """Whether others need a rank no more: it announces none, and its steps are finished."""
         return rank.is_done and rank.announced <= self.last_step
 
     @property

@@ -39,9 +39,7 @@ def files(directory: Path) -> set[str]:
 # What loops did
 
 
-def test_a_loop_says_where_its_time_went_and_writes_its_history(
-    trainer: Any, folder: Path
-) -> None:
+def test_a_loop_says_where_its_time_went_and_writes_its_history(trainer: Any, folder: Path) -> None:
     embeddings = trainer.embeddings
     assert embeddings.loop_stats().steps == 0
     embeddings.history(folder / "run.json")
@@ -102,9 +100,9 @@ def test_best_and_last_are_kept_beside_each_other(
 
 
 def test_a_label_is_replaced_and_protected(trainer: Any, embedded: Store, folder: Path) -> None:
-    save, parts = trainer.embeddings.save, trainer.parts
+    save = trainer.embeddings.save
     trainer.train(BATCHES[:1])
-    save("best", directory=folder, replace=True, protect=True, **parts)
+    save("best", directory=folder, replace=True, protect=True, **trainer.parts)
     trainer.train(BATCHES[1:2])
     trainer.save("other", folder)
     wanted = trainer.state()
@@ -122,7 +120,7 @@ def test_a_label_is_replaced_and_protected(trainer: Any, embedded: Store, folder
 def test_a_trainer_that_is_killed_while_it_replaces_keeps_one(
     trainer: Any, embedded: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, parts = trainer.embeddings.save, trainer.parts
+    save = trainer.embeddings.save
     trainer.save("best", folder)
     trainer.train(BATCHES[:1])
     wanted = trainer.state()
@@ -137,7 +135,7 @@ def test_a_trainer_that_is_killed_while_it_replaces_keeps_one(
     with monkeypatch.context() as patched:
         patched.setattr(embedded, "checkpoint", checkpoint)
         with pytest.raises(KeyboardInterrupt):
-            save("best", directory=folder, replace=True, **parts)
+            save("best", directory=folder, replace=True, **trainer.parts)
     with pytest.raises(CheckpointNotFoundError, match="kept are: 'best/replacing'"):
         trainer.load("best", folder)
     assert trainer.load("best/replacing", folder) == 1

@@ -5,11 +5,11 @@ server and how it was connected to, but no token (EMBSTORE_TOKEN is asked where 
 connects when it is first used. An embedded store belongs to its process, so a module of one arrives
 without any: `attach` gives it another.
 
-**A forked process**, as a worker of a DataLoader, has the module as it is, and its connection, which
-is the parent's: its threads are not there, and its sockets are shared. The child lets it be, and
+**A forked process**, as a worker of a DataLoader, has the module as it is, and the parent's
+connection: its threads are not there, and its sockets are shared. The child lets it be, and
 connects anew when the module is first used. Where the parent shares memory with the server, the
-child does too, without gRPC, to which forks matter: a new channel works in a child as long as gRPC's
-own handlers of forks run, which is its default.
+child does too, without gRPC, to which forks matter: a new channel works in a child as long as the
+handlers of forks of gRPC run, which is its default.
 """
 
 import os
@@ -70,8 +70,8 @@ class Connection:
                 return {**options, "address": f"unix:{executor.info.socket}"}
         elif os.environ.get(_FORK_SUPPORT, "").lower() in _NO:
             raise InvalidArgumentError(
-                f"{_FORK_SUPPORT}={os.environ[_FORK_SUPPORT]} is set, with which gRPC never answers "
-                "in a forked process: unset it, or start the process by "
+                f"{_FORK_SUPPORT}={os.environ[_FORK_SUPPORT]} is set, with which gRPC does not "
+                "answer in a forked process: unset it, or start the process by "
                 'multiprocessing_context="spawn"'
             )
         return options

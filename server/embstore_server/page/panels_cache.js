@@ -11,7 +11,7 @@ const dirtyShare = (one) => (one.resident_rows ? one.dirty_rows / one.resident_r
 const FEW_CALLS = 100;
 
 export function memory({ resize }) {
-  const { element, head } = card("memory", "Memory by purpose", "third");
+  const { element, head } = card("memory", "Memory by purpose", "third roomy");
   head.append(h("button", { id: "resize", type: "button", textContent: "Resize cache", onclick: resize }));
   const names = {
     cache: "Cache: rows, index, staging",
@@ -43,7 +43,7 @@ export function memory({ resize }) {
 }
 
 export function occupancy({ policy }) {
-  const { element, head, about } = card("cache", "Occupancy", "wide");
+  const { element, head, about } = card("cache", "Occupancy", "wide roomy");
   head.append(h("button", { id: "policy", type: "button", textContent: "Change policy", onclick: policy }));
   about.textContent = "by layout of rows: optimizer and dimension";
   const drawn = table(
@@ -78,7 +78,7 @@ export function occupancy({ policy }) {
 }
 
 export function missRatio() {
-  const { element, head, about } = card("miss-ratio", "Miss ratio by size of the cache");
+  const { element, head, about } = card("miss-ratio", "Miss ratio by size of the cache", "roomy");
   const choice = h("select", { id: "layout", "aria-label": "Layout of rows", hidden: true });
   head.append(choice);
   const chart = new Chart({
@@ -130,7 +130,7 @@ export function missRatio() {
 }
 
 export function tables() {
-  const { element, about } = card("tables", "Hottest tables");
+  const { element, about } = card("tables", "Hottest tables", "roomy");
   const drawn = table(
     [
       { head: "table", className: "cut", text: (one) => one.name },
