@@ -28,10 +28,11 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from embstore.checks.arguments import integer
 from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, RowsWhere, Waits
@@ -47,6 +48,9 @@ from embstore_training.step import Step
 from embstore_training.times import RunStats, Times
 from embstore_training.write_behind.exchange import WriteBehind
 from embstore_training.write_behind.options import behind_of
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
 
 T = TypeVar("T")
 
@@ -319,6 +323,15 @@ class Run:
     def stats(self) -> RunStats:
         """Return how many steps the loop has taken, and where its time went, until now."""
         return self._times.stats()
+
+    def reporting(
+        self, store: "Store", path: str | os.PathLike[str] | None
+    ) -> AbstractContextManager[Callable[[], object]]:
+        """Yield what is to be called after each step, and write what the run did to a file for
+        `embstore report` at the end, also where it has failed. None: write nothing."""
+        from embstore_training.history import reporting  # which is of a run
+
+        return reporting(store, self, path)
 
     def _next(self, ahead: ReadAhead) -> Entry | None:
         with self._times.part("batch"):

@@ -8,7 +8,6 @@ rows         where a forward's rows come from: the store, or an announced step
 gradients    what backward passes have left, in the order of the forwards
 steps        gradients are kept until a step is sent, in a loop of announced steps or outside
 ending       several ranks at the end of their batches
-reports      what loops did, in a file for `embstore report`
 scaling      what a scaler of losses has found of a step
 saving       a checkpoint of the store, and a file of the framework, under one label
 """

@@ -37,7 +37,6 @@ from embstore_client.frameworks.rows import AnnouncedStep, Found
 from embstore_client.frameworks.saving import KeptFile
 from embstore_client.frameworks.scaling import Verdict
 from embstore_client.frameworks.steps import ALONE, Announced, Ranks, Steps
-from embstore_training.times import RunStats
 
 Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
 
@@ -83,9 +82,9 @@ class StoreBacked:
 
     # What loops did
 
-    def loop_stats(self) -> RunStats:
+    def loop_stats(self) -> Any:
         """Return how many steps the loop of `ahead` has taken, or the last one, and where its time
-        went: what it waited for, and what it computed."""
+        went, as `embstore_training.times.RunStats`; None: there was no loop."""
         return self._steps.stats()
 
     def history(self, path: str | os.PathLike[str] | None) -> None:

@@ -19,9 +19,7 @@ from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.ending import Ending
 from embstore_client.frameworks.gradients import KeptGradients, concatenated
-from embstore_client.frameworks.reports import reporting
 from embstore_client.frameworks.rows import AnnouncedStep, Found, from_store
-from embstore_training.times import RunStats, Times
 
 
 class Announced(NamedTuple):
@@ -83,7 +81,7 @@ class Steps:
         self._ending: Ending | None = None  # Of the loop before, until it was waited for.
         self._settings = forgets, synchronize, join
         self._last_step = last_step
-        self._stats = Times().stats
+        self._stats: Callable[[], Any] = nothing
         self.report: str | os.PathLike[str] | None = None
         """Where loops write what they did; None: nowhere."""
         self.ranks = ALONE
@@ -102,8 +100,8 @@ class Steps:
             return self._ending.last_step
         return step.number if step is not None and step.is_finished else self._last_step
 
-    def stats(self) -> RunStats:
-        """Return how many steps the loop has taken, or the last loop, and where its time went."""
+    def stats(self) -> Any:
+        """Return the `RunStats` of the loop, or of the last one; None: there was none."""
         return self._stats()
 
     def rows(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
@@ -219,7 +217,7 @@ class Steps:
             self._run, self.ranks, self._stats = run, ranks, run.stats
             try:
                 steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
-                with reporting(store, run, self.report) as note:
+                with run.reporting(store, self.report) as note:
                     for step in steps:
                         self._last_step = step.number - 1  # the store may be behind
                         self.at_hand = AnnouncedStep(step, step.batch.keys, step.batch.given)
