@@ -64,7 +64,10 @@ def _own_name() -> str:
 
 
 class Run:
-    """One rank's part in a session, inside a with block. Not to be shared between threads."""
+    """One rank's part in a session, inside a with block. Not to be shared between threads.
+
+    One class, as each method is a step of one way: in, the loop, the end of the ranks, and out.
+    """
 
     def __init__(
         self,

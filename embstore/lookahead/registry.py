@@ -139,7 +139,7 @@ class Registry:
         if rank.is_closed:
             kind = LeaseExpiredError if rank.deadline < now else SessionExpiredError
             raise kind(f"session {session.name!r}: rank {rank.rank} has left it")
-        if rank.deadline < now and not session.has_given_all(rank):
+        if rank.deadline < now and not rank.has_given_all(session.last_step):
             self._end(session, session.lost(rank))
             session.check_live()
         rank.deadline = now + session.lease_s
@@ -157,7 +157,7 @@ class Registry:
             for rank in session.joined_ranks:
                 if rank.calls.pop(process, 0) <= 1 or rank.calls:
                     continue
-                if session.has_given_all(rank):
+                if rank.has_given_all(session.last_step):
                     self._leave(session, rank)
                 else:
                     self._end(session, session.lost(rank, process))
@@ -210,7 +210,7 @@ class Registry:
         now = clock.now()
         for session in list(self.sessions.values()):
             for rank in session.joined_ranks:
-                if rank.deadline < now and session.has_given_all(rank):
+                if rank.deadline < now and rank.has_given_all(session.last_step):
                     self._leave(session, rank)
             if session.error is not None:
                 self._forget(session)

@@ -85,6 +85,10 @@ class Rank:
         None  # of the sessions' clock; it is done, and waits for who is not there
     )
 
+    def has_given_all(self, last_step: int) -> bool:
+        """Whether others need it no more: it announces none, and its steps are finished."""
+        return self.is_done and self.announced <= last_step
+
 
 @dataclass(eq=False)
 class Session:
@@ -159,10 +163,6 @@ class Session:
         """Return the ranks that a step waits for: all but those whose last step was before."""
         done = {r.rank for r in self.ranks.values() if r.is_done and r.announced < number}
         return [rank for rank in range(self.facts.world_size) if rank not in done]
-
-    def has_given_all(self, rank: Rank) -> bool:
-        """Whether others need a rank no more: it announces none, and its steps are finished."""
-        return rank.is_done and rank.announced <= self.last_step
 
     @property
     def ranks_at_work(self) -> int:
