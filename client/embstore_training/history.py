@@ -17,7 +17,8 @@ The file is one JSON object:
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from time import monotonic
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from embstore.errors import EmbstoreError
 from embstore.handles.store import Store
 from embstore.profiles.profile import Profile
 from embstore_training.run import Run
@@ -95,6 +97,24 @@ class RunHistory:
         if len(self._samples) > SAMPLES_MAX:
             self._samples = self._samples[::2]
             self._every_s *= 2
+
+
+@contextmanager
+def reporting(
+    store: Store, run: Run, path: str | PathLike[str] | None
+) -> Iterator[Callable[[], object]]:
+    """Do what `Run.reporting` says."""
+    if path is None:
+        yield lambda: None
+        return
+    history = RunHistory(store, run)
+    try:
+        yield history.note
+    except BaseException:
+        with suppress(EmbstoreError, OSError):  # as the store may be what has failed
+            history.save(path)
+        raise
+    history.save(path)
 
 
 def _layouts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -28,10 +28,11 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from embstore.checks.arguments import integer
 from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, RowsWhere, Waits
@@ -49,6 +50,9 @@ from embstore_training.write_behind.exchange import WriteBehind
 from embstore_training.write_behind.options import behind_of
 from embstore_training.write_behind.there import WriteBehindThere
 
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
+
 T = TypeVar("T")
 
 
@@ -61,7 +65,10 @@ def _own_name() -> str:
 
 
 class Run:
-    """One rank's part in a session, inside a with block. Not to be shared between threads."""
+    """One rank's part in a session, inside a with block. Not to be shared between threads.
+
+    One class, as each method is a step of one way: in, the loop, the end of the ranks, and out.
+    """
 
     def __init__(
         self,
@@ -323,6 +330,15 @@ class Run:
     def stats(self) -> RunStats:
         """Return how many steps the loop has taken, and where its time went, until now."""
         return self._times.stats()
+
+    def reporting(
+        self, store: "Store", path: str | os.PathLike[str] | None
+    ) -> AbstractContextManager[Callable[[], object]]:
+        """Yield what is to be called after each step, and write what the run did to a file for
+        `embstore report` at the end, also where it has failed. None: write nothing."""
+        from embstore_training.history import reporting  # which is of a run
+
+        return reporting(store, self, path)
 
     def _next(self, ahead: ReadAhead) -> Entry | None:
         with self._times.part("batch"):

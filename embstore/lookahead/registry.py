@@ -6,7 +6,8 @@ more than `tables.PLACES_MAX` names one is forgotten: of those of the owner that
 that was longest ago at work (`tables.owners`).
 
 What ends a session ends it for all its ranks: they are told why when they next ask. The tables are
-free again as soon as the engine has taken the pins back.
+free again as soon as the engine has taken the pins back. A rank that has said that it has no more
+steps, and whose steps are finished, ends nothing by its silence, or with its process: it has left.
 
 Under the sessions' lock, but where it says that the engine is taken.
 """
@@ -21,6 +22,7 @@ from embstore.errors import (
     CapacityError,
     EmbstoreError,
     InvalidArgumentError,
+    LeaseExpiredError,
     SessionExpiredError,
     StoreClosedError,
     TableHeldError,
@@ -133,10 +135,11 @@ class Registry:
             raise SessionExpiredError(message) if ended is None else same_error(ended)
         session, rank = found
         session.check_live()
-        if rank.is_closed:
-            raise SessionExpiredError(f"session {session.name!r}: rank {rank.rank} has left it")
         now = self.planner.clock.now()
-        if rank.deadline < now:
+        if rank.is_closed:
+            kind = LeaseExpiredError if rank.deadline < now else SessionExpiredError
+            raise kind(f"session {session.name!r}: rank {rank.rank} has left it")
+        if rank.deadline < now and not rank.has_given_all(session.last_step):
             self._end(session, session.lost(rank))
             session.check_live()
         rank.deadline = now + session.lease_s
@@ -152,7 +155,11 @@ class Registry:
         """End the sessions of ranks that a process has called for, and no other that lives."""
         for session in list(self.sessions.values()):
             for rank in session.joined_ranks:
-                if rank.calls.pop(process, 0) > 1 and not rank.calls:
+                if rank.calls.pop(process, 0) <= 1 or rank.calls:
+                    continue
+                if rank.has_given_all(session.last_step):
+                    self._leave(session, rank)
+                else:
                     self._end(session, session.lost(rank, process))
 
     def facts(self, member: str | None, name: str) -> SessionFacts | None:
@@ -175,11 +182,8 @@ class Registry:
                 self._tables.check_can_forget()
             self._tables.storage.begin_change()
             with self.planner.changed:
-                rank.is_closed = True
                 session.is_forgotten = session.is_forgotten or forget
-                if session.error is None and all(r.is_closed for r in session.ranks.values()):
-                    message = f"session {session.name!r} was closed; open it again to go on"
-                    self._end(session, SessionExpiredError(message))
+                self._leave(session, rank)
                 if session.is_forgotten and session.name not in self.sessions:
                     self._tables.forget_place(session.name)
             self.planner.release_ended()
@@ -205,6 +209,9 @@ class Registry:
         clock = self.planner.clock
         now = clock.now()
         for session in list(self.sessions.values()):
+            for rank in session.joined_ranks:
+                if rank.deadline < now and rank.has_given_all(session.last_step):
+                    self._leave(session, rank)
             if session.error is not None:
                 self._forget(session)
             elif (lost := session.expired(now)) is not None:
@@ -213,6 +220,13 @@ class Registry:
         clock.keeps(min((session.lease_s for session in live), default=None))
         ends = [max(end - now, 0.0) + 1e-3 for session in live for end in session.deadlines]
         return min([clock.pause_s, *ends]) if live else None
+
+    def _leave(self, session: Session, rank: Rank) -> None:
+        """Have a rank be in a session no more; the last one's leaving ends it."""
+        rank.is_closed = True
+        if session.error is None and all(r.is_closed for r in session.ranks.values()):
+            message = f"session {session.name!r} was closed; open it again to go on"
+            self._end(session, SessionExpiredError(message))
 
     def _end(self, session: Session, error: EmbstoreError) -> None:
         self.planner.end(session, error)

@@ -85,6 +85,10 @@ class Rank:
         None  # of the sessions' clock; it is done, and waits for who is not there
     )
 
+    def has_given_all(self, last_step: int) -> bool:
+        """Whether others need it no more: it announces none, and its steps are finished."""
+        return self.is_done and self.announced <= last_step
+
 
 @dataclass(eq=False)
 class Session:
@@ -364,10 +368,15 @@ class Session:
         missing = self.missing(number, waiting)
         if not missing:
             return None
+        left = [rank for rank in missing if rank in self.ranks and self.ranks[rank].is_closed]
+        has_left = (
+            f"; rank {', '.join(map(str, left))} has left it without saying that it has no more "
+            "steps, which run.join() says"
+        )
         return RankFailedError(
             f"session {self.name!r}: rank {', '.join(map(str, missing))} kept step {number} "
-            f"waiting for more than {self.rank_timeout_s:g} s; open the session again, it goes on "
-            f"after step {self.last_step}"
+            f"waiting for more than {self.rank_timeout_s:g} s{has_left if left else ''}; open the "
+            f"session again, it goes on after step {self.last_step}"
         )
 
     def missing(self, number: int, waiting: Rank) -> list[int]:

@@ -4,6 +4,7 @@ It writes what its forwards were given, and the gradients that their outputs got
 """
 
 import os
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tests.frameworks.numpy_twin import Forward, Twin, kept
 from tests.serving import patient
 
 WORLD_SIZE, STEPS, SAMPLES, ROWS = 2, 6, 8, 60
+UNEVEN = 5, 7
+"""Batches of each rank, where they are not equally many."""
 Batch = tuple[Any, Any]
 
 
@@ -84,7 +87,13 @@ def clip(reports: Connection, address: str, directory: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def train(reports: Connection, address: str, directory: Path, rank: int) -> None:
+def train(
+    reports: Connection,
+    address: str,
+    directory: Path,
+    rank: int,
+    counts: tuple[int, ...] = (STEPS,) * WORLD_SIZE,
+) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{directory / 'meeting'}"
@@ -93,32 +102,31 @@ def train(reports: Connection, address: str, directory: Path, rank: int) -> None
         embedding, dense = embedding_of(store), DistributedDataParallel(dense_of())
         parts = {"dense": dense, "optimizer": torch.optim.SGD(dense.parameters(), lr=0.1)}
         twin, shares = Twin(embedding), {}
-        batches = [batch_of(number, rank) for number in range(STEPS)]
+        batches = [batch_of(number, rank) for number in range(counts[rank])]
         loop = {"name": "ranks", "lookahead": 3, "group": dist.group.WORLD}
-        for batch in embedding.ahead(batches, features=features_of, **loop):
-            outputs = kept(embedding(features_of(batch)))
-            loss = loss_of(dense, outputs, batch)
-            parts["optimizer"].zero_grad()
-            loss.backward()
-            parts["optimizer"].step()
-            ids = {"x": batch[0][:, :2], "y": batch[0][:, 2:]}
-            given = {
-                name: (of.reshape(-1).numpy(), np.arange(len(of) + 1) * of.shape[1], None)
-                for name, of in ids.items()
-            }
-            for table, (keys, gradients) in twin.share([Forward(given, outputs)]).items():
-                number = embedding.last_step
-                shares[f"{number} {table} keys"], shares[f"{number} {table} rows"] = (
-                    keys,
-                    gradients,
-                )
-            embedding.step()
+        with nullcontext() if len({*counts}) == 1 else dense.join():
+            for batch in embedding.ahead(batches, features=features_of, **loop):
+                outputs = kept(embedding(features_of(batch)))
+                loss = loss_of(dense, outputs, batch)
+                parts["optimizer"].zero_grad()
+                loss.backward()
+                parts["optimizer"].step()
+                ids = {"x": batch[0][:, :2], "y": batch[0][:, 2:]}
+                given = {
+                    name: (of.reshape(-1).numpy(), np.arange(len(of) + 1) * of.shape[1], None)
+                    for name, of in ids.items()
+                }
+                for table, (keys, gradients) in twin.share([Forward(given, outputs)]).items():
+                    number = embedding.last_step
+                    shares[f"{number} {table} keys"] = keys
+                    shares[f"{number} {table} rows"] = gradients
+                embedding.step()
         embedding.save("end", directory=directory, group=dist.group.WORLD, **parts)
         weights = dense.module.weight.detach().clone()
         with torch.no_grad():
             dense.module.weight.zero_()
         place = embedding.load("end", directory=directory, group=dist.group.WORLD, **parts)
-        assert place == STEPS
+        assert place == max(counts)
         assert dense.module.weight.equal(weights)
         np.savez(directory / f"rank-{rank}", weights=weights.numpy(), **shares)
     dist.destroy_process_group()

@@ -19,9 +19,13 @@ from tests.frameworks.numpy_twin import Twin  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
 
 
-def trained(forks: Forks, address: str, directory: Path, train: Any = program.train) -> list[Any]:
+def trained(
+    forks: Forks, address: str, directory: Path, *counts: Any, train: Any = program.train
+) -> list[Any]:
     """Have all ranks train, and return what each has written."""
-    ranks = [forks.start(train, address, directory, rank) for rank in range(program.WORLD_SIZE)]
+    ranks = [
+        forks.start(train, address, directory, rank, *counts) for rank in range(program.WORLD_SIZE)
+    ]
     assert [rank.wait() for rank in ranks] == [0] * program.WORLD_SIZE
     return [dict(np.load(directory / f"rank-{n}.npz")) for n in range(program.WORLD_SIZE)]
 
@@ -91,7 +95,7 @@ def clipped_alone(store: Store) -> tuple[list[float], Any]:
 def test_ranks_clip_the_mean_of_their_gradients(
     forks: Forks, server: Server, embedded: Store, tmp_path: Path
 ) -> None:
-    written = trained(forks, server.address, tmp_path, program.clip)
+    written = trained(forks, server.address, tmp_path, train=program.clip)
     norms, weights = clipped_alone(embedded)
     assert min(norms) > program.MAX_NORM
     for of_rank in written:
@@ -102,3 +106,24 @@ def test_ranks_clip_the_mean_of_their_gradients(
         for name in program.embedding_of(store).tables:
             rows = [s.table(name).lookup(np.arange(program.ROWS)) for s in (store, embedded)]
             np.testing.assert_allclose(*rows, rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_with_unequal_numbers_of_batches_train_to_the_end(
+    forks: Forks, server: Server, tmp_path: Path
+) -> None:
+    """In the block of DDP.join(), in which the dense part of the one that has ended answers on."""
+    counts = program.UNEVEN
+    written = trained(forks, server.address, tmp_path, counts)
+    assert (written[0]["weights"] == written[1]["weights"]).all()
+    with patient(server.address) as store:
+        embedding = program.embedding_of(store)
+        twin = Twin(embedding)
+        for number in range(max(counts)):
+            shares = [
+                share_of(written[rank], number, embedding.tables)
+                for rank in range(program.WORLD_SIZE)
+                if number < counts[rank]
+            ]
+            twin.step_of_ranks(shares, gradient_scale=1 / program.WORLD_SIZE)
+        twin.assert_same()
+        assert store.table("a").t == max(counts)

@@ -1,4 +1,4 @@
-"""A dataset that has a module, for the workers of a DataLoader that are spawned."""
+"""A dataset that has a module, for the workers of a DataLoader that are spawned or forked."""
 
 from typing import Any
 

@@ -120,6 +120,31 @@ def test_the_page_fits_its_screen(page: Browser) -> None:
     assert cut == []
 
 
+@pytest.mark.parametrize("width", [1280, 1366, 1400, 1680])
+def test_no_column_is_cut_on_a_desktop(browser: Browser, width: int) -> None:
+    browser.screen(width, 900, "dark")
+    browser.open()
+    for part, expected in TABLES.items():
+        browser.until(f"{part} is there", lambda p=part, e=expected: e in "".join(rows(browser, p)))
+    cut = browser.script(
+        "return [...document.querySelectorAll('.scroll')]"
+        ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.closest('.card').id)"
+    )
+    assert cut == []
+
+
+def test_the_hottest_tables_are_those_of_all_keys(browser: Browser, store: Store) -> None:
+    """Not of those lookups alone that are counted by key."""
+    browser.screen(*SIZES["desktop"], "dark")
+    browser.open()
+    browser.until("rows are there", lambda: len(rows(browser, "tables")) > 1)
+    keys = {name: table["lookup_keys"] for name, table in store.stats()["tables"].items()}
+    hottest = max(keys, key=lambda name: keys[name])
+    browser.until("the hottest is first", lambda: rows(browser, "tables")[0].startswith(hottest))
+    shares = [float(re.search(r"([\d.]+) ?%", row).group(1)) for row in rows(browser, "tables")]
+    assert sum(shares) == pytest.approx(100, abs=1)
+
+
 def test_text_is_legible(page: Browser) -> None:
     """At least 4.5 to 1, as WCAG has it, of text that matters."""
     page.until("rows are there", lambda: rows(page, "verbs"))

@@ -9,6 +9,7 @@ rows         where a forward's rows come from: the store, or an announced step
 gradients    what backward passes have left, in the order of the forwards
 steps        gradients are kept until a step is sent, in a loop of announced steps or outside
 clipping     the norm of gradients, and what brings it down to a bound
+ending       several ranks at the end of their batches
 scaling      what a scaler of losses has found of a step
 pretrained   rows that a table begins with
 marker       what a file of weights says of rows that it has not

@@ -141,6 +141,22 @@ class StoreBacked:
             self._named(learning_rate)
         return learning_rate
 
+    # What loops did
+
+    def loop_stats(self) -> Any:
+        """Return how many steps the loop of `ahead` has taken, or the last one, and where its time
+        went, as `embstore_training.times.RunStats`; None: there was no loop."""
+        return self._steps.stats()
+
+    def history(self, path: str | os.PathLike[str] | None) -> None:
+        """Have each loop of `ahead` from the next on write what it did to a file for `embstore
+        report`, when it ends; None: write none any more.
+
+        The file is that of the loop that ended last. Of several ranks each has its own path, or one
+        of them writes. About once in a second, or less often, the store is asked for its stats.
+        """
+        self._steps.report = path
+
     # Rows
 
     def _looked_up(self, keys: Mapping[str, Keys], admit: bool) -> dict[str, Found]:
@@ -181,15 +197,27 @@ class StoreBacked:
         """Warn where a file was made with other rows than there are now."""
         warn_of_others(marker, self._connection.connected, self.tables)
 
-    def save(self, label: str, *, directory: str | os.PathLike[str] = ".", **parts: Any) -> None:
+    def save(
+        self,
+        label: str,
+        *,
+        directory: str | os.PathLike[str] = ".",
+        replace: bool = False,
+        protect: bool = False,
+        **parts: Any,
+    ) -> None:
         """Make a checkpoint of the store, and a file of the other parts, under one label.
 
         Behind the update of a batch, in a loop or outside. The place of the loop's session is part
-        of it. Of several ranks one calls it.
+        of it. Of several ranks one calls it. The files of checkpoints that it pushes out go with
+        them.
 
         Parameters
         ----------
         directory : of the file, which the checkpoint names
+        replace : take the label from the checkpoint that has it, also a protected one. Killed in
+            between, that one is kept, or the new one as LABEL/replacing
+        protect : have newer checkpoints not push it out, as `Store.set_retention`
         parts : what else is kept, by name: dense=..., optimizer=... In Keras what has variables; in
             JAX pytrees of arrays, keys of random numbers and Python's numbers; in Torch what has
             `state_dict()`
@@ -197,11 +225,19 @@ class StoreBacked:
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of
-            it, is something else, as an optimizer of Keras that was not built.
+            it, is something else, as an optimizer of Keras that was not built; `retention` is among
+            them.
         What `Store.checkpoint` raises. The label can be used then.
+        CapacityError : `protect`, and 64 others are protected; it is kept as a routine one.
         """
+        if "retention" in parts:
+            raise InvalidArgumentError(
+                "expected no part of the name retention: protect=True protects the checkpoint, and "
+                "store.set_retention(label, ...) changes that later"
+            )
         self._steps.synchronize()
-        self._file.save(self.store, label, parts, self.last_step, directory)
+        how = {"replace": replace, "protect": protect}
+        self._file.save(self.store, label, parts, self.last_step, directory, **how)
 
     def _gone_back(
         self,
@@ -212,8 +248,10 @@ class StoreBacked:
     ) -> Any:
         """Have a label restored, once its file fits the parts; then be at its place, and return
         what has become of the parts."""
+        self._steps.wait_for_ranks()
         saved = self._file.find(self.store, label, parts, directory)
-        restore()
+        with self._file.removing(self.store, directory):
+            restore()
         loaded = saved.load()
         self._steps.go_back(saved.last_step)
         return loaded

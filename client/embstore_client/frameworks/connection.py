@@ -1,19 +1,30 @@
-"""The store of a module, also of one that was copied or sent to another process.
+"""The store of a module, also of one that was copied, sent to another process, or forked with it.
 
 A copy within the process has the same store. A module that is pickled carries the address of its
 server and how it was connected to, but no token (EMBSTORE_TOKEN is asked where it arrives); it
 connects when it is first used. An embedded store belongs to its process, so a module of one arrives
 without any: `attach` gives it another.
+
+**A forked process**, as a worker of a DataLoader, has the module as it is, and the parent's
+connection: its threads are not there, and its sockets are shared. The child lets it be, and
+connects anew when the module is first used. Where the parent shares memory with the server, the
+child does too, without gRPC, to which forks matter: a new channel works in a child as long as the
+handlers of forks of gRPC run, which is its default.
 """
 
+import os
 import threading
 from typing import Any
+from weakref import WeakSet
 
 from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore_client.connecting import connect
 from embstore_client.executor import RemoteExecutor
 from embstore_client.shards.router import Router
+
+_NO = {"0", "f", "false", "n", "no"}
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 class Connection:
@@ -26,6 +37,8 @@ class Connection:
         self._options = options
         if store is not None and isinstance(store.executor, RemoteExecutor | Router):
             self._options = store.executor.connected_by
+        self._parents: Store | None = None  # In a forked process: kept, so that nobody closes it.
+        _connections.add(self)
 
     @property
     def store(self) -> Store:
@@ -34,7 +47,7 @@ class Connection:
         Raises
         ------
         InvalidArgumentError : the store that the module was made with was embedded in another
-            process.
+            process; or this one was forked, and gRPC was told not to bear that.
         What `connect` raises.
         """
         with self._lock:
@@ -44,8 +57,30 @@ class Connection:
                         "expected a store: the module comes from a process that had its store "
                         "embedded; give it one by attach(store)"
                     )
-                self._store = connect(**self._options)
+                self._store = connect(**self._way(self._options))
             return self._store
+
+    def _way(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `connect` by which this process can."""
+        executor = None if self._parents is None else self._parents.executor
+        if executor is None:
+            return options
+        if isinstance(executor, RemoteExecutor) and executor.transport.wire.shares_memory:
+            if executor.info is not None and executor.info.socket:
+                return {**options, "address": f"unix:{executor.info.socket}"}
+        elif os.environ.get(_FORK_SUPPORT, "").lower() in _NO:
+            raise InvalidArgumentError(
+                f"{_FORK_SUPPORT}={os.environ[_FORK_SUPPORT]} is set, with which gRPC does not "
+                "answer in a forked process: unset it, or start the process by "
+                'multiprocessing_context="spawn"'
+            )
+        return options
+
+    def forked(self) -> None:
+        """Be in a process that was forked."""
+        self._lock = threading.Lock()  # another thread may have had it
+        if self._store is not None and self._options is not None:
+            self._parents, self._store = self._store, None
 
     @property
     def connected(self) -> Store | None:
@@ -62,3 +97,14 @@ class Connection:
 
     def __reduce__(self) -> tuple[type["Connection"], tuple[None, dict[str, Any] | None]]:
         return Connection, (None, self._options)
+
+
+_connections: "WeakSet[Connection]" = WeakSet()
+
+
+def _forked() -> None:
+    for connection in list(_connections):
+        connection.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

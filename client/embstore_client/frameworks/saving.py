@@ -2,13 +2,19 @@
 
 The file is written and synced first, under a name that no other has, and the name goes into the
 metadata of the checkpoint. So the checkpoint is what makes both: where it fails, or the trainer is
-killed before it, a file is left that nothing names, and the label is free.
+killed before it, a file is left that nothing names, and the label is free. A file goes when its
+checkpoint does: pushed out by the one that is saved, replaced by it, or undone by a restore. What a
+checkpoint of this store has named is removed, and nothing else.
+
+**Replacing** a checkpoint must not lose both by a kill in between. So the new one is made as
+LABEL/replacing first, then the label is dropped, and made again, which has little left to write.
 
     metadata    {name of the framework: name of the file}
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO, NamedTuple
@@ -59,8 +65,12 @@ class KeptFile(NamedTuple):
         parts: Parts,
         last_step: int,
         directory: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+        protect: bool = False,
     ) -> None:
-        """Write a new file, and make a checkpoint that names it.
+        """Write a new file, and make a checkpoint that names it; `replace` and `protect` as in
+        `StoreBacked.save`.
 
         Raises
         ------
@@ -77,11 +87,34 @@ class KeptFile(NamedTuple):
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        try:
-            store.checkpoint(label, {self.framework: path.name})
-        except _REFUSALS:
-            path.unlink()
-            raise
+        named = {self.framework: path.name}
+        with self.removing(store, directory):
+            try:
+                if replace:
+                    _replace(store, label, named)
+                else:
+                    store.checkpoint(label, named)
+            except _REFUSALS:
+                if path.name not in self._names(store):
+                    path.unlink()
+                raise
+        if protect:
+            store.set_retention(label, "protected")
+
+    @contextmanager
+    def removing(self, store: Store, directory: str | os.PathLike[str]) -> Iterator[None]:
+        """Remove the files of checkpoints that are not kept any more after what is done within."""
+        before = self._names(store)
+        yield
+        for name in before - self._names(store):
+            with suppress(OSError):
+                Path(directory, name).unlink(missing_ok=True)
+
+    def _names(self, store: Store) -> set[str]:
+        """Return the names of the files of all kept checkpoints; none that leads elsewhere."""
+        found = {kept.metadata.get(self.framework) for kept in store.checkpoints()}
+        names = {name for name in found if isinstance(name, str)}
+        return {name for name in names if name == Path(name).name and name.endswith(self.suffix)}
 
     def find(
         self, store: Store, label: str, parts: Parts, directory: str | os.PathLike[str]
@@ -96,7 +129,8 @@ class KeptFile(NamedTuple):
         """
         metadata = {checkpoint.label: checkpoint.metadata for checkpoint in store.checkpoints()}
         if label not in metadata:
-            raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
+            kept = ", ".join(map(repr, metadata)) or "none"
+            raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept; kept are: {kept}")
         if self.framework not in metadata[label]:
             raise InvalidArgumentError(
                 f"checkpoint {label!r}: expected one that `save` of {self.framework} has made"
@@ -118,3 +152,23 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _replace(store: Store, label: str, metadata: Mapping[str, str]) -> None:
+    """Make a checkpoint in place of the one of its label, if there is one."""
+    meanwhile = f"{label}/replacing"
+    _drop(store, meanwhile)  # of a trainer that was killed here
+    if label in {kept.label for kept in store.checkpoints()}:
+        store.checkpoint(meanwhile, metadata)
+        _drop(store, label)
+    store.checkpoint(label, metadata)
+    _drop(store, meanwhile)
+
+
+def _drop(store: Store, label: str) -> None:
+    """Keep a checkpoint no more, also a protected one, if there is one."""
+    for kept in store.checkpoints():
+        if kept.label == label:
+            if kept.protected:
+                store.set_retention(label, "routine")
+            store.set_retention(label, "dropped")

@@ -3,9 +3,11 @@
 Outside, lookups go to the store, and a step is an update of its own. Within a loop, both are those
 of the announced step at hand: its tables have no other writer, and its place is part of every
 checkpoint. A step that the loop does not finish is released by the run, which warns of it where
-its rows were used.
+its rows were used. Of several ranks one that has gone through its batches says so, and the others
+go on without it (`ending`).
 """
 
+import os
 from collections.abc import (
     Callable,
     Collection,
@@ -15,6 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -24,6 +27,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.clipping import Share, summed
+from embstore_client.frameworks.ending import Ending
 from embstore_client.frameworks.gradients import KeptGradients, concatenated
 from embstore_client.frameworks.rows import AnnouncedStep, Found, from_store
 
@@ -101,8 +105,12 @@ class Steps:
         finalize(self, self.gradients.warn_unsent)  # with the module, or at the end of the process
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
         self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
+        self._ending: Ending | None = None  # Of the loop before, until it was waited for.
         self._settings = forgets, synchronize, join, accumulates
         self._last_step = last_step
+        self._stats: Callable[[], Any] = nothing
+        self.report: str | os.PathLike[str] | None = None
+        """Where loops write what they did; None: nowhere."""
         self.ranks = ALONE
         """Those that share the steps of the loop; outside one this trainer is alone."""
 
@@ -112,9 +120,16 @@ class Steps:
 
     @property
     def last_step(self) -> int:
-        """The last finished step of the loop's session, or of the last loop's."""
+        """The last finished step of the loop's session, or of the last loop's. Behind a loop of
+        several ranks others may still be at work."""
         step = self.at_hand
+        if self._ending is not None:
+            return self._ending.last_step
         return step.number if step is not None and step.is_finished else self._last_step
+
+    def stats(self) -> Any:
+        """Return the `RunStats` of the loop, or of the last one; None: there was none."""
+        return self._stats()
 
     def rows(self, store: Store, keys: Mapping[str, Keys], *, admit: bool) -> dict[str, Found]:
         """Return the rows of keys (n,) by table; not admitted: of the store, as it is."""
@@ -134,6 +149,7 @@ class Steps:
         None: there was neither an update nor a step to finish.
         """
         self._settings[1]()
+        self.wait_for_ranks()
         step = self.at_hand
         done: AcknowledgedUpdate | None = None
         if is_skipped:
@@ -168,6 +184,18 @@ class Steps:
         self.clear()
         self._last_step = last_step
 
+    def wait_for_ranks(self) -> None:
+        """Wait until no rank of the loop before has more steps.
+
+        Raises
+        ------
+        RankFailedError : one has failed, has never joined, or has left with steps to come.
+        """
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            self._last_step = ending.last_step
+            self._last_step = ending.wait()
+
     def check_sent(self) -> None:
         """Raise InvalidArgumentError if there are gradients."""
         forgets, synchronize, _, accumulates = self._settings
@@ -188,8 +216,10 @@ class Steps:
         Raises
         ------
         InvalidArgumentError : there are gradients.
+        RankFailedError : of the loop before, see `wait_for_ranks`.
         """
         self.check_sent()
+        self.wait_for_ranks()
         if self._run is not None:
             self._run.synchronize()
 
@@ -200,14 +230,15 @@ class Steps:
         batches: Iterable[Announced],
         *,
         ranks: Ranks = ALONE,
-        joins: bool = False,
         **session: Any,
     ) -> Generator[tuple[AnnouncedStep, Announced], None, None]:
         """Yield the steps of a session with their batches, whose rows come ahead of the loop.
 
+        Ranks may have unequal numbers of batches, but with waits="none", where each step is a
+        meeting of all. `wait_for_ranks` waits for the others.
+
         Parameters
         ----------
-        joins : ranks may have unequal numbers of batches, and wait for each other at the end
         session : further arguments of `Store.session`
 
         Raises
@@ -218,20 +249,26 @@ class Steps:
         if self.at_hand is not None:
             raise InvalidArgumentError("expected the loop before to have ended")
         self.check_sent()
+        self.wait_for_ranks()
         rank, world_size, _ = ranks
-        with store.session(tuple(tables), rank=rank, world_size=world_size, **session) as run:
+        joins = world_size > 1 and session.get("waits") != "none"
+        opened = store.session(tuple(tables), rank=rank, world_size=world_size, **session)
+        with ExitStack() as within:
+            run = within.enter_context(opened)
             run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
-            self._run, self.ranks = run, ranks
+            self._run, self.ranks, self._stats = run, ranks, run.stats
             self.gradients.warns_of_many = False
             try:
                 steps = run.steps(batches, lambda announced: announced.keys, prepare=_prepare)
-                for step in steps:
-                    self._last_step = step.number - 1  # the store may be behind
-                    self.at_hand = AnnouncedStep(step, step.batch.keys, step.batch.given)
-                    yield self.at_hand, step.batch
-                    self.check_sent()
+                with run.reporting(store, self.report) as note:
+                    for step in steps:
+                        self._last_step = step.number - 1  # the store may be behind
+                        self.at_hand = AnnouncedStep(step, step.batch.keys, step.batch.given)
+                        yield self.at_hand, step.batch
+                        self.check_sent()
+                        note()
                 if joins:
-                    run.join()
+                    self._ending = Ending(run, within.pop_all())
             finally:
                 self._last_step, self.ranks = run.last_step, ALONE
                 self.at_hand = self._run = None

@@ -113,7 +113,7 @@ class Embeddings(StoreBacked):
             when the loop takes its next batch; within another loop.
         What `Store.session` and its `Run` raise.
         """
-        how: dict[str, Any] = {"lookahead": lookahead, "name": name, "joins": world_size > 1}
+        how: dict[str, Any] = {"lookahead": lookahead, "name": name}
         ranks = Ranks(rank, world_size)
         with self._loop(batches, features, ranks=ranks, **how, **session) as loop:
             for source, of in loop:
@@ -127,6 +127,7 @@ class Embeddings(StoreBacked):
                     world_size=world_size,
                     frozen=self._steps.gradients.frozen,
                 )
+        self._steps.wait_for_ranks()
 
     def _announced(self, batch: Any, features: Any) -> Announced:
         given = given_of(self.lookups, features)

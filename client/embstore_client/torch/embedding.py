@@ -177,8 +177,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         lookahead : steps that are announced ahead
         accumulate : so many batches of the loader are one step: `step` is called behind the last of
             them, and behind the last one of the loader
-        group : of torch.distributed, whose ranks share each step; None: this trainer is alone.
-            Their loaders have equally many batches
+        group : of torch.distributed, whose ranks share each step; None: this trainer is alone. One
+            whose batches are fewer does not wait at the end of its loop, and the others go on alone
         session : further arguments of `Store.session`
 
         Raises
@@ -225,6 +225,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         label: str,
         *,
         directory: str | os.PathLike[str] = ".",
+        replace: bool = False,
+        protect: bool = False,
         group: Any = None,
         **parts: Any,
     ) -> None:
@@ -233,7 +235,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Parameters
         ----------
-        directory : of the file, which the checkpoint names
+        directory, replace, protect : as there
         group : of torch.distributed; None: that of the loop, else this trainer is alone
         parts : what has `state_dict()`, by name: dense=..., optimizer=..., scaler=...
 
@@ -244,7 +246,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
         self._steps.synchronize()  # of every rank
-        save = partial(super().save, label, directory=directory, **parts)
+        how: dict[str, Any] = {"directory": directory, "replace": replace, "protect": protect}
+        save = partial(super().save, label, **how, **parts)
         by_first(self._ranks(group), save)
 
     def load(

@@ -145,16 +145,15 @@ def _stages(look: Look) -> RenderableType:
 
 
 def _tables(look: Look) -> RenderableType:
-    counted = look.stats["frequency"]["tables"]
-    total = sum(one["accesses"] for one in counted.values())
+    total = sum(table["lookup_keys"] for table in look.stats["tables"].values())
     tables = sorted(
         look.stats["tables"].items(),
-        key=lambda one: (-counted[one[0]]["accesses"], -one[1]["resident_rows"]),
+        key=lambda one: (-one[1]["lookup_keys"], -one[1]["resident_rows"]),
     )
     rows = [
         (
             name,
-            _bar(share(counted[name]["accesses"], total)),
+            _bar(share(table["lookup_keys"], total)),
             f"{table['rows']:,}",
             f"{table['resident_rows']:,}",
             f"{table['dirty_rows']:,}",
@@ -162,7 +161,7 @@ def _tables(look: Look) -> RenderableType:
         )
         for name, table in tables[:_TABLES_SHOWN]
     ]
-    heads = "table", "of the accesses", "rows", "in the cache", "dirty", "updates"
+    heads = "table", "of the keys", "rows", "in the cache", "dirty", "updates"
     return _table(heads, rows, "")
 
 

@@ -11,7 +11,7 @@ const dirtyShare = (one) => (one.resident_rows ? one.dirty_rows / one.resident_r
 const FEW_CALLS = 100;
 
 export function memory({ resize }) {
-  const { element, head } = card("memory", "Memory by purpose", "third");
+  const { element, head } = card("memory", "Memory by purpose", "third roomy");
   head.append(h("button", { id: "resize", type: "button", textContent: "Resize cache", onclick: resize }));
   const names = {
     cache: "Cache: rows, index, staging",
@@ -43,7 +43,7 @@ export function memory({ resize }) {
 }
 
 export function occupancy({ policy }) {
-  const { element, head, about } = card("cache", "Occupancy", "wide");
+  const { element, head, about } = card("cache", "Occupancy", "wide roomy");
   head.append(h("button", { id: "policy", type: "button", textContent: "Change policy", onclick: policy }));
   about.textContent = "by layout of rows: optimizer and dimension";
   const drawn = table(
@@ -78,7 +78,7 @@ export function occupancy({ policy }) {
 }
 
 export function missRatio() {
-  const { element, head, about } = card("miss-ratio", "Miss ratio by size of the cache");
+  const { element, head, about } = card("miss-ratio", "Miss ratio by size of the cache", "roomy");
   const choice = h("select", { id: "layout", "aria-label": "Layout of rows", hidden: true });
   head.append(choice);
   const chart = new Chart({
@@ -130,11 +130,11 @@ export function missRatio() {
 }
 
 export function tables() {
-  const { element, about } = card("tables", "Hottest tables");
+  const { element, about } = card("tables", "Hottest tables", "roomy");
   const drawn = table(
     [
       { head: "table", className: "cut", text: (one) => one.name },
-      { head: "of the accesses", className: "number", share: (one) => one.share, text: (one) => percent(one.share) },
+      { head: "of the keys", className: "number", share: (one) => one.share, text: (one) => percent(one.share) },
       { head: "rows", className: "number", text: (one) => count(one.rows) },
       { head: "hit rate", className: "number", text: (one) => percent(one.hit_rate) },
       { head: "in the cache", className: "number", text: (one) => percent(one.rows ? one.resident_rows / one.rows : null) },
@@ -147,17 +147,16 @@ export function tables() {
   );
   element.append(drawn.element);
   function set({ stats }) {
-    const counted = stats.frequency.tables;
-    const all = sum(Object.values(counted).map((one) => one.accesses));
+    const all = sum(Object.values(stats.tables).map((one) => one.lookup_keys));
     const rows = Object.entries(stats.tables).map(([name, one]) => ({
       name,
       ...one,
-      share: all ? (counted[name]?.accesses || 0) / all : 0,
+      share: all ? one.lookup_keys / all : 0,
     }));
     rows.sort((a, b) => b.share - a.share || b.resident_rows - a.resident_rows);
     drawn.set(rows.slice(0, TABLES_SHOWN));
     const more = rows.length > TABLES_SHOWN ? `${TABLES_SHOWN} of ${rows.length}` : `${rows.length}`;
-    about.textContent = `${more}, by counted accesses`;
+    about.textContent = `${more}, by all keys of lookups since the start`;
   }
   return { element, set };
 }
