@@ -46,9 +46,8 @@ from embstore_training.read_ahead import Entry, KeysOf, Prepare, ReadAhead, prep
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.step import Step
 from embstore_training.times import RunStats, Times
-from embstore_training.write_behind.exchange import WriteBehind
 from embstore_training.write_behind.options import behind_of
-from embstore_training.write_behind.there import WriteBehindThere
+from embstore_training.write_behind.there import exchange_of
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
@@ -157,7 +156,9 @@ class Run:
         """
         check_reached(self._rows, self._sessions)
         self._session = RankSession(self._sessions, self._opening)
-        self._exchange = self._made_exchange(self._session)
+        self._exchange = exchange_of(
+            self._sessions, self._session, self._times, self._rows, self._behind
+        )
         self._broken_off = False
         place = self._session.last_step
         self._left_out = place if self._resume else 0
@@ -183,14 +184,6 @@ class Run:
         finally:
             self._exchange = None  # it may have many rows
             self._joined.leave(failure or sys.exception())
-
-    def _made_exchange(self, session: RankSession) -> SessionExchange:
-        if self._behind is None:
-            return SessionExchange(self._sessions, session, self._times, self._rows)
-        how = self._sessions, session, self._times
-        if self._rows == "device" and (lent := self._sessions.lend_device()).is_queued:
-            return WriteBehindThere(*how, lent=lent, **vars(self._behind))
-        return WriteBehind(*how, **vars(self._behind))
 
     @property
     def _joined(self) -> RankSession:

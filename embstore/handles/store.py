@@ -304,7 +304,8 @@ class Store:
             sums gradients, which may be there too: of an embedded store, or of a server that
             shares its GPU's memory with this process; "auto": where the keys of their batch were,
             so that keys in a GPU's memory keep all of a step there; on the host where that is not
-            reached
+            reached. With waits="none" the trainer's rows are there with "device", of an embedded
+            store alone
 
         Raises
         ------

@@ -155,8 +155,8 @@ class _SlotMemory:
             self._count = high
 
 
-class _Beside:
-    """Says that the rows of an update are in the slots beside."""
+class _Copies:
+    """Says that the rows of an update are in the slots of copies."""
 
 
 class RowsThere:
@@ -172,7 +172,7 @@ class RowsThere:
         self._lent = lent
         self._layout = Layout(config.dim, config.state_dim, config.optimizer.kind)
         with lent.turn():
-            self._rows, self._beside = (_SlotMemory(lent, self._layout) for _ in range(2))
+            self._rows, self._copies = (_SlotMemory(lent, self._layout) for _ in range(2))
         self.grow(count)
 
     def grow(self, count: int) -> None:
@@ -239,11 +239,11 @@ class RowsThere:
         """See `LentRows`."""
         places = np.arange(len(slots))
         with self._lent.turn():
-            self._beside.grow(len(slots))
+            self._copies.grow(len(slots))
             copy = self._lent.device.rows.copy_slots
-            copy(self._rows.there.rows, slots, self._beside.there.rows, places)
-            self._apply(self._beside, places, gradients, scalars)
-        return _Beside(), None
+            copy(self._rows.there.rows, slots, self._copies.there.rows, places)
+            self._apply(self._copies, places, gradients, scalars)
+        return _Copies(), None
 
     def update(self, slots: Slots, gradients: Any, scalars: Rows) -> None:
         """See `LentRows`."""
@@ -260,9 +260,9 @@ class RowsThere:
         """See `LentRows`."""
         rows = self._lent.device.rows
         with self._lent.turn():
-            if isinstance(weights, _Beside):
+            if isinstance(weights, _Copies):
                 places = np.arange(len(slots))
-                rows.copy_slots(self._beside.there.rows, places, self._rows.there.rows, slots)
+                rows.copy_slots(self._copies.there.rows, places, self._rows.there.rows, slots)
                 return
             whole = np.zeros((len(slots), self._layout.stride), self._layout.element)
             dim, end = self._layout.dim, self._layout.dim + self._layout.state_dim

@@ -143,8 +143,8 @@ class HotColdRun:
             if not store.sessions.is_embedded or replica is not Replica:
                 raise InvalidArgumentError(
                     "expected rows='device' of a hot/cold run with a store in this process and "
-                    "without `replica`, found another; a replica of tensors keeps hot rows on a "
-                    "device: replica=partial(TorchReplica, device='cuda')"
+                    "without `replica`, found another; elsewhere give rows='host', and a "
+                    "TorchReplica on a device as `replica`"
                 )
             replica = on_the_stores_device
         if session.pop("resume", False):  # its steps are the mixed batches alone

@@ -12,16 +12,20 @@ from typing import Any, cast
 import numpy as np
 
 from embstore.arrays import Rows
-from embstore.commands import UpdateOptions
+from embstore.commands import RowsWhere, UpdateOptions
 from embstore.handles.lent import LentDevice, LentRows, Slots, SlotSums
-from embstore.handles.sessions import SomeGradients, StepBags
+from embstore.handles.sessions import Sessions, SomeGradients, StepBags
 from embstore.results import TableDescription
 from embstore_training.bags import Forms, Of
+from embstore_training.exchange import SessionExchange
+from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry, OnceKeys
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.there import Occurring, agreed_there, occurring
 from embstore_training.replicas.update import Sums, Trained, checked
+from embstore_training.times import Times
 from embstore_training.write_behind.exchange import WriteBehind
+from embstore_training.write_behind.options import Behind
 from embstore_training.write_behind.rows import RowsInFlight, StepSums
 from embstore_training.write_behind.slots import Placed
 
@@ -113,3 +117,19 @@ class WriteBehindThere(WriteBehind):
             name: StepSums(keys[name], cast(Rows, own), of_slots[name].slots)
             for name, own in applied.items()
         }
+
+
+def exchange_of(
+    sessions: Sessions,
+    session: RankSession,
+    times: Times,
+    rows: RowsWhere,
+    behind: Behind | None,
+) -> SessionExchange:
+    """Return what the steps of a run call; `behind`: it waits for nothing."""
+    how = sessions, session, times
+    if behind is None:
+        return SessionExchange(*how, rows)
+    if rows == "device" and (lent := sessions.lend_device()).is_queued:
+        return WriteBehindThere(*how, lent=lent, **vars(behind))
+    return WriteBehind(*how, **vars(behind))
