@@ -134,21 +134,7 @@ class Tables:
 
     def _same(self, config: TableConfig) -> TableState:
         table = self.by_id[self._ids[config.name]]
-        if table.identity_json != config.identity_json():
-            differences = ", ".join(
-                f"{what} {here} where {asked} was asked for"
-                for what, here, asked in table.config.differences(config)
-            )
-            raise TableExistsError(
-                f"table {config.name!r} exists with {differences}; ask for it as it is, or "
-                f"store.drop_table({config.name!r}) removes it and its rows"
-            )
-        if table.rows != config.rows:
-            grow = f", or store.table({config.name!r}).grow({config.rows}) makes them so many"
-            raise TableExistsError(
-                f"table {config.name!r} exists with {table.rows} rows where {config.rows} were "
-                f"asked for; ask for {table.rows}{grow if config.rows > table.rows else ''}"
-            )
+        _check_same(table, config)
         return table
 
     def _check_room_for_table(self, config: TableConfig) -> None:
@@ -345,6 +331,26 @@ class Tables:
                 with slices.one():
                     is_here = self.pools.get(pool.layout) is pool
                     is_done = not is_here or next(checks, None) is None
+
+
+def _check_same(table: TableState, asked: TableConfig) -> None:
+    """Raise TableExistsError where a table is not what was asked for."""
+    name = asked.name
+    if table.identity_json != asked.identity_json():
+        differences = ", ".join(
+            f"{what} {here} where {wanted} was asked for"
+            for what, here, wanted in table.config.differences(asked)
+        )
+        raise TableExistsError(
+            f"table {name!r} exists with {differences}; ask for it as it is, or "
+            f"store.drop_table({name!r}) removes it and its rows"
+        )
+    if table.rows != asked.rows:
+        grow = f", or store.table({name!r}).grow({asked.rows}) makes them so many"
+        raise TableExistsError(
+            f"table {name!r} exists with {table.rows} rows where {asked.rows} were asked for; ask "
+            f"for {table.rows}{grow if asked.rows > table.rows else ''}"
+        )
 
 
 def _parameters(config: TableConfig) -> TableParameters:

@@ -12,6 +12,7 @@ import numpy as np
 
 from embstore.arrays import Rows
 from embstore.handles.table import Table
+from embstore.layout import ELEMENT_BYTES
 
 _BYTES = 1 << 24
 """Of the rows of a call."""
@@ -32,7 +33,7 @@ def begin_with(table: Table, count: int, rows_of: Callable[[slice], Rows]) -> No
             stacklevel=3,
         )
         return
-    step = max(_BYTES // (4 * table.dim), 1)
+    step = max(_BYTES // (table.dim * ELEMENT_BYTES), 1)
     for begin in range(0, count, step):
         part = slice(begin, min(begin + step, count))
         keys, rows = np.arange(part.start, part.stop), rows_of(part)
