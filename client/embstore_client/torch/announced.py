@@ -32,8 +32,6 @@ class Unpadded(NamedTuple):
     """(u,), where the ids are."""
     are_ids: NDArray[np.bool_] | None = None
     """(n,), which of all are there; None: no one is padding."""
-    index: Any = None
-    """(u,) int64 tensor, beside the ids: which they are of all."""
 
 
 @dataclass(eq=False)

@@ -190,25 +190,23 @@ def _look_for_padding(every: Sequence[Given]) -> None:
 
 def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
     """Return keys (n,) that are marked: beside them, and on the host."""
-    if are_ids.all():
-        return Unpadded(keys)
-    if marks is are_ids:
-        index = torch.from_numpy(np.flatnonzero(are_ids))
-    else:
-        index = (torch.ones_like(keys, dtype=torch.int64).cumsum(0) - 1)[marks]
-    return Unpadded(keys[marks], are_ids, index)
+    return Unpadded(keys) if are_ids.all() else Unpadded(keys[marks], are_ids)
 
 
 def _unpadded(own: Given) -> Given:
     """Return the same ids without what was found to be padding."""
-    keys, are_ids, index = own.place.unpadded
+    keys, are_ids = own.place.unpadded
     if are_ids is None:
         return own
+    of = own.of._replace(keys=keys, offsets=offsets_without(own.of.offsets, are_ids))
     weights = own.weights
-    return own._replace(
-        of=own.of._replace(keys=keys, offsets=offsets_without(own.of.offsets, are_ids)),
-        weights=None if weights is None else weights.index_select(0, index.to(weights.device)),
-    )
+    if weights is not None:
+        # Of ids on a GPU anew, where the forward is: the loader's thread may use another stream.
+        marks = is_id(own.keys, own.padding_idx)
+        marks = marks if isinstance(marks, torch.Tensor) else torch.from_numpy(marks)
+        index = torch.nonzero_static(marks, size=len(keys))[:, 0]  # which waits for nothing
+        weights = weights.index_select(0, index.to(weights.device))
+    return own._replace(of=of, weights=weights)
 
 
 def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
