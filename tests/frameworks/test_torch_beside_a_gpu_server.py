@@ -67,12 +67,12 @@ def test_a_loop_leaves_the_gpu_for_nothing(
 def test_keys_rows_and_gradients_stay_there_outside_a_loop(
     embedded: Store, beside: Store, cuda: EmulatedCuda, name: str
 ) -> None:
-    """Where bags begin is read, and sent."""
+    """Where bags begin is read, and sent; and whether any id is padding."""
     CASES[name].train_outside(embedded, torch.from_numpy)
     with cuda, cuda.reading():
         CASES[name].train_outside(beside, cuda.tensor)
     assert_same_digests(beside, embedded)
-    assert cuda.elements_read == (STEPS + 1) * CASES[name].offsets
+    assert cuda.elements_read == (STEPS + 1) * (CASES[name].read + 1)
 
 
 def test_a_step_is_two_messages_each_way_that_have_no_row_and_no_gradient(
