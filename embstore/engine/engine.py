@@ -222,11 +222,16 @@ class Engine:
             own = self.sessions.members_on(command.table)
             command = cast(Command[R], replace(command, members=own))
         try:
-            command = checked(command)
-            if isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep):
-                self.sessions.wait_for_turn(command, timeout_s)
-            result = self._begin_checked(
-                command, out=out, progress=progress, map_version=map_version
+            finishes = isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep)
+            if finishes:
+                command = checked(command)
+                self.sessions.wait_for_turn(cast(Any, command), timeout_s)
+            result = self._begin(
+                command,
+                out=out,
+                progress=progress,
+                map_version=map_version,
+                is_checked=finishes,
             )
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
@@ -260,25 +265,15 @@ class Engine:
         progress: Progress | None = None,
         origin: Any = None,
         map_version: int = 0,
+        is_checked: bool = False,
     ) -> Any | StepOutcome | StepLookup:
         """Execute a command; of one that waits for ranks or steps, return what to wait for.
 
         It is acknowledged when the log's `mark` is durable. `origin` is who sent it, if the server
-        remembers its answer.
+        remembers its answer; `is_checked`: the command is in normal form.
         """
-        return self._begin_checked(
-            checked(command), out=out, progress=progress, origin=origin, map_version=map_version
-        )
-
-    def _begin_checked(
-        self,
-        command: Command[Any],
-        *,
-        out: Any = None,
-        progress: Progress | None = None,
-        origin: Any = None,
-        map_version: int = 0,
-    ) -> Any | StepOutcome | StepLookup:
+        if not is_checked:
+            command = checked(command)
         into = out if progress is None else progress
         self.standing.check(command)
         if self.tables.splitting.is_due:

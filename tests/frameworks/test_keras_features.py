@@ -7,7 +7,11 @@ import pytest
 
 from embstore import Adam, Sgd, Uniform
 from embstore.handles.store import Store
-from embstore_client.keras import (
+from tests.frameworks.numpy_twin import Forward, Twin
+from tests.frameworks.on_keras import as_it_is, compiled, keras, tf
+from tests.frameworks.tables import DIM, ROWS, TABLE, rows_of
+
+from embstore_client.keras import (  # isort: skip
     Bag,
     Embedding,
     EmbeddingBag,
@@ -15,9 +19,6 @@ from embstore_client.keras import (
     Ids,
     StoreStep,
 )
-from tests.frameworks.numpy_twin import Forward, Twin
-from tests.frameworks.on_keras import as_it_is, compiled, keras, tf
-from tests.frameworks.tables import DIM, ROWS, TABLE, rows_of
 
 RUNS = pytest.mark.parametrize("run", [as_it_is, compiled])
 NAMES = ["item@a", "item@b", "history", "seen"]

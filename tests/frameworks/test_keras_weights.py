@@ -9,8 +9,9 @@ import pytest
 
 from embstore import Sgd
 from embstore.handles.store import Store
-from embstore_client.keras import EmbeddingBag
 from tests.frameworks.on_keras import keras, tf
+
+from embstore_client.keras import EmbeddingBag  # isort: skip
 
 IDS = np.array([[1, 2], [3, 4]])
 

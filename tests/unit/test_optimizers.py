@@ -79,7 +79,7 @@ def test_identity_names_weight_decay(optimizer):
     message = pb.TableConfig()
     message_of(config, message)
     assert config_of(pb.TableConfig.FromString(message.SerializeToString())) == config
-    assert table_of(Ids, config_of_table(optimizer)).optimizer == optimizer
+    assert table_of(config_of_table(optimizer)).optimizer == optimizer
 
 
 def config_of_table(optimizer):
