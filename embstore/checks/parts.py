@@ -91,12 +91,13 @@ def options_of(options: c.UpdateOptions) -> c.UpdateOptions:
         rate = fp32_scalar(rate, "learning_rate")
     scale = fp32_scalar(options.gradient_scale, "gradient_scale")
     one_of(options.on_nonfinite, "on_nonfinite", ("refuse", "skip"))
-    rates = {
-        table_name(name): fp32_scalar(own, f"table {name!r}: learning_rate")
-        for name, own in options.learning_rates.items()
-    }
+    rates = options.learning_rates
     if rate is options.learning_rate and scale is options.gradient_scale and not rates:
         return options
+    rates = {
+        table_name(name): fp32_scalar(own, f"table {name!r}: learning_rate")
+        for name, own in rates.items()
+    }
     return c.UpdateOptions(rate, scale, options.on_nonfinite, rates)
 
 

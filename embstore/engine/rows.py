@@ -150,7 +150,8 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
     frame = engine.tables.frame
     with frame.writing(LATER):
         shares = gradient_shares(engine.tables, command.tables)
-        _check_named(engine, command.options)
+        if command.options.learning_rates:
+            _check_named(engine, command.options)
         applied = writes.update(
             shares,
             command.options,
@@ -171,7 +172,8 @@ def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> Acknowl
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         shares = [_bag_share(engine, part) for part in command.tables]
-        _check_named(engine, command.options)
+        if command.options.learning_rates:
+            _check_named(engine, command.options)
         applied = writes.update(shares, command.options, stages=engine.tables.stages)
         return _acknowledged(engine, shares, applied)
 
@@ -181,7 +183,8 @@ def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> Acknowled
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         ranks = [gradient_shares(engine.tables, rank.tables) for rank in command.ranks]
-        _check_named(engine, command.options)
+        if command.options.learning_rates:
+            _check_named(engine, command.options)
         applied = writes.update_ranks(ranks, command.options, stages=engine.tables.stages)
         return _acknowledged(engine, [share for shares in ranks for share in shares], applied)
 

@@ -237,6 +237,8 @@ def _pools(parts: Sequence[PoolBatch], sums: Sequence[Array]) -> list[tuple[Pool
 
 def _check_learning_rates(tables: Sequence[TableState], options: UpdateOptions) -> None:
     """Check that the optimizer of every table takes the rate that a call gives."""
+    if options.learning_rate is None and not options.learning_rates:
+        return
     for table in tables:
         given = options.rate_of(table.name)
         if given is not None:
@@ -258,12 +260,13 @@ def _apply(
 
 def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
     """Set what the kernels get of the optimizers, for the update that comes."""
+    by_table, every = options.learning_rates, options.learning_rate
     for table in tables:
         if table.t == T_MAX:
             raise InvalidArgumentError(
                 f"table {table.name!r}: t is {T_MAX} and cannot grow; the table must be made anew"
             )
-        given = options.rate_of(table.name)
+        given = by_table.get(table.name, every)
         rate = table.learning_rate if given is None else given
         table.pool.parameters.scalars[table.table_id] = scalars_of(
             table.config.optimizer, table.t + 1, rate, table.dim
