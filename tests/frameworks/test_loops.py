@@ -146,3 +146,22 @@ def test_ids_that_the_body_draws_are_told_where_to_be_drawn(embedded: Store, on:
         on.back_of(layer, negatives)
         layer.step()
     assert embedded.table("t").t == 6
+
+
+def test_a_loop_whose_batches_are_all_left_out_says_so(embedded: Store, on: Any) -> None:
+    """A loop for each epoch, with resume=True in each: only the first one trains."""
+    layer = on.one_table(embedded)
+    epoch = [on.ids([[number]]) for number in range(4)]
+
+    def train(batches: Any, **how: Any) -> None:
+        for batch in on.ahead(layer, batches, name="job", **how):
+            on.back_of(layer, batch)
+            layer.step()
+
+    train(epoch, resume=True)
+    with pytest.warns(UserWarning, match="trained nothing: all of its 4 batches") as warned:
+        train(epoch, resume=True)
+    assert "for another epoch give resume=False" in str(warned[0].message)
+    assert embedded.table("t").t == 4
+    train(epoch, resume=False)
+    assert embedded.table("t").t == 8

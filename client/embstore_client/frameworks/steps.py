@@ -8,6 +8,7 @@ go on without it (`ending`).
 """
 
 import os
+import warnings
 from collections.abc import (
     Callable,
     Collection,
@@ -43,6 +44,17 @@ class Announced(NamedTuple):
     prepare: Callable[[Mapping[str, Any]], object] | None = None
     """Takes its distinct keys, {table: (keys (u,), inverse (n,) int32)}, in the thread that reads
     batches."""
+
+
+def _warn_of_nothing(stats: Any, name: str | None) -> None:
+    """Warn of a loop whose batches were all left out, as those of an epoch of its own are."""
+    if stats.skipped and not stats.steps:
+        warnings.warn(
+            f"the loop {name!r} trained nothing: all of its {stats.skipped} batches were left out "
+            "as those of finished steps, which resume=True counts over all loops of the name; for "
+            "another epoch give resume=False, and the batches of that epoch that are left",
+            stacklevel=2,
+        )
 
 
 def _prepare(announced: Announced, once: Mapping[str, Any]) -> None:
@@ -267,6 +279,7 @@ class Steps:
                         yield self.at_hand, step.batch
                         self.check_sent()
                         note()
+                _warn_of_nothing(run.stats(), session.get("name"))
                 if joins:
                     self._ending = Ending(run, within.pop_all())
             finally:
