@@ -56,8 +56,14 @@ NUMBERS = {
     "total_loss": np.float32(8.5),
     "iter": np.int64(10),
     "done": np.bool_(True),
+    "name": np.str_("dlrm"),
+    "commit": np.bytes_(b"f2eb1ae"),
+    "phase": np.complex64(1j),
+    "began": np.datetime64("2020-01-01"),
+    "took": np.timedelta64(3, "s"),
+    "loss": np.longdouble(0.5),
 }
-"""As facebookresearch/dlrm keeps beside its weights, of NumPy."""
+"""Scalars of NumPy beside weights, as facebookresearch/dlrm keeps some."""
 
 
 @pytest.mark.parametrize("numpy_1", [False, True])

@@ -16,7 +16,12 @@ torch = pytest.importorskip("torch", reason="needs torch, which embstore does no
 
 from embstore import InvalidArgumentError, Sgd  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
-from embstore_client.torch import Embedding, EmbeddingBag  # noqa: E402
+from embstore_client.torch import (  # noqa: E402
+    Bag,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+)
 
 IDS = torch.tensor([[1, 2]])
 OPTIONS: dict[str, Any] = {"dim": 4, "rows": 9, "optimizer": Sgd(0.1)}
@@ -125,3 +130,15 @@ def test_parts_that_were_saved_are_the_parts_that_are_loaded(
     text = refusal(lambda: module.load("one", directory=tmp_path, model=other))
     ((name,),) = [re.findall(r"expected the parts \['(\w+)'\]", text)]
     assert module.load("one", directory=tmp_path, **{name: other}) == 0
+
+
+def test_an_address_in_place_of_a_store_is_told_what_makes_one(embedded: Store) -> None:
+    for wrong in ("127.0.0.1:50051", None, embedded.create_table):
+        text = refusal(lambda wrong=wrong: Embedding(wrong, "t", **OPTIONS))
+        assert "embstore.connect(address) or embstore.open(directory)" in text
+
+
+def test_one_table_in_place_of_a_list_is_told_so(embedded: Store) -> None:
+    bag = Bag("t", features=["x"], **OPTIONS)
+    assert "expected a list of tables" in refusal(lambda: EmbeddingBagCollection(embedded, bag))
+    assert EmbeddingBagCollection(embedded, [bag]).tables == {"t": bag}

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, which embstore does not depend on")
 
-from embstore import Constant, Sgd  # noqa: E402
+from embstore import Constant, InvalidArgumentError, Sgd  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import Bag, EmbeddingBagCollection, StoreOptimizer  # noqa: E402
 from tests.frameworks.numpy_twin import Forward, Twin, kept  # noqa: E402
@@ -111,3 +111,24 @@ def test_rates_that_are_set_by_hand_are_of_the_next_steps(embedded: Store) -> No
     optimizer.zero_grad()
     assert optimizer.step() is None
     assert not list(copy.deepcopy(module).parameters())
+
+
+def test_a_closure_computes_the_gradients_and_its_loss_is_returned(embedded: Store) -> None:
+    """As by the optimizers of Torch, whose trainers pass one."""
+    module = tables(embedded)
+    optimizer = StoreOptimizer(module)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = sum(output.square().sum() for output in module({"x": IDS, "y": IDS}).values())
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        assert optimizer.step(closure).item() == 2 * 2 * 2 * 3**2  # features, bags, dim
+    assert embedded.table("a").t == embedded.table("b").t == 1
+
+
+def test_what_is_no_module_of_a_store_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"module of embstore\.torch, found Sequential"):
+        StoreOptimizer(torch.nn.Sequential())

@@ -91,6 +91,18 @@ def test_profile_by_a_rate_is_the_same_each_time(
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
 
 
+def test_a_column_of_text_files_that_is_no_integer_is_named_with_what_takes_it(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "x.csv").write_text("user,item\n1,2\n4,5.0\n")
+    words = ["profile", tmp_path / "x.csv", "--table", "item=i", "-o", tmp_path / "p"]
+    ended = shell(*words)
+    assert ended.status == exits.USAGE
+    assert "expected column 'item' to be of integers, found invalid value '5.0'" in ended.err
+    assert "--hash-rows" in ended.err
+    assert shell(*words, "--hash-rows", "i=1000").status == 0
+
+
 def test_text_ids_are_hashed_as_the_refusal_says(
     shell: Shell, folder: Path, tmp_path: Path
 ) -> None:

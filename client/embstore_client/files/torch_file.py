@@ -44,9 +44,10 @@ def _loaded(path: Path) -> Any:
 
 
 def _numbers() -> list[Any]:
-    """Return what pickles of NumPy's numbers are made of, by the names of NumPy 1 and 2."""
+    """Return what pickles of NumPy's scalars are made of, by the names of NumPy 1 and 2; but for
+    those of objects and records, which may be made of anything."""
     scalar = np.float64(0).__reduce__()[0]
-    kinds = {type(np.dtype(kind)) for kind in np.typecodes["AllInteger"] + "?efd"}
+    kinds = {type(np.dtype(kind)) for kind in {*np.typecodes["All"]} - {*"OV"}}
     names = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"
     return [np.dtype, *kinds, *((scalar, name) for name in names)]
 

@@ -84,7 +84,17 @@ class StoreBacked:
         return self._connection.store
 
     def attach(self, store: Store) -> None:
-        """Use another store from now on, which has the tables."""
+        """Use another store from now on, which has the tables.
+
+        Raises
+        ------
+        InvalidArgumentError : it is no store.
+        """
+        if not hasattr(store, "executor"):
+            raise InvalidArgumentError(
+                "expected a store, as embstore.connect(address) or embstore.open(directory) "
+                f"returns it, found {store!r}"
+            )
         self._connection = Connection(store)
 
     @property

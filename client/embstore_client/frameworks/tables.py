@@ -128,6 +128,8 @@ def checked(entries: Iterable[Any], *kinds: type[Ids]) -> tuple[Any, ...]:
     InvalidArgumentError : none; one of another kind; two that describe one table in two ways; a
         feature that is twice in one table.
     """
+    if isinstance(entries, Ids):
+        raise InvalidArgumentError(f"expected a list of tables, found one: [{entries!r}] is one")
     found = tuple(entries)
     if not found:
         raise InvalidArgumentError("expected at least one table")

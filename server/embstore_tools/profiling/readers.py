@@ -22,6 +22,7 @@ checked; of Parquet with 26 columns of integers more than 40 million ids. Counti
 (`count.py`) does 20 to 40 million, so it is the reading of text that takes the time.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,6 +203,12 @@ def _criteo_index(path: Path, name: str) -> int:
 # Named columns
 
 
+_NO_NUMBER = re.compile(
+    r"In CSV column #(?P<column>\d+): (Row #\d+: )?CSV conversion error to \w+: (?P<found>.*)"
+)
+"""What pyarrow says of text that is no integer."""
+
+
 class _ColumnFile:
     def __init__(
         self,
@@ -267,6 +274,11 @@ class _ColumnFile:
             yield
         except (pyarrow.ArrowException, OSError) as exc:
             reason = str(exc).partition("\n")[0]
-            raise InvalidArgumentError(
-                f"{self._path}: expected a whole {self._kind}, found: {reason}"
-            ) from exc
+            expected = f"a whole {self._kind}, found: {reason}"
+            if (no_number := _NO_NUMBER.match(reason)) is not None:
+                name = self._columns.schema.names[int(no_number["column"])]
+                expected = (
+                    f"column {name!r} to be of integers, found {no_number['found']}; --hash-rows "
+                    "takes text and whole doubles as well"
+                )
+            raise InvalidArgumentError(f"{self._path}: expected {expected}") from exc
