@@ -226,6 +226,14 @@ def test_what_is_wrong_is_found_before_anything_is_restored(
     assert trainer.embeddings.last_step == 2
 
 
+def wrong_in_torch(parts: Any) -> Iterator[tuple[Any, str]]:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    yield {"dense": torch.nn.Linear(5, 1)}, r"weight of shape \(1, 5\), not \(1, 4\)"
+    yield {"dense": torch.nn.Sequential(torch.nn.Linear(4, 1))}, "in one of both only"
+    optimizer = type(parts["optimizer"])([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    yield {"optimizer": optimizer}, r"groups of \[1\] parameters, not of \["
+
+
 def wrong_in_keras(parts: Any) -> Iterator[tuple[Any, str]]:
     yield {"optimizer": type(parts["optimizer"])(0.1)}, "built"
 
@@ -241,7 +249,11 @@ def wrong_in_jax(parts: Any) -> Iterator[tuple[Any, str]]:
     yield {"dense": {"b": bias}}, "2 leaves, found 1"
 
 
-WRONG: dict[str, Any] = {"keras": wrong_in_keras, "jax": wrong_in_jax}
+WRONG: dict[str, Any] = {
+    "torch": wrong_in_torch,
+    "keras": wrong_in_keras,
+    "jax": wrong_in_jax,
+}
 
 
 # Of one framework

@@ -77,6 +77,12 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
     states = content["states"]
     check_parts(label, states, parts)
     loads = {n: _having(part, n, "load_state_dict").load_state_dict for n, part in parts.items()}
+    for name, part in parts.items():  # before the store goes back
+        if problem := _misfit(part, states[name]):
+            raise InvalidArgumentError(
+                f"{label!r}: expected the state of {name} as it was saved, found {problem}; "
+                "nothing has changed"
+            )
 
     @_with_rows()
     def load() -> None:
@@ -84,6 +90,33 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
             load_part(states[name])
 
     return Saved(content["last_step"], load)
+
+
+def _misfit(part: Any, state: Any) -> str:
+    """Return why a model or optimizer cannot load a state, as far as names and shapes tell; "": it
+    can, or says so itself."""
+    if isinstance(part, torch.optim.Optimizer):
+        own, saved = (
+            [len(group["params"]) for group in groups]
+            for groups in (part.param_groups, state["param_groups"])
+        )
+        return "" if own == saved else f"groups of {own} parameters, not of {saved}"
+    if getattr(type(part), "load_state_dict", None) is not torch.nn.Module.load_state_dict:
+        return ""
+    if any(of._load_state_dict_pre_hooks for of in part.modules()):  # they may rename
+        return ""
+    if any(map(torch.nn.parameter.is_lazy, part.parameters())):
+        return ""
+    with _with_rows():
+        own = part.state_dict()
+    if own.keys() != state.keys():
+        return f"{sorted(own.keys() ^ state.keys())[:4]} in one of both only"
+    shapes = [
+        f"{name} of shape {(*own[name].shape,)}, not {(*saved.shape,)}"
+        for name, saved in state.items()
+        if isinstance(saved, torch.Tensor) and own[name].shape != saved.shape
+    ]
+    return ", ".join(shapes[:4])
 
 
 def _having(part: Any, name: str, method: str) -> Any:
