@@ -118,6 +118,7 @@ _OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     ),
     dict[str, Any]: st.dictionaries(NAMES, JSON, max_size=2),
     dict[str, str]: st.dictionaries(NAMES, NAMES, max_size=2),
+    dict[str, float]: st.dictionaries(NAMES, FLOATS, max_size=2),
 }
 
 
