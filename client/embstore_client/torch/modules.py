@@ -18,7 +18,43 @@ from embstore_client.torch.features import Given, bags_of, given_of, given_one, 
 from embstore_client.torch.pretrained import module_of
 
 
-class EmbeddingBag(StoreModule):
+class OneTable(StoreModule):
+    """A module of one table, which is called as the modules of `torch.nn` are."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        store: Store,
+        name: str,
+        weights: Any,
+        *,
+        freeze: bool = True,
+        optimizer: Optimizer | None = None,
+        **module: Any,
+    ) -> Self:
+        """Return a module whose table begins with these rows, as those of `torch.nn`.
+
+        A table that was never trained is given them, where its rows are others. One that was
+        keeps its rows, which a warning says: a trainer that is started again goes on.
+
+        Parameters
+        ----------
+        weights : (rows, dim) tensor of any float dtype; rows are float32
+        freeze : train it no more, until `requires_grad_()`
+        optimizer : None: `Sgd(0.01)`, with `freeze` only
+        module : other arguments of the class; `rows`, where there are more than of the weights
+
+        Raises
+        ------
+        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
+        What the class raises.
+        """
+        module["trainable"] = not freeze
+        made: Self = module_of(cls, store, name, weights, optimizer, **module)
+        return made
+
+
+class EmbeddingBag(OneTable):
     """Bags of one table of a store, in the arguments of `torch.nn.EmbeddingBag`."""
 
     _kinds = (Bag,)
@@ -64,38 +100,6 @@ class EmbeddingBag(StoreModule):
         super().__init__(store, [table], dtype=dtype)
         self.include_last_offset = include_last_offset
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        store: Store,
-        name: str,
-        weights: Any,
-        *,
-        freeze: bool = True,
-        optimizer: Optimizer | None = None,
-        **module: Any,
-    ) -> Self:
-        """Return a module whose table begins with these rows, as that of `torch.nn.EmbeddingBag`.
-
-        A table that was never trained is given them, where its rows are others. One that was
-        keeps its rows, which a warning says: a trainer that is started again goes on.
-
-        Parameters
-        ----------
-        weights : (rows, dim) tensor of any float dtype; rows are float32
-        freeze : train it no more, until `requires_grad_()`
-        optimizer : None: `Sgd(0.01)`, with `freeze` only
-        module : other arguments of the class; `rows`, where there are more than of the weights
-
-        Raises
-        ------
-        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
-        What the class raises.
-        """
-        module["trainable"] = not freeze
-        made: Self = module_of(cls, store, name, weights, optimizer, **module)
-        return made
-
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
         """Return the pooled rows of bags, (bags, dim); those of an empty bag are zeros.
@@ -118,7 +122,7 @@ class EmbeddingBag(StoreModule):
         return given_one(table, bags)
 
 
-class Embedding(StoreModule):
+class Embedding(OneTable):
     """Rows of one table of a store, in the arguments of `torch.nn.Embedding`."""
 
     _kinds = (Ids,)
@@ -157,38 +161,6 @@ class Embedding(StoreModule):
             trainable=trainable,
         )
         super().__init__(store, [table], dtype=dtype)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        store: Store,
-        name: str,
-        weights: Any,
-        *,
-        freeze: bool = True,
-        optimizer: Optimizer | None = None,
-        **module: Any,
-    ) -> Self:
-        """Return a module whose table begins with these rows, as that of `torch.nn.Embedding`.
-
-        A table that was never trained is given them, where its rows are others. One that was
-        keeps its rows, which a warning says: a trainer that is started again goes on.
-
-        Parameters
-        ----------
-        weights : (rows, dim) tensor of any float dtype; rows are float32
-        freeze : train it no more, until `requires_grad_()`
-        optimizer : None: `Sgd(0.01)`, with `freeze` only
-        module : other arguments of the class; `rows`, where there are more than of the weights
-
-        Raises
-        ------
-        InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
-        What the class raises.
-        """
-        module["trainable"] = not freeze
-        made: Self = module_of(cls, store, name, weights, optimizer, **module)
-        return made
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
