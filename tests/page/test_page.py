@@ -10,6 +10,7 @@ import pytest
 from embstore.commands import JoinSession, OpenSession
 from embstore.handles.store import Store
 from embstore_client import connect
+from embstore_proto.verbs import VERBS
 from embstore_server.cli import exits, main
 from embstore_server.setup.launch import ServerProcess
 from embstore_tools.report.reading import read
@@ -28,6 +29,28 @@ TABLES = {
     "slow": "UpdateStep",
 }
 """What is in each table, while the trainer trains."""
+WIDEST = {
+    "at": "12:44:44 PM",
+    "verb": max(VERBS, key=len),
+    "status": "RESOURCE_EXHAUSTED",
+    "took": "888.8 ms",
+    "in the queue": "888.8 ms",
+    "on the engine": "888.8 ms",
+    "most of it": "initialize, 888.8 ms",
+    "tables": "users, items, categories",
+    "keys": "888,888,888",
+    "received": "888.8 MiB",
+    "sent": "888.8 MiB",
+    "client": "trainer: ipv4:127.0.0.1:65535",
+    "rank, step": "88, 888,888",
+    "request, trace": "8" * 93,
+}
+"""A slow call whose every cell is wide. Which calls are slow depends on the machine."""
+WIDEST_SLOW_CALL = """
+const headers = [...document.querySelectorAll("#slow th")].map(e => e.innerText.toLowerCase());
+for (const row of document.querySelectorAll("#slow tbody tr"))
+  [...row.cells].forEach((cell, i) => { cell.textContent = arguments[0][headers[i]]; });
+"""
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +149,7 @@ def test_no_column_is_cut_on_a_desktop(browser: Browser, width: int) -> None:
     browser.open()
     for part, expected in TABLES.items():
         browser.until(f"{part} is there", lambda p=part, e=expected: e in "".join(rows(browser, p)))
+    browser.script(WIDEST_SLOW_CALL, WIDEST)
     cut = browser.script(
         "return [...document.querySelectorAll('.scroll')]"
         ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.closest('.card').id)"
