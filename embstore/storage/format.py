@@ -10,9 +10,13 @@ A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key
 the cache has it (`embstore.layout`). The checksum covers row key and row, so a record read
 from the wrong place fails as surely as one with a flipped bit.
 
-A **header** is 64 bytes on a page of its own: magic (8), format (4), byte order mark (4), store id
-(16), three numbers of the file's kind (24), CRC-32 of the first 56 bytes (8). A file of another
-store is refused.
+A **header** is 72 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
+a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
+the file's kind (24), CRC-32 of the first 64 bytes (8). A file of another store is refused.
+
+Keys are 8 bytes wide today, elements are fp32, and a row has weights and optimizer state, nothing
+else. The header says so, so that wider keys, other elements, or counts and times of rows can come
+without another header, and a store that has them is refused here in words.
 """
 
 import hashlib
@@ -21,15 +25,18 @@ import zlib
 
 from embstore.errors import CorruptTableError, TableMismatchError
 
-FORMAT = 3
+FORMAT = 4
 """Of a store; a file's header has the format of its own kind."""
 PAGE_BYTES = 4096
 LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 COMMANDS_MAGIC = b"EMBSCOMM"
-_FORMATS = {LOG_MAGIC: 1, COMMANDS_MAGIC: 2, BASE_MAGIC: 2}
-_HEADER = struct.Struct("<8sII16sQQQQ")
+_FORMATS = {LOG_MAGIC: 2, COMMANDS_MAGIC: 3, BASE_MAGIC: 3}
+_HEADER = struct.Struct("<8sIIHHI16sQQQQ")
+_CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304
+_ROWS = (8, 1, 0)
+"""Of a row: bytes of its key, type of its elements (1: fp32), bytes beside weights and state."""
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -42,7 +49,8 @@ def pack_header(
 ) -> bytes:
     """Return a file's header page."""
     numbers = (first, second, third)
-    head = _HEADER.pack(magic, _FORMATS[magic], _BYTE_ORDER, store_id, *numbers, 0)[:56]
+    head = _HEADER.pack(magic, _FORMATS[magic], _BYTE_ORDER, *_ROWS, store_id, *numbers, 0)
+    head = head[:_CHECKED_BYTES]
     return (head + struct.pack("<Q", checksum(head))).ljust(PAGE_BYTES, b"\0")
 
 
@@ -52,16 +60,23 @@ def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tupl
         raise CorruptTableError(
             f"{path}: expected a header of {PAGE_BYTES} bytes, found {len(page)}"
         )
-    found_magic, version, order, found_id, *numbers, crc = _HEADER.unpack(page[: _HEADER.size])
+    found_magic, version, order, *found = _HEADER.unpack(page[: _HEADER.size])
+    (*rows, found_id), numbers, crc = found[:4], found[4:7], found[7]
     if found_magic != magic:
         raise CorruptTableError(f"{path}: expected magic {magic!r}, found {found_magic!r}")
-    if crc != checksum(page[:56]) or any(page[_HEADER.size :]):
+    if crc != checksum(page[:_CHECKED_BYTES]) or any(page[_HEADER.size :]):
         raise CorruptTableError(f"{path}: the header's checksum does not match")
     form = _FORMATS[magic]
     if version != form or order != _BYTE_ORDER:
         raise TableMismatchError(
             f"{path}: expected format {form}, little-endian, found format {version}, mark "
             f"{order:#x}"
+        )
+    if tuple(rows) != _ROWS:
+        raise TableMismatchError(
+            f"{path}: expected keys of 8 bytes, elements of type 1 (fp32) and no extra bytes in a "
+            f"row, found {rows[0]}, {rows[1]} and {rows[2]}: open it with the newer release that "
+            "wrote it"
         )
     if found_id != store_id:
         raise CorruptTableError(

@@ -113,8 +113,10 @@ def test_header_page(written: tuple[Path, Any, Any]) -> None:
         page = file.read_bytes()[:PAGE_BYTES]
         header = parsed("header", page)
         magics.add(header["magic"].decode())
-        form = 1 if file.parent.name == "log" else 2
+        form = 2 if file.parent.name == "log" else 3
         assert (number(header["format"]), number(header["byte order"])) == (form, 0x01020304)
+        rows = ("key width", "element type", "extra bytes")
+        assert [number(header[name]) for name in rows] == [8, 1, 0]
         assert header["store id"].hex() == store_id
         assert number(header["checksum"]) == zlib.crc32(page[: layout("header")["checksum"][0]])
         assert not any(page[sum(layout("header")["checksum"]) :])
