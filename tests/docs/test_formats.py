@@ -211,7 +211,7 @@ def test_base(written: tuple[Path, Any, Any]) -> None:
 
 def test_catalogue(written: tuple[Path, Any, Any]) -> None:
     line, _, body = (written[0] / "CATALOGUE").read_bytes().partition(b"\n")
-    assert line.decode() == f"EMBSTORE CATALOGUE 3 {blake2b(body, digest_size=32).hexdigest()}"
+    assert line.decode() == f"EMBSTORE CATALOGUE 4 {blake2b(body, digest_size=32).hexdigest()}"
     document = json.loads(body)
     fields = {
         name
