@@ -120,8 +120,11 @@ class Verb:
                 f"{self.name} carries arrays or a file, answers by a stream, or finishes a step: "
                 f"call it by the client; by JSON {', '.join(JSON_VERBS)} can be called"
             )
+        text = (text.encode() if isinstance(text, str) else text).strip() or b"{}"
+        if not text.startswith(b"{"):  # of an array `Parse` makes a message without a field
+            raise InvalidArgumentError(f"expected the JSON object of a {self.name}Request")
         try:
-            return json_format.Parse(text or "{}", self.request())
+            return json_format.Parse(text, self.request())
         except (json_format.ParseError, ValueError, RecursionError) as exc:
             raise InvalidArgumentError(f"expected the JSON of a {self.name}Request: {exc}") from exc
 

@@ -53,9 +53,6 @@ class Rest:
         told = {"content_type": "application/octet-stream"} | headers
         return await self._answer("PUT", path, status, told, content=content)
 
-    async def delete(self, path: str, status: int = 200) -> Any:
-        return await self._answer("DELETE", path, status, {})
-
     async def file(self, path: str) -> bytes:
         answer = await self.client.get(path)
         assert answer.status_code == 200, answer.text

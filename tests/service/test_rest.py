@@ -1,6 +1,7 @@
 """Every route of REST, over a real store and engine thread."""
 
 import asyncio
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -80,7 +81,7 @@ async def test_counters_of_a_scrape_grow_by_what_was_done(rest: Rest) -> None:
     await rest.on_engine(lambda store: store.table("ads").lookup([1, 2]))
     before = await rest.samples()
     await rest.on_engine(lambda store: store.table("ads").lookup([1, 2, 2, 7]))
-    await rest.post("/api/v1/checkpoints", {"label": "one"}, 201)
+    await rest.post("/api/v1/commands/Checkpoint", {"label": "one"})
     await rest.get("/api/v1/tables/none", 404)
     after = await rest.samples()
     pool = "{8}{rowwise_adagrad}"
@@ -237,14 +238,15 @@ async def test_table_that_is_not_there_is_404(rest: Rest) -> None:
 
 async def test_checkpoint_is_made_and_listed(rest: Rest) -> None:
     assert (await rest.get("/api/v1/checkpoints"))["checkpoints"] == []
-    body = {"label": "step-1", "metadata": {"step": 1, "dense": [1.5, None]}}
-    made = await rest.post("/api/v1/checkpoints", body, 201)
-    checkpoint = made["checkpoint"]
-    assert checkpoint["metadata"] == body["metadata"]
-    assert checkpoint["command"] == made["context"]["command"] == 3
+    metadata = {"step": 1, "dense": [1.5, None]}
+    body = {"label": "step-1", "metadata_json": json.dumps(metadata)}
+    made = await rest.post("/api/v1/commands/Checkpoint", body)
+    assert made["checkpoint"]["command"] == made["context"]["command"] == "3"
+    (checkpoint,) = (await rest.get("/api/v1/checkpoints"))["checkpoints"]
+    assert (checkpoint["label"], checkpoint["command"]) == ("step-1", 3)
+    assert checkpoint["metadata"] == metadata
     assert [table["name"] for table in checkpoint["tables"]] == ["ads", "ads/stats"]
-    assert (await rest.get("/api/v1/checkpoints"))["checkpoints"] == [checkpoint]
-    again = await rest.post("/api/v1/checkpoints", body, 409)
+    again = await rest.post("/api/v1/commands/Checkpoint", body, 409)
     assert again["error"] == "CheckpointExistsError"
 
 
@@ -254,26 +256,26 @@ async def test_flush_writes_one_table_or_all(rest: Rest) -> None:
         store.table("ads/stats").update([6, 7], np.ones((2, 4), np.float32))
 
     await rest.on_engine(dirty)
-    assert (await rest.post("/api/v1/flush", {"table": "ads/stats"}))["rows"] == 2
-    assert (await rest.post("/api/v1/flush"))["rows"] == 1
-    assert (await rest.post("/api/v1/flush", {}))["rows"] == 0
-    told = await rest.post("/api/v1/flush", {"table": "none"}, 404)
+    assert (await rest.post("/api/v1/commands/Flush", {"table": "ads/stats"}))["rows"] == "2"
+    assert (await rest.post("/api/v1/commands/Flush"))["rows"] == "1"
+    assert (await rest.post("/api/v1/commands/Flush", {}))["rows"] == "0"
+    told = await rest.post("/api/v1/commands/Flush", {"table": "none"}, 404)
     assert told["error"] == "TableNotFoundError"
 
 
 async def test_cache_is_resized(rest: Rest) -> None:
-    assert (await rest.post("/api/v1/cache", {"cache_bytes": 1 << 21}))["cache_bytes"] == 1 << 21
+    await rest.post("/api/v1/commands/ResizeCache", {"cache_bytes": 1 << 21})
     assert (await rest.get("/api/v1/stats"))["cache"]["budget_bytes"] == 1 << 21
     assert (await rest.get("/api/v1/server"))["cache_bytes"] == 1 << 21
-    told = await rest.post("/api/v1/cache", {"cache_bytes": 0}, 400)
+    told = await rest.post("/api/v1/commands/ResizeCache", {"cache_bytes": 0}, 400)
     assert told["error"] == "InvalidArgumentError"
-    told = await rest.post("/api/v1/cache", {"cache_bytes": 1}, 507)
+    told = await rest.post("/api/v1/commands/ResizeCache", {"cache_bytes": 1}, 507)
     assert told["error"] == "CapacityError"
 
 
 @pytest.mark.rest(read_only=True)
 async def test_read_only_store_refuses_a_checkpoint(rest: Rest) -> None:
-    told = await rest.post("/api/v1/checkpoints", {"label": "one"}, 403)
+    told = await rest.post("/api/v1/commands/Checkpoint", {"label": "one"}, 403)
     assert told["error"] == "PermissionDeniedError"
     assert (await rest.get("/api/v1/server"))["read_only"] is True
     assert (await rest.get("/api/v1/stats"))["read_only"] is True
@@ -302,6 +304,6 @@ async def test_every_route_of_get_answers_head(rest: Rest) -> None:
 
 
 async def test_head_of_what_is_not_there_or_changes_something(rest: Rest) -> None:
-    for path, status in (("/api/v1/none", 404), ("/api/v1/flush", 405)):
+    for path, status in (("/api/v1/none", 404), ("/api/v1/commands/Flush", 405)):
         answer = await rest.client.head(path)
         assert (answer.status_code, answer.content) == (status, b"")

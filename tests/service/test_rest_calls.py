@@ -119,7 +119,7 @@ async def test_another_budget_or_policy_is_predicted_at_once(rest: Rest) -> None
     """Review: For a minute after the cache was resized, the size of "today" was that of before."""
     assert (await rest.get(HIT_RATES))["policy"] == "lru"
     before = [made_at(rest)]
-    await rest.post("/api/v1/cache", {"cache_bytes": 2 << 20})
+    await rest.post("/api/v1/commands/ResizeCache", {"cache_bytes": 2 << 20})
     await rest.get(HIT_RATES)
     before.append(made_at(rest))
     await rest.post("/api/v1/commands/SetPolicy", {"policy": "lfu"})

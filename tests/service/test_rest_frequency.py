@@ -80,7 +80,7 @@ async def test_a_document_may_be_larger_than_other_bodies(rest: Rest) -> None:
 # Hot sets
 
 
-async def test_a_hot_set_is_put_got_and_deleted(rest: Rest) -> None:
+async def test_a_hot_set_is_put_got_and_unpinned(rest: Rest) -> None:
     refusal = await rest.get("/api/v1/hot-set", 404)
     assert refusal["message"] == "no hot set is pinned"
     done = await rest.put("/api/v1/hot-set", hot_set_of(2, ads=[1, 5]).to_bytes())
@@ -90,8 +90,8 @@ async def test_a_hot_set_is_put_got_and_deleted(rest: Rest) -> None:
     assert "version above 2" in refusal["message"]
     figures = await rest.get("/api/v1/frequency")
     assert figures["hot_set"]["version"] == 2
-    gone = await rest.delete("/api/v1/hot-set")
-    assert gone["hot_set"]["version"] == 0
+    gone = await rest.post("/api/v1/commands/UnpinHotSet")
+    assert gone["hot_set"]["version"] == "0"
     await rest.get("/api/v1/hot-set", 404)
 
 

@@ -1,7 +1,6 @@
 """What an operator sees of look-ahead sessions: REST, metrics, and the command."""
 
 import json
-from urllib.parse import quote
 
 import embstore
 from embstore.lookahead.stats import SessionStats
@@ -10,6 +9,8 @@ from embstore_server.cli import exits
 from tests.service.rest import Rest
 from tests.service.shell import Shell
 from tests.serving import Server
+
+END = "/api/v1/commands/EndSession"
 
 
 def train(store: embstore.Store) -> str:
@@ -53,10 +54,9 @@ async def test_a_session_is_ended_by_its_name_whatever_that_has(rest: Rest) -> N
     for name in names:
         await rest.on_engine(lambda store, n=name: store.sessions.open(n, ["ads"], shared=True))
     for name in names[1:]:
-        ended = await rest.delete(f"/api/v1/sessions/{quote(name, safe='')}")
-        assert ended["name"] == name
+        await rest.post(END, {"name": name})
     assert [one["name"] for one in (await rest.get("/api/v1/sessions"))["sessions"]] == ["a/b"]
-    refused = await rest.delete("/api/v1/sessions/100%2525", 409)
+    refused = await rest.post(END, {"name": "100%25"}, 409)
     assert refused["error"] == "SessionExpiredError"
 
 
@@ -102,10 +102,10 @@ def test_the_command_ends_a_session(server: Server, typed: Shell) -> None:
 
 
 async def test_rest_restores_when_sessions_are_ended(rest: Rest) -> None:
-    await rest.post("/api/v1/checkpoints", {"label": "kept"}, 201)
+    await rest.post("/api/v1/commands/Checkpoint", {"label": "kept"})
     await rest.on_engine(train)
-    refused = await rest.post("/api/v1/restore", {"label": "kept"}, 409)
+    refused = await rest.post("/api/v1/commands/Restore", {"label": "kept"}, 409)
     assert refused["error"] == "TableHeldError"
-    restored = await rest.post("/api/v1/restore", {"label": "kept", "force": True})
-    assert restored["context"]["epoch"] == 2
+    restored = await rest.post("/api/v1/commands/Restore", {"label": "kept", "force": True})
+    assert restored["context"]["epoch"] == "2"
     assert (await rest.get("/api/v1/sessions"))["sessions"] == []

@@ -57,8 +57,8 @@ async def test_what_all_have_to_hear_is_refused_of_a_shard(
                 assert "all of its shards" not in told
         if is_shard:
             assert state(rest) == before
-            for path in ("checkpoints", "restore"):
-                answer = await rest.client.post(f"/api/v1/{path}", json={"label": "one"})
+            for path in ("Checkpoint", "Restore"):
+                answer = await rest.client.post(f"/api/v1/commands/{path}", json={"label": "one"})
                 assert answer.status_code == 400
                 assert "all of its shards" in answer.text
 
@@ -66,7 +66,7 @@ async def test_what_all_have_to_hear_is_refused_of_a_shard(
 async def test_what_is_of_a_shard_alone_is_answered(tmp_path: Path, runner: asyncio.Runner) -> None:
     async with serving(tmp_path / "store", **shard_options(tmp_path)) as rest:
         assert (await rest.get("/api/v1/stats"))["shard"]["number"] == 0
-        await rest.post("/api/v1/flush")
+        await rest.post("/api/v1/commands/Flush")
         await rest.post("/api/v1/commands/SetPolicy", {"policy": "lfu"})
         await rest.post("/api/v1/commands/CheckIntegrity", {})
 

@@ -19,10 +19,9 @@ export function actions(view, look) {
       fields: [{ name: "label", label: "Label", value: `page-${command}` }],
       button: "Make the checkpoint",
       async act({ label }) {
-        const body = { label, metadata: {} };
-        const { checkpoint: made } = await ask("api/v1/checkpoints", { method: "POST", body, timeoutS: LONG_S });
+        const { checkpoint: made } = await ask("api/v1/commands/Checkpoint", { method: "POST", body: { label }, timeoutS: LONG_S });
         look();
-        return `Kept ${made.label}: all up to command ${whole(made.command)} is durable`;
+        return `Kept ${made.label}: all up to command ${whole(Number(made.command))} is durable`;
       },
     });
   }
@@ -75,7 +74,7 @@ export function actions(view, look) {
       button: "Resize",
       async act({ size }) {
         const cache_bytes = parseBytes(size);
-        await ask("api/v1/cache", { method: "POST", body: { cache_bytes }, timeoutS: LONG_S });
+        await ask("api/v1/commands/ResizeCache", { method: "POST", body: { cache_bytes }, timeoutS: LONG_S });
         look();
         return `The cache's budget is ${bytes(cache_bytes)} now`;
       },

@@ -1,6 +1,5 @@
 """Every verb, by every caller, on its own namespace and on another's: over gRPC and REST."""
 
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -184,33 +183,21 @@ ROUTES = {
     "GetCalls": samples.READ_ALL,
     "GetHitRates": samples.READ_ALL,
     "ListSessions": samples.READ_ALL,
-    "EndSession": samples.ANYONE,  # of a name of its own
     "GetFrequency": samples.READ_ALL,
     "ListTables": samples.ANYONE,
     "GetTableStats": samples.READ,
     "GetTable": samples.READ,
     "ListCheckpoints": samples.ANYONE,
-    "Checkpoint": samples.WRITE,
-    "Restore": samples.ADMIN_ALL,
-    "Flush": samples.ADMIN,
-    "ResizeCache": samples.ADMIN_ALL,
     "WarmCache": samples.ADMIN_ALL,
     "GetWarming": samples.READ_ALL,
     "ExportProfile": samples.READ_ALL,
     "ImportProfile": samples.ADMIN_ALL,
     "GetHotSet": samples.READ_ALL,
     "PinHotSet": samples.ADMIN_ALL,
-    "UnpinHotSet": samples.ADMIN_ALL,
 }
 """What each route beside the commands needs; None: nothing, so that probes need no token."""
 _FIRST = {samples.ANYONE: "nothing", samples.READ: "reader", samples.WRITE: "writer"}
 _FIRST |= {samples.ADMIN: "owner", samples.READ_ALL: "dashboard", samples.ADMIN_ALL: "operator"}
-_BODIES: dict[str, Any] = {
-    "Checkpoint": {"label": "a/label"},
-    "Restore": {"label": "first"},
-    "Flush": {"table": "a/t"},
-    "ResizeCache": {"cache_bytes": 1 << 20},
-}
 
 
 def test_every_other_route(server: Server) -> None:
@@ -238,7 +225,7 @@ def test_every_other_route(server: Server) -> None:
                     method,
                     path.replace("{name}", "a%2Ft"),
                     headers={"content-type": kind} | token,
-                    content=json.dumps(_BODIES.get(name, {})) if file is None else file.to_bytes(),
+                    content=b"{}" if file is None else file.to_bytes(),
                 )
                 found.append(answer.status_code)
         return found

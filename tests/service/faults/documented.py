@@ -8,7 +8,6 @@ commands: the model of tests/commands is told what was acknowledged, and tables,
 number of the last command have to be its own in the end. A table that nobody names is as it was.
 """
 
-import json
 from collections import Counter
 from copy import deepcopy
 from typing import Any
@@ -28,7 +27,6 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from embstore import commands as c
-from embstore.results import Acknowledged
 from embstore_proto.status import ANSWERS
 from embstore_proto.verbs import VERBS
 from tests.service.faults.logged import LoggedServer
@@ -47,12 +45,11 @@ RIGHT: dict[str, dict[str, Any]] = {
     "Checkpoint": {"label": "one", "metadata_json": '{"step": 1}'},
     "SetRetention": {"label": "kept", "retention": "RETENTION_ROUTINE"},
     "Restore": {"label": "kept"},
-    "restore": {"label": "kept"},
     "OpenSession": {"name": "train", "tables": ["a", "b"]},
     "JoinSession": {"name": "train", "member": "0123456789abcdef"},
     "EndSession": {"name": "train"},
 }
-"""A request by its verb, or route; where there is none, names do."""
+"""A request by its verb; where there is none, names do."""
 FOLLOWED = c.CreateTable, c.DropTable, c.GrowTable, c.SetLearningRate, c.Checkpoint, c.Restore
 KEPT = 3
 """Checkpoints that the server keeps."""
@@ -190,10 +187,6 @@ class Requests(Judged):
 
     def _follow(self, path: str, body: bytes, text: str) -> None:
         """Have the model follow what was acknowledged."""
-        if path == "/api/v1/restore":
-            command, number = c.Restore(**json.loads(body)), json.loads(text)["context"]["command"]
-            self._model.follow(command, Acknowledged(number, 0))
-            return
         verb = VERBS.get(path.rpartition("/")[2])
         if verb is None or verb.command not in FOLLOWED:
             return

@@ -1,7 +1,7 @@
 """Profiles and hot sets, as files.
 
-    GET, PUT          /api/v1/profile
-    GET, PUT, DELETE  /api/v1/hot-set
+    GET, PUT  /api/v1/profile
+    GET, PUT  /api/v1/hot-set
 
 A file is application/octet-stream. It comes whole, with its Content-Length, of at most
 limits.call_bytes_max; its content is checked before anything changes.
@@ -22,7 +22,6 @@ from embstore.commands import (
     ImportProfile,
     PinHotSet,
     Right,
-    UnpinHotSet,
 )
 from embstore.hotness.stats import HotSetStats
 from embstore.profiles.hotset import HotSet
@@ -106,13 +105,6 @@ async def pin_hot_set(call: Calling, request: HttpRequest) -> dict[str, Any]:
         answered = await call.execute_long(
             lambda: PinHotSet(HotSet.from_bytes(content, "the hot set")), lambda _, facts: facts
         )
-    return reply(answered.context, hot_set=vars(answered.value))
-
-
-@router.delete("/hot-set", name="UnpinHotSet", response_model=_HOT_SET)
-async def unpin_hot_set(call: Calling) -> dict[str, Any]:
-    """Unpin the hot set. Its rows may leave the cache like others."""
-    answered = await call.execute(UnpinHotSet())
     return reply(answered.context, hot_set=vars(answered.value))
 
 
