@@ -1,0 +1,111 @@
+"""What a command is: a value that says what it is to whoever passes it on."""
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
+
+from embstore.values import Value
+
+R = TypeVar("R", covariant=True)
+
+
+class Effect(Enum):
+    """What a command changes, and how it gets to the engine."""
+
+    READS = auto()
+    WRITES = auto()
+    TUNES = auto()
+    LONG = auto()
+    PROMPT = auto()
+
+
+class Retry(Enum):
+    """What it takes to send a command again, when nobody knows whether it was executed."""
+
+    FREE = auto()
+    """Nothing: executed twice, it leaves what it leaves when executed once."""
+    WINDOW = auto()
+    """The server remembers its answer by client and sequence."""
+    STEP = auto()
+    """The session remembers it by member and step."""
+
+
+class Reads(Enum):
+    """What rows a command reads whose number its own arguments tell: one a key, or one a bag."""
+
+    NOTHING = auto()
+    ROWS = auto()
+    RECORDS = auto()
+    """Weights and optimizer state."""
+
+
+class Right(IntEnum):
+    """What a caller may do; each right has those below it."""
+
+    KNOWN = auto()
+    """Be known to the server."""
+    READ = auto()
+    """Read rows, and what tables are."""
+    WRITE = auto()
+    """What a trainer does: create tables, train, keep checkpoints."""
+    ADMIN = auto()
+    """What only an operator does: what is lost for good, and what concerns others."""
+
+
+_RIGHTS = {
+    Effect.READS: Right.READ,
+    Effect.WRITES: Right.WRITE,
+    Effect.PROMPT: Right.KNOWN,
+    Effect.TUNES: Right.ADMIN,
+    Effect.LONG: Right.ADMIN,
+}
+"""Of commands that do not say."""
+
+COMMANDS: dict[str, type["Command[Any]"]] = {}
+"""All commands by name."""
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+class Part(Value):
+    """Base of the parts of commands; each is made a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, eq=False)(cls)
+
+
+class Command(Part, Generic[R]):
+    """Base of all commands; `R` is the type of the result."""
+
+    effect: ClassVar[Effect]
+    retry: ClassVar[Retry]
+    right: ClassVar[Right]
+    reads: ClassVar[Reads]
+
+    def __init_subclass__(
+        cls,
+        *,
+        effect: Effect,
+        retry: Retry | None = None,
+        right: Right | None = None,
+        reads: Reads = Reads.NOTHING,
+    ) -> None:
+        """Make a command; one that writes is remembered unless `retry` says otherwise."""
+        super().__init_subclass__()
+        cls.effect, cls.reads = effect, reads
+        cls.right = right or _RIGHTS[effect]
+        cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
+        COMMANDS[cls.__name__] = cls
+
+
+def after_timeout(command: type[Command[Any]]) -> str:
+    """Return what to know of a command whose answer did not come in time; "": nothing."""
+    if command.effect is Effect.WRITES:
+        return "; it may have been applied: read t and the command number before another try"
+    if command.retry is not Retry.FREE:
+        return "; it may have been applied: look whether it was before another try"
+    if command.effect is Effect.TUNES:
+        return "; if it was started, it goes on to its end, and may be sent again"
+    if command.effect is Effect.LONG:
+        return "; it may be sent again"
+    return ""

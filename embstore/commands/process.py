@@ -1,0 +1,33 @@
+"""The process: what it is, and how it is set up."""
+
+from typing import Any
+
+from embstore import results
+from embstore.commands.base import Command, Effect, Right
+
+
+class GetServerInfo(Command[results.ServerInfo], effect=Effect.PROMPT):
+    """What the store is, and its limits."""
+
+
+class GetStats(Command[dict[str, Any]], effect=Effect.READS):
+    """The stats of one table, or of the store where no table is named."""
+
+    table: str = ""
+    table_id: int | None = None
+
+
+class ResizeCache(Command[None], effect=Effect.TUNES):
+    """Give the cache another budget."""
+
+    cache_bytes: int
+
+
+class SetPolicy(Command[None], effect=Effect.LONG):
+    """Evict rows by another policy, until the store is opened again."""
+
+    policy: str
+
+
+class CheckIntegrity(Command[str], effect=Effect.LONG, right=Right.ADMIN):
+    """Check the invariants of cache and storage; the result is the violation, "" for none."""
