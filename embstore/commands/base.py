@@ -1,9 +1,10 @@
 """What a command is: a value that says what it is to whoever passes it on."""
 
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from enum import Enum, Flag, IntEnum, auto
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
+from embstore.commands.joins import Join
 from embstore.values import Value
 
 R = TypeVar("R", covariant=True)
@@ -52,6 +53,25 @@ class Right(IntEnum):
     """What only an operator does: what is lost for good, and what concerns others."""
 
 
+class Trait(Flag):
+    """What else is true of a command, for those whom it concerns."""
+
+    ADDS = auto()
+    """Executed twice, it leaves other rows than executed once, whatever comes between."""
+    OF_ANY_MAP = auto()
+    """No cluster's map splits it: a shard executes it whatever map its sender has."""
+    OF_THE_LEADER = auto()
+    """A standby refuses it, as it does what writes."""
+    ON_ITS_LABEL = auto()
+    """Its right is needed on its label, as if that were a table's name."""
+    AUDITED = auto()
+    """The log says who gave it, as of all that needs the right to administrate."""
+    JOINS = auto()
+    """Its sender is not yet the member that it names."""
+    LEAVES = auto()
+    """Its sender is no member any more after it, whatever becomes of it."""
+
+
 _RIGHTS = {
     Effect.READS: Right.READ,
     Effect.WRITES: Right.WRITE,
@@ -81,6 +101,8 @@ class Command(Part, Generic[R]):
     retry: ClassVar[Retry]
     right: ClassVar[Right]
     reads: ClassVar[Reads]
+    traits: ClassVar[Trait]
+    join: ClassVar[Join | None]
 
     def __init_subclass__(
         cls,
@@ -89,10 +111,17 @@ class Command(Part, Generic[R]):
         retry: Retry | None = None,
         right: Right | None = None,
         reads: Reads = Reads.NOTHING,
+        traits: Trait | None = None,
+        join: Join | None = None,
     ) -> None:
-        """Make a command; one that writes is remembered unless `retry` says otherwise."""
+        """Make a command; one that writes is remembered unless `retry` says otherwise.
+
+        `join` makes a cluster's answer of those of its shards, which are sent the command as it is;
+        None: the router has a handler for it.
+        """
         super().__init_subclass__()
-        cls.effect, cls.reads = effect, reads
+        cls.effect, cls.reads, cls.traits = effect, reads, traits or Trait(0)
+        cls.join = None if join is None else staticmethod(join)  # given answers alone
         cls.right = right or _RIGHTS[effect]
         cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
         COMMANDS[cls.__name__] = cls

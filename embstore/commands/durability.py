@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 from embstore import results
-from embstore.commands.base import Command, Effect, Retry, Right
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Retry, Right, Trait
 from embstore.durability import Retention
 from embstore.results import Acknowledged
 
 
-class Flush(Command[int], effect=Effect.LONG):
+class Flush(Command[int], effect=Effect.LONG, join=joins.total):
     """Write the dirty rows of a table, or of all, to the log; the result is how many."""
 
     table: str = ""
@@ -17,7 +18,11 @@ class Flush(Command[int], effect=Effect.LONG):
 
 
 class Checkpoint(
-    Command[results.Checkpoint], effect=Effect.TUNES, retry=Retry.WINDOW, right=Right.WRITE
+    Command[results.Checkpoint],
+    effect=Effect.TUNES,
+    retry=Retry.WINDOW,
+    right=Right.WRITE,
+    traits=Trait.OF_THE_LEADER | Trait.ON_ITS_LABEL | Trait.AUDITED,
 ):
     """Make everything durable and keep it under a label."""
 
@@ -32,7 +37,11 @@ class ListCheckpoints(
 
 
 class SetRetention(
-    Command[results.Checkpoint], effect=Effect.TUNES, retry=Retry.WINDOW, right=Right.ADMIN
+    Command[results.Checkpoint],
+    effect=Effect.TUNES,
+    retry=Retry.WINDOW,
+    right=Right.ADMIN,
+    traits=Trait.OF_THE_LEADER | Trait.ON_ITS_LABEL,
 ):
     """Protect a kept checkpoint, have it be a routine one again, which newer ones push out, or drop
     it; the result is the checkpoint, as it is from now on or was."""
@@ -55,7 +64,7 @@ class Backup(Command[results.BackupFacts], effect=Effect.LONG):
     label: str | None = None
 
 
-class Promote(Command[None], effect=Effect.TUNES):
+class Promote(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
     """Make a standby the leader: it follows nobody any more, and takes writes."""
 
 

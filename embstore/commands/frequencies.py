@@ -3,6 +3,7 @@
 from typing import Literal
 
 from embstore import results
+from embstore.commands import joins
 from embstore.commands.base import Command, Effect, Right
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
@@ -41,11 +42,11 @@ class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
     """Pin no hot set any more."""
 
 
-class ClearCounts(Command[None], effect=Effect.TUNES):
+class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):
     """Count accesses from nothing again."""
 
 
-class WarmCache(Command[results.Warmed], effect=Effect.LONG):
+class WarmCache(Command[results.Warmed], effect=Effect.LONG, join=joins.total):
     """Bring the most frequent rows into the cache."""
 
     share: float = WARM_SHARE

@@ -6,7 +6,7 @@ from typing import Literal
 
 from embstore import results
 from embstore.arrays import AccessCounts, Factors, Keys, Offsets, Rows
-from embstore.commands.base import Command, Effect, Part, Reads
+from embstore.commands.base import Command, Effect, Part, Reads, Trait
 from embstore.results import AcknowledgedUpdate
 
 Pooling = Literal["sum", "mean"]
@@ -102,21 +102,21 @@ class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECOR
     keys: TableKeys
 
 
-class Update(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+class Update(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
     """One update of several tables, all or none (rules 2 and 4)."""
 
     tables: tuple[TableGradients, ...]
     options: UpdateOptions = UpdateOptions()
 
 
-class UpdatePooled(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+class UpdatePooled(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
     """One update of several tables by the gradients of bags, all or none (rule 8)."""
 
     tables: tuple[PooledGradients, ...]
     options: UpdateOptions = UpdateOptions()
 
 
-class UpdateRanks(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+class UpdateRanks(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
     """One update from several ranks, added in rank order (rule 6)."""
 
     ranks: tuple[Rank, ...]
@@ -130,7 +130,7 @@ class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
     rows: Rows
 
 
-class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
     """Set weights and state, and add to t: rows trained elsewhere (rule 7). `moved`: of partitions
     that another shard has still, which nobody reads here: so also while writes are paused, or a
     session holds the table."""

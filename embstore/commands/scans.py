@@ -1,6 +1,7 @@
 """Scans: the rows of a table in order."""
 
 from embstore import results
+from embstore.commands import joins
 from embstore.commands.base import Command, Effect, Right
 
 
@@ -28,7 +29,7 @@ class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.REA
     with_state: bool = False
 
 
-class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ):
+class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ, join=joins.nothing):
     """End a scan; one that is not there is no error."""
 
     scan: str

@@ -4,7 +4,8 @@ from typing import Literal
 
 from embstore import results
 from embstore.arrays import Keys
-from embstore.commands.base import Command, Effect, Part, Right
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Part, Right, Trait
 
 LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
 """Of a session that does not say."""
@@ -29,7 +30,12 @@ class StepKeys(Part):
     tables: tuple[StepTable, ...]
 
 
-class OpenSession(Command[results.SessionFacts], effect=Effect.TUNES, right=Right.WRITE):
+class OpenSession(
+    Command[results.SessionFacts],
+    effect=Effect.TUNES,
+    right=Right.WRITE,
+    traits=Trait.OF_THE_LEADER,
+):
     """Open a look-ahead session, or find it open with the same options."""
 
     name: str
@@ -43,7 +49,9 @@ class OpenSession(Command[results.SessionFacts], effect=Effect.TUNES, right=Righ
     waits: Waits = "late"
 
 
-class JoinSession(Command[results.Membership], effect=Effect.PROMPT, right=Right.WRITE):
+class JoinSession(
+    Command[results.Membership], effect=Effect.PROMPT, right=Right.WRITE, traits=Trait.JOINS
+):
     """Take the place of a rank. `member` is a secret of 16 to 64 characters; "": one is made."""
 
     name: str
@@ -51,20 +59,25 @@ class JoinSession(Command[results.Membership], effect=Effect.PROMPT, right=Right
     member: str = ""
 
 
-class RenewLease(Command[results.SessionFacts], effect=Effect.PROMPT, right=Right.WRITE):
+class RenewLease(
+    Command[results.SessionFacts],
+    effect=Effect.PROMPT,
+    right=Right.WRITE,
+    join=joins.least("last_step"),
+):
     """Renew the lease of a rank, as every other command of it does."""
 
     member: str
 
 
-class CloseSession(Command[None], effect=Effect.TUNES, right=Right.WRITE):
+class CloseSession(Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES):
     """Leave a session; the last rank's leaving ends it. `forget`: its place is forgotten, too."""
 
     member: str
     forget: bool = False
 
 
-class EndSession(Command[None], effect=Effect.TUNES, right=Right.WRITE):
+class EndSession(Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.AUDITED):
     """End a session for all its ranks, who are told so; its place stays. For who operates a store:
     ranks close theirs."""
 

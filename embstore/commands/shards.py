@@ -1,11 +1,12 @@
 """A store as a shard of a cluster."""
 
 from embstore import results
-from embstore.commands.base import Command, Effect
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Trait
 from embstore.sharding import ShardMap
 
 
-class SetShardMap(Command[None], effect=Effect.TUNES):
+class SetShardMap(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
     """Give a shard the next map of its cluster; commands after it are by that map, and it takes
     writes again. It is durable when it is acknowledged. Where the map has other owners or shards,
     sessions end, as with a restart. `boundary` is for a shard that has no partition yet: it takes
@@ -15,7 +16,7 @@ class SetShardMap(Command[None], effect=Effect.TUNES):
     boundary: results.Boundary | None = None
 
 
-class PauseWrites(Command[results.Boundary], effect=Effect.TUNES):
+class PauseWrites(Command[results.Boundary], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP):
     """Have a shard apply no command that writes from the answer on, which says where it stands. A
     step that waits for other ranks is not applied either, and is sent again. It lasts until
     `ResumeWrites`, or the next map; also over a restart. `by` says who: another one is
@@ -28,7 +29,7 @@ class PauseWrites(Command[results.Boundary], effect=Effect.TUNES):
     lease_ms: int = 0
 
 
-class ResumeWrites(Command[None], effect=Effect.TUNES):
+class ResumeWrites(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
     """Have a shard take writes again, if they are paused `by` this name; "": by whoever. It is no
     error that nobody has."""
 

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from embstore import results
 from embstore.arrays import Inverse, Keys, Rows
-from embstore.commands.base import Command, Effect, Part, Retry, Right
+from embstore.commands.base import Command, Effect, Part, Retry, Right, Trait
 from embstore.commands.rows import Bags, UpdateOptions
 from embstore.results import AcknowledgedUpdate
 
@@ -119,7 +119,7 @@ class SkipStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.ST
     step: int
 
 
-class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
     """Rows of a hot replica, of several tables of the member's session."""
 
     member: str

@@ -1,19 +1,28 @@
 """Tables: made, described, dropped, and what their content is."""
 
 from embstore import results
-from embstore.commands.base import Command, Effect, Right
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Right, Trait
 from embstore.config import TableConfig
 from embstore.results import Acknowledged
 
 
-class CreateTable(Command[results.TableDescription], effect=Effect.WRITES):
+class CreateTable(
+    Command[results.TableDescription],
+    effect=Effect.WRITES,
+    traits=Trait.AUDITED,
+    join=joins.same("table_id"),
+):
     """Create a table, or find the one of the same configuration."""
 
     config: TableConfig
 
 
-class GetTable(Command[results.TableDescription], effect=Effect.READS):
-    """Describe a table."""
+class GetTable(
+    Command[results.TableDescription], effect=Effect.READS, join=joins.least("config.rows")
+):
+    """Describe a table; of a cluster with the rows that it has on every shard, as one may hear of
+    growth first."""
 
     table: str
     table_id: int | None = None
@@ -25,14 +34,16 @@ class ListTables(
     """Describe all tables, by name; of a server, those that the caller may read."""
 
 
-class DropTable(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN):
+class DropTable(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, join=joins.first):
     """Forget a table and its rows."""
 
     table: str
     table_id: int | None = None
 
 
-class GrowTable(Command[Acknowledged], effect=Effect.WRITES):
+class GrowTable(
+    Command[Acknowledged], effect=Effect.WRITES, traits=Trait.AUDITED, join=joins.first
+):
     """Let a table have more rows.
 
     `members` are the sender's own, of any sessions: one of them may hold the table.
@@ -44,7 +55,9 @@ class GrowTable(Command[Acknowledged], effect=Effect.WRITES):
     members: tuple[str, ...] = ()
 
 
-class SetLearningRate(Command[Acknowledged], effect=Effect.WRITES):
+class SetLearningRate(
+    Command[Acknowledged], effect=Effect.WRITES, traits=Trait.AUDITED, join=joins.first
+):
     """Set the learning rate of updates that do not give one; `members` as of `GrowTable`."""
 
     table: str
