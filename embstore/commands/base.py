@@ -70,6 +70,10 @@ class Trait(Flag):
     """Its sender is not yet the member that it names."""
     LEAVES = auto()
     """Its sender is no member any more after it, whatever becomes of it."""
+    OF_ALL_SHARDS = auto()
+    """What it changes a cluster has alike on all shards, as what commands write."""
+    WITHOUT_COMMIT = auto()
+    """A standby answers it also before it has a commit of its leader."""
 
 
 _RIGHTS = {

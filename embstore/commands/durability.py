@@ -22,7 +22,7 @@ class Checkpoint(
     effect=Effect.TUNES,
     retry=Retry.WINDOW,
     right=Right.WRITE,
-    traits=Trait.OF_THE_LEADER | Trait.ON_ITS_LABEL | Trait.AUDITED,
+    traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL | Trait.AUDITED,
 ):
     """Make everything durable and keep it under a label."""
 
@@ -41,7 +41,7 @@ class SetRetention(
     effect=Effect.TUNES,
     retry=Retry.WINDOW,
     right=Right.ADMIN,
-    traits=Trait.OF_THE_LEADER | Trait.ON_ITS_LABEL,
+    traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL,
 ):
     """Protect a kept checkpoint, have it be a routine one again, which newer ones push out, or drop
     it; the result is the checkpoint, as it is from now on or was."""

@@ -11,7 +11,9 @@ class GetServerInfo(Command[results.ServerInfo], effect=Effect.PROMPT, traits=Tr
     """What the store is, and its limits."""
 
 
-class GetStats(Command[dict[str, Any]], effect=Effect.READS, traits=Trait.OF_ANY_MAP):
+class GetStats(
+    Command[dict[str, Any]], effect=Effect.READS, traits=Trait.OF_ANY_MAP | Trait.WITHOUT_COMMIT
+):
     """The stats of one table, or of the store where no table is named."""
 
     table: str = ""

@@ -77,7 +77,12 @@ class CloseSession(Command[None], effect=Effect.TUNES, right=Right.WRITE, traits
     forget: bool = False
 
 
-class EndSession(Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.AUDITED):
+class EndSession(
+    Command[None],
+    effect=Effect.TUNES,
+    right=Right.WRITE,
+    traits=Trait.AUDITED | Trait.OF_ALL_SHARDS,
+):
     """End a session for all its ranks, who are told so; its place stays. For who operates a store:
     ranks close theirs."""
 

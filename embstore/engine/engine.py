@@ -22,7 +22,7 @@ from embstore.arithmetic.denormals import kept
 from embstore.cache.arena import HostCache
 from embstore.cache_split import CacheSplit
 from embstore.checks import checked
-from embstore.commands import Command, Effect, Progress
+from embstore.commands import Command, Effect, Progress, Retry
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.durability import Durability
@@ -218,11 +218,12 @@ class Engine:
         """
         self.prepare(command, progress)
         out = self._empty_rows if out is c.ON_DEVICE else out
-        if isinstance(command, c.GrowTable | c.SetLearningRate):  # all sessions are the caller's
-            own = self.sessions.members_on(command.table)
-            command = cast(Command[R], replace(command, members=own))
+        given: Any = command
+        if hasattr(given, "members"):  # all sessions are the caller's
+            given = replace(given, members=self.sessions.members_on(given.table))
+            command = cast(Command[R], given)
         try:
-            finishes = isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep)
+            finishes = command.retry is Retry.STEP
             if finishes:
                 command = checked(command)
                 self.sessions.wait_for_turn(cast(Any, command), timeout_s)
@@ -247,15 +248,14 @@ class Engine:
         return cast(R, result)
 
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
-        """Do in slices what would take long in a command's turn; what `progress` raises ends it.
-
-        Of a checkpoint: what is dirty now is logged and synced, so that its turn has little to do.
-        """
-        if isinstance(command, c.Checkpoint):
+        """Do in slices what would take long in a command's turn; what `progress` raises ends it."""
+        if self.is_prepared(command):
             self.standing.check(checked(command))
-            with self.tables.frame.looking():
-                admin.check_checkpoint(self, command)
-            self.commits.prepare(progress)
+            admin.PREPARATIONS[type(command)](self, command, progress)
+
+    def is_prepared(self, command: Command[Any]) -> bool:
+        """Whether `prepare` does anything for a command."""
+        return type(command) in admin.PREPARATIONS
 
     def _begin(
         self,

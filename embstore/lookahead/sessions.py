@@ -219,7 +219,7 @@ class Sessions:
         StepNotFoundError : it was not announced.
         InvalidArgumentError : it is finished.
         """
-        bags = command.tables if isinstance(command, c.LookupStepPooled) else None
+        bags = getattr(command, "tables", None)
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
             step = self._asked(session, rank, command.step)

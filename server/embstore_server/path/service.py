@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from embstore.checks.call_bytes import reply_bytes
 from embstore.commands import (
-    Checkpoint,
     Command,
     Effect,
     GetDigest,
@@ -147,10 +146,11 @@ class Service(Served):
             case Effect.LONG:
                 answered = await self._in_thread(caller, command)
             case _:
-                if isinstance(command, Checkpoint):
+                if self.engine.is_prepared(command):
+                    verb = type(command).__name__
                     with suppress(CheckpointExistsError):  # maybe by this call, that is sent again
                         await self.run_in_thread(
-                            "Checkpoint", lambda e, progress: e.prepare(command, progress), caller
+                            verb, lambda e, progress: e.prepare(command, progress), caller
                         )
                 answered = await self._in_turn(caller, origin, work)
                 if caller.place is not None:
