@@ -32,12 +32,15 @@ class Retry(Enum):
 
 
 class Reads(Enum):
-    """What rows a command reads whose number its own arguments tell: one a key, or one a bag."""
+    """What rows a command reads: one a key or bag, so that its own arguments tell how many, or all
+    of a table."""
 
     NOTHING = auto()
     ROWS = auto()
     RECORDS = auto()
     """Weights and optimizer state."""
+    TABLE = auto()
+    """As they are when its turn has come."""
 
 
 class Right(IntEnum):

@@ -2,10 +2,10 @@
 
 from embstore import results
 from embstore.commands import joins
-from embstore.commands.base import Command, Effect, Right
+from embstore.commands.base import Command, Effect, Reads, Right
 
 
-class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ):
+class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
     """Make the written rows of a table readable in order, as they are at one command.
 
     `scan` is its name, a secret of 16 to 64 characters. `label` is a kept checkpoint; None: the

@@ -2,7 +2,7 @@
 
 from embstore import results
 from embstore.commands import joins
-from embstore.commands.base import Command, Effect, Right, Trait
+from embstore.commands.base import Command, Effect, Reads, Right, Trait
 from embstore.config import TableConfig
 from embstore.results import Acknowledged
 
@@ -66,14 +66,14 @@ class SetLearningRate(
     members: tuple[str, ...] = ()
 
 
-class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ):
+class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
     """The digest of a table's content (rule 11), as it is when its turn has come."""
 
     table: str
     table_id: int | None = None
 
 
-class GetLeaves(Command[results.Leaves], effect=Effect.LONG, right=Right.READ):
+class GetLeaves(Command[results.Leaves], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
     """Some leaves of a table's digest, from block `low` on: what stores that differ compare, and
     shards combine."""
 

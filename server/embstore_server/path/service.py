@@ -19,13 +19,11 @@ from embstore.checks.call_bytes import reply_bytes
 from embstore.commands import (
     Command,
     Effect,
-    GetDigest,
-    GetLeaves,
     GetStats,
     Lookup,
-    OpenScan,
     Progress,
     Promote,
+    Reads,
     Retry,
 )
 from embstore.engine.engine import Engine
@@ -206,7 +204,7 @@ class Service(Served):
             return answering(execute, self.instance)(engine)
 
         answered = await self.run_in_thread(type(command).__name__, work, caller)
-        if isinstance(command, GetDigest | GetLeaves | OpenScan):
+        if command.reads is Reads.TABLE:
             await self._until_durable(caller, answered, is_write=False)
         return answered
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from embstore.commands import EndSession, GetStats
+from embstore.commands import EndSession
 from embstore.lookahead.stats import PlanningStats, SessionStats
 from embstore_server.transports.rest.calls import Calling, CallRoute
 from embstore_server.transports.rest.models import reply, reply_model
@@ -24,7 +24,7 @@ _ENDED = reply_model("EndedSession", "A session that was ended.", name=(str, "It
 async def list_sessions(call: Calling) -> dict[str, Any]:
     """Return how far every live session is. Needs no engine. Members are secret."""
     call.check_ready()
-    call.permitted(GetStats())
+    call.check_may_read_stats()
     stats = call.service.engine.sessions.stats()
     sessions = sorted(stats["open"], key=lambda session: session["name"])
     return reply(call.service.context(), sessions=sessions, planning=stats["planning"])

@@ -14,7 +14,6 @@ from embstore.commands import (
     WARM_SHARE,
     Checkpoint,
     Flush,
-    GetStats,
     ListCheckpoints,
     ResizeCache,
     Restore,
@@ -186,7 +185,7 @@ async def warm_cache(call: Calling, request: WarmRequest | None = None) -> dict[
 async def get_warming(call: Calling) -> dict[str, Any]:
     """Return how far the warm-up is. Needs no engine."""
     call.check_ready()
-    call.permitted(GetStats())
+    call.check_may_read_stats()
     return _warming(call)
 
 
