@@ -3,7 +3,7 @@
 A command has one **right** (`Command.right`); this module says on what it is needed:
 
     tables     those that the command names; to create one, its future name
-    a label    Checkpoint and SetRetention need theirs on the label, as if it were a table's name
+    a label    commands `ON_ITS_LABEL` need theirs there, as if it were a table's name
     a session  commands of a session need theirs on the session's tables; whose it is, is for the
                server to know
     everything what names none of these concerns all tables
@@ -19,8 +19,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, cast
 
-from embstore import commands as c
-from embstore.commands import Command, Part
+from embstore.commands import Command, Part, Trait
 
 EVERYTHING = "*"
 """As a pattern: every name. As a name: what only that pattern matches."""
@@ -41,8 +40,8 @@ def matches(name: str, pattern: str) -> bool:
 
 def concerned(command: Command[Any]) -> tuple[str, ...]:
     """Return the names on which a command's right is needed; EVERYTHING, where it names none."""
-    if isinstance(command, c.Checkpoint | c.SetRetention):
-        return (command.label,)
+    if Trait.ON_ITS_LABEL in command.traits:
+        return (cast(Any, command).label,)
     return tuple(dict.fromkeys(_names(command))) or (EVERYTHING,)
 
 

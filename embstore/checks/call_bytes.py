@@ -69,7 +69,8 @@ def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
 def _spread_bytes(command: c.Command[Any], config_of: ConfigOf) -> Iterator[int]:
     """Yield the bytes of the rows of each table's keys, where these are pooled."""
     for part in tables_of(command):
-        if isinstance(part, c.PooledKeys | c.PooledGradients):
+        is_of_step = not hasattr(part, "table_id")  # whose rows the session knows
+        if not is_of_step and getattr(part, "bags", None) is not None:
             dim = config_of(part.table, part.table_id).dim
             yield VALUE_BYTES * dim * length(part.keys)
 

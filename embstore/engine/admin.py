@@ -197,12 +197,21 @@ def flush(engine: "Engine", command: c.Flush, progress: c.Progress | None) -> in
 def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Checkpoint:
     """Commit, and keep it under a label."""
     with engine.tables.reading():
-        check_checkpoint(engine, command)
+        _check_checkpoint(engine, command)
         engine.tables.commit(command.label, command.metadata)
         return deepcopy(engine.storage.catalogue.checkpoints[-1])
 
 
-def check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
+def prepare_checkpoint(
+    engine: "Engine", command: c.Checkpoint, progress: c.Progress | None
+) -> None:
+    """Log and sync what is dirty now, so that the turn of a checkpoint has little to do."""
+    with engine.tables.frame.looking():
+        _check_checkpoint(engine, command)
+    engine.commits.prepare(progress)
+
+
+def _check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
     """Refuse a checkpoint that cannot be kept. With the engine, or for a look."""
     storage, limits = engine.storage, engine.tables.limits
     storage.check_usable(write=True)
@@ -298,6 +307,9 @@ def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
     with engine.tables.reading():
         engine.frequencies.clear_counts()
 
+
+PREPARATIONS: dict[Any, Callable[[Any, Any, Any], None]] = {c.Checkpoint: prepare_checkpoint}
+"""preparation(engine, command, progress): what is done before a command's turn."""
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.GetServerInfo: get_server_info,

@@ -22,11 +22,11 @@ from embstore.arithmetic.denormals import kept
 from embstore.cache.arena import HostCache
 from embstore.cache_split import CacheSplit
 from embstore.checks import checked
-from embstore.commands import Command, Effect, Progress
+from embstore.commands import Command, Effect, Progress, Retry
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.durability import Durability
-from embstore.engine import admin, rows, sharding
+from embstore.engine import admin, rows, scans, sharding
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
@@ -40,6 +40,7 @@ from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
 from embstore.hotness.ranking import Ranking
 from embstore.hotness.warming import Warming
+from embstore.lookahead import sessions
 from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.sessions import Sessions
 from embstore.results import RowsRead
@@ -55,27 +56,17 @@ from embstore.tables.tables import Tables
 
 R = TypeVar("R")
 
+
+def _of_sessions(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    return lambda engine, command, _: handler(engine.sessions, command)
+
+
 HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
     **admin.HANDLERS,
     **rows.HANDLERS,
     **sharding.HANDLERS,
-    # Scans
-    c.OpenScan: lambda engine, command, progress: engine.scans.open(command, progress),
-    c.ReadScan: lambda engine, command, out: engine.scans.read(command, out),
-    c.CloseScan: lambda engine, command, _: engine.scans.close(command),
-    # Look-ahead sessions
-    c.OpenSession: lambda engine, command, _: engine.sessions.open(command),
-    c.JoinSession: lambda engine, command, _: engine.sessions.join(command),
-    c.RenewLease: lambda engine, command, _: engine.sessions.renew(command),
-    c.CloseSession: lambda engine, command, _: engine.sessions.close(command),
-    c.EndSession: lambda engine, command, _: engine.sessions.end(command.name),
-    c.Announce: lambda engine, command, _: engine.sessions.announce(command),
-    c.LookupStep: lambda engine, command, _: engine.sessions.lookup(command),
-    c.LookupStepPooled: lambda engine, command, _: engine.sessions.lookup(command),
-    c.ReadStep: lambda engine, command, _: engine.sessions.read(command),
-    c.UpdateStep: lambda engine, command, _: engine.sessions.finish(command),
-    c.ReleaseStep: lambda engine, command, _: engine.sessions.finish(command),
-    c.SkipStep: lambda engine, command, _: engine.sessions.finish(command),
+    **scans.HANDLERS,
+    **{kind: _of_sessions(handler) for kind, handler in sessions.HANDLERS.items()},
     # Access frequencies
     c.ExportProfile: lambda engine, command, progress: engine.ranking.export_profile(
         command.source, progress
@@ -218,11 +209,12 @@ class Engine:
         """
         self.prepare(command, progress)
         out = self._empty_rows if out is c.ON_DEVICE else out
-        if isinstance(command, c.GrowTable | c.SetLearningRate):  # all sessions are the caller's
-            own = self.sessions.members_on(command.table)
-            command = cast(Command[R], replace(command, members=own))
+        given: Any = command
+        if hasattr(given, "members"):  # all sessions are the caller's
+            given = replace(given, members=self.sessions.members_on(given.table))
+            command = cast(Command[R], given)
         try:
-            finishes = isinstance(command, c.UpdateStep | c.ReleaseStep | c.SkipStep)
+            finishes = command.retry is Retry.STEP
             if finishes:
                 command = checked(command)
                 self.sessions.wait_for_turn(cast(Any, command), timeout_s)
@@ -247,15 +239,14 @@ class Engine:
         return cast(R, result)
 
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
-        """Do in slices what would take long in a command's turn; what `progress` raises ends it.
-
-        Of a checkpoint: what is dirty now is logged and synced, so that its turn has little to do.
-        """
-        if isinstance(command, c.Checkpoint):
+        """Do in slices what would take long in a command's turn; what `progress` raises ends it."""
+        if self.is_prepared(command):
             self.standing.check(checked(command))
-            with self.tables.frame.looking():
-                admin.check_checkpoint(self, command)
-            self.commits.prepare(progress)
+            admin.PREPARATIONS[type(command)](self, command, progress)
+
+    def is_prepared(self, command: Command[Any]) -> bool:
+        """Whether `prepare` does anything for a command."""
+        return type(command) in admin.PREPARATIONS
 
     def _begin(
         self,

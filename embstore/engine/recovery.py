@@ -21,6 +21,7 @@ from embstore.arrays import TABLE_IDS_MAX
 from embstore.engine import rows
 from embstore.engine.admin import context
 from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
+from embstore.results import TableDescription
 from embstore.storage.command_records import RecordReader
 from embstore.tables.answers import (
     Answer,
@@ -119,20 +120,31 @@ def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
 
 
 def _result(engine: "Engine", logged: Logged) -> Any:
-    storage, command = engine.storage, logged.command
+    command = logged.command
     if command is None:
         with engine.tables.writing(None):
             return None
-    if isinstance(command, c.PutStepRows):
-        return rows.put_step_rows_again(engine, command)
-    if not isinstance(command, c.CreateTable):
-        return engine.execute_here(command)
+    again = _AGAIN.get(type(command))
+    return engine.execute_here(command) if again is None else again(engine, command, logged)
+
+
+def _create_table(engine: "Engine", command: c.CreateTable, logged: Logged) -> TableDescription:
+    """Make a table with the id that it had."""
+    storage = engine.storage
     before = storage.next_table_id  # more than then, where what was made then is still there
     storage.next_table_id = logged.next_table_id
     try:
-        return engine.execute_here(command)
+        made: TableDescription = engine.execute_here(command)
+        return made
     finally:
         storage.next_table_id = max(before, storage.next_table_id)
+
+
+_AGAIN: dict[Any, Callable[[Any, Any, Logged], Any]] = {
+    c.CreateTable: _create_table,
+    c.PutStepRows: lambda engine, command, _: rows.put_step_rows_again(engine, command),
+}
+"""What executes commands again that found more, the first time, than what they say."""
 
 
 def _note(engine: "Engine", logged: Logged, result: Any, memory: Memory) -> None:

@@ -245,3 +245,10 @@ def _entry(state: State, table_id: int, name: str, label: str | None) -> TableEn
             "table was made later, in place of another one or of none"
         )
     return found
+
+
+HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    c.OpenScan: lambda engine, command, progress: engine.scans.open(command, progress),
+    c.ReadScan: lambda engine, command, out: engine.scans.read(command, out),
+    c.CloseScan: lambda engine, command, _: engine.scans.close(command),
+}

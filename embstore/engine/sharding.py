@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.commands import Effect
+from embstore.commands import Effect, Trait
 from embstore.engine.admin import describe
 from embstore.errors import InvalidArgumentError, MovedError, SessionExpiredError, WritesPausedError
 from embstore.results import Boundary, NamedPlace, Place
@@ -71,7 +71,7 @@ def by_map(
 
     Raises MovedError: it is split in another way by now; nothing has changed.
     """
-    if isinstance(command, c.JoinSession):  # takes no turn: so it is looked at once more
+    if Trait.JOINS in command.traits:  # takes no turn: so it is looked at once more
         check_version(engine, version)
         joined = begin()
         try:

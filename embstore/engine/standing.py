@@ -8,12 +8,8 @@ refused where they would be lost, and stats show it.
 from time import monotonic
 from typing import Any
 
-from embstore import commands as c
-from embstore.commands import Command, Effect
+from embstore.commands import Command, Effect, Trait
 from embstore.errors import PermissionDeniedError, StoreClosedError
-
-_OF_THE_LEADER = (c.Checkpoint, c.SetRetention, c.OpenSession)
-"""Beside all that writes."""
 
 
 class Standing:
@@ -57,12 +53,12 @@ class Standing:
         """Refuse a command that is not this store's to execute."""
         if not self.leader and not self.replaced_by:
             return
-        if self.is_empty and not isinstance(command, c.GetStats):
+        if self.is_empty and Trait.WITHOUT_COMMIT not in command.traits:
             raise StoreClosedError(
                 f"this standby waits for the first commit of {self.leader}"
                 f"{': ' if self.reason else ''}{self.reason}; send the call again later"
             )
-        if command.effect is Effect.WRITES or isinstance(command, _OF_THE_LEADER):
+        if command.effect is Effect.WRITES or Trait.OF_THE_LEADER in command.traits:
             raise PermissionDeniedError(self.refusal)
 
     @property

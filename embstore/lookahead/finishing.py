@@ -62,10 +62,12 @@ class Finishing:
 
     def send(self, command: Finish) -> StepOutcome:
         """Take one rank's share, and do the step if it is the last."""
-        number, options = command.step, _options_of(command)
+        number, update = command.step, command if isinstance(command, c.UpdateStep) else None
+        verb = _VERBS[type(command)]
+        options = Options(verb) if update is None else Options(verb, update.options)
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
-            outcome = session.remembered(number, options.verb)
+            outcome = session.remembered(number, verb)
             if outcome is not None:
                 return StepOutcome(self._planner, session, rank, number, Attempt(outcome))
             found = session.step(number, rank)
@@ -74,11 +76,9 @@ class Finishing:
                     f"session {session.name!r}: step {session.last_step + 1} must be updated, "
                     f"released or skipped before step {number}"
                 )
-        sent = Sent(options, self._gradients(session, found.shares[rank.rank], command))
-        if isinstance(command, c.UpdateStep):
-            checksum = command.rows_checksum
-            checksum = None if checksum is None else index(checksum)
-            sent = replace(sent, rows_checksum=checksum, is_finite=command.is_finite)
+        sent = Sent(options, {})
+        if update is not None:
+            sent = self._sent(session, found.shares[rank.rank], update, options)
         with self._planner.lock:
             session.check_live()
             attempt = found.attempt
@@ -185,16 +185,17 @@ class Finishing:
             shares, options.update, stages=stages, parts=parts, session=session.name, summed=summed
         )
 
-    def _gradients(
-        self, session: Session, share: RankShare, command: Finish
-    ) -> Mapping[str, c.StepGradients | KeptSums]:
-        if not isinstance(command, c.UpdateStep):
-            return {}
+    def _sent(
+        self, session: Session, share: RankShare, command: c.UpdateStep, options: Options
+    ) -> Sent:
         on_device = any(is_on_device(part.gradients) for part in command.tables)
         is_copied = on_device and session.facts.world_size > 1
         is_logged = self._tables.frame.log is not None
         with self._tables.reading() if is_copied else nullcontext():
-            return _checked_gradients(session, share, command, is_logged=is_logged)
+            gradients = _checked_gradients(session, share, command, is_logged=is_logged)
+        checksum = command.rows_checksum
+        checksum = None if checksum is None else index(checksum)
+        return Sent(options, gradients, checksum, command.is_finite)
 
 
 def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
@@ -215,11 +216,6 @@ def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
     if len(ranks) == 1:
         return c.Update(ranks[0], options.update)
     return c.UpdateRanks(tuple(map(c.Rank, ranks)), options.update)
-
-
-def _options_of(command: Finish) -> Options:
-    verb = _VERBS[type(command)]
-    return Options(verb, command.options) if isinstance(command, c.UpdateStep) else Options(verb)
 
 
 def _checked_gradients(

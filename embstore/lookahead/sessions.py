@@ -219,7 +219,7 @@ class Sessions:
         StepNotFoundError : it was not announced.
         InvalidArgumentError : it is finished.
         """
-        bags = command.tables if isinstance(command, c.LookupStepPooled) else None
+        bags = getattr(command, "tables", None)
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
             step = self._asked(session, rank, command.step)
@@ -436,3 +436,20 @@ def _check_keys(table: TableState, keys: Keys, where: str) -> None:
         raise InvalidArgumentError(
             f"{where}: table {table.name!r}: expected each key once, found key {again} repeated"
         )
+
+
+HANDLERS: dict[Any, Callable[[Any, Any], Any]] = {
+    c.OpenSession: Sessions.open,
+    c.JoinSession: Sessions.join,
+    c.RenewLease: Sessions.renew,
+    c.CloseSession: Sessions.close,
+    c.EndSession: lambda sessions, command: sessions.end(command.name),
+    c.Announce: Sessions.announce,
+    c.LookupStep: Sessions.lookup,
+    c.LookupStepPooled: Sessions.lookup,
+    c.ReadStep: Sessions.read,
+    c.UpdateStep: Sessions.finish,
+    c.ReleaseStep: Sessions.finish,
+    c.SkipStep: Sessions.finish,
+}
+"""handler(sessions, command) of each command."""

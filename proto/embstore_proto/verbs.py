@@ -38,15 +38,6 @@ from embstore_proto.v1 import embstore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]
 
-_STREAMED_REPLIES: dict[str, Any] = {
-    "ReadScan": pb.ScannedRowsReply,
-    "LookupStep": pb.StepRowsReply,
-    "LookupStepPooled": pb.RowsReply,
-    "ReadStep": pb.StepRecordsReply,
-    "ExportProfile": pb.ProfileReply,
-    "GetHotSet": pb.HotSetReply,
-}
-"""Of methods that return a stream of chunks: the message that the chunks are the pieces of."""
 _STREAMED_RESULTS = {"LookupStep": StepRows}
 """What the messages of a stream hold, where that is not the command's result."""
 
@@ -81,7 +72,11 @@ class Verb:
         self.result: Any = _STREAMED_RESULTS.get(name) or get_args(base)[0]
         """The annotation of what the command returns, or the messages of a stream hold."""
         self.request: Any = getattr(pb, f"{name}Request")
-        self.reply: Any = _STREAMED_REPLIES.get(name) or getattr(pb, method.output_type.name)
+        replied = method.output_type.name
+        if replied == "Chunk":  # pieces of the message that is called as the result is
+            (kind, *_) = get_args(self.result) or (self.result,)
+            replied = "RowsReply" if kind is RowsRead else f"{kind.__name__}Reply"
+        self.reply: Any = getattr(pb, replied)
         self.is_bulk = hasattr(self.request, "Header")
         """Whether the request carries arrays."""
         self.has_bulk_reply = hasattr(self.reply, "Header")

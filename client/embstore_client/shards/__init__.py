@@ -15,7 +15,7 @@ the order of the call.
     sessions      opened, joined, left; steps announced
     steps         rows of announced steps
     finishing     steps finished on all shards
-    whole         commands that all shards hear as they are, and what comes of the answers
+    whole         commands of the whole cluster that are like no other
     stats         what of their stats adds, and the rates of the sums
     checkpoints   one label on all shards, at one boundary
     digests       leaves of all shards, combined; scans likewise

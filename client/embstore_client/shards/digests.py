@@ -17,7 +17,6 @@ from embstore import commands as c
 from embstore.arithmetic import LEAF_RECORD, Root, partitions_of_blocks
 from embstore.errors import OutcomeUnknownError
 from embstore.results import Digest, Leaves, ScanFacts, ScannedRows, TableDescription
-from embstore_client.shards.whole import tell
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -129,5 +128,4 @@ HANDLERS = {
     c.GetLeaves: get_leaves,
     c.OpenScan: open_scan,
     c.ReadScan: read_scan,
-    c.CloseScan: tell,
 }

@@ -14,8 +14,7 @@ from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError, TableNotFoundError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile, exact_sum
-from embstore.results import HotSetFacts, Warmed
-from embstore_client.shards.whole import tell
+from embstore.results import HotSetFacts
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -83,13 +82,6 @@ def _splits(
         raise
 
 
-def warm_cache(router: Router, command: c.WarmCache, call: Call) -> Warmed:
-    """Warm the cache of every shard."""
-    found = router.all(command, call)
-    rows, of = sum(one.rows for one in found), sum(one.of for one in found)
-    return Warmed(rows, of, all(one.finished for one in found))
-
-
 def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | None:
     """The hot set, of which every shard has its rows pinned."""
     found = [one for one in router.all(command, call) if one is not None]
@@ -128,8 +120,6 @@ def _facts(found: list[HotSetFacts], size: int) -> HotSetFacts:
 HANDLERS = {
     c.ExportProfile: export_profile,
     c.ImportProfile: import_profile,
-    c.ClearCounts: tell,
-    c.WarmCache: warm_cache,
     c.GetHotSet: get_hot_set,
     c.PinHotSet: pin_hot_set,
     c.UnpinHotSet: unpin_hot_set,

@@ -7,7 +7,7 @@ them, so that a command is split, sent and joined by one map, whatever other thr
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 from embstore import commands as c
 from embstore.arrays import Keys, check_on_host, refusal
 from embstore.checks import checked
-from embstore.commands import Command, Executor, Progress
+from embstore.commands import Command, Effect, Executor, Progress, Trait
+from embstore.commands.joins import Join
 from embstore.config import Limits
 from embstore.errors import (
     InvalidArgumentError,
@@ -43,8 +44,6 @@ from embstore_client.shards.split import Owners, Split
 
 R = TypeVar("R")
 
-OF_ANY_MAP = (c.GetServerInfo, c.GetStats, c.SetShardMap, c.PauseWrites, c.ResumeWrites, c.Promote)
-"""Commands that are not split by a map."""
 _THREADS_MAX = 1 << 20
 """No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
 
@@ -61,7 +60,7 @@ HANDLERS: dict[type[Command[Any]], Any] = (
     | digests.HANDLERS
     | frequencies.HANDLERS
 )
-"""handler(router, command, call) of every command."""
+"""handler(router, command, call) of each command that does not say how its answers are joined."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Router:
         self.shard_map = shard_map
         self.timeout_s = timeout_s
         self.owners = Owners(shard_map)
-        self.tables = KnownTables(self.described)
+        self.tables = KnownTables(self.execute)
         self.shared = shared or Shared()
         self.places = self.shared.places
         self.rounds_rows = executors[0].rounds_rows
@@ -130,13 +129,26 @@ class Router:
         call = Call(out, timeout_s, progress)
         if len(self.shards) == 1 and not isinstance(command, c.GetServerInfo):
             return self._at(0, command, call)
-        if isinstance(command, c.LookupStep | c.LookupStepPooled) and are_on_device(out):
+        member = "" if Trait.JOINS in command.traits else getattr(command, "member", "")
+        if member and are_on_device(out):
             self.check_device()
-        member = "" if isinstance(command, c.JoinSession) else getattr(command, "member", "")
         with sessions.leaving(self, member):
-            if member and not isinstance(command, c.CloseSession):
+            if member and Trait.LEAVES not in command.traits:
                 self.places.check_map(member, self.shard_map.version)
+            if command.join is not None:
+                return self._joined(command, command.join, call)
             return cast(R, HANDLERS[type(command)](self, command, call))
+
+    def _joined(self, command: Command[R], join: Join, call: "Call") -> R:
+        """Have every shard execute a command, and make one answer of theirs."""
+        is_write = command.effect is Effect.WRITES
+        if is_write:  # a table that it names may be another one after it
+            self.tables.forget(getattr(command, "table", ""))
+        with self.writing() if is_write else nullcontext():
+            answer: R = join(self.all(command, call))
+        if isinstance(answer, TableDescription):
+            self.tables.note(answer)
+        return answer
 
     def prefetch(self, command: c.LookupStep) -> c.Prefetched | None:
         """Ask each shard for its rows of a step; None: nothing is gained by it."""
@@ -167,14 +179,13 @@ class Router:
 
     def _at(self, shard: int, command: Command[R], call: Call) -> R:
         """Return what one shard answers."""
-        is_of_any = isinstance(command, OF_ANY_MAP)
         send = partial(
             self.shards[shard].execute,
             command,
             out=call.out,
             timeout_s=call.timeout_s,
             progress=call.progress,
-            map_version=0 if is_of_any else self.shard_map.version,
+            map_version=0 if Trait.OF_ANY_MAP in command.traits else self.shard_map.version,
         )
         check = partial(self.check_newest, {0, shard})
         return until_taken(send, check, call.timeout_s or self.timeout_s)
@@ -281,10 +292,6 @@ class Router:
 
     # Tables
 
-    def described(self, command: c.GetTable) -> TableDescription:
-        """Return a table with the rows that it has on every shard: one may hear of growth first."""
-        return min(self.all(command), key=lambda found: found.config.rows)
-
     @property
     def limits(self) -> Limits:
         """Of the cluster: its first shard's."""
@@ -349,16 +356,12 @@ def _check_not_half(
     """Raise OutcomeUnknownError, if partitions have moved while a command was applied by some
     shards, and not by others: it cannot be sent again."""
     has_moved = any(isinstance(error, MovedError) for error in errors)
-    if has_moved and None in errors and isinstance(next(iter(commands.values())), _COUNTED):
+    if has_moved and None in errors and Trait.ADDS in next(iter(commands.values())).traits:
         raise OutcomeUnknownError(
             "partitions have moved while several clients wrote the same table, and this update was "
             "applied to some of its rows only: restore a checkpoint of the cluster, or go on if "
             "that can be borne"
         )
-
-
-_COUNTED = (c.Update, c.UpdateRanks, c.UpdatePooled, c.PutRows, c.PutStepRows)
-"""Commands that are not the same when they are applied twice."""
 
 
 def _are_in(keys: Keys, described: TableDescription) -> bool:

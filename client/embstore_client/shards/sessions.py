@@ -41,7 +41,7 @@ _LEAVE_S = 5.0
 def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionFacts:
     """Open a session on every shard."""
     with router.writing():
-        facts = _furthest_back(router.all(command, call))
+        facts = min(router.all(command, call), key=lambda one: one.last_step)
     for name in facts.tables:  # held from now on: none of them is made anew any more
         router.tables.look_again(name, None)
     return facts
@@ -89,15 +89,6 @@ def leave(router: Router, member: str) -> None:
     with suppress(EmbstoreError):
         router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
     router.places.left(member)
-
-
-def renew_lease(router: Router, command: c.RenewLease, call: Call) -> SessionFacts:
-    """Renew the lease of a rank on every shard."""
-    return _furthest_back(router.all(command, call))
-
-
-def _furthest_back(found: list[SessionFacts]) -> SessionFacts:
-    return min(found, key=lambda facts: facts.last_step)
 
 
 def close_session(router: Router, command: c.CloseSession, call: Call) -> None:
@@ -158,7 +149,6 @@ def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:
 HANDLERS = {
     c.OpenSession: open_session,
     c.JoinSession: join_session,
-    c.RenewLease: renew_lease,
     c.CloseSession: close_session,
     c.EndSession: end_session,
     c.Announce: announce,

@@ -1,4 +1,4 @@
-"""Commands that every shard hears as they are, and what comes of the answers."""
+"""Commands of the whole cluster whose parts, or answers, are like those of no other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
-from embstore.errors import EmbstoreError
-from embstore.results import Acknowledged, BackupFacts, Boundary, ServerInfo, TableDescription
+from embstore.results import BackupFacts, Boundary, ServerInfo, TableDescription
 from embstore_client.boundary import pause_all
 from embstore_client.shards import stats
 
@@ -46,33 +45,7 @@ def resize_cache(router: Router, command: c.ResizeCache, call: Call) -> None:
     router.all(c.ResizeCache(share), call)
 
 
-def check_integrity(router: Router, command: c.CheckIntegrity, call: Call) -> str:
-    """The first violation, by shard."""
-    return next(filter(None, router.all(command, call)), "")
-
-
 # Tables
-
-
-def create_table(router: Router, command: c.CreateTable, call: Call) -> TableDescription:
-    """Create a table on every shard, with one id."""
-    with router.writing():
-        found = router.all(command, call)
-    if len({one.table_id for one in found}) > 1:
-        raise EmbstoreError(
-            f"table {command.config.name!r} has another id on each shard, "
-            f"{[one.table_id for one in found]}: they have not heard the same commands; restore "
-            "the cluster to its last checkpoint"
-        )
-    router.tables.note(found[0])
-    return found[0]
-
-
-def get_table(router: Router, command: c.GetTable, call: Call) -> TableDescription:
-    """What a table is."""
-    described = router.described(command)
-    router.tables.note(described)
-    return described
 
 
 def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[TableDescription, ...]:
@@ -84,25 +57,7 @@ def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[Tabl
     return tuple(replace(one, t=least[one.table_id]) for one in first)
 
 
-def drop_table(router: Router, command: c.DropTable, call: Call) -> Acknowledged:
-    """Forget a table on every shard."""
-    router.tables.forget(command.table)
-    return acknowledged(router, command, call)
-
-
-def acknowledged(router: Router, command: Any, call: Call) -> Acknowledged:
-    """Tell every shard, and return what the first answers."""
-    with router.writing():
-        found: list[Acknowledged] = router.all(command, call)
-    return found[0]
-
-
 # Durability
-
-
-def flush(router: Router, command: c.Flush, call: Call) -> int:
-    """Dirty rows of all shards."""
-    return sum(router.all(command, call))
 
 
 def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
@@ -122,11 +77,6 @@ def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
     )
 
 
-def tell(router: Router, command: Any, call: Call) -> None:
-    """Tell every shard."""
-    router.all(command, call)
-
-
 def pause_writes(router: Router, command: c.PauseWrites, call: Call) -> Boundary:
     """Have every shard pause its writes, at one boundary."""
     return pause_all(router.shards, command.by, timeout_s=call.timeout_s)
@@ -136,18 +86,7 @@ HANDLERS = {
     c.GetServerInfo: get_server_info,
     c.GetStats: get_stats,
     c.ResizeCache: resize_cache,
-    c.SetPolicy: tell,
-    c.CheckIntegrity: check_integrity,
-    c.CreateTable: create_table,
-    c.GetTable: get_table,
     c.ListTables: list_tables,
-    c.DropTable: drop_table,
-    c.GrowTable: acknowledged,
-    c.SetLearningRate: acknowledged,
-    c.Flush: flush,
     c.Backup: backup,
-    c.Promote: tell,
-    c.SetShardMap: tell,
     c.PauseWrites: pause_writes,
-    c.ResumeWrites: tell,
 }

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from embstore import commands as c
-from embstore.commands import Command, Right
+from embstore.commands import Command, Right, Trait
 from embstore.config import NAME_BYTES_MAX
 from embstore.errors import InvalidArgumentError
 from embstore.lookahead.sessions import Sessions
@@ -20,15 +19,12 @@ from embstore_server.path.caller import Caller
 
 C = TypeVar("C", bound=Command[Any])
 
-_AUDITED = (c.CreateTable, c.GrowTable, c.SetLearningRate, c.Checkpoint, c.EndSession)
-"""Beside all that needs the right to administrate."""
 _AUDITED_CHARACTERS_MAX = 400
-_NAMED_SESSION = (c.OpenSession, c.JoinSession, c.EndSession)
 
 
-def _subject(command: Command[Any]) -> str:
+def _subject(command: Any) -> str:
     """Return what a command is about, for the log."""
-    if isinstance(command, c.Restore) and command.force:
+    if getattr(command, "force", False):
         return f"{command.label}, ending open sessions"
     for field in ("name", "label", "destination"):
         if said := getattr(command, field, None):
@@ -49,20 +45,21 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     Raises PermissionDeniedError; InvalidArgumentError: a name that nothing can have.
     """
     principal = caller.principal
-    if isinstance(command, _NAMED_SESSION):
-        command = cast(C, replace(command, name=principal.session(command.name)))
-    if isinstance(command, c.GrowTable | c.SetLearningRate) and command.members:
-        own = _own_members(principal, command.members, sessions)
-        command = cast(C, replace(command, members=own))
+    given: Any = command
+    if (session := getattr(given, "name", None)) is not None:
+        given = replace(given, name=principal.session(session))
+    if members := getattr(given, "members", ()):
+        given = replace(given, members=_own_members(principal, members, sessions))
+    command = cast(C, given)
     names = concerned(command)
     caller.tables = () if names == (EVERYTHING,) else names
     if any(len(name) > NAME_BYTES_MAX for name in names):  # nothing is remembered or logged of it
         raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
-    if command.right is Right.ADMIN or isinstance(command, _AUDITED):
+    if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
     if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
         return command
-    is_named = isinstance(command, c.JoinSession | c.EndSession)
+    is_named = session is not None and names == (EVERYTHING,)
     member = None if is_named else getattr(command, "member", None)
     if is_named or member is not None:
         facts = sessions().facts(member=member, name=getattr(command, "name", ""))

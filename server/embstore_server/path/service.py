@@ -17,16 +17,13 @@ from typing import Any, TypeVar
 
 from embstore.checks.call_bytes import reply_bytes
 from embstore.commands import (
-    Checkpoint,
     Command,
     Effect,
-    GetDigest,
-    GetLeaves,
     GetStats,
     Lookup,
-    OpenScan,
     Progress,
     Promote,
+    Reads,
     Retry,
 )
 from embstore.engine.engine import Engine
@@ -147,10 +144,11 @@ class Service(Served):
             case Effect.LONG:
                 answered = await self._in_thread(caller, command)
             case _:
-                if isinstance(command, Checkpoint):
+                if self.engine.is_prepared(command):
+                    verb = type(command).__name__
                     with suppress(CheckpointExistsError):  # maybe by this call, that is sent again
                         await self.run_in_thread(
-                            "Checkpoint", lambda e, progress: e.prepare(command, progress), caller
+                            verb, lambda e, progress: e.prepare(command, progress), caller
                         )
                 answered = await self._in_turn(caller, origin, work)
                 if caller.place is not None:
@@ -206,7 +204,7 @@ class Service(Served):
             return answering(execute, self.instance)(engine)
 
         answered = await self.run_in_thread(type(command).__name__, work, caller)
-        if isinstance(command, GetDigest | GetLeaves | OpenScan):
+        if command.reads is Reads.TABLE:
             await self._until_durable(caller, answered, is_write=False)
         return answered
 

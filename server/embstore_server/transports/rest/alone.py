@@ -8,12 +8,9 @@ so: the router of a cluster calls each shard as any client calls a server.
 from collections.abc import Callable
 from typing import Any
 
-from embstore.commands import Checkpoint, Command, Effect, EndSession, SetRetention
+from embstore.commands import Command, Effect, Trait
 from embstore.errors import InvalidArgumentError
 from embstore.storage.shard import ShardPlace
-
-_OF_ALL = (Checkpoint, SetRetention, EndSession)
-"""Beside all that writes: what a cluster has alike on all shards."""
 
 
 def check_alone(command: Command[Any], place_of: Callable[[], ShardPlace | None]) -> None:
@@ -21,7 +18,7 @@ def check_alone(command: Command[Any], place_of: Callable[[], ShardPlace | None]
 
     Raises InvalidArgumentError: nothing has changed.
     """
-    if command.effect is not Effect.WRITES and not isinstance(command, _OF_ALL):
+    if command.effect is not Effect.WRITES and Trait.OF_ALL_SHARDS not in command.traits:
         return
     place = place_of()
     if place is None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from embstore.commands import GetStats
 from embstore.stats import document, gauge
 from embstore_server.telemetry.metrics import BOUNDS
 from embstore_server.telemetry.slow_calls import SlowCall
@@ -43,7 +42,7 @@ _CALLS = reply_model(
 async def get_calls(call: Calling) -> dict[str, Any]:
     """Return how long calls took, and the latest slow ones. Needs no engine."""
     call.check_ready()
-    call.permitted(GetStats())
+    call.check_may_read_stats()
     metrics = call.service.metrics
     slow = [document(SlowCall, one) for one in metrics.slow_calls.latest()]
     return reply(

@@ -20,7 +20,7 @@ from grpc import StatusCode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from embstore.commands import Command, Progress
+from embstore.commands import Command, GetStats, Progress
 from embstore.engine.engine import Engine
 from embstore.errors import InvalidArgumentError, StoreClosedError, TableNotFoundError
 from embstore_proto.envelope import Origin
@@ -88,6 +88,15 @@ class Call:
         command = self.service.permitted(self.caller, command)
         check_alone(command, lambda: self.service.engine.shard)
         return command
+
+    async def stats(self, table: str = "") -> Answered:
+        """Return the stats of a table, or of the store."""
+        return await self.execute(GetStats(table))
+
+    def check_may_read_stats(self) -> None:
+        """Refuse a caller that may not read the store's stats: what has no command of its own, and
+        tells as much."""
+        self.permitted(GetStats())
 
     def check_ready(self) -> None:
         """Raise StoreClosedError while the server is starting, stopping or has failed."""

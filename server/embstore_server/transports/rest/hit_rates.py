@@ -112,7 +112,7 @@ async def get_hit_rates(
     is old, a minute or more, is answered, and another one begun.
     """
     call.check_ready()
-    call.permitted(GetStats())
+    call.check_may_read_stats()
     call.permitted(ExportProfile("counted"))
     made: Predictions = request.app.state.predictions
     await made.refresh(wait=wait)

@@ -14,7 +14,6 @@ from fastapi import APIRouter, FastAPI, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
-from embstore.commands import GetStats
 from embstore.errors import EmbstoreError
 from embstore_server.path.service import Service
 from embstore_server.transports.rest.calls import Calling, CallRoute
@@ -49,7 +48,7 @@ class Scrapes:
 
     async def text(self, call: Calling) -> bytes:
         """Return the metrics as text, made in a thread: for thousands of tables it takes long."""
-        call.permitted(GetStats())
+        call.check_may_read_stats()
         await self._capture(call)
         stats = dict(self._stats or {})
         age_s = None if self._stats is None else monotonic() - self._captured_at
@@ -64,7 +63,7 @@ class Scrapes:
         call.caller.deadline = now + patience_s
         try:
             async with asyncio.timeout(patience_s):
-                answered = await call.execute(GetStats())
+                answered = await call.stats()
         except (EmbstoreError, TimeoutError):
             return  # opening, busy, overloaded, failed: other metrics say which
         self._stats, self._captured_at = answered.value, monotonic()

@@ -4,7 +4,6 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from embstore.commands import GetStats
 from embstore.lookahead.stats import PlanningStats, SessionStats
 from embstore_server.transports.rest.calls import Calling, CallRoute
 from embstore_server.transports.rest.models import reply, reply_model
@@ -23,7 +22,7 @@ _SESSIONS = reply_model(
 async def list_sessions(call: Calling) -> dict[str, Any]:
     """Return how far every live session is. Needs no engine. Members are secret."""
     call.check_ready()
-    call.permitted(GetStats())
+    call.check_may_read_stats()
     stats = call.service.engine.sessions.stats()
     sessions = sorted(stats["open"], key=lambda session: session["name"])
     return reply(call.service.context(), sessions=sessions, planning=stats["planning"])

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from embstore.cache.policies import POLICIES
-from embstore.commands import GetServerInfo, GetStats
+from embstore.commands import GetServerInfo
 from embstore.config import INITIALIZERS, OPTIMIZERS
 from embstore.device.facts import DeviceFacts
 from embstore.hotness.stats import FrequencyStats
@@ -46,7 +46,7 @@ _FREQUENCY = reply_model("Frequency", "Access frequencies.", **_parts(FrequencyS
 async def get_server(call: Calling) -> dict[str, Any]:
     """Return what serves. Needs no engine: it is answered also while a long call runs."""
     service = call.service
-    call.permitted(GetStats())  # it tells as much
+    call.check_may_read_stats()  # it tells as much
     command = call.permitted(GetServerInfo())
     info = (await service.execute(call.caller, command)).value  # of a failed store, too
     return reply(
@@ -72,7 +72,7 @@ async def get_stats(call: Calling) -> dict[str, Any]:
 
     The engine counts the rows of each table anew: ask every few seconds, not all the time.
     """
-    answered = await call.execute(GetStats())
+    answered = await call.stats()
     process = process_stats(call.service, answered.value)
     verbs = call.service.metrics.stats()
     return reply(answered.context, **answered.value, **process, verbs=verbs)
@@ -81,5 +81,5 @@ async def get_stats(call: Calling) -> dict[str, Any]:
 @router.get("/frequency", name="GetFrequency", response_model=_FREQUENCY, tags=["stats"])
 async def get_frequency(call: Calling) -> dict[str, Any]:
     """Return what is counted, recorded, warmed and pinned."""
-    answered = await call.execute(GetStats())
+    answered = await call.stats()
     return reply(answered.context, **answered.value["frequency"])

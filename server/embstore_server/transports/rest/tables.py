@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from fastapi import APIRouter, Path
 
-from embstore.commands import GetStats, GetTable, ListTables
+from embstore.commands import GetTable, ListTables
 from embstore.engine.stats import TableStats
 from embstore.stats import document, gauge, text
 from embstore_server.transports.rest.calls import Calling, CallRoute, one_table
@@ -75,7 +75,7 @@ async def list_tables(call: Calling) -> dict[str, Any]:
 @router.get("/tables/{name:path}/stats", name="GetStats", response_model=_STATS)
 async def get_table_stats(call: Calling, name: TableName) -> dict[str, Any]:
     """Return one table's stats."""
-    answered = await call.execute(GetStats(one_table(unquote(name))))
+    answered = await call.stats(one_table(unquote(name)))
     return reply(answered.context, name=unquote(name), stats=answered.value)
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from embstore import results
-from embstore.commands import WARM_SHARE, GetStats, ListCheckpoints, WarmCache
+from embstore.commands import WARM_SHARE, ListCheckpoints, WarmCache
 from embstore.hotness.stats import WarmingStats
 from embstore.stats import document, flag, gauge, part, text
 from embstore_server.transports.rest.calls import Call, Calling, CallRoute
@@ -88,7 +88,7 @@ async def warm_cache(call: Calling, request: WarmRequest | None = None) -> dict[
 async def get_warming(call: Calling) -> dict[str, Any]:
     """Return how far the warm-up is. Needs no engine."""
     call.check_ready()
-    call.permitted(GetStats())
+    call.check_may_read_stats()
     return _warming(call)
 
 

@@ -1,0 +1,73 @@
+"""What is kept: commits, checkpoints, backups, standbys."""
+
+import json
+from typing import Any
+
+from embstore import results
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Retry, Right, Trait
+from embstore.durability import Retention
+from embstore.results import Acknowledged
+
+
+class Flush(Command[int], effect=Effect.LONG, join=joins.total):
+    """Write the dirty rows of a table, or of all, to the log; the result is how many."""
+
+    table: str = ""
+    table_id: int | None = None
+
+
+class Checkpoint(
+    Command[results.Checkpoint],
+    effect=Effect.TUNES,
+    retry=Retry.WINDOW,
+    right=Right.WRITE,
+    traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL | Trait.AUDITED,
+):
+    """Make everything durable and keep it under a label."""
+
+    label: str
+    metadata: dict[str, Any]
+
+
+class ListCheckpoints(
+    Command[tuple[results.Checkpoint, ...]], effect=Effect.READS, right=Right.KNOWN
+):
+    """The kept checkpoints, oldest first; of a server, what of them the caller may read."""
+
+
+class SetRetention(
+    Command[results.Checkpoint],
+    effect=Effect.TUNES,
+    retry=Retry.WINDOW,
+    right=Right.ADMIN,
+    traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL,
+):
+    """Protect a kept checkpoint, have it be a routine one again, which newer ones push out, or drop
+    it; the result is the checkpoint, as it is from now on or was."""
+
+    label: str
+    retention: Retention
+
+
+class Restore(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN):
+    """Go back to a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
+
+    label: str
+    force: bool = False
+
+
+class Backup(Command[results.BackupFacts], effect=Effect.LONG):
+    """Copy a kept checkpoint to a path or URL of the server; no label: what there is now."""
+
+    destination: str
+    label: str | None = None
+
+
+class Promote(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
+    """Make a standby the leader: it follows nobody any more, and takes writes."""
+
+
+def metadata_json(metadata: dict[str, Any]) -> str:
+    """Return a checkpoint's metadata as the JSON whose size is limited."""
+    return json.dumps(metadata, allow_nan=False)

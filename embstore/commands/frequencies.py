@@ -1,0 +1,52 @@
+"""How often rows are accessed, and what follows from it."""
+
+from typing import Literal
+
+from embstore import results
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Right
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile
+
+ProfileSource = Literal["counted", "imported"]
+
+
+WARM_SHARE = 0.7
+"""Of the slots, where a warm-up does not say: the rest is for rows that no profile foresaw."""
+
+
+class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
+    """How often rows are accessed: as counted, or as imported."""
+
+    source: ProfileSource = "counted"
+
+
+class ImportProfile(Command[None], effect=Effect.LONG):
+    """Rank rows by a profile. `rename` maps its tables' names to those of the store."""
+
+    profile: Profile
+    rename: dict[str, str]
+
+
+class GetHotSet(Command[HotSet | None], effect=Effect.LONG, right=Right.READ):
+    """The hot set that is pinned."""
+
+
+class PinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
+    """Keep the rows of a hot set in the cache, in place of the one before."""
+
+    hot_set: HotSet
+
+
+class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
+    """Pin no hot set any more."""
+
+
+class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):
+    """Count accesses from nothing again."""
+
+
+class WarmCache(Command[results.Warmed], effect=Effect.LONG, join=joins.total):
+    """Bring the most frequent rows into the cache."""
+
+    share: float = WARM_SHARE

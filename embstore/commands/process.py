@@ -1,0 +1,36 @@
+"""The process: what it is, and how it is set up."""
+
+from typing import Any
+
+from embstore import results
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Right, Trait
+
+
+class GetServerInfo(Command[results.ServerInfo], effect=Effect.PROMPT, traits=Trait.OF_ANY_MAP):
+    """What the store is, and its limits."""
+
+
+class GetStats(
+    Command[dict[str, Any]], effect=Effect.READS, traits=Trait.OF_ANY_MAP | Trait.WITHOUT_COMMIT
+):
+    """The stats of one table, or of the store where no table is named."""
+
+    table: str = ""
+    table_id: int | None = None
+
+
+class ResizeCache(Command[None], effect=Effect.TUNES):
+    """Give the cache another budget."""
+
+    cache_bytes: int
+
+
+class SetPolicy(Command[None], effect=Effect.LONG, join=joins.nothing):
+    """Evict rows by another policy, until the store is opened again."""
+
+    policy: str
+
+
+class CheckIntegrity(Command[str], effect=Effect.LONG, right=Right.ADMIN, join=joins.first_found):
+    """Check the invariants of cache and storage; the result is the violation, "" for none."""

@@ -1,0 +1,142 @@
+"""Rows: read, and written. Parts of these commands name a table each."""
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Literal
+
+from embstore import results
+from embstore.arrays import AccessCounts, Factors, Keys, Offsets, Rows
+from embstore.commands.base import Command, Effect, Part, Reads, Trait
+from embstore.results import AcknowledgedUpdate
+
+Pooling = Literal["sum", "mean"]
+OnNonfinite = Literal["refuse", "skip"]
+
+
+class TableKeys(Part):
+    """Keys of one table; of a lookup, also how many accesses each stands for."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    counts: AccessCounts | None = None
+
+
+class TableGradients(Part):
+    """Gradients of one table, (n, dim)."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    gradients: Rows
+
+
+class Bags(Part):
+    """How keys are pooled: bag b has keys[offsets[b]:offsets[b + 1]]. Weights go with "sum"."""
+
+    offsets: Offsets
+    mode: Pooling = "sum"
+    weights: Factors | None = None
+
+
+class PooledKeys(Part):
+    """Bags of keys of one table."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    bags: Bags
+
+
+class PooledGradients(Part):
+    """Gradients of bags of one table, (bags, dim)."""
+
+    table: str
+    table_id: int | None
+    keys: Keys
+    gradients: Rows
+    bags: Bags
+
+
+LearningRate = float | Mapping[str, float]
+"""Of an update, of all its tables or by table; others keep their own."""
+
+
+class UpdateOptions(Part):
+    """How an update is applied."""
+
+    learning_rate: float | None = None
+    gradient_scale: float = 1.0
+    on_nonfinite: OnNonfinite = "refuse"
+    learning_rates: dict[str, float] = field(default_factory=dict)
+    """By table, in place of `learning_rate`. Those of tables that are not updated say nothing."""
+
+    def rate_of(self, table: str) -> float | None:
+        """Return the learning rate that is given for a table; None: its own."""
+        return self.learning_rates.get(table, self.learning_rate)
+
+
+class Rank(Part):
+    """What one rank contributes to an update."""
+
+    tables: tuple[TableGradients, ...]
+
+
+class Lookup(Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS):
+    """Rows of several tables. `admit` keeps missed rows in the cache."""
+
+    tables: tuple[TableKeys, ...]
+    admit: bool = True
+
+
+class LookupPooled(Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS):
+    """Pooled rows of bags of several tables (rule 8)."""
+
+    tables: tuple[PooledKeys, ...]
+    admit: bool = True
+
+
+class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECORDS):
+    """Weights and optimizer state; leaves no trace in the cache."""
+
+    keys: TableKeys
+
+
+class Update(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
+    """One update of several tables, all or none (rules 2 and 4)."""
+
+    tables: tuple[TableGradients, ...]
+    options: UpdateOptions = UpdateOptions()
+
+
+class UpdatePooled(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
+    """One update of several tables by the gradients of bags, all or none (rule 8)."""
+
+    tables: tuple[PooledGradients, ...]
+    options: UpdateOptions = UpdateOptions()
+
+
+class UpdateRanks(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
+    """One update from several ranks, added in rank order (rule 6)."""
+
+    ranks: tuple[Rank, ...]
+    options: UpdateOptions = UpdateOptions()
+
+
+class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
+    """Set rows, the last of repeated keys winning; optimizer state starts anew (rule 7)."""
+
+    keys: TableKeys
+    rows: Rows
+
+
+class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
+    """Set weights and state, and add to t: rows trained elsewhere (rule 7). `moved`: of partitions
+    that another shard has still, which nobody reads here: so also while writes are paused, or a
+    session holds the table."""
+
+    keys: TableKeys
+    weights: Rows
+    state: Rows
+    add_t: int
+    moved: bool = False

@@ -1,0 +1,36 @@
+"""Scans: the rows of a table in order."""
+
+from embstore import results
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Reads, Right
+
+
+class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
+    """Make the written rows of a table readable in order, as they are at one command.
+
+    `scan` is its name, a secret of 16 to 64 characters. `label` is a kept checkpoint; None: the
+    store commits, and what that has is read. `since` leaves out what was not written after another.
+    """
+
+    scan: str
+    table: str
+    table_id: int | None = None
+    label: str | None = None
+    since: str | None = None
+
+
+class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.READ):
+    """The first rows of a scan, at most so many, whose key is not below `low`."""
+
+    scan: str
+    table: str
+    low: int
+    rows: int
+    with_state: bool = False
+
+
+class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ, join=joins.nothing):
+    """End a scan; one that is not there is no error."""
+
+    scan: str
+    table: str

@@ -1,0 +1,98 @@
+"""Look-ahead sessions: opened, joined, left, and what is announced in them."""
+
+from typing import Literal
+
+from embstore import results
+from embstore.arrays import Keys
+from embstore.commands import joins
+from embstore.commands.base import Command, Effect, Part, Right, Trait
+
+LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
+"""Of a session that does not say."""
+
+Waits = results.Waits
+RowsWhere = Literal["auto", "host", "device"]
+"""Where rows of a session's steps are: in the host's memory, in that of the store's device, or
+where the keys of their batch were."""
+
+
+class StepTable(Part):
+    """The keys of one table that a step will use, each once."""
+
+    table: str
+    keys: Keys
+
+
+class StepKeys(Part):
+    """What a rank announces of one step."""
+
+    step: int
+    tables: tuple[StepTable, ...]
+
+
+class OpenSession(
+    Command[results.SessionFacts],
+    effect=Effect.TUNES,
+    right=Right.WRITE,
+    traits=Trait.OF_THE_LEADER,
+):
+    """Open a look-ahead session, or find it open with the same options."""
+
+    name: str
+    tables: tuple[str, ...]
+    lookahead_steps_max: int = LOOKAHEAD
+    world_size: int = 1
+    planner: str = "per_step"
+    shared: bool = False
+    lease_ms: int = LEASE_MS
+    rank_timeout_ms: int = RANK_TIMEOUT_MS
+    waits: Waits = "late"
+
+
+class JoinSession(
+    Command[results.Membership], effect=Effect.PROMPT, right=Right.WRITE, traits=Trait.JOINS
+):
+    """Take the place of a rank. `member` is a secret of 16 to 64 characters; "": one is made."""
+
+    name: str
+    rank: int
+    member: str = ""
+
+
+class RenewLease(
+    Command[results.SessionFacts],
+    effect=Effect.PROMPT,
+    right=Right.WRITE,
+    join=joins.least("last_step"),
+):
+    """Renew the lease of a rank, as every other command of it does."""
+
+    member: str
+
+
+class CloseSession(Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES):
+    """Leave a session; the last rank's leaving ends it. `forget`: its place is forgotten, too."""
+
+    member: str
+    forget: bool = False
+
+
+class EndSession(
+    Command[None],
+    effect=Effect.TUNES,
+    right=Right.WRITE,
+    traits=Trait.AUDITED | Trait.OF_ALL_SHARDS,
+):
+    """End a session for all its ranks, who are told so; its place stays. For who operates a store:
+    ranks close theirs."""
+
+    name: str
+
+
+class Announce(Command[results.Announced], effect=Effect.LONG, right=Right.WRITE):
+    """Say which keys coming steps will use; `is_last`: and that the rank has no steps after them,
+    so that those of other ranks wait for it no more."""
+
+    member: str
+    steps: tuple[StepKeys, ...]
+    is_last: bool = False

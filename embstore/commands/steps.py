@@ -1,0 +1,126 @@
+"""Steps of sessions: their rows, and how they end."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from embstore import results
+from embstore.arrays import Inverse, Keys, Rows
+from embstore.commands.base import Command, Effect, Part, Retry, Right, Trait
+from embstore.commands.rows import Bags, UpdateOptions
+from embstore.results import AcknowledgedUpdate
+
+
+class StepGradients(Part):
+    """One gradient for each announced key of a table, (u, dim), in announced order.
+
+    Or for each of some: `positions` (n,) says which, ascending, and gradients are (n, dim). Or for
+    each occurrence: `inverse` (n,) says of which key, in any order and repeated, and gradients are
+    (n, dim), or (bags, dim) of the bags that the occurrences lie in; they are summed by key (rules
+    2, 8). Keys without a gradient are not updated.
+    """
+
+    table: str
+    gradients: Rows
+    positions: Inverse | None = None
+    inverse: Inverse | None = None
+    bags: Bags | None = None
+
+
+@runtime_checkable
+class RowsChecksum(Protocol):
+    """The checksum of a step's rows, of which shards are sent that of theirs. Any thread."""
+
+    def __index__(self) -> int:
+        """Return that of all rows (`embstore.arithmetic.checksum`)."""
+
+    def of(self, positions: Mapping[str, Inverse]) -> int:
+        """Return that of the rows at some positions, (n,) ascending, of every table."""
+
+
+class StepBags(Part):
+    """Occurrences of announced keys of one table, and the bags that they lie in; without bags, a
+    row is read for each occurrence."""
+
+    table: str
+    inverse: Inverse
+    bags: Bags | None = None
+
+
+class StepPositions(Part):
+    """Which announced keys of one table are meant, (n,), ascending."""
+
+    table: str
+    positions: Inverse
+
+
+class StepPut(Part):
+    """Rows of one table that were trained elsewhere, by `add_t` updates."""
+
+    table: str
+    keys: Keys
+    weights: Rows
+    state: Rows
+    add_t: int
+
+
+class LookupStep(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
+    """The rows of an announced step, in announced order, when its turn has come."""
+
+    member: str
+    step: int
+    early: bool = True
+
+
+class LookupStepPooled(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
+    """Rows of occurrences of announced keys, pooled by bags where they lie in some."""
+
+    member: str
+    step: int
+    tables: tuple[StepBags, ...]
+
+
+class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WRITE):
+    """Weights and state of some announced keys, as they are when they are in the cache, whichever
+    step's turn it is: for a session that waits for nothing."""
+
+    member: str
+    step: int
+    tables: tuple[StepPositions, ...]
+
+
+class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
+    """One rank's gradients of a step; the last rank's applies them all (rule 6).
+
+    `rows_checksum` is of the rows that they were computed with, all that the rank announced
+    (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied. `is_finite`
+    says whether rule 9 accepts the whole update, of all ranks and shards, where the sender knows;
+    None: whoever has all of it sees for itself.
+    """
+
+    member: str
+    step: int
+    tables: tuple[StepGradients, ...]
+    options: UpdateOptions = UpdateOptions()
+    rows_checksum: int | RowsChecksum | None = None
+    is_finite: bool | None = None
+
+
+class ReleaseStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
+    """Finish a step whose rows were read only."""
+
+    member: str
+    step: int
+
+
+class SkipStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
+    """Finish a step whose gradients are not applied."""
+
+    member: str
+    step: int
+
+
+class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
+    """Rows of a hot replica, of several tables of the member's session."""
+
+    member: str
+    tables: tuple[StepPut, ...]
