@@ -20,12 +20,9 @@ from weakref import WeakMethod
 from embstore import commands as c
 from embstore.arithmetic.denormals import kept
 from embstore.cache.arena import HostCache
-from embstore.cache_split import CacheSplit
 from embstore.checks import checked
 from embstore.commands import Command, Effect, Progress
-from embstore.config import Limits
 from embstore.device.base import Device
-from embstore.durability import Durability
 from embstore.engine import admin, rows, sharding
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
@@ -42,6 +39,7 @@ from embstore.hotness.ranking import Ranking
 from embstore.hotness.warming import Warming
 from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.sessions import Sessions
+from embstore.options import StoreOptions
 from embstore.results import RowsRead
 from embstore.storage.command_records import remove_segments
 from embstore.storage.files import removed
@@ -108,30 +106,12 @@ class Engine:
         self,
         storage: Storage,
         device: Device,
-        *,
+        options: StoreOptions,
         cache_bytes: int,
         host_cache: HostCache,
-        cache_split: CacheSplit = "measured",
-        policy: str,
-        limits: Limits,
-        count_rate: float = 0.0,
-        commit_every_s: float = 0.0,
-        durability: Durability = "checkpoint",
-        sync_every_s: float = 0.0,
-        recovery_s: float = 0.0,
-        scrub_bytes_per_s: int = 0,
-        dirty_bytes: int | None = None,
         codec: Callable[[], Codec],
     ) -> None:
-        self.tables = Tables(
-            storage,
-            device,
-            cache_bytes=cache_bytes,
-            host_cache=host_cache,
-            cache_split=cache_split,
-            policy=policy,
-            limits=limits,
-        )
+        self.tables = Tables(storage, device, options, cache_bytes, host_cache)
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
@@ -139,7 +119,7 @@ class Engine:
         self.frequencies = Frequencies(
             storage.files,
             device,
-            count_rate=count_rate,
+            count_rate=options.count_rate,
             read_only=storage.read_only,
             looked_up=self.tables.splitting.note,
         )
@@ -150,7 +130,7 @@ class Engine:
         self.ranking = Ranking(self.tables, self.frequencies)
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
-        self.commits = OwnCommits(self.tables, commit_every_s, recovery_s, dirty_bytes)
+        self.commits = OwnCommits(self.tables, options)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
         """Which shard of a cluster the store is; replaced whole, by `sharding`. None: it is
@@ -164,23 +144,21 @@ class Engine:
         self.tables.frame.after_writes += map(WeakMethod, after_writes)
         self.digests = Digests(self.tables)
         self.backups = Backups(self.tables, self.commits)
-        self.scrubber = Scrubber(storage, scrub_bytes_per_s)
+        self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
         self.lost = ""
         """Why acknowledged commands may be lost: of a command log that was cut short."""
         if not storage.read_only:
-            self._recover(codec, durability, sync_every_s)
+            self._recover(codec, options)
 
-    def _recover(
-        self, codec: Callable[[], Codec], durability: Durability, sync_every_s: float
-    ) -> None:
+    def _recover(self, codec: Callable[[], Codec], options: StoreOptions) -> None:
         """Execute what is logged and not committed, then log what comes, if anything is to be."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         self.lost = "; ".join(read.cut.values())
         if self.lost:  # first: then the segment is made as long as it was
             self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame
-        if durability == "checkpoint":
+        if options.durability == "checkpoint":
             if not self.tables.is_committed:
                 self.tables.commit()
             self.storage.name_commands(None)
@@ -189,11 +167,11 @@ class Engine:
         frame.log = CommandLog(
             self.storage,
             codec(),
-            durability,
+            options.durability,
             memory,
             read,
             number=frame.command_number,
-            sync_every_s=sync_every_s,
+            sync_every_s=options.sync_every_s,
             on_host=on_host(self.device),
         )
         frame.log.replay_s = self.recovered_s if self.recovered_commands else 0.0

@@ -30,8 +30,6 @@ from typing import cast
 import embstore
 import embstore.device.cpu  # its kernels are compiled before the store is opened
 from embstore.arithmetic.jit import compile_kernels
-from embstore.cache_split import CacheSplit
-from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.host.descriptors import raise_limit
 from embstore_server.host.host import Host
@@ -194,24 +192,9 @@ def _compile(service: Service) -> None:
 
 def _open(settings: Settings) -> Engine:
     """Open the store, with every kernel of its device compiled."""
-    store = embstore.open(
-        settings.data,
-        device=settings.device,
-        cache_bytes=settings.cache_bytes,
-        host_cache_bytes=settings.host_cache_bytes,
-        cache_split=cast(CacheSplit, settings.cache_split),
-        policy=settings.policy,
-        count_rate=settings.count_rate,
-        checkpoints_keep=settings.checkpoints_keep,
-        durability=cast(Durability, settings.durability),
-        sync_every_s=settings.sync_every_s,
-        recovery_s=settings.recovery_s,
-        commit_every_s=settings.commit_every_s,
-        scrub_bytes_per_s=settings.scrub_bytes_per_s,
-        dirty_bytes=settings.dirty_bytes,
-        read_only=settings.read_only,
-        threads=settings.threads,
-    )
+    options = settings.store_options()
+    del options["warm_up"]  # the server does that itself, when it is ready
+    store = embstore.open(settings.data, **options)
     store.warm_up()
     engine = cast(Engine, store.executor)
     engine.backups.within = settings.backup_within
