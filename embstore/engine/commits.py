@@ -109,8 +109,9 @@ class OwnCommits:
     def _is_log_long(self) -> bool:
         """Whether a log is long, where the last commit does not hold everything."""
         log = self._tables.frame.log
-        if log is not None and (log.replay_s > self.recovery_s or log.files.bytes > LOG_BYTES_MAX):
-            return True
+        if log is not None:
+            if log.replay_s > self.recovery_s or log.files.segments.bytes > LOG_BYTES_MAX:
+                return True
         return self._are_rows_many
 
     @property

@@ -94,10 +94,7 @@ A command that may have to wait has a handler that returns what to wait for.
 
 
 class Engine:
-    """The executor of an embedded store. Any thread; commands wait for each other.
-
-    One class, because all that a command may need, and all that ends with the store, meets here.
-    """
+    """The executor of an embedded store. Any thread; commands wait for each other."""
 
     rounds_rows = False
     is_embedded = True
@@ -140,8 +137,9 @@ class Engine:
         """Whether `close` makes no commit, since the command log has all that no commit has."""
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
-        after_writes = self.commits.consider, self.scans.expire
-        self.tables.frame.after_writes += map(WeakMethod, after_writes)
+        self.tables.frame.after_writes += map(
+            WeakMethod, (self.commits.consider, self.scans.expire)
+        )
         self.digests = Digests(self.tables)
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
@@ -215,9 +213,8 @@ class Engine:
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
                 result = self.sessions.wait_for_rows(result, out, timeout_s)
-            log = self.tables.frame.log
-            if log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
-                log.wait()
+            if self.log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
+                self.log.wait()
         except BaseException:
             if self.log is not None:
                 self.log.files.let_read()  # the caller may change its arrays now
@@ -261,9 +258,7 @@ class Engine:
         if map_version:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
-        if origin is not None and self.tables.frame.log is not None:
-            return self._begun(command, into, origin)
-        return HANDLERS[type(command)](self, command, into)
+        return self._begun(command, into, origin)
 
     begin = kept(_begin)
 
@@ -347,7 +342,7 @@ class Engine:
         """Fail the store if somebody has removed a file that it needs. Any thread."""
         missing = self.storage.missing()
         if not missing and self.log is not None:
-            missing = self.log.files.missing()
+            missing = self.log.files.segments.missing()
         if missing and not self.tables.frame.is_closed:
             self.storage.fail(removed(missing))
 
