@@ -8,8 +8,10 @@ Nothing heavy is imported: the command line reads the module to show its help.
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embstore.cache.policies import policy_of
 from embstore.cache_split import SPLITS, CacheSplit
@@ -18,6 +20,8 @@ from embstore.durability import LEVELS, Durability
 if TYPE_CHECKING:
     from embstore.config import Limits
     from embstore.device.base import Device
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _DESCRIPTION = re.compile(r"^ {4}(\w+) : (.+(?:\n {8}.+)*)", re.MULTILINE)
 
@@ -127,3 +131,14 @@ def descriptions(of: type[StoreOptions] = StoreOptions) -> dict[str, str]:
     """Return the meaning of each option, from the docstring; without docstrings, of none."""
     found = _DESCRIPTION.findall("\n".join(cls.__doc__ or "" for cls in reversed(of.__mro__)))
     return {name: " ".join(text.split()) for name, text in found}
+
+
+def describing(options: type[Any]) -> Callable[[Function], Function]:
+    """Give the help of a function the text of the options that it takes by name."""
+
+    def described(function: Function) -> Function:
+        texts = function.__doc__ or "", options.__doc__ or ""
+        function.__doc__ = "\n\n".join(map(cleandoc, texts))
+        return function
+
+    return described

@@ -15,7 +15,7 @@ from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.handles.store import Store
 from embstore.host.facts import HOST_PARTS, free_bytes
 from embstore.host.workers import READ_THREADS_MAX
-from embstore.options import StoreOptions
+from embstore.options import StoreOptions, describing
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
 from embstore.tables.logged import (
@@ -26,6 +26,7 @@ _HOST_BYTES_MIN = 64 << 20
 """Less has hardly a slab for each of many row layouts, and no open is to fail for a default."""
 
 
+@describing(StoreOptions)
 def open(
     path: str | os.PathLike[str],
     *,
@@ -59,8 +60,7 @@ def open(
     TableMismatchError : another format, version or byte order.
     CorruptTableError : a file is missing or not what was written.
     CapacityError : the device has no memory for the cache.
-    InvalidArgumentError : a bad option, a device that is not there, or a directory that is no
-        store.
+    InvalidArgumentError : a bad option, no such device, or a directory that is no store.
     """
     given = {name: value for name, value in locals().items() if name not in ("path", "files")}
     options = StoreOptions(**given)
@@ -87,9 +87,6 @@ def open(
     engine.commits.start()
     engine.scrubber.start()
     return Store(engine)
-
-
-open.__doc__ = f"{open.__doc__}\n    {StoreOptions.__doc__}"
 
 
 def _budget(device: Device, cache_bytes: int | str) -> int:

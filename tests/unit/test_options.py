@@ -1,20 +1,33 @@
-"""The options of a store: `embstore.open` takes each by name, with its default."""
+"""Options are said once: who takes them by name has each, with its default and its text."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
+
+import pytest
 
 import embstore
+from embstore.handles.run_options import RunOptions
 from embstore.options import StoreOptions, descriptions
 
 
-def test_open_takes_each_option_with_its_default() -> None:
-    taken = inspect.signature(embstore.open).parameters
-    options = {f.name: f.default for f in fields(StoreOptions)}
-    assert {n: p.default for n, p in taken.items() if n not in ("path", "files")} == options
+@pytest.mark.parametrize(
+    ("function", "options", "others"),
+    [
+        (embstore.open, StoreOptions, {"path", "files"}),
+        (embstore.Store.session, RunOptions, {"self", "tables"}),
+    ],
+)
+def test_each_option_is_taken_with_its_default_and_text(
+    function: Callable[..., Any], options: type[Any], others: set[str]
+) -> None:
+    taken = inspect.signature(function).parameters
+    assert {name: taken[name].default for name in taken if name not in others} == {
+        f.name: f.default for f in fields(options)
+    }
+    assert inspect.getdoc(options) in inspect.getdoc(function)
 
 
-def test_every_option_is_described_in_the_help_of_open() -> None:
-    texts = descriptions()
-    assert texts.keys() == {f.name for f in fields(StoreOptions)}
-    shown = " ".join(inspect.getdoc(embstore.open).split())
-    assert all(f"{name} : {text}" in shown for name, text in texts.items())
+def test_every_option_of_a_store_is_described() -> None:
+    assert descriptions().keys() == {f.name for f in fields(StoreOptions)}
