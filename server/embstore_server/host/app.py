@@ -97,21 +97,7 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
                 await service.room.look()
                 watching = asyncio.create_task(service.room.watch())
                 await server.ready()
-                state = service.context()
-                event(
-                    logging.INFO,
-                    "ready",
-                    listen=server.address,
-                    admin=admin_address,
-                    socket=sharing.path,
-                    store_id=state.store_id,
-                    epoch=state.epoch,
-                    command=state.command,
-                    durability=settings.durability,
-                    commit_every_s=settings.commit_every_s,
-                    replayed_commands=service.engine.recovered_commands,
-                    replay_s=round(service.engine.recovered_s, 3),
-                )
+                _say_ready(service, server.address, admin_address, sharing.path)
                 if settings.warm_up:
                     service.warming.begin_at_start(settings.warm_up)
             await _asked_or_lost(stop, service)
@@ -137,6 +123,24 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
         raise service.failure  # 0 says that everything is committed
     event(logging.INFO, "stopped", command=service.engine.tables.frame.command_number)
     return 0
+
+
+def _say_ready(service: Service, listen: str, admin: str | None, socket: str | None) -> None:
+    state, engine = service.context(), service.engine
+    event(
+        logging.INFO,
+        "ready",
+        listen=listen,
+        admin=admin,
+        socket=socket,
+        store_id=state.store_id,
+        epoch=state.epoch,
+        command=state.command,
+        durability=service.settings.durability,
+        commit_every_s=service.settings.commit_every_s,
+        replayed_commands=engine.recovered_commands,
+        replay_s=round(engine.recovered_s, 3),
+    )
 
 
 async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: threading.Event) -> None:
