@@ -41,7 +41,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from secrets import token_hex
 from time import monotonic, sleep
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from embstore.arrays import Keys
 from embstore.errors import (
@@ -53,6 +53,7 @@ from embstore.errors import (
     TableHeldError,
     TableNotFoundError,
 )
+from embstore.handles.run_options import RunOptions
 from embstore.handles.sessions import Serving, Sessions
 from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
 from embstore_training.lease import Lease
@@ -70,22 +71,33 @@ class Opening:
 
     name: str
     tables: tuple[str, ...]
-    options: Mapping[str, Any]
-    rank: int
-    wait_s: float | None
-    """For the rank's place and its tables; None: `patience_s` says."""
-    forgets: bool
-    """Nobody else knows the name: there is no place to keep."""
+    options: RunOptions
+
+    def opened(self, sessions: Sessions) -> SessionFacts:
+        """Open the session, or find it open."""
+        options = self.options
+        return sessions.open(
+            self.name,
+            self.tables,
+            lookahead_steps_max=options.lookahead,
+            world_size=options.world_size,
+            planner=options.planner,
+            shared=options.shared,
+            lease_ms=options.lease_ms,
+            rank_timeout_ms=options.rank_timeout_ms,
+            waits=options.waits,
+        )
 
     @property
     def patience_s(self) -> float:
         """Seconds to wait for the rank's place and its tables: for the lease of a trainer that was
         killed, or for other ranks that are still to leave the session before."""
-        if self.wait_s is not None:
-            return self.wait_s
-        patience_ms: float = 1.5 * self.options["lease_ms"]
-        if self.options["world_size"] > 1:
-            patience_ms = max(patience_ms, self.options["rank_timeout_ms"])
+        options = self.options
+        if options.wait_s is not None:
+            return options.wait_s
+        patience_ms = 1.5 * options.lease_ms
+        if options.world_size > 1:
+            patience_ms = max(patience_ms, options.rank_timeout_ms)
         return patience_ms / 1000
 
 
@@ -132,8 +144,8 @@ class RankSession:
         opening, begun, pause = self._opening, monotonic(), _PAUSE_FIRST_S
         while True:
             try:
-                self.facts = self._sessions.open(opening.name, opening.tables, **opening.options)
-                return self._sessions.join(opening.name, opening.rank, member=member)
+                self.facts = opening.opened(self._sessions)
+                return self._sessions.join(opening.name, opening.options.rank, member=member)
             except (TableHeldError, SessionExpiredError):
                 left = begun + opening.patience_s - monotonic()
                 if left <= 0:
@@ -162,7 +174,8 @@ class RankSession:
         is_answered = self._lease is None or self._lease.is_answered
         timeout_s = None if failure is None and is_answered else _LEAVE_S
         try:
-            self._sessions.close(member, forget=self._opening.forgets, timeout_s=timeout_s)
+            forgets = self._opening.options.name is None  # nobody else knows it: no place to keep
+            self._sessions.close(member, forget=forgets, timeout_s=timeout_s)
         except EmbstoreError as exc:
             if failure is None:
                 raise
@@ -368,7 +381,7 @@ class RankSession:
     def _was_written(self, own_steps: int) -> bool:
         """Return whether t of a table has grown by more than some steps of this rank, whose answers
         were lost."""
-        if self._opening.options["shared"]:
+        if self._opening.options.shared:
             return False
         found = self._sessions.t(self._opening.tables)
         return any(not 0 <= found[name] - t <= own_steps for name, t in self._t.items())

@@ -34,16 +34,13 @@ from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from embstore.checks.arguments import integer
-from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, RowsWhere, Waits
 from embstore.errors import InvalidArgumentError
-from embstore.handles.patience import check_wait_s
+from embstore.handles.run_options import RunOptions
 from embstore.handles.sessions import Sessions
 from embstore.results import SessionFacts
 from embstore_training.exchange import SessionExchange, check_reached, rows_where
 from embstore_training.rank_session import Opening, RankSession
 from embstore_training.read_ahead import Entry, KeysOf, Prepare, ReadAhead, preparing
-from embstore_training.replicas.ranks import AllGather
 from embstore_training.step import Step
 from embstore_training.times import RunStats, Times
 from embstore_training.write_behind.options import behind_of
@@ -64,85 +61,37 @@ def _own_name() -> str:
 
 
 class Run:
-    """One rank's part in a session, inside a with block. Not to be shared between threads.
+    """One rank's part in a session, inside a with block. Not to be shared between threads."""
 
-    One class, as each method is a step of one way: in, the loop, the end of the ranks, and out.
-    """
+    def __init__(self, sessions: Sessions, tables: Iterable[str], **options: Any) -> None:
+        """Prepare a run; nothing is opened before the with block.
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        tables: Iterable[str],
-        *,
-        lookahead: int = LOOKAHEAD,
-        name: str | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        planner: str = "per_step",
-        shared: bool = False,
-        lease_ms: int = LEASE_MS,
-        rank_timeout_ms: int = RANK_TIMEOUT_MS,
-        wait_s: float | None = None,
-        waits: Waits = "late",
-        depth: int | None = None,
-        all_gather: AllGather | None = None,
-        resume: bool | None = None,
-        rows: RowsWhere = "auto",
-    ) -> None:
-        """Prepare a run; nothing is opened before the with block. See `embstore.Store.session`.
+        Parameters
+        ----------
+        tables : that steps may name
+        options : as of `embstore.handles.run_options.RunOptions`
 
         Raises
         ------
-        InvalidArgumentError : `tables` is one text; no name, and more than one rank or `resume`; no
-            such rank; `wait_s` is no number, or below 0; `waits`, `depth` and `all_gather` do not
-            go with each other, or with the rest, nor do `rows`.
+        InvalidArgumentError : `tables` is one text; an option is wrong; `waits`, `depth` and
+            `all_gather` do not go with each other, or with the rest, nor do `rows`.
         """
         if isinstance(tables, str):
             raise InvalidArgumentError(f"expected tables to be a list of names, found {tables!r}")
-        if name is None and resume:
-            raise InvalidArgumentError("expected a name, by which a session is resumed")
-        if name is None and world_size != 1:
-            raise InvalidArgumentError(
-                f"expected a name, by which the {world_size} ranks of a session find each other"
-            )
-        integer(rank, "rank", 0, integer(world_size, "world_size", 1) - 1)
-        if wait_s is not None:
-            check_wait_s(wait_s)
-        self._behind = behind_of(
-            sessions,
-            waits,
-            depth,
-            all_gather,
-            lookahead=lookahead,
-            rank=rank,
-            world_size=world_size,
-        )
-        self._rows = rows_where(rows, waits, sessions)
+        given = RunOptions(**options)
+        self._behind = behind_of(sessions, given)
+        self._rows = rows_where(given.rows, given.waits, sessions)
         self._sessions = sessions
         self._tables = tuple(tables)
-        options: dict[str, Any] = {
-            "lookahead_steps_max": lookahead,
-            "world_size": world_size,
-            "planner": planner,
-            "shared": shared,
-            "lease_ms": lease_ms,
-            "rank_timeout_ms": rank_timeout_ms,
-            "waits": waits,
-        }
         self._opening = Opening(
-            _own_name() if name is None else name,
-            self._tables,
-            options,
-            rank,
-            wait_s,
-            forgets=name is None,
+            _own_name() if given.name is None else given.name, self._tables, given
         )
+        self._resume = given.resume
         self._session: RankSession | None = None  # None before the with block.
         self._exchange: SessionExchange | None = None  # Likewise.
         self._broken_off = False  # A loop was left early: steps are announced and not begun.
         self._times = Times()
         self._has_warned = False
-        self._resume = resume
         self._left_out = 0  # Batches of finished steps that its loops are still to be given.
         self._is_place_known = True  # To the caller, as far as anybody can tell.
 

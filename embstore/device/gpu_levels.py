@@ -48,12 +48,10 @@ class GpuLevels:
         tables: int,
     ) -> Answer[Missing]:
         work, u, scratch = self.work, len(keys), self.work.scratch
-        found = scratch.parts(u, np.int64, np.int32, np.int64)
-        parted = scratch.parts(u, np.int64, np.int32, np.int64)
+        found, parted = (scratch.parts(u, np.int64, np.int32, np.int64) for _ in range(2))
         numbers = scratch.take(_TABLES + tables, np.int64)
         work.runtime.fill(numbers, 0)
-        parts = [numbers[i : i + 1] for i in range(_TABLES)]
-        missing, absent, dirty, dirty_victims = parts
+        missing, absent, dirty, dirty_victims = (numbers[i : i + 1] for i in range(_TABLES))
         search = Search(work, memory, slot_count, clock, min(u, slot_count))
         count_at: Argument = NULL if batch is None else findings_of(batch) or NULL
         work.launch_in_tiles(
@@ -68,24 +66,19 @@ class GpuLevels:
         if tables:
             work.launch("count_tables", u, parted[0], missing, numbers[_TABLES:])
 
-        def ask() -> Answer[tuple[list[int], np.ndarray]]:
+        def ask() -> Answer[np.ndarray]:
             search.look()
             work.runtime.fill(dirty_victims, 0)
             self._count_dirty(memory, search.victims, search.count, dirty_victims)
-            asked = work.ask(numbers)
-
-            def answer() -> tuple[list[int], np.ndarray]:
-                known = asked()
-                return known[:_TABLES].tolist(), known[_TABLES:]
-
-            return answer
+            return work.ask(numbers)
 
         asked = ask()
 
         def answer() -> Missing:
-            counts, by_table = asked()
+            known = asked()
             while not search.is_done():
-                counts, by_table = ask()()
+                known = ask()()
+            counts = known[:_TABLES].tolist()
             n = counts[_MISSING]
             keys, places, in_below = (part[:n] for part in parted)
             return Missing(
@@ -97,7 +90,7 @@ class GpuLevels:
                 absent=counts[_ABSENT],
                 dirty=counts[_DIRTY],
                 dirty_victims=counts[_DIRTY_VICTIMS],
-                by_table=by_table,
+                by_table=known[_TABLES:],
             )
 
         return answer

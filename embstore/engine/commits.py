@@ -33,6 +33,7 @@ from embstore.cache.writing import FIRST, Place
 from embstore.commands import Progress
 from embstore.engine.write_back import WriteBack
 from embstore.errors import CapacityError, EmbstoreError, StoreClosedError
+from embstore.options import StoreOptions
 from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
@@ -55,22 +56,14 @@ class OwnCommits:
 
     Parameters
     ----------
-    every_s : after the last commit of any kind; 0: never
-    recovery_s : where there is a command log: when executing it again would take so long, or it has
-        LOG_BYTES_MAX
-    dirty_bytes : the ceiling of `WriteBack`, whose rows this thread logs between commits
+    options : every `commit_every_s` after the last commit of any kind; where there is a command
+        log, when executing it again would take `recovery_s`, or it has LOG_BYTES_MAX; and between
+        commits this thread logs the rows of `WriteBack`, the ceiling of which is `dirty_bytes`
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        every_s: float,
-        recovery_s: float = 0.0,
-        dirty_bytes: int | None = None,
-    ) -> None:
-        self.write_back = WriteBack(tables, dirty_bytes)
-        self.every_s = every_s
-        self.recovery_s = recovery_s
+    def __init__(self, tables: Tables, options: StoreOptions) -> None:
+        self.write_back = WriteBack(tables, options.dirty_bytes)
+        self.every_s, self.recovery_s = options.commit_every_s, options.recovery_s
         self.is_running = False
         self.count = 0
         self.seconds = 0.0
@@ -116,8 +109,9 @@ class OwnCommits:
     def _is_log_long(self) -> bool:
         """Whether a log is long, where the last commit does not hold everything."""
         log = self._tables.frame.log
-        if log is not None and (log.replay_s > self.recovery_s or log.files.bytes > LOG_BYTES_MAX):
-            return True
+        if log is not None:
+            if log.replay_s > self.recovery_s or log.files.segments.bytes > LOG_BYTES_MAX:
+                return True
         return self._are_rows_many
 
     @property

@@ -20,12 +20,9 @@ from weakref import WeakMethod
 from embstore import commands as c
 from embstore.arithmetic.denormals import kept
 from embstore.cache.arena import HostCache
-from embstore.cache_split import CacheSplit
 from embstore.checks import checked
 from embstore.commands import Command, Effect, Progress, Retry
-from embstore.config import Limits
 from embstore.device.base import Device
-from embstore.durability import Durability
 from embstore.engine import admin, rows, scans, sharding
 from embstore.engine.admin import context
 from embstore.engine.backups import Backups
@@ -43,6 +40,7 @@ from embstore.hotness.warming import Warming
 from embstore.lookahead import sessions
 from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.sessions import Sessions
+from embstore.options import StoreOptions
 from embstore.results import RowsRead
 from embstore.storage.command_records import remove_segments
 from embstore.storage.files import removed
@@ -87,10 +85,7 @@ A command that may have to wait has a handler that returns what to wait for.
 
 
 class Engine:
-    """The executor of an embedded store. Any thread; commands wait for each other.
-
-    One class, because all that a command may need, and all that ends with the store, meets here.
-    """
+    """The executor of an embedded store. Any thread; commands wait for each other."""
 
     rounds_rows = False
     is_embedded = True
@@ -99,30 +94,12 @@ class Engine:
         self,
         storage: Storage,
         device: Device,
-        *,
+        options: StoreOptions,
         cache_bytes: int,
         host_cache: HostCache,
-        cache_split: CacheSplit = "measured",
-        policy: str,
-        limits: Limits,
-        count_rate: float = 0.0,
-        commit_every_s: float = 0.0,
-        durability: Durability = "checkpoint",
-        sync_every_s: float = 0.0,
-        recovery_s: float = 0.0,
-        scrub_bytes_per_s: int = 0,
-        dirty_bytes: int | None = None,
         codec: Callable[[], Codec],
     ) -> None:
-        self.tables = Tables(
-            storage,
-            device,
-            cache_bytes=cache_bytes,
-            host_cache=host_cache,
-            cache_split=cache_split,
-            policy=policy,
-            limits=limits,
-        )
+        self.tables = Tables(storage, device, options, cache_bytes, host_cache)
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
@@ -130,7 +107,7 @@ class Engine:
         self.frequencies = Frequencies(
             storage.files,
             device,
-            count_rate=count_rate,
+            count_rate=options.count_rate,
             read_only=storage.read_only,
             looked_up=self.tables.splitting.note,
         )
@@ -141,7 +118,7 @@ class Engine:
         self.ranking = Ranking(self.tables, self.frequencies)
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
-        self.commits = OwnCommits(self.tables, commit_every_s, recovery_s, dirty_bytes)
+        self.commits = OwnCommits(self.tables, options)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
         """Which shard of a cluster the store is; replaced whole, by `sharding`. None: it is
@@ -151,27 +128,26 @@ class Engine:
         """Whether `close` makes no commit, since the command log has all that no commit has."""
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
-        after_writes = self.commits.consider, self.scans.expire
-        self.tables.frame.after_writes += map(WeakMethod, after_writes)
+        self.tables.frame.after_writes += map(
+            WeakMethod, (self.commits.consider, self.scans.expire)
+        )
         self.digests = Digests(self.tables)
         self.backups = Backups(self.tables, self.commits)
-        self.scrubber = Scrubber(storage, scrub_bytes_per_s)
+        self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
         self.lost = ""
         """Why acknowledged commands may be lost: of a command log that was cut short."""
         if not storage.read_only:
-            self._recover(codec, durability, sync_every_s)
+            self._recover(codec, options)
 
-    def _recover(
-        self, codec: Callable[[], Codec], durability: Durability, sync_every_s: float
-    ) -> None:
+    def _recover(self, codec: Callable[[], Codec], options: StoreOptions) -> None:
         """Execute what is logged and not committed, then log what comes, if anything is to be."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         self.lost = "; ".join(read.cut.values())
         if self.lost:  # first: then the segment is made as long as it was
             self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame
-        if durability == "checkpoint":
+        if options.durability == "checkpoint":
             if not self.tables.is_committed:
                 self.tables.commit()
             self.storage.name_commands(None)
@@ -180,11 +156,11 @@ class Engine:
         frame.log = CommandLog(
             self.storage,
             codec(),
-            durability,
+            options.durability,
             memory,
             read,
             number=frame.command_number,
-            sync_every_s=sync_every_s,
+            sync_every_s=options.sync_every_s,
             on_host=on_host(self.device),
         )
         frame.log.replay_s = self.recovered_s if self.recovered_commands else 0.0
@@ -229,9 +205,8 @@ class Engine:
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
                 result = self.sessions.wait_for_rows(result, out, timeout_s)
-            log = self.tables.frame.log
-            if log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
-                log.wait()
+            if self.log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
+                self.log.wait()
         except BaseException:
             if self.log is not None:
                 self.log.files.let_read()  # the caller may change its arrays now
@@ -274,9 +249,7 @@ class Engine:
         if map_version:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
-        if origin is not None and self.tables.frame.log is not None:
-            return self._begun(command, into, origin)
-        return HANDLERS[type(command)](self, command, into)
+        return self._begun(command, into, origin)
 
     begin = kept(_begin)
 
@@ -360,7 +333,7 @@ class Engine:
         """Fail the store if somebody has removed a file that it needs. Any thread."""
         missing = self.storage.missing()
         if not missing and self.log is not None:
-            missing = self.log.files.missing()
+            missing = self.log.files.segments.missing()
         if missing and not self.tables.frame.is_closed:
             self.storage.fail(removed(missing))
 

@@ -264,7 +264,7 @@ class CommandLogStats:
     syncs: int = counter(
         "Syncs of the log; several records share one.", lambda e: e.log.files.syncs if e.log else 0
     )
-    bytes: int = gauge("Size of the log.", lambda e: e.log.files.bytes if e.log else 0)
+    bytes: int = gauge("Size of the log.", lambda e: e.log.files.segments.bytes if e.log else 0)
     replay_s: float = gauge(
         "About the time that it would take to execute the log again after a crash.",
         lambda e: e.log.replay_s if e.log else 0.0,

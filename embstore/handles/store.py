@@ -15,8 +15,10 @@ from embstore.config import Initializer, Limits, Optimizer, TableConfig
 from embstore.durability import Retention
 from embstore.handles import parts
 from embstore.handles.patience import patiently
+from embstore.handles.run_options import RunOptions
 from embstore.handles.sessions import Sessions
 from embstore.handles.table import Table
+from embstore.options import describing
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore.results import (
@@ -244,24 +246,25 @@ class Store:
 
     # Look-ahead
 
+    @describing(RunOptions)
     def session(
         self,
         tables: Sequence[str],
         *,
-        lookahead: int = c.LOOKAHEAD,
-        name: str | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        planner: str = "per_step",
-        shared: bool = False,
-        lease_ms: int = c.LEASE_MS,
-        rank_timeout_ms: int = c.RANK_TIMEOUT_MS,
-        wait_s: float | None = None,
-        waits: c.Waits = "late",
-        depth: int | None = None,
-        all_gather: Any = None,
-        resume: bool | None = None,
-        rows: c.RowsWhere = "auto",
+        lookahead: int = RunOptions.lookahead,
+        name: str | None = RunOptions.name,
+        rank: int = RunOptions.rank,
+        world_size: int = RunOptions.world_size,
+        planner: str = RunOptions.planner,
+        shared: bool = RunOptions.shared,
+        lease_ms: int = RunOptions.lease_ms,
+        rank_timeout_ms: int = RunOptions.rank_timeout_ms,
+        wait_s: float | None = RunOptions.wait_s,
+        waits: c.Waits = RunOptions.waits,
+        depth: int | None = RunOptions.depth,
+        all_gather: Any = RunOptions.all_gather,
+        resume: bool | None = RunOptions.resume,
+        rows: c.RowsWhere = RunOptions.rows,
     ) -> "Run":
         """Return a run: training that tells the store which rows its coming steps will use.
 
@@ -278,59 +281,17 @@ class Store:
 
         Parameters
         ----------
-        tables : that steps may name; while the run is open it is their only writer
-        lookahead : steps that are announced beyond the last finished one; with 1 that is the step
-            at hand alone, and no rows come while the step before computes
-        name : by which the run can be resumed, and its ranks find each other; None: neither, and
-            it is shown by its script, host and process
-        rank, world_size : of several trainers that share each step
-        planner : "per_step", "group:N" or "window", see `Sessions.open`
-        shared : let others write to the tables too
-        lease_ms : a trainer that is silent for longer loses its place
-        rank_timeout_ms : how long ranks wait for one another before the session fails
-        wait_s : how long entering a run waits for a place, and for tables, that a trainer has
-            which was killed, at most: until its lease runs out; None: one and a half leases
-        waits : "late": each update waits for the store, and a lookup for the rows that it changes;
-            "none": the trainer applies updates itself, and the store follows
-        depth : of "none": steps that may be finished here and not yet acknowledged, at most
-            `lookahead`; None: 4, or `lookahead` where that is less
-        all_gather : of "none" and several ranks: a function that returns what every rank gave it,
-            in rank order, as `torch.distributed.all_gather_object` does
-        resume : of a name that was used before, whether the loops of the run are given the batches
-            of all its steps, the finished ones too, which are then read and left out; False, and
-            None: those after `last_step`. None warns if nobody has looked at `last_step`
-        rows : where lookups of steps return rows: "host"; "device", in the memory of the store's
-            device (CuPy arrays of a GPU, NumPy's on the CPU), where the store then spreads them and
-            sums gradients, which may be there too: of an embedded store, or of a server that
-            shares its GPU's memory with this process; "auto": where the keys of their batch were,
-            so that keys in a GPU's memory keep all of a step there; on the host where that is not
-            reached. With waits="none" the trainer's rows are there with "device", of an embedded
-            store alone
+        tables : that steps may name; while the run is open it is their only writer; the options are
+            those of `embstore.handles.run_options.RunOptions`
 
         Raises
         ------
         InvalidArgumentError : at once; what the store has to say comes when the run is entered.
         """
+        given = {n: value for n, value in locals().items() if n not in ("self", "tables")}
         from embstore_training.run import Run  # a loop over any store: nothing here needs it
 
-        return Run(
-            self.sessions,
-            tables,
-            lookahead=lookahead,
-            name=name,
-            rank=rank,
-            world_size=world_size,
-            planner=planner,
-            shared=shared,
-            lease_ms=lease_ms,
-            rank_timeout_ms=rank_timeout_ms,
-            wait_s=wait_s,
-            waits=waits,
-            depth=depth,
-            all_gather=all_gather,
-            resume=resume,
-            rows=rows,
-        )
+        return Run(self.sessions, tables, **given)
 
     # The cache, and how often rows are used
 

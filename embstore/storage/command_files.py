@@ -1,16 +1,13 @@
 """The files of the command log: records in order, on the disk before anybody relies on them.
 
-What a record is, command_records.py says.
+What a record is, command_records.py says; what a segment is, command_segments.py.
 
 **Group commit.** A thread writes what waits, and syncs it; what comes meanwhile is written and
 synced together next. There is no timer: a record that comes alone waits for its own sync, and the
 busier the store, the more records share one. With `sync_every_s` records are written at once, and
 synced that often.
 
-Room is set aside before a command changes anything (`reserve`): a segment gets all of its bytes
-when it is begun, so that a full disk refuses the command, a sync has no new size to write, and a
-segment of another length was cut short. The next one is as long as the log by then: so a short log
-takes little, and a long one has few segments.
+Room is set aside before a command changes anything (`reserve`).
 
 **Removed.** A segment that nobody finds by its name any more is lost with the process. So each sync
 looks whether it is still there, before anything that it has is acknowledged.
@@ -20,50 +17,33 @@ import errno
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreClosedError
+from embstore.errors import EmbstoreError, StorageError, StoreClosedError
 from embstore.storage.command_records import (
-    DIRECTORY,
     HEAD_BYTES,
     Part,
     Place,
     RecordReader,
-    go_on_behind,
     next_record,
     pieces_of,
     record_bytes,
-    segment_numbers,
     segment_path,
-    spare_path,
 )
-from embstore.storage.files import File, Files, removed
-from embstore.storage.format import COMMANDS_MAGIC, PAGE_BYTES, pack_header
+from embstore.storage.command_segments import CommandSegments, Segment
+from embstore.storage.files import Files, removed
 
-SEGMENT_BYTES = 64 << 20
-_SEGMENT_BYTES_LEAST = 64 << 10
 _PROMPT_BYTES = 16 << 10
 _PAUSE_S = 0.1
 _QUEUED_BYTES_MAX = 256 << 20
 """What may wait to be written: then commands wait for the disk."""
 
 
-@dataclass
-class _Segment:
-    """A segment that is appended to."""
-
-    number: int
-    file: File
-    bytes: int
-    end: int = PAGE_BYTES
-
-
 class _Waiting(NamedTuple):
     """A record that waits to be written."""
 
-    segment: _Segment
+    segment: Segment
     offset: int
     kind: int
     command: int
@@ -72,10 +52,7 @@ class _Waiting(NamedTuple):
 
 
 class CommandFiles:
-    """Appends records. `reserve`, `append` and `begin_segment` with the engine, the rest any
-    thread.
-
-    One class, because what waits, what is written and what is durable change under one lock.
+    """Appends records. `reserve`, `append` and `segments` with the engine, the rest any thread.
 
     Parameters
     ----------
@@ -103,29 +80,21 @@ class CommandFiles:
         """Syncs so far, each of all records that were written."""
         self.progressed: Callable[[], None] = lambda: None
         """Called on the log's thread after each sync, and when it has failed."""
-        self.needed: Callable[[list[int]], int | None] = lambda numbers: None
-        """Returns the first of the segments that somebody still reads; None: nobody does. With the
-        engine."""
         self.failure: EmbstoreError | None = None
         self._files = files
-        self._store_id = store_id
         self._sync_every_s = sync_every_s
         self._failed = failed
-        self._numbers, self._spares = go_on_behind(files, read)
+        self.segments = CommandSegments(files, store_id, read)
         end = read.end
-        self._segment: _Segment | None = None
-        self._number = end.segment
-        self._end_before = end.offset  # of the newest segment, before the next one
-        self._bytes_before = sum(read.ends.values())
         self._changed = threading.Condition()
         self._queue: list[_Waiting] = []
         self._queued_bytes = 0
         self._is_closing = False
-        self._open: dict[int, _Segment] = {}  # of the log's thread, by number; NEXT is missing
+        self._open: dict[int, Segment] = {}  # of the log's thread, by number; NEXT is missing
         if end.segment:
             file = files.open(segment_path(end.segment), write=True)
-            self._open[end.segment] = _Segment(end.segment, file, 0, end.offset)
-        self._unsynced: dict[int, _Segment] = {}
+            self._open[end.segment] = Segment(end.segment, file, 0, end.offset)
+        self._unsynced: dict[int, Segment] = {}
         self._sync_at = 0.0
         self._sync_now = 0  # the mark up to which somebody waits for it
         self._synced = self._end = end
@@ -137,22 +106,6 @@ class CommandFiles:
         """Where the log is on the disk; at least up to `durable`, if that was read before. Any
         thread."""
         return self._synced
-
-    @property
-    def numbers(self) -> list[int]:
-        """The segments that are there. With the engine."""
-        return list(self._numbers)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all segments that no commit has."""
-        return self._bytes_before + (self._segment.end if self._segment else 0)
-
-    def missing(self) -> str:
-        """Return a segment that is not there any more; "": all are. Any thread."""
-        numbers, there = list(self._numbers), segment_numbers(self._files)
-        gone = next((n for n in numbers if n not in there and n in self._numbers), None)
-        return "" if gone is None else segment_path(gone)
 
     # Appending
 
@@ -169,11 +122,7 @@ class CommandFiles:
             while self._queued_bytes > _QUEUED_BYTES_MAX:
                 self._changed.wait()
                 self._check_going()
-        needed = record_bytes(size) + HEAD_BYTES  # and for a last record
-        if self._segment is not None and self._segment.end + needed > self._segment.bytes:
-            self.begin_segment()
-        if self._segment is None:
-            self._segment = self._new_segment(PAGE_BYTES + needed)
+        self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # and for a last record
 
     def append(self, kind: int, command: int, parts: Sequence[Part]) -> int:
         """Append a record for which room was set aside, and return its mark.
@@ -181,7 +130,7 @@ class CommandFiles:
         The parts are read by the log's thread: they stay as they are until `written` has come to
         the mark.
         """
-        segment = self._segment
+        segment = self.segments.newest
         assert segment is not None
         size = sum(len(part) for part in parts)
         waiting = _Waiting(segment, segment.end, kind, command, parts, size)
@@ -192,81 +141,6 @@ class CommandFiles:
             segment.end, self._queued_bytes, self.appended = end, queued_bytes, mark
             self._changed.notify_all()
         return mark
-
-    def begin_segment(self) -> None:
-        """Let the next record be the first of a segment."""
-        segment, self._segment = self._segment, None
-        if segment is None:
-            return
-        if segment.end > PAGE_BYTES:
-            self._end_before = segment.end
-            self._bytes_before += segment.end
-            return
-        self._numbers.pop()
-        self._number -= 1
-        segment.file.close()
-        self._files.discard(segment_path(segment.number))
-
-    def forget(self, first: int) -> None:
-        """Give up the segments before one that a commit has begun, but those that are needed; their
-        records are written.
-
-        They are written again: to write over what is on the disk is several times as fast as to
-        write where nothing was. As many are kept as the log had at this commit.
-        """
-        needed = self.needed(self.numbers)
-        first = first if needed is None else min(first, needed)
-        old = [number for number in self._numbers if number < first]
-        self._numbers = self._numbers[len(old) :]
-        while self._spares:
-            self._files.discard(spare_path(self._spares.pop()))
-        for number in old:
-            try:
-                self._files.rename(segment_path(number), spare_path(number))
-                self._spares.append(number)
-            except (CapacityError, StorageError):
-                self._files.discard(segment_path(number))
-            self._files.reached("commands:removed")
-        self._bytes_before = 0
-
-    def _new_segment(self, needed: int) -> _Segment:
-        """Begin a segment of so many bytes, or more."""
-        number, end = self._number + 1, self._end_before
-        self._files.make_directory(DIRECTORY)
-        path = segment_path(number)
-        if self._spares:
-            self._files.rename(spare_path(self._spares[-1]), path)
-            self._spares.pop()  # the last ones are the longest
-            file = self._files.open(path, write=True)
-        else:
-            file = self._files.create(path)
-        try:
-            # First: a file that is written over has lost its other names by then. And now: of two
-            # names that wait for one sync, one may be lost without the other.
-            self._files.sync_directory(DIRECTORY)
-            size = file.size
-            if size < needed:
-                size = self._allocate(file, needed)
-            file.write(0, pack_header(COMMANDS_MAGIC, self._store_id, number, end, size))
-        except BaseException:
-            file.close()
-            self._files.discard(path)
-            raise
-        self._numbers.append(number)
-        self._number = number
-        return _Segment(number, file, size)
-
-    def _allocate(self, file: File, needed: int) -> int:
-        """Set aside as many bytes as the log has by now; where there is no room for them, what is
-        needed. Return how many."""
-        wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
-        least, size = (-(-n // PAGE_BYTES) * PAGE_BYTES for n in (needed, max(needed, wanted)))
-        try:
-            file.allocate(0, size)
-        except CapacityError:
-            file.truncate(0)  # there may be a part of it
-            file.allocate(0, size := least)
-        return size
 
     # Waiting
 
@@ -307,10 +181,10 @@ class CommandFiles:
     @property
     def is_prompt(self) -> bool:
         """Whether a small record is appended without waiting for the disk."""
-        segment = self._segment
+        segment = self.segments.newest
         if segment is None or 2 * self._queued_bytes > _QUEUED_BYTES_MAX:
             return False
-        return segment.bytes - segment.end >= _PROMPT_BYTES
+        return segment.left >= _PROMPT_BYTES
 
     def _check_going(self) -> None:
         if self.failure is not None:
@@ -417,5 +291,5 @@ class CommandFiles:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join()
-        for segment in (*self._open.values(), *([self._segment] if self._segment else [])):
+        for segment in filter(None, (*self._open.values(), self.segments.newest)):
             segment.file.close()

@@ -194,7 +194,7 @@ class CommandLog:
         A checkpoint's own answer is not there yet: who asked for it is named with the label, which
         the catalogue has if it was made.
         """
-        self.files.begin_segment()
+        self.files.segments.end()
         if label is not None and self.origin is not None:
             origin = self.origin
             label["origin"] = [origin.client_id, origin.sequence, origin.finished_below]
@@ -211,7 +211,7 @@ class CommandLog:
             self.files.append(CHECKPOINT, number, framed(label))
         commands = self._storage.catalogue.commands
         assert commands is not None
-        self.files.forget(commands.segment)
+        self.files.segments.forget(commands.segment)
         self.replay_s = 0.0
 
     def _append_label(self, label: dict[str, Any], number: int) -> None:

@@ -14,7 +14,6 @@ from embstore.arrays import TABLE_IDS_MAX
 from embstore.cache.arena import Arena, HostCache
 from embstore.cache.pool import Pool
 from embstore.cache.sizes import Sizes
-from embstore.cache_split import CacheSplit
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
 from embstore.device.base import (
     Device,
@@ -30,6 +29,7 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.layout import Layout
+from embstore.options import StoreOptions
 from embstore.results import Checkpoint, Place, TableEntry
 from embstore.storage.labels import retained
 from embstore.storage.storage import Storage
@@ -50,17 +50,15 @@ class Tables:
         self,
         storage: Storage,
         device: Device,
-        *,
+        options: StoreOptions,
         cache_bytes: int,
         host_cache: HostCache,
-        cache_split: CacheSplit,
-        policy: str,
-        limits: Limits,
     ) -> None:
         self.frame = Frame(storage, device)
         self.storage = storage
         self.device = device
-        self.limits, self.policy, self.host_cache = limits, policy, host_cache
+        self.limits = options.limits or Limits()
+        self.policy, self.host_cache = options.policy, host_cache
         self.arena = Arena(cache_bytes)
         below = host_cache.budget_bytes
         self.host_arena = Arena(below, "host_cache_bytes") if below else None
@@ -69,7 +67,7 @@ class Tables:
         self.stages = self.frame.stages
         self.by_id: dict[int, TableState] = {}
         self.pools: dict[Layout, Pool] = {}
-        self.splitting = Splitting(self.arena, self.pools, cache_split)
+        self.splitting = Splitting(self.arena, self.pools, options.cache_split)
         self.places: dict[str, Place] = {}
         """Of each look-ahead session that may be resumed, its last finished step; the session that
         was longest ago at work first."""

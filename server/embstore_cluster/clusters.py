@@ -106,8 +106,7 @@ def start(
         check_directory(str(path))
     known = kept.shard_map if kept is not None else _restored_map(path)
     count = _count(path, shards, known)
-    memory_bytes = 0 if num_gpus else cache_bytes
-    resources = Resources(num_cpus, num_gpus, memory_bytes)
+    resources = Resources(num_cpus, num_gpus, 0 if num_gpus else cache_bytes)
     cpus = max(os.cpu_count() or 1, -int(-count * num_cpus // 1))
     local.attach(path, address=address, cpus=cpus)
     if _actor(coordinator_of(name)) is not None:
@@ -123,12 +122,7 @@ def start(
         life=uuid4().hex,
         durability=durability,
     )
-    try:
-        _begin(plan, timeout_s)
-    except BaseException:
-        _end(plan, STOP_TIMEOUT_S)
-        local.end(path)
-        raise
+    _begin(plan, path, timeout_s)
     return Cluster(name, str(path), plan.shard_map, plan.admins)
 
 
@@ -161,15 +155,21 @@ def _new(name: str, data: str, count: int, resources: Resources, known: ShardMap
     return Plan(name, data, shard_map, tuple(admins), tuple(nodes))
 
 
-def _begin(plan: Plan, timeout_s: float) -> None:
-    here = at_node(ray.util.get_node_ip_address())
-    coordinator = (
-        ray.remote(Coordinator)
-        .options(name=plan.coordinator, num_cpus=0, resources=here, **LASTING)
-        .remote(plan)
-    )
-    ray.get(coordinator.plan.remote(), timeout=timeout_s)
-    started(plan, range(len(plan.nodes)), timeout_s)
+def _begin(plan: Plan, path: Path, timeout_s: float) -> None:
+    """Start all actors of a plan; after an error none is left."""
+    try:
+        here = at_node(ray.util.get_node_ip_address())
+        coordinator = (
+            ray.remote(Coordinator)
+            .options(name=plan.coordinator, num_cpus=0, resources=here, **LASTING)
+            .remote(plan)
+        )
+        ray.get(coordinator.plan.remote(), timeout=timeout_s)
+        started(plan, range(len(plan.nodes)), timeout_s)
+    except BaseException:
+        _end(plan, STOP_TIMEOUT_S)
+        local.end(path)
+        raise
 
 
 def started(plan: Plan, numbers: Iterable[int], timeout_s: float) -> None:

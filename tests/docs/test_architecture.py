@@ -18,6 +18,7 @@ BOUNDS = {
     "a transport, beside its own wire and port": 2,
     "a stat": 1,
     "a row dtype, of all tables": 8,
+    "an option of a store": 3,
     "a setting": 3,
 }
 

@@ -1,7 +1,7 @@
 """Settings: where each comes from, what is refused, and that all problems are told at once."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from embstore.errors import InvalidArgumentError
+from embstore.options import StoreOptions
 from embstore_proto.addresses import is_loopback, split_address
 from embstore_server.cli.serving import serving
 from embstore_server.setup import parsing
@@ -18,6 +19,7 @@ from embstore_server.setup.settings import (
     declared,
     load,
     markdown_table,
+    of_store,
     setting,
 )
 
@@ -61,6 +63,43 @@ def test_a_setting_is_declared_in_one_place(tmp_path: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "--pause-s" in shown
     assert "Time between two things. Default: 2.5." in shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreOptions(StoreOptions):
+    """All options of a store, and one more.
+
+    Parameters
+    ----------
+    rest_s : seconds that the store
+        rests
+    """
+
+    rest_s: float = 1.5
+
+
+@dataclass(frozen=True)
+class MoreOfStore(Settings):
+    """All settings, and that of an option that the store has."""
+
+    rest_s: float = of_store("rest_s", parsing.SECONDS, of=MoreOptions)
+
+
+def test_an_option_of_the_store_is_described_in_one_place() -> None:
+    assert declared(MoreOfStore)["rest_s"].default == 1.5
+    assert "| `--rest-s` | SECONDS | 1.5 | Seconds that the store rests. |" in markdown_table(
+        MoreOfStore
+    )
+    made = load(DATA | {"rest_s": "3"}, {}, None, MoreOfStore)
+    assert MoreOptions(**made.store_options(MoreOptions)).rest_s == 3.0
+
+
+def test_settings_of_the_store_are_its_options() -> None:
+    options = {f.name: f.default for f in fields(StoreOptions)}
+    made = load(DATA, {}, None).store_options()
+    assert options.keys() - made.keys() == {"limits"}
+    served = {"count_rate": 0.01, "durability": "interval", "scrub_bytes_per_s": 8 << 20}
+    assert {name: value for name, value in made.items() if value != options[name]} == served
 
 
 def test_every_setting_accepts_its_default() -> None:

@@ -32,6 +32,7 @@ ENGINE_LEVELS = (  # the lowest first
     {"cluster_checkpoints", "commands", "host", "kernels"},
     {"checks", "device", "parts", "rights", "step_sums", "storage"},
     {"cache"},
+    {"options"},
     {"handles", "tables"},
     {"hotness", "lookahead"},
     {"engine"},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import CapacityError, CorruptTableError
-from embstore.storage import command_files
+from embstore.storage import command_segments
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import Place, RecordReader, record_bytes, segment_path
 from embstore.storage.files import Files
@@ -44,7 +44,7 @@ class Log:
     def forget(self):
         """Do what a commit does, and return what it says."""
         place = self.log.synced
-        self.log.forget(place.segment)
+        self.log.segments.forget(place.segment)
         return place
 
 
@@ -85,10 +85,10 @@ def test_records_that_wait_share_a_sync(tmp_path):
 
 def test_segments_are_written_over(tmp_path, monkeypatch):
     """What an old one had is no record of the new one."""
-    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr(command_segments, "SEGMENT_BYTES", 16 << 10)
     log = filled(tmp_path, 30)
     for n in range(30, 60):
-        log.log.begin_segment()
+        log.log.segments.end()
         log.append(n, b"first of its segment")
         begin = log.forget()
         assert read(tmp_path, begin) == [(n, b"first of its segment")]
@@ -109,7 +109,7 @@ def test_segments_are_written_over(tmp_path, monkeypatch):
 def test_a_torn_tail_is_no_record(tmp_path, lost):
     """The last record was in no group that was synced before another was written."""
     log = filled(tmp_path, 5)
-    end = log.log._segment.end
+    end = log.log.segments.newest.end
     log.log.close()
     path = tmp_path / segment_path(1)
     content = bytearray(path.read_bytes())
@@ -157,7 +157,7 @@ def test_each_flipped_byte_of_a_synced_record_is_damage(tmp_path):
 
 def test_a_segment_behind_a_torn_one_is_removed(tmp_path, monkeypatch):
     """Its records were appended, and nobody was told of them."""
-    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr(command_segments, "SEGMENT_BYTES", 16 << 10)
 
     class Unsynced(Files):
         def _sync(self, file):
@@ -214,7 +214,7 @@ def test_a_segment_takes_no_more_than_it_needs_where_there_is_little_room(tmp_pa
 @pytest.mark.parametrize("level", [0.0, LONG_S])
 def test_two_new_segments_that_no_sync_has_seen(tmp_path, monkeypatch, choose, level):
     """Their names may be lost one without the other."""
-    monkeypatch.setattr(command_files, "SEGMENT_BYTES", 8 << 10)
+    monkeypatch.setattr(command_segments, "SEGMENT_BYTES", 8 << 10)
     for seed in range(8):
         files = RecordingFiles(tmp_path / f"log-{seed}")
         log = Log(files.root, files, sync_every_s=level)

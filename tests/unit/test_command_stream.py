@@ -24,7 +24,7 @@ def written(root: Path, *, begin_after: int) -> tuple[Files, Place]:
     log.append(ANSWERS, 0, [b"answers"])
     for n in range(1, 11):
         if n == begin_after:
-            log.begin_segment()
+            log.segments.end()
         log.reserve(1 << 10)
         log.append(COMMAND, n, [bytes([n]) * 40 * n])
     log.sync()
@@ -113,15 +113,15 @@ def test_segments_that_are_needed_are_kept(tmp_path: Path) -> None:
     reader = RecordReader(files, STORE_ID, None)
     log = CommandFiles(files, STORE_ID, reader, failed=lambda _: None)
     needed: list[int | None] = [2]
-    log.needed = lambda numbers: needed[0]
+    log.segments.needed = lambda numbers: needed[0]
     for n in range(1, 5):
-        log.begin_segment()
+        log.segments.end()
         log.reserve(10)
         log.append(COMMAND, n, [b"x"])
     log.sync()
-    log.forget(4)
-    assert log.numbers == [2, 3, 4]
+    log.segments.forget(4)
+    assert log.segments.numbers == [2, 3, 4]
     needed[0] = None
-    log.forget(4)
-    assert log.numbers == [4]
+    log.segments.forget(4)
+    assert log.segments.numbers == [4]
     log.close()

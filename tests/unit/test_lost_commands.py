@@ -8,7 +8,7 @@ import pytest
 import embstore
 from embstore import RowWiseAdagrad, Uniform
 from embstore.errors import CorruptTableError, StorageError, StoreClosedError
-from embstore.storage import command_files
+from embstore.storage import command_segments
 from embstore.storage.catalogue import decode
 from embstore.storage.format import PAGE_BYTES
 from tests.conformance.backends import UnsyncedFiles
@@ -32,8 +32,8 @@ def killed(tmp_path_factory):
     """Return a store that ended in the middle: commands since its commit in several segments."""
     path = tmp_path_factory.mktemp("lost")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(command_files, "SEGMENT_BYTES", 2 * PAGE_BYTES)
-        patched.setattr(command_files, "_SEGMENT_BYTES_LEAST", 2 * PAGE_BYTES)
+        patched.setattr(command_segments, "SEGMENT_BYTES", 2 * PAGE_BYTES)
+        patched.setattr(command_segments, "_SEGMENT_BYTES_LEAST", 2 * PAGE_BYTES)
         store = opened(path / "store")
         store.create_table(
             "a", dim=4, rows=9, optimizer=RowWiseAdagrad(0.1), initializer=Uniform(0, 1)

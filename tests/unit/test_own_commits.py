@@ -314,7 +314,7 @@ def test_a_long_command_log_is_committed(tmp_path, monkeypatch, long):
         train(store, low, low + 500)
     if long is None:
         assert commits_of(store).count == 0
-        assert store.executor.log.files.bytes > 50_000
+        assert store.executor.log.files.segments.bytes > 50_000
     else:
         assert done.wait(300)
         assert commits_of(store).count > 0

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from embstore.checks.arguments import integer, one_of
-from embstore.commands import Waits
 from embstore.errors import InvalidArgumentError
+from embstore.handles.run_options import RunOptions
 from embstore.handles.sessions import Sessions
 from embstore_training.replicas.ranks import AllGather, CheckedGather
 
@@ -22,16 +22,7 @@ class Behind:
     """Of several ranks."""
 
 
-def behind_of(
-    sessions: Sessions,
-    waits: Waits,
-    depth: int | None,
-    all_gather: AllGather | None,
-    *,
-    lookahead: int,
-    rank: int,
-    world_size: int,
-) -> Behind | None:
+def behind_of(sessions: Sessions, options: RunOptions) -> Behind | None:
     """Check the arguments of a run; None: it waits for late rows.
 
     Raises
@@ -40,8 +31,9 @@ def behind_of(
         "none"; with it a depth above `lookahead`, several ranks without `all_gather`, or a
         connection that rounds rows.
     """
-    one_of(waits, "waits", ("late", "none"))
-    if waits == "late":
+    depth, all_gather, world_size = options.depth, options.all_gather, options.world_size
+    one_of(options.waits, "waits", ("late", "none"))
+    if options.waits == "late":
         for name, given in (("depth", depth), ("all_gather", all_gather)):
             if given is not None:
                 raise InvalidArgumentError(f'expected {name} with waits="none" only, found {given}')
@@ -51,7 +43,7 @@ def behind_of(
             'expected a connection with wire_dtype="float32" for waits="none", found one that '
             "rounds rows and gradients: the trainer could not know what the store makes of them"
         )
-    steps = integer(lookahead, "lookahead", 1)
+    steps = integer(options.lookahead, "lookahead", 1)
     most = integer(min(DEPTH, steps) if depth is None else depth, "depth", 1, steps)
     if world_size == 1:
         return Behind(most, None)
@@ -60,4 +52,4 @@ def behind_of(
             f'expected all_gather with waits="none", in which the {world_size} ranks tell each '
             "other their gradients"
         )
-    return Behind(most, CheckedGather(all_gather, rank, world_size))
+    return Behind(most, CheckedGather(all_gather, options.rank, world_size))

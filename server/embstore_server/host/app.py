@@ -30,8 +30,6 @@ from typing import cast
 import embstore
 import embstore.device.cpu  # its kernels are compiled before the store is opened
 from embstore.arithmetic.jit import compile_kernels
-from embstore.cache_split import CacheSplit
-from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.host.descriptors import raise_limit
 from embstore_server.host.host import Host
@@ -99,21 +97,7 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
                 await service.room.look()
                 watching = asyncio.create_task(service.room.watch())
                 await server.ready()
-                state = service.context()
-                event(
-                    logging.INFO,
-                    "ready",
-                    listen=server.address,
-                    admin=admin_address,
-                    socket=sharing.path,
-                    store_id=state.store_id,
-                    epoch=state.epoch,
-                    command=state.command,
-                    durability=settings.durability,
-                    commit_every_s=settings.commit_every_s,
-                    replayed_commands=service.engine.recovered_commands,
-                    replay_s=round(service.engine.recovered_s, 3),
-                )
+                _say_ready(service, server.address, admin_address, sharing.path)
                 if settings.warm_up:
                     service.warming.begin_at_start(settings.warm_up)
             await _asked_or_lost(stop, service)
@@ -139,6 +123,24 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
         raise service.failure  # 0 says that everything is committed
     event(logging.INFO, "stopped", command=service.engine.tables.frame.command_number)
     return 0
+
+
+def _say_ready(service: Service, listen: str, admin: str | None, socket: str | None) -> None:
+    state, engine = service.context(), service.engine
+    event(
+        logging.INFO,
+        "ready",
+        listen=listen,
+        admin=admin,
+        socket=socket,
+        store_id=state.store_id,
+        epoch=state.epoch,
+        command=state.command,
+        durability=service.settings.durability,
+        commit_every_s=service.settings.commit_every_s,
+        replayed_commands=engine.recovered_commands,
+        replay_s=round(engine.recovered_s, 3),
+    )
 
 
 async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: threading.Event) -> None:
@@ -194,24 +196,9 @@ def _compile(service: Service) -> None:
 
 def _open(settings: Settings) -> Engine:
     """Open the store, with every kernel of its device compiled."""
-    store = embstore.open(
-        settings.data,
-        device=settings.device,
-        cache_bytes=settings.cache_bytes,
-        host_cache_bytes=settings.host_cache_bytes,
-        cache_split=cast(CacheSplit, settings.cache_split),
-        policy=settings.policy,
-        count_rate=settings.count_rate,
-        checkpoints_keep=settings.checkpoints_keep,
-        durability=cast(Durability, settings.durability),
-        sync_every_s=settings.sync_every_s,
-        recovery_s=settings.recovery_s,
-        commit_every_s=settings.commit_every_s,
-        scrub_bytes_per_s=settings.scrub_bytes_per_s,
-        dirty_bytes=settings.dirty_bytes,
-        read_only=settings.read_only,
-        threads=settings.threads,
-    )
+    options = settings.store_options()
+    del options["warm_up"]  # the server does that itself, when it is ready
+    store = embstore.open(settings.data, **options)
     store.warm_up()
     engine = cast(Engine, store.executor)
     engine.backups.within = settings.backup_within

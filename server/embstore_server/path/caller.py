@@ -161,26 +161,7 @@ def observe(
         if command is not None:
             caller.note(command)
         caller.request = caller.who["request"]
-        slow = SlowCall(
-            ended_at=time(),
-            verb=caller.verb,
-            code=code,
-            ms=round(seconds * 1000, 1),
-            wait_ms=round(caller.wait_s * 1000, 1),
-            run_ms=round(caller.run_s * 1000, 1),
-            stage_ms={n: round(s * 1000, 3) for n, s in caller.stage_seconds.items()},
-            tables=_text_of(caller.tables),
-            keys=caller.keys,
-            received_bytes=caller.received_bytes,
-            sent_bytes=caller.sent_bytes,
-            token=caller.principal.name,
-            client=caller.label,
-            request=caller.request,
-            traceparent=caller.traceparent,
-            session=caller.session,
-            rank=caller.rank,
-            step=caller.step,
-        )
+        slow = _slow_call(caller, code, seconds)
         metrics.slow_calls.add(slow)
         said = {name: value for name, value in vars(slow).items() if name != "ended_at"}
         is_let_in = caller.tables or caller.session  # else it took long to come, or to be refused
@@ -189,6 +170,29 @@ def observe(
         if command is not None:
             caller.note(command)
         metrics.traces.ended(cast(TimedCall, caller), code)
+
+
+def _slow_call(caller: Caller, code: str, seconds: float) -> SlowCall:
+    return SlowCall(
+        ended_at=time(),
+        verb=caller.verb,
+        code=code,
+        ms=round(seconds * 1000, 1),
+        wait_ms=round(caller.wait_s * 1000, 1),
+        run_ms=round(caller.run_s * 1000, 1),
+        stage_ms={n: round(s * 1000, 3) for n, s in caller.stage_seconds.items()},
+        tables=_text_of(caller.tables),
+        keys=caller.keys,
+        received_bytes=caller.received_bytes,
+        sent_bytes=caller.sent_bytes,
+        token=caller.principal.name,
+        client=caller.label,
+        request=caller.request,
+        traceparent=caller.traceparent,
+        session=caller.session,
+        rank=caller.rank,
+        step=caller.step,
+    )
 
 
 def _text_of(names: Sequence[str]) -> str:

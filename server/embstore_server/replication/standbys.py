@@ -88,7 +88,9 @@ class Feed:
         with engine.tables.frame.looking():
             catalogue = engine.storage.catalogue
             store_id = bytes.fromhex(catalogue.store_id)
-            self.reader = SegmentReader(files, store_id, Place(log.files.numbers[0], START))
+            self.reader = SegmentReader(
+                files, store_id, Place(log.files.segments.numbers[0], START)
+            )
             first = self.reader.first_command()
             if not (
                 can_go_on and first <= self.follower.command <= engine.tables.frame.command_number
@@ -141,7 +143,7 @@ class Standbys:
     def use(self, engine: Engine) -> None:
         """Keep the log of a store for those that follow it."""
         if engine.log is not None:
-            engine.log.files.needed = self._needed
+            engine.log.files.segments.needed = self._needed
 
     def end(self) -> None:
         """End all streams: no call waits for a standby any more."""

@@ -8,7 +8,8 @@ A setting can be given in four places. The first that has it wins:
 3. a key of the TOML file named by `--config` or `EMBSTORE_CONFIG`, `cache_bytes = "4GiB"`
 4. the default
 
-The flags of `embstore serve` and the documented table are made from the declarations. An unknown
+The flags of `embstore serve` and the documented table are made from the declarations. A setting
+that is an option of the store has its default and help from there (`embstore.options`). An unknown
 name in the file or in the environment is refused, with the nearest known one: a misspelt setting
 that is ignored is found months later. All problems are reported together, so that a configuration
 is corrected in one go.
@@ -27,6 +28,7 @@ from embstore.cache.policies import POLICIES
 from embstore.cache_split import SPLITS
 from embstore.durability import LEVELS
 from embstore.errors import InvalidArgumentError
+from embstore.options import StoreOptions, descriptions
 from embstore_proto.addresses import is_loopback, split_address
 from embstore_server.setup import parsing as kinds
 from embstore_server.setup.parsing import OFF, Kind, one_of
@@ -81,6 +83,18 @@ def setting(kind: Kind, help: str, default: Any = MISSING, *, panel: str = "Stor
     return field(default=default, metadata={"kind": kind, "help": help, "panel": panel})
 
 
+def of_store(
+    name: str, kind: Kind, default: Any = MISSING, *, of: type[StoreOptions] = StoreOptions
+) -> Any:
+    """Declare the setting of a store's option: its text, and its default unless one is given."""
+    text = descriptions(of).get(name, "")
+    return setting(
+        kind,
+        f"{text[:1].upper()}{text[1:]}.",
+        getattr(of, name) if default is MISSING else default,
+    )
+
+
 _network = partial(setting, panel="Network")
 _limit = partial(setting, panel="Limits")
 _log = partial(setting, panel="Log")
@@ -91,86 +105,23 @@ class Settings:
     """All settings, checked: raises InvalidArgumentError if two contradict each other."""
 
     data: Path = setting(kinds.DIRECTORY, "Directory of the store; created if missing.")
-    # Any host that trains can spare a GiB.
-    cache_bytes: int | str = setting(
-        kinds.BYTES_OR_SHARE,
-        "Memory of the device for cached rows, their index and staging; a share: of a GPU's memory "
-        "that is free and not kept for calls, or of the host's.",
-        1 << 30,
-    )
-    # Rows come back from there at the speed of the bus; the rest of the host's memory is others'.
-    host_cache_bytes: int | None = setting(
-        kinds.BYTES_OR_NONE,
-        "Level two of a GPU's cache: pinned memory of the host, taken as rows need it, for rows "
-        "that left the GPU; none: a quarter of the host's free memory; 0: no level two.",
-        None,
-    )
-    # It reads fewer rows, or does nothing where tables have one layout.
-    cache_split: str = setting(
-        one_of(*SPLITS),
-        "How row layouts share cache_bytes once it is spent: measured: so that as few lookups as "
-        "possible miss; demand: first come, first served.",
-        "measured",
-    )
-    # LRU follows a trainer's shifts at once.
-    policy: str = setting(one_of(*POLICIES), "Which rows are evicted first.", "lru")
-    # A new store has no profile.
-    warm_up: float = setting(
-        kinds.SHARE,
-        "Share of the cache that is filled at start with the most accessed rows.",
-        0.0,
-    )
+    cache_bytes: int | str = of_store("cache_bytes", kinds.BYTES_OR_SHARE)
+    host_cache_bytes: int | None = of_store("host_cache_bytes", kinds.BYTES_OR_NONE)
+    cache_split: str = of_store("cache_split", one_of(*SPLITS))
+    policy: str = of_store("policy", one_of(*POLICIES))
+    warm_up: float = of_store("warm_up", kinds.SHARE)
     # A counted lookup takes about twice as long.
-    count_rate: float = setting(
-        kinds.SHARE, "Share of lookups whose keys are counted, for profiles; 0: none.", 0.01
-    )
-    # The last one, one before it, and one being made.
-    checkpoints_keep: int = setting(
-        kinds.COUNT,
-        "Checkpoints that can be restored, of each folder of labels (a/b is in the folder a); "
-        "older ones are given up.",
-        3,
-    )
+    count_rate: float = of_store("count_rate", kinds.SHARE, 0.01)
+    checkpoints_keep: int = of_store("checkpoints_keep", kinds.COUNT)
     # It takes 6 % of a trainer's rate on two cores, whatever the disk takes for a sync, where
     # `commands` takes 18 to 40 %; and a crash loses a second, not the ten minutes of `checkpoint`.
-    durability: str = setting(
-        one_of(*LEVELS),
-        "What survives a crash: commands: all that was acknowledged; interval: the same, but for "
-        "the last moments (sync_every_s); checkpoint: the last commit.",
-        "interval",
-    )
-    # As long as databases take for it.
-    sync_every_s: float = setting(
-        kinds.SECONDS, "With durability interval: how often the command log is synced.", 1.0
-    )
-    # A restart that takes longer is noticed.
-    recovery_s: float = setting(
-        kinds.SECONDS,
-        "With a command log: the store commits by itself when executing it again after a crash "
-        "would take longer.",
-        30.0,
-    )
-    # Of ten minutes of work little is lost; and writing all that changes takes seconds of them.
-    commit_every_s: float = setting(
-        kinds.SECONDS,
-        "The store commits by itself when the last commit is so old: with durability checkpoint a "
-        "crash loses about so much; 0: only checkpoints and a clean stop commit.",
-        600.0,
-    )
-    # A table that fits into the cache is dirty as a whole, and its rows would be logged each time.
-    dirty_bytes: int | None = setting(
-        kinds.BYTES,
-        "Rows that are newer in the cache than in the log, at most; above it, calls that write "
-        "become slower. Default: of the rows in level two what storage writes in 30 seconds, as "
-        "measured; of others no bound.",
-        None,
-    )
+    durability: str = of_store("durability", one_of(*LEVELS), "interval")
+    sync_every_s: float = of_store("sync_every_s", kinds.SECONDS)
+    recovery_s: float = of_store("recovery_s", kinds.SECONDS)
+    commit_every_s: float = of_store("commit_every_s", kinds.SECONDS)
+    dirty_bytes: int | None = of_store("dirty_bytes", kinds.BYTES)
     # A few thousandths of a core, and a terabyte in a day and a half.
-    scrub_bytes_per_s: int = setting(
-        kinds.BYTES_OR_NONE,
-        "Bytes of the store's files that are read and checked in the background a second; 0: none.",
-        8 << 20,
-    )
+    scrub_bytes_per_s: int = of_store("scrub_bytes_per_s", kinds.BYTES_OR_NONE, 8 << 20)
     # Whoever may call a server is not to write wherever the server's user may.
     backup_within: str | None = setting(
         kinds.PATH_OR_URL,
@@ -208,22 +159,9 @@ class Settings:
     shard: int | None = setting(
         kinds.NUMBER, "Number of the shard to be: the place of its address in the map.", None
     )
-    read_only: bool = setting(
-        kinds.SWITCH, "Share the directory with other readers and write nothing.", False
-    )
-    device: str = setting(
-        kinds.DEVICE,
-        "Where rows are cached and computed; auto: the first GPU if there is one, else the CPU. "
-        "The bits do not depend on it.",
-        "auto",
-    )
-    # More threads do not help: memory is the bound.
-    threads: int | None = setting(
-        kinds.THREADS,
-        "Threads of the CPU device, or those that copy to and from a GPU; also those that read "
-        "files. None: one a core, at most 4 (CPU), 8 (GPU) or 16 (files).",
-        None,
-    )
+    read_only: bool = of_store("read_only", kinds.SWITCH)
+    device: str = of_store("device", kinds.DEVICE)
+    threads: int | None = of_store("threads", kinds.THREADS)
     # gRPC's customary port, on loopback, because whoever reaches it may write every table.
     listen: str = _network(
         kinds.ADDRESS, "Address of gRPC; port 0: any free one.", "127.0.0.1:50051"
@@ -325,6 +263,10 @@ class Settings:
         if self.socket is None:
             return None if self.read_only else self.data / "socket"
         return None if self.socket == OFF else Path(self.socket)
+
+    def store_options(self, of: type[StoreOptions] = StoreOptions) -> dict[str, Any]:
+        """Return those that are options of the store."""
+        return {f.name: getattr(self, f.name) for f in fields(of) if hasattr(self, f.name)}
 
     def describe(self) -> dict[str, Any]:
         """Return all settings as JSON values; of certificate and key, their paths."""

@@ -154,6 +154,51 @@ def _age(keys: Int64Rows, lists: Int64Rows) -> None:
             _append(keys, lists, id, half, keys[id, _CLOCK])
 
 
+@building_block
+def _evict(
+    excess: int, weights: Int64sIn, keys: Int64Rows, lists: Int64Rows, least: int, clock: int
+) -> tuple[int, int]:
+    """Evict keys of so much weight, if there are as many; return what left, and `least`."""
+    left = 0
+    while left < excess:
+        least = _least_from(lists, least)
+        id = _next_victim(keys, lists, least, clock)
+        if id < 0:  # a key of more weight than there is room
+            break
+        _remove(keys, lists, id)
+        keys[id, _COUNT] = -1
+        left += weights[id]
+    return left, least
+
+
+@building_block
+def _admit(
+    ids: Int64sIn,
+    first_counts: Int64sIn,
+    counting: int,
+    is_full: bool,
+    keys: Int64Rows,
+    lists: Int64Rows,
+    least: int,
+    clock: int,
+) -> int:
+    """Make the keys of a call resident that are not; return `least`."""
+    count = int(counting == COUNT_UP)
+    if is_full and counting == COUNT_UP:
+        least = _least_from(lists, least)
+        id = _next_victim(keys, lists, least, clock)
+        if id >= 0:
+            count = max(count, keys[id, _COUNT])
+    for i in range(ids.shape[0]):
+        id = ids[i]
+        if keys[id, _COUNT] < 0:
+            if counting == COUNT_KEEP:
+                count = first_counts[id]
+            _append(keys, lists, id, count, clock)
+            least = min(least, count)
+    return least
+
+
 @kernel
 def simulate_scores(
     bounds: Int64sIn,  # (calls + 1,)
@@ -202,32 +247,16 @@ def simulate_scores(
             if ageing and touches >= ageing:
                 _age(keys, lists)
                 touches, least = 0, 0
-            while missing and resident + missing > room:
-                least = _least_from(lists, least)
-                id = _next_victim(keys, lists, least, clock)
-                if id < 0:  # A key of more weight than there is room.
-                    break
-                _remove(keys, lists, id)
-                keys[id, _COUNT] = -1
-                resident -= weights[id]
-                is_full = True
+            excess = resident + missing - room if missing else 0
+            left, least = _evict(excess, weights, keys, lists, least, clock)
+            is_full |= left > 0
             touches += missing
             if ageing and touches >= ageing:
                 _age(keys, lists)
                 touches, least = 0, 0
-            resident += missing
-            count = int(counting == COUNT_UP)
-            if is_full and counting == COUNT_UP and missing:
-                least = _least_from(lists, least)
-                id = _next_victim(keys, lists, least, clock)
-                if id >= 0:
-                    count = max(count, keys[id, _COUNT])
-            for i in range(low, high if missing else low):
-                id = ids[i]
-                if keys[id, _COUNT] < 0:
-                    if counting == COUNT_KEEP:
-                        count = first_counts[id]
-                    _append(keys, lists, id, count, clock)
-                    least = min(least, count)
+            resident += missing - left
+            if missing:
+                new = ids[low:high]
+                least = _admit(new, first_counts, counting, is_full, keys, lists, least, clock)
             low = high
     result[0], result[1] = access_hits, event_hits

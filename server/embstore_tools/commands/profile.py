@@ -1,6 +1,7 @@
 """`embstore profile`: files of training samples -> how often each row is accessed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,7 +78,19 @@ def profile(
         plots.check_picture(picture)
     hashed = {c: counting.hash_rows[t] for c, t in columns.items() if t in counting.hash_rows}
     opened = readers.open_files(files, list(columns) if table else None, hashed)
-    total, read = sum(file.size_bytes for file in opened), 0
+    with _mebibytes_read(sum(file.size_bytes for file in opened)) as report:
+        counter = count.count_files(opened, counting, report)
+    made = counter.profile()
+    made.save(out)
+    if picture is not None:
+        plots.write_picture(picture, [plots.coverage_plot(made, by_table=True)])
+    _show(made, counter, out, as_json=as_json)
+
+
+@contextmanager
+def _mebibytes_read(total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far files of `total` bytes are read; yield what takes the bytes of each piece."""
+    read = 0
     with output.progress("MiB read", -(-total // _MIB)) as advance:
 
         def report(count: int) -> None:
@@ -85,12 +98,7 @@ def profile(
             before, read = read, read + count
             advance(-(-read // _MIB) - -(-before // _MIB))
 
-        counter = count.count_files(opened, counting, report)
-    made = counter.profile()
-    made.save(out)
-    if picture is not None:
-        plots.write_picture(picture, [plots.coverage_plot(made, by_table=True)])
-    _show(made, counter, out, as_json=as_json)
+        yield report
 
 
 def _named(given: Sequence[str] | None) -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embstore.cache.policies import POLICIES
 from embstore.profiles.profile import Profile
@@ -119,23 +119,13 @@ def train_and_compare(
         with phases.phase("training", lines_trained(job, path)) as advance:
             trainer.train(criteo.read(path, limit=job.samples, block=job.batch), feed, advance)
         session, hot = feed.session(), feed.hot()
-        history = feed.history()
-        if report is not None and history is not None:
-            _write_report(history, report)
+        _write_report(feed.history(), report)
     moved = network_bytes() - moved_before if network_bytes else None
     shards = shards_of(store.stats())  # now: what follows is no training
     with phases.phase("evaluating", trainer.held_out.count) as advance:
         auc = trainer.held_out_auc(advance)
     trained = trainer.result
     store.checkpoint(CHECKPOINT_LABEL, {"samples": trained.samples, "auc": auc})
-    found, expected = {}, {}
-    with phases.phase("comparing digests", len(trainer.tables)) as advance:
-        for name in trainer.tables:
-            found[name] = store.table(name).digest()
-            expected[name] = trainer.check.digest(name)
-            advance(1)
-    pools = [pool for shard in shards for pool in shard["cache"]["pools"]]
-    hits_unique, hits_access = _hit_rates(pools, session, hot)
     return DemoResult(
         samples=trained.samples,
         samples_held_out=trainer.held_out.count,
@@ -143,28 +133,41 @@ def train_and_compare(
         samples_per_second=trained.samples_per_second,
         loss=trained.loss,
         auc=auc,
-        framework=job.framework,
-        policy=job.policy,
-        hit_rate_unique=hits_unique,
-        hit_rate_access=hits_access,
-        tables=len(job.configs),
-        rows=sum(job.rows),
-        dim=job.dim,
-        optimizer=job.optimizer.kind,
-        table_bytes=job.table_bytes,
-        cache_bytes=sum(shard["cache"]["budget_bytes"] for shard in shards),
-        bytes_read=sum(shard["storage"]["bytes_read"] for shard in shards),
-        bytes_written=sum(shard["storage"]["bytes_written"] for shard in shards),
         network_bytes=moved,
         seconds=dict(trained.seconds),
         popularity=popularity,
-        session=session,
-        hot=hot,
-        digest=_joined(found),
-        digest_of_check=_joined(expected),
-        differing_tables=tuple(name for name in found if found[name] != expected[name]),
-        first_difference=trained.first_difference,
+        **_of_job(job),
+        **_of_store(shards, session, hot),
+        **_of_digests(trainer, store, phases),
     )
+
+
+def _of_job(job: Job) -> dict[str, Any]:
+    return {
+        "framework": job.framework,
+        "policy": job.policy,
+        "tables": len(job.configs),
+        "rows": sum(job.rows),
+        "dim": job.dim,
+        "optimizer": job.optimizer.kind,
+        "table_bytes": job.table_bytes,
+    }
+
+
+def _of_digests(trainer: Trainer, store: "Store", phases: Phases) -> dict[str, Any]:
+    """Return how the store's tables differ from the dense check's."""
+    found, expected = {}, {}
+    with phases.phase("comparing digests", len(trainer.tables)) as advance:
+        for name in trainer.tables:
+            found[name] = store.table(name).digest()
+            expected[name] = trainer.check.digest(name)
+            advance(1)
+    return {
+        "digest": _joined(found),
+        "digest_of_check": _joined(expected),
+        "differing_tables": tuple(name for name in found if found[name] != expected[name]),
+        "first_difference": trainer.result.first_difference,
+    }
 
 
 def _prepare(
@@ -189,6 +192,23 @@ def _prepare(
     return PopularityResult(counted.seconds, rows, warmed)
 
 
+def _of_store(
+    shards: Sequence[Mapping[str, Any]], session: SessionResult | None, hot: HotColdResult | None
+) -> dict[str, Any]:
+    """Return what the shards of a store, and its session, had and did while it was trained."""
+    pools = [pool for shard in shards for pool in shard["cache"]["pools"]]
+    hits_unique, hits_access = _hit_rates(pools, session, hot)
+    return {
+        "session": session,
+        "hot": hot,
+        "hit_rate_unique": hits_unique,
+        "hit_rate_access": hits_access,
+        "cache_bytes": sum(shard["cache"]["budget_bytes"] for shard in shards),
+        "bytes_read": sum(shard["storage"]["bytes_read"] for shard in shards),
+        "bytes_written": sum(shard["storage"]["bytes_written"] for shard in shards),
+    }
+
+
 def _hit_rates(
     pools: Sequence[Mapping[str, int]], session: SessionResult | None, hot: HotColdResult | None
 ) -> tuple[float, float | None]:
@@ -205,7 +225,9 @@ def _hit_rates(
     return 1 - missed / max(1, session.lookup_keys + here), None if missed else 1.0
 
 
-def _write_report(history: "RunHistory", path: Path) -> None:
+def _write_report(history: "RunHistory | None", path: Path | None) -> None:
+    if history is None or path is None:
+        return
     from embstore_tools.report.page import page
     from embstore_tools.report.reading import read
 

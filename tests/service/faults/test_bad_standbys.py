@@ -95,7 +95,7 @@ def test_a_standby_that_does_not_read_is_dropped(
                 pass
         assert "too slow" in refused.value.details()
         store.checkpoint("last")
-        assert len(logged.on_engine(lambda s: s.executor.log.files.numbers)) == 1
+        assert len(logged.on_engine(lambda s: s.executor.log.files.segments.numbers)) == 1
 
 
 @pytest.mark.parametrize(

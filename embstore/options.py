@@ -1,0 +1,144 @@
+"""The options of a store: name, default, unit, meaning and check of each, said here once.
+
+`embstore.open` takes them by name and has this text in its help, the tables and the engine take
+them as one value, and a server's setting of the same name has the same default and text.
+
+Nothing heavy is imported: the command line reads the module to show its help.
+"""
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from embstore.cache.policies import policy_of
+from embstore.cache_split import SPLITS, CacheSplit
+from embstore.durability import LEVELS, Durability
+
+if TYPE_CHECKING:
+    from embstore.config import Limits
+    from embstore.device.base import Device
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_DESCRIPTION = re.compile(r"^ {4}(\w+) : (.+(?:\n {8}.+)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What a store is opened with, checked: a bad value raises InvalidArgumentError.
+
+    Parameters
+    ----------
+    device : where rows are cached and computed: "cpu"; "cuda:N", GPU number N ("cuda": the first);
+        "auto": the first GPU if there is one and CuPy is installed, else the CPU. The bits do not
+        depend on it
+    cache_bytes : memory of the device for cached rows, their index and staging; or a share, as
+        "80%", of the memory of a GPU that is free and not kept for calls, or of the host's
+    host_cache_bytes : of a GPU: pinned memory of the host, taken as rows need it, for level two of
+        the cache: rows that left the GPU's memory, which its kernels move there and back. None: a
+        quarter of the host's free memory; 0: there is no level two, and rows that leave are read
+        from storage when they come back
+    cache_split : how tables of several row layouts share cache_bytes once it is spent: "measured",
+        so that as few lookups as possible miss; or "demand", first come, first served
+    policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that was
+        imported
+    warm_up : share of the cache, 0 to 1, that is filled with the most accessed rows once the store
+        is open, in the background
+    count_rate : share of lookups, 0 to 1, whose keys are counted, for profiles
+    checkpoints_keep : checkpoints that can be restored, of each folder of labels (a/b is in the
+        folder a); older ones are folded into the base
+    durability : what survives a crash: "checkpoint", what the last commit has; "interval", all but
+        what was done since the command log was last synced; "commands", every command that has
+        returned
+    sync_every_s : of durability "interval": seconds between two syncs of the command log
+    recovery_s : with a command log: the store commits by itself when executing it again after a
+        crash would take more seconds
+    commit_every_s : the store commits by itself when the last commit is so many seconds old,
+        without a label; without a command log a crash loses no more than was done in about that
+        time; 0: only checkpoints and a clean end do
+    scrub_bytes_per_s : bytes of the store's files that are read and checked in the background a
+        second, for damage that nobody has met yet; 0: none
+    dirty_bytes : most bytes of rows that are newer in the cache than in the log: above 3/4 of it
+        they are logged in the background, above it calls that write become slower. It bounds how
+        long a commit takes. None: of the rows in level two of a GPU's cache what storage writes in
+        30 seconds, as measured; else no bound
+    read_only : share the directory with other readers; nothing can be written
+    threads : threads of the CPU device; on a GPU, those that copy between host and device; as many
+        read rows of files. None: one a core, at most 4 (CPU), 8 (GPU) or 16 (files)
+    limits : named bounds, see `embstore.config.Limits`; None: its defaults
+    """
+
+    device: "str | Device" = "auto"
+    # Room for two million rows of 128 fp32 with row-wise state; a trainer's host has it to spare.
+    cache_bytes: int | str = 1 << 30
+    # Rows come back from there at the speed of the bus; the rest of the host's memory is others'.
+    host_cache_bytes: int | None = None
+    # It reads fewer rows, or does nothing where tables have one layout.
+    cache_split: CacheSplit = "measured"
+    # LRU follows a trainer's shifts at once.
+    policy: str = "lru"
+    # A new store has no profile.
+    warm_up: float = 0.0
+    count_rate: float = 0.0
+    # The last one, one before it, and one being made.
+    checkpoints_keep: int = 3
+    durability: Durability = "checkpoint"
+    # As long as databases take for it.
+    sync_every_s: float = 1.0
+    # A restart that takes longer is noticed.
+    recovery_s: float = 30.0
+    # Of ten minutes of work little is lost; and writing all that changes takes seconds of them.
+    commit_every_s: float = 600.0
+    scrub_bytes_per_s: int = 0
+    # A table that fits into the cache is dirty as a whole, and its rows would be logged each time.
+    dirty_bytes: int | None = None
+    read_only: bool = False
+    # More threads do not help: memory is the bound.
+    threads: int | None = None
+    limits: "Limits | None" = None
+
+    def __post_init__(self) -> None:
+        from embstore.checks.arguments import expect, integer, number, one_of
+        from embstore.config import Limits
+        from embstore.device.choice import memory_share
+        from embstore.host.facts import THREADS_MAX
+
+        policy_of(self.policy)
+        if memory_share(self.cache_bytes) is None:
+            integer(self.cache_bytes, 'cache_bytes, if no share as "80%",', 1)
+        one_of(self.cache_split, "cache_split", SPLITS)
+        one_of(self.durability, "durability", LEVELS)
+        for name in ("warm_up", "count_rate"):
+            number(getattr(self, name), name, 0, 1)
+        for name in ("commit_every_s", "recovery_s", "sync_every_s"):
+            number(getattr(self, name), name, 0, threading.TIMEOUT_MAX)
+        integer(self.checkpoints_keep, "checkpoints_keep", 1)
+        integer(self.scrub_bytes_per_s, "scrub_bytes_per_s", 0)
+        if self.host_cache_bytes is not None:
+            integer(self.host_cache_bytes, "host_cache_bytes", 0)
+        if self.dirty_bytes is not None:
+            integer(self.dirty_bytes, "dirty_bytes", 1)
+        if self.threads is not None:
+            integer(self.threads, "threads", 1, THREADS_MAX)
+        if self.limits is not None:
+            expect(isinstance(self.limits, Limits), "limits to be Limits", self.limits)
+
+
+def descriptions(of: type[StoreOptions] = StoreOptions) -> dict[str, str]:
+    """Return the meaning of each option, from the docstring; without docstrings, of none."""
+    found = _DESCRIPTION.findall("\n".join(cls.__doc__ or "" for cls in reversed(of.__mro__)))
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def describing(options: type[Any]) -> Callable[[Function], Function]:
+    """Give the help of a function the text of the options that it takes by name."""
+
+    def described(function: Function) -> Function:
+        texts = function.__doc__ or "", options.__doc__ or ""
+        function.__doc__ = "\n\n".join(map(cleandoc, texts))
+        return function
+
+    return described
