@@ -29,7 +29,6 @@ from tests.bench.gpu import (
     kernels,
     peer_torch,
     public,
-    scale,
     sessions,
     shared,
     step,
@@ -38,6 +37,7 @@ from tests.bench.gpu import (
 )
 from tests.bench.gpu.goals import GOALS
 from tests.bench.gpu.machine import Machine, versions
+from tests.bench.gpu.scale import Scale
 from tests.bench.program import NOTHING, Program, Run
 
 PARTS: dict[str, Callable[..., Any]] = {
@@ -81,10 +81,10 @@ PROGRAM = Program(
     name="gpu",
     about=__doc__,
     room="about 20 GB",
-    parts=list(PARTS),
+    parts=PARTS,
     groups={"tiers": list(tiers.PARTS)},
-    measure=measure,
-    scale=scale,
+    measured=measure,
+    scale=Scale,
     goals=GOALS,
     derive=derive,
     sizes={"quick": "fewer samples, under two minutes", "emulated": NOTHING},
