@@ -23,8 +23,8 @@ CONTENDERS = {
     "engine": "engine",
     "service": "engine",
     "shared": "engine",
-    "torch": "peer_torch",
-    "fbgemm": "peer_fbgemm",
+    "torch": "peer_tables",
+    "fbgemm": "peer_tables",
     "redis": "peer_redis",
 }
 """What takes part in rounds, and its module, which is told the name."""
