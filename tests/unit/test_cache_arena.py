@@ -193,7 +193,7 @@ def test_what_a_pool_released_is_not_taken_back_by_itself():
 
 def test_no_more_is_released_than_the_slab_that_was_asked_for():
     """A pool that asked once and was looked up no more had others release all that it lacked."""
-    arena, first, second = asked()
+    arena, first, _ = asked()
     assert arena.may_move
     while arena.move_slice():
         pass
@@ -239,7 +239,7 @@ def test_aims_are_forgotten_when_pools_or_the_budget_change():
 
 
 def test_no_room_in_the_log_leaves_a_move_undone():
-    arena, first, second = asked()
+    arena, first, _ = asked()
     first.releases_left = 0
     with pytest.raises(CapacityError):
         arena.move_slice()
