@@ -21,7 +21,7 @@
 #   make check    .venv, then format, lint, types and the style tests
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
-#                 tests.bench.hot with its plot              (HOT_ARGS=...)
+#                 tests.bench.hot                            (HOT_ARGS=...)
 #   make gpu      what to do first on a GPU, by parts: python -m tests.gpu.plan, with the PYTHON that
 #                 is there and what it has installed  (GPU_ARGS="--minutes 8" narrows it)
 #   make docs     .venv-docs, then the site of docs/ in build/site; warnings are errors

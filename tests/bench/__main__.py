@@ -12,17 +12,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.bench import memory, pictures, rounds, scale
+from tests.bench import memory, rounds
 from tests.bench.goals import BASE_LANE, GOALS
+from tests.bench.pictures import transports
 from tests.bench.program import Program, Run
+from tests.bench.scale import Scale
 from tests.bench.worker import Worker
 
 CONTENDERS = {
     "engine": "engine",
     "service": "engine",
     "shared": "engine",
-    "torch": "peer_torch",
-    "fbgemm": "peer_fbgemm",
+    "torch": "peer_tables",
+    "fbgemm": "peer_tables",
     "redis": "peer_redis",
 }
 """What takes part in rounds, and its module, which is told the name."""
@@ -99,12 +101,12 @@ PROGRAM = Program(
     name="",
     about=__doc__,
     room="about 20 GB, on the disk to measure",
-    parts=[*CONTENDERS, "memory", *PARTS],
-    measure=measure,
-    scale=scale,
+    parts={**CONTENDERS, "memory": memory, **PARTS},
+    measured=measure,
+    scale=Scale,
     goals=GOALS,
     derive=derive,
-    plots=pictures.transports,
+    plots=transports,
 )
 
 if __name__ == "__main__":

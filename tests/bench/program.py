@@ -13,10 +13,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from tests.bench import hardware, report
+from tests.bench.sizes import of_size
 from tests.bench.worker import FailedError, SkippedError
 
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "figures"
@@ -62,19 +62,6 @@ class Run:
         return found
 
 
-def each(
-    parts: Mapping[str, Callable[..., Any]], given: Callable[[Run], Sequence[Any]]
-) -> Callable[[Run, Sequence[str]], None]:
-    """Return what measures parts one after the other; they are given what a run makes first."""
-
-    def measure(run: Run, wanted: Sequence[str]) -> None:
-        arguments = given(run)
-        for name in wanted:
-            run.keep(name, parts[name], *arguments)
-
-    return measure
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
     """``python -m tests.bench[.NAME] [--SIZE] [--only NAME ...] [--json PATH] [--dir PATH]``."""
@@ -83,12 +70,15 @@ class Program:
     about: str | None
     room: str
     """What the folder of stores takes."""
-    parts: Sequence[str]
-    measure: Callable[[Run, Sequence[str]], None]
-    """Measures the parts that are wanted."""
-    scale: ModuleType
-    """Has `full()` and a function for each size, which return dataclasses."""
+    parts: Mapping[str, Any]
+    """What measures each part, in their order."""
+    scale: type
+    """A dataclass, as `sizes.of_size` takes it."""
     goals: Sequence[report.Goal]
+    given: Callable[[Run], Sequence[Any]] = lambda run: (run.scale, run.folder)
+    """Makes what every part is given."""
+    measured: Callable[[Run, Sequence[str]], None] | None = None
+    """Measures the parts that are wanted, where they are not simply called one after the other."""
     derive: Callable[[dict[str, Any]], None] = lambda results: None
     """Adds figures that are made of others."""
     plots: Callable[[dict[str, Any], pathlib.Path], list[pathlib.Path]] | None = None
@@ -101,10 +91,10 @@ class Program:
     def main(self) -> int:
         """Run what was asked for and return the exit status."""
         arguments = self.chosen()
-        scale = getattr(self.scale, arguments.size)()
+        scale = of_size(self.scale, arguments.size)
         with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.dir) as folder:
             run = Run(scale, pathlib.Path(folder))
-            self.measure(run, arguments.only)
+            (self.measured or self._measured)(run, arguments.only)
             run.progress("measured")
         results = run.results
         results["hardware"]["load_average_end"] = os.getloadavg()
@@ -127,12 +117,17 @@ class Program:
             print(f"written: {path}")
         return 1 if results["failed"] else 0
 
+    def _measured(self, run: Run, wanted: Sequence[str]) -> None:
+        given = self.given(run)
+        for name in wanted:
+            run.keep(name, self.parts[name], *given)
+
     def chosen(self) -> argparse.Namespace:
         """Return the arguments of the command line; `only` names parts, and no groups."""
         prog = ".".join(filter(None, ["python -m tests.bench", self.name]))
         parser = argparse.ArgumentParser(prog=prog, description=self.about)
         names = [*self.parts, *self.groups]
-        parser.add_argument("--only", nargs="+", choices=names, default=self.parts)
+        parser.add_argument("--only", nargs="+", choices=names, default=[*self.parts])
         sizes = parser.add_mutually_exclusive_group()
         for size, said in self.sizes.items():
             sizes.add_argument(

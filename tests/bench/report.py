@@ -4,11 +4,13 @@ The table has every figure of the results, by its path; what a program says of i
 too much to be read, is in the JSON alone.
 """
 
+import contextlib
 import json
 import pathlib
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub, truediv
 from typing import Any
 
 Results = dict[str, Any]
@@ -32,14 +34,41 @@ class NotMeasuredError(LookupError):
     """A goal's figure is not among the results."""
 
 
-def figure(results: Results, *path: str) -> Any:
-    """Return one figure of the results; raises NotMeasuredError where it is not there."""
-    found: Any = results
-    for name in path:
-        if name not in found:
-            raise NotMeasuredError(".".join(path))
-        found = found[name]
-    return found
+_CHOICES: dict[str, Callable[[Iterable[float]], float]] = {"min": min, "max": max, "sum": sum}
+
+
+def figure(results: Results, wanted: str) -> float:
+    """Return a figure that is wanted as text; raises NotMeasuredError where one is not there.
+
+    "lanes/redis/both_ms" is a path; "a : b" and "a - b" are of two figures; "min path", "max path"
+    and "sum path" are of all that a path reaches. In a path "*" is everything at a place, and
+    "torch|redis" what is there of these.
+    """
+    for sign, combined in ((" : ", truediv), (" - ", sub)):
+        left, is_there, right = wanted.partition(sign)
+        if is_there:
+            return float(combined(figure(results, left), figure(results, right)))
+    choice, _, path = wanted.partition(" ")
+    choose = _CHOICES.get(choice)
+    found = list(_reached(results, (wanted if choose is None else path).split("/")))
+    if not found or None in found:
+        raise NotMeasuredError(wanted)
+    return float(found[0] if choose is None else choose(found))
+
+
+def _reached(found: Any, path: Sequence[str]) -> Iterator[Any]:
+    """Yield all that a path reaches; None for what is missing."""
+    if not path:
+        yield found
+    elif path[0] == "*":
+        for one in found.values() if isinstance(found, dict) else found:
+            yield from _reached(one, path[1:])
+    elif "|" in path[0]:
+        for name in path[0].split("|"):
+            if name in found:
+                yield from _reached(found[name], path[1:])
+    else:
+        yield from _reached(found[path[0]], path[1:]) if path[0] in found else [None]
 
 
 @dataclass(frozen=True)
@@ -47,24 +76,18 @@ class Goal:
     """A bound on one figure."""
 
     name: str
-    value_of: str | Callable[[Results], float]
-    """The figure's path, "storage/digest/ratio", or what finds it."""
+    wanted: str
+    """The figure, as `figure` finds it."""
     goal: str
     """">= 4 times", or "<= 0.3 ms"; the unit may be missing."""
     unit: float = 1.0
-    """What a figure at a path is multiplied by."""
+    """What the figure is multiplied by."""
 
     def judge(self, results: Results) -> dict[str, Any]:
         """Return the figure, and whether it is reached; None where it was not measured."""
         value = reached = None
-        try:
-            if isinstance(self.value_of, str):
-                value = self.unit * float(figure(results, *self.value_of.split("/")))
-            else:
-                value = float(self.value_of(results))
-        except NotMeasuredError:
-            pass
-        else:
+        with contextlib.suppress(NotMeasuredError):
+            value = self.unit * figure(results, self.wanted)
             sign, bound = self.goal.split()[:2]
             reached = value >= float(bound) if sign == ">=" else value <= float(bound)
         return {"name": self.name, "goal": self.goal, "value": value, "reached": reached}

@@ -1,7 +1,9 @@
-"""How much is measured. One frozen configuration for all contenders; --quick is the same, small."""
+"""How much is measured of the store, the service and its storage (`sizes.py`)."""
 
 import os
 from dataclasses import dataclass
+
+from tests.bench.sizes import sized
 
 ROW_OVERHEAD_BYTES = 40
 """About what a cached row costs beside its bytes: its share of index, score, pins."""
@@ -22,54 +24,60 @@ class Scale:
     threads: int = 2
     seed: int = 20251120
 
-    rows: int = 2_000_000
+    rows: int = sized(2_000_000, quick=100_000)
     dim: int = 64
-    batch_keys: int = 53_248
+    batch_keys: int = sized(53_248, quick=4_096)
     zipf_exponent: float = 1.05
     tables: int = 26
 
-    rounds: int = 10
-    round_batches: int = 8
+    rounds: int = sized(10, quick=2)
+    round_batches: int = sized(8, quick=3)
     """Timed batches of a lane in a round; one more goes before them untimed."""
-    settle_batches: int = 30
+    settle_batches: int = sized(30, quick=2)
     """Batches before the first round: the caches reach their steady state."""
 
-    cold_rows: int = 22_000_000
+    cold_rows: int = sized(22_000_000, quick=100_000)
     """Of 272 bytes: a file of 6 GB, as where the goal comes from. The ratio depends on it:
     by read-ahead a plain map fetches nearly the whole file; a smaller one costs it less."""
-    cold_reads: int = 20_000
-    cold_repeats: int = 3
-    fold_wait_s: float = 180.0
-    write_back_rows: int = 80_000
-    checkpoint_rows: int = 500_000
-    digest_rows: int = 2_000_000
-    storage_repeats: int = 5
+    cold_reads: int = sized(20_000, quick=1_000)
+    cold_repeats: int = sized(3, quick=1)
+    fold_wait_s: float = sized(180.0, quick=2.0)
+    write_back_rows: int = sized(80_000, quick=4_000)
+    checkpoint_rows: int = sized(500_000, quick=10_000)
+    digest_rows: int = sized(2_000_000, quick=51_200)
+    storage_repeats: int = sized(5, quick=1)
 
-    space_rows: tuple[int, ...] = (1_000_000, 10_000_000, 40_000_000)
+    space_rows: tuple[int, ...] = sized(
+        (1_000_000, 10_000_000, 40_000_000), quick=(20_000, 100_000)
+    )
     """Rows of 80 bytes."""
 
-    replay_steps: int = 100
+    replay_steps: int = sized(100, quick=5)
     """Logged and executed again."""
 
-    stall_rows: int = 2_000_000
-    stall_idle_s: float = 5.0
+    stall_rows: int = sized(2_000_000, quick=51_200)
+    stall_idle_s: float = sized(5.0, quick=0.2)
     """How long calls are looked at while nothing else runs."""
 
-    quiet_steps: int = 500
+    quiet_steps: int = sized(500, quick=20)
     """Steps, and calls of one key, of a quiet caller beside each attack."""
 
-    wire_rounds: int = 20
-    one_key_calls: int = 50
+    wire_rounds: int = sized(20, quick=2)
+    one_key_calls: int = sized(50, quick=20)
     """Timed calls of a kind in a round."""
-    bulk_bytes: tuple[int, ...] = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+    bulk_bytes: tuple[int, ...] = sized(
+        (1 << 20, 4 << 20, 16 << 20, 64 << 20), quick=(1 << 20, 4 << 20)
+    )
     """Payloads: rows down, or gradients up. From 1 MiB on, as the goal is stated."""
-    bulk_calls: int = 3
-    transport_bytes: tuple[int, ...] = tuple(64 << 2 * n for n in range(11))
+    bulk_calls: int = sized(3, quick=1)
+    transport_bytes: tuple[int, ...] = sized(
+        tuple(64 << 2 * n for n in range(11)), quick=(64, 1 << 10, 1 << 20)
+    )
     """Rows of a lookup, from 64 bytes to 64 MiB."""
-    crowd_clients: int = 16
+    crowd_clients: int = sized(16, quick=3)
     crowd_keys: int = 2_048
     """Half a MiB of rows: between a call of one key and a trainer's whole batch."""
-    crowd_s: float = 8.0
+    crowd_s: float = sized(8.0, quick=0.5)
 
     @property
     def batches(self) -> int:
@@ -84,41 +92,6 @@ class Scale:
     def cache_bytes(self, rows: float, dim: int) -> int:
         """Return a budget in which about `rows` rows of `dim` are cached; never under 4 MiB."""
         return max(int(rows * (row_bytes(dim) + ROW_OVERHEAD_BYTES)), 4 << 20)
-
-
-full = Scale
-"""What the goals are stated for."""
-
-
-def quick() -> Scale:
-    """Return a scale that shows in seconds that everything runs; its figures mean nothing."""
-    return Scale(
-        rows=100_000,
-        batch_keys=4_096,
-        rounds=2,
-        round_batches=3,
-        settle_batches=2,
-        cold_rows=100_000,
-        cold_reads=1_000,
-        cold_repeats=1,
-        fold_wait_s=2.0,
-        write_back_rows=4_000,
-        checkpoint_rows=10_000,
-        digest_rows=51_200,
-        storage_repeats=1,
-        space_rows=(20_000, 100_000),
-        replay_steps=5,
-        stall_rows=51_200,
-        stall_idle_s=0.2,
-        quiet_steps=20,
-        wire_rounds=2,
-        one_key_calls=20,
-        bulk_bytes=(1 << 20, 4 << 20),
-        bulk_calls=1,
-        transport_bytes=(64, 1 << 10, 1 << 20),
-        crowd_clients=3,
-        crowd_s=0.5,
-    )
 
 
 def set_threads(scale: Scale) -> None:

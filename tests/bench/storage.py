@@ -20,7 +20,8 @@ from embstore.storage.files import Files
 from embstore.storage.verify import verify
 from embstore_server.setup.settings import Settings
 from tests.bench import disk
-from tests.bench.scale import Scale, quick, row_bytes
+from tests.bench.scale import Scale, row_bytes
+from tests.bench.sizes import of_size
 from tests.bench.stores import (
     CHUNK_KEYS,
     create_table,
@@ -48,7 +49,7 @@ def warmed(part: Part) -> Part:
     @functools.wraps(part)
     def measure(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for name, size in (("small", quick()), ("full", scale)):
+        for name, size in (("small", of_size(Scale, "quick")), ("full", scale)):
             (folder / name).mkdir()
             result = part(size, folder / name)
             shutil.rmtree(folder / name)

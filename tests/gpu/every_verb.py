@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from tests.bench.gpu import kernels
 from tests.bench.gpu.machine import Machine
-from tests.bench.gpu.scale import Scale, emulated
+from tests.bench.gpu.scale import Scale
+from tests.bench.sizes import of_size
 
 DIMS = (7, 12, 128)
 """By 4 bytes and by 16, fewer lanes than a warp and all of them."""
@@ -17,7 +18,7 @@ DIMS = (7, 12, 128)
 
 def small() -> Scale:
     """Return the sizes of the emulation, for the device."""
-    return replace(emulated(), emulated=False)
+    return replace(of_size(Scale, "emulated"), emulated=False)
 
 
 def main(scale: Scale) -> None:
@@ -28,4 +29,4 @@ def main(scale: Scale) -> None:
 
 
 if __name__ == "__main__":
-    main(emulated() if "--emulated" in sys.argv[1:] else small())
+    main(of_size(Scale, "emulated") if "--emulated" in sys.argv[1:] else small())

@@ -212,27 +212,23 @@ def test_a_call_runs_on_its_device_and_puts_back_the_callers(current):
     assert (seen, current.device) == ([1, 1], 1)
 
 
-def test_an_error_of_cuda_is_a_device_error_and_the_device_is_lost(current):
-    def launch(self, kernel):
-        raise cuda_error(700)
+@pytest.mark.parametrize(
+    "status, error, message, is_lost",
+    [
+        (700, DeviceError, r"cuda:1: launch: cudaErrorIllegalAddress.*resta", True),
+        (900, InvalidArgumentError, r"cuda:1: launch: .*capturing; call the store out", False),
+    ],
+)
+def test_an_error_of_cuda_is_the_devices_unless_somebody_captures(
+    current, status, error, message, is_lost
+):
+    def launch(self, mark):
+        raise cuda_error(status)
 
     runtime = plain_runtime()
-    with pytest.raises(DeviceError, match=r"cuda:1: launch gather: cudaErrorIllegalAddress.*resta"):
-        module._on_device(launch)(runtime, "gather")
-    assert runtime.is_lost
-    assert current.device == 0
-
-
-def test_an_error_of_somebodys_capture_is_the_callers_mistake_and_nothing_is_lost(current):
-    def wait(self, mark):
-        raise cuda_error(900)
-
-    runtime = plain_runtime()
-    with pytest.raises(
-        InvalidArgumentError, match=r"cuda:1: wait: .*capturing; call the store out"
-    ):
-        module._on_device(wait)(runtime, object())
-    assert not runtime.is_lost
+    with pytest.raises(error, match=message):
+        module._on_device(launch)(runtime, object())
+    assert runtime.is_lost == is_lost
     assert current.device == 0
 
 

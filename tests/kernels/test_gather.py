@@ -33,11 +33,16 @@ from tests.kernels.samples import (
 SEED = 3
 
 
+@pytest.mark.parametrize("piece_bytes", [None, 1000])
 @pytest.mark.parametrize("dim", DIMS)
-def test_gather_copies_the_weights_of_every_position(dim):
+def test_gather_copies_the_weights_of_every_position(monkeypatch, dim, piece_bytes):
+    """In pieces, too, that end within a row, and outputs that end within a piece."""
+    if piece_bytes:
+        monkeypatch.setattr(staging, "PIECE_BYTES", piece_bytes)
+        monkeypatch.setattr(staging, "LARGE_BYTES", 2 * piece_bytes)
     rng = np.random.default_rng(SEED)
     rows = awkward(rng, 40, (dim + 4) // 4 * 4, finite=False)
-    keys = [rng.integers(0, 12, n) for n in (0, 50, 1, 0, 33)]
+    keys = [rng.integers(0, 12, n) for n in (0, 50, 1, 0, 333)]
     for device in devices():
         memory, batch = slots_with(device, rows), batch_of(device, *keys)
         slots = rng.permutation(40)[: len(batch.unique_keys)]
@@ -72,21 +77,6 @@ def test_outputs_of_the_host_and_of_the_device_in_one_call(dim, skipped):
     device.rows.gather(memory.rows, up(device, slots), batch, dim, outs)
     found = np.concatenate([outs[0], down(device, d_out), outs[2]])
     assert bits(found) == bits(rows[slots[down(device, batch.inverse)]])
-
-
-def test_large_outputs_come_in_pieces(monkeypatch):
-    """Pieces that end within a row, and outputs that end within a piece."""
-    monkeypatch.setattr(staging, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(staging, "LARGE_BYTES", 2000)
-    rng = np.random.default_rng(SEED)
-    rows, keys = records(rng, 40, 12), [rng.integers(0, 12, n) for n in (100, 1, 0, 333)]
-    for device in devices():
-        memory, batch = slots_with(device, rows), batch_of(device, *keys)
-        slots = rng.permutation(40)[: len(batch.unique_keys)]
-        outs = [np.empty((len(k), 11), np.float32) for k in keys]
-        device.rows.gather(memory.rows, up(device, slots), batch, 11, outs)
-        expected = rows[slots[down(device, batch.inverse)], :11]
-        assert bits(np.concatenate(outs)) == bits(expected)
 
 
 @pytest.mark.parametrize("stride", [4, 8, 16, 68, 4100])

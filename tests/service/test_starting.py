@@ -33,6 +33,7 @@ from embstore_server.setup.settings import Settings
 from embstore_server.telemetry.metrics import Metrics
 from embstore_server.transports.rest.app import make_rest
 from embstore_server.transports.rest.serving import Late
+from tests.bench.start import start
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.service.faults.processes import free_port
 from tests.service.faults.wire import Wire, refusal
@@ -147,30 +148,10 @@ def test_the_log_says_how_large_level_two_may_be_and_why(
     assert said["embstore_fields"]["host_cache"].startswith("a quarter of the host's free memory")
 
 
-LOADED = """
-import os, signal, sys
-from embstore_server.host import app
-from embstore_server import cli
-
-event = app.event
-
-def noted(level, name, **fields):
-    event(level, name, **fields)
-    if name == "ready":
-        print(len(sys.modules), *{"numba", "fastapi", "starlette"} & set(sys.modules))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-app.event = noted
-sys.exit(cli.main(sys.argv[1:]))
-"""
-
-
-def test_a_server_is_ready_without_what_only_compilers_and_rest_need(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LOADED, "serve", "--data", str(tmp_path / "store"), *FREE]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
-    count, *heavy = ended.stdout.split()
-    assert heavy == []
-    assert int(count) <= MODULES_MAX
+def test_a_server_is_ready_without_what_only_compilers_and_rest_need() -> None:
+    _, modules = start()
+    assert not {"numba", "fastapi", "starlette"} & modules
+    assert len(modules) <= MODULES_MAX
 
 
 async def answer_of(app: Any, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:

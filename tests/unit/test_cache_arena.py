@@ -77,6 +77,16 @@ def take_all(arena, pool, slabs=1 << 20):
     assert arena.memory_bytes <= arena.budget_bytes
 
 
+def asked():
+    """Return a full arena, and two pools: the first is to release a slab, the second asked for."""
+    arena = Arena(1_000)
+    first, second = joined(arena, 100, 100)
+    take_all(arena, first)
+    arena.aim({first: 400, second: 600})
+    assert not arena.grant(second)
+    return arena, first, second
+
+
 def test_a_slab_is_taken_from_another_only_when_the_budget_is_spent():
     arena = Arena(1_000)
     first, second = joined(arena, 100, 100)
@@ -175,11 +185,7 @@ def test_a_pool_below_its_aim_gets_what_one_above_releases():
 
 
 def test_what_a_pool_released_is_not_taken_back_by_itself():
-    arena = Arena(1_000)
-    first, second = joined(arena, 100, 100)
-    take_all(arena, first)
-    arena.aim({first: 400, second: 600})
-    assert not arena.grant(second)
+    arena, first, second = asked()
     arena.move_slice()
     assert not arena.grant(first)
     assert arena.grant(second)
@@ -187,11 +193,7 @@ def test_what_a_pool_released_is_not_taken_back_by_itself():
 
 def test_no_more_is_released_than_the_slab_that_was_asked_for():
     """A pool that asked once and was looked up no more had others release all that it lacked."""
-    arena = Arena(1_000)
-    first, second = joined(arena, 100, 100)
-    take_all(arena, first)
-    arena.aim({first: 400, second: 600})
-    assert not arena.grant(second)
+    arena, first, _ = asked()
     assert arena.may_move
     while arena.move_slice():
         pass
@@ -237,11 +239,7 @@ def test_aims_are_forgotten_when_pools_or_the_budget_change():
 
 
 def test_no_room_in_the_log_leaves_a_move_undone():
-    arena = Arena(1_000)
-    first, second = joined(arena, 100, 100)
-    take_all(arena, first)
-    arena.aim({first: 400, second: 600})
-    assert not arena.grant(second)
+    arena, first, _ = asked()
     first.releases_left = 0
     with pytest.raises(CapacityError):
         arena.move_slice()

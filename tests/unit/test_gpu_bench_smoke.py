@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench.gpu.__main__ import PROGRAM
 from tests.bench.gpu.law import Zipf
-from tests.bench.gpu.scale import full
+from tests.bench.gpu.scale import Scale
 from tests.bench.gpu.tiers import PROMISED, SETTINGS
 from tests.unit.bench_runs import quick_results, reached
 
@@ -62,7 +62,7 @@ def test_tiers_stand_for_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_yardstick_call_has_about_350000_unique_keys() -> None:
-    keys = Zipf(full()).batch(full().keys)
+    keys = Zipf(Scale()).batch(Scale().keys)
     assert 340_000 < len(np.unique(keys)) < 360_000
-    assert 0 <= keys.min() and keys.max() < full().ranks
+    assert 0 <= keys.min() and keys.max() < Scale().ranks
     assert 0.07 < np.unique(keys, return_counts=True)[1].max() / len(keys) < 0.08

@@ -143,42 +143,28 @@ async def test_who_waits_in_a_lane_may_leave_it(calls: Calls) -> None:
     assert calls.begun[SHARE:] == [("greedy", 102)]
 
 
-@on_loop
-async def test_a_turn_that_comes_as_its_call_is_cancelled_is_not_lost(calls: Calls) -> None:
-    first = [calls.send("greedy", n) for n in range(SHARE)]
-    await calls.have_begun(SHARE)
-    (lane,) = calls.works._lanes.values()
-    waits = [asyncio.ensure_future(lane.enter()) for _ in range(2)]
-    await asyncio.sleep(0)
-    lane.leave()
-    waits[0].cancel()
-    await asyncio.wait(waits)
-    assert waits[0].cancelled() and waits[1].exception() is None
-    lane.leave()
-    lane.inside += 1  # of the first's, which is still at work
-    calls.end(1000)
-    await asyncio.gather(*first)
-    await asyncio.to_thread(calls.works.close)
-
-
 @pytest.mark.parametrize("is_cut_off", [False, True])
+@pytest.mark.parametrize("is_told_first", [False, True])
 @on_loop
-async def test_a_call_that_was_cancelled_just_now_gets_no_turn(
-    calls: Calls, is_cut_off: bool
+async def test_a_call_that_is_cancelled_as_its_turn_comes_leaves_it_to_the_next(
+    calls: Calls, is_told_first: bool, is_cut_off: bool
 ) -> None:
-    """Its future is done, though nobody has told the queue; it is passed over."""
+    """Its future is done, though nobody has told the queue; or its turn was, just before."""
     first = [calls.send("greedy", n) for n in range(SHARE)]
     await calls.have_begun(SHARE)
     (lane,) = calls.works._lanes.values()
     waits = [asyncio.ensure_future(lane.enter()) for _ in range(2)]
     await asyncio.sleep(0)
-    waits[0].cancel()
+    if not is_told_first:
+        waits[0].cancel()
     if is_cut_off:
         lane.cut_off(StoreClosedError("over"))
     else:
         lane.leave()
+    waits[0].cancel()
     await asyncio.wait(waits)
-    assert waits[0].cancelled() and isinstance(waits[1].exception(), StoreClosedError | None)
+    assert waits[0].cancelled()
+    assert isinstance(waits[1].exception(), StoreClosedError if is_cut_off else type(None))
     assert (lane.inside, lane.waiting) == (SHARE, 0)
     calls.end(1000)
     await asyncio.gather(*first)

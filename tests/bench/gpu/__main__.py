@@ -29,15 +29,13 @@ from tests.bench.gpu import (
     kernels,
     peer_torch,
     public,
-    scale,
-    sessions,
-    shared,
     step,
     tiers,
     timeline,
 )
 from tests.bench.gpu.goals import GOALS
 from tests.bench.gpu.machine import Machine, versions
+from tests.bench.gpu.scale import Scale
 from tests.bench.program import NOTHING, Program, Run
 
 PARTS: dict[str, Callable[..., Any]] = {
@@ -47,9 +45,9 @@ PARTS: dict[str, Callable[..., Any]] = {
     "kernels": kernels.measure,
     "step": step.measure,
     "host": host.measure,
-    "shared": shared.measure,
+    "shared": public.shared,
     "public": public.measure,
-    "sessions": sessions.measure,
+    "sessions": public.sessions,
     "torch": peer_torch.measure,
     **tiers.PARTS,
     "timeline": timeline.measure,
@@ -81,10 +79,10 @@ PROGRAM = Program(
     name="gpu",
     about=__doc__,
     room="about 20 GB",
-    parts=list(PARTS),
+    parts=PARTS,
     groups={"tiers": list(tiers.PARTS)},
-    measure=measure,
-    scale=scale,
+    measured=measure,
+    scale=Scale,
     goals=GOALS,
     derive=derive,
     sizes={"quick": "fewer samples, under two minutes", "emulated": NOTHING},

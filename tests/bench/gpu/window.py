@@ -66,7 +66,9 @@ def take(store: DeviceStore, step: Callable[[], None], steps: int, most_s: float
         last = now
     ended, after = upkeep.ended(), store.sums()
     sums = {name: since(before[name], found, len(spent)) for name, found in after.items()}
-    return _figures(spent, quiet) | ended | sums
+    figures = _figures(spent, quiet)
+    disturbed = figures["highest_to_median"] if all(ended.values()) else None
+    return figures | {"disturbed_to_median": disturbed} | ended | sums
 
 
 def _goes_on(taken: int, spent_s: float, steps: int, most_s: float, upkeep: Upkeep) -> bool:

@@ -2,7 +2,7 @@
 holds every row.
 
 ``python -m tests.bench.hot`` runs everything in one process and prints one table and the goals; a
-JSON and a picture go into ``docs/figures/``. The **trace** has the shape of Criteo Kaggle: 26
+JSON goes into ``docs/figures/``. The **trace** has the shape of Criteo Kaggle: 26
 tables of the true numbers of rows, Zipf 1.05 in each column, labels of the demo's planted model.
 Every row is on the storage before, in the base, whose files are in the page cache. The cache holds
 1.5 % of the rows.
@@ -28,12 +28,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.bench.hot import blocks, costs, goals, plots, scale
+from tests.bench.hot import blocks, costs
+from tests.bench.hot.contestants import BOUND
+from tests.bench.hot.scale import Scale
 from tests.bench.hot.stores import Written
 from tests.bench.hot.trace import Trace
-from tests.bench.program import Program, Run, each
+from tests.bench.program import Program, Run
+from tests.bench.report import Goal
 
-PARTS = {"training": blocks.measure, "costs": costs.measure}
+_TRAINED = "training/contestants"
+_HOT_COLD = "hot-50|hot-100"
+_OTHERS = f"lru|lfu|rank|rank-sampled|ahead-lru|ahead-rank|{_HOT_COLD}"
 
 
 def given(run: Run) -> Sequence[Any]:
@@ -47,15 +52,41 @@ def given(run: Run) -> Sequence[Any]:
     return written, trace, known, run.scale, run.progress
 
 
+def derive(results: dict[str, Any]) -> None:
+    """Say of each contestant how far its AUC is from that of the bound."""
+    found = results.get("training", {}).get("contestants", {})
+    for one in found.values():
+        aucs = one["auc"], found[BOUND]["auc"]
+        one["auc_difference"] = None if None in aucs else abs(aucs[0] - aucs[1])
+
+
 PROGRAM = Program(
     name="hot",
     about=__doc__,
     room="about 10 GB",
-    parts=list(PARTS),
-    measure=each(PARTS, given),
-    scale=scale,
-    goals=goals.GOALS,
-    plots=plots.draw,
+    parts={"training": blocks.measure, "costs": costs.measure},
+    given=given,
+    scale=Scale,
+    goals=(
+        Goal(
+            "rank: hits by access above the offline rate",
+            f"{_TRAINED}/rank/hit_rate_by_access - training/trace/offline_rate",
+            ">= -2 points",
+            unit=100,
+        ),
+        Goal(
+            "samples/s of the best : all cached", f"max {_TRAINED}/{_OTHERS}/ratio", ">= 0.9 times"
+        ),
+        Goal("counting on a core", "costs/counter/ids_per_s", ">= 5 M ids/s", unit=1e-6),
+        Goal("recall of the hot set's accesses by a sample", "costs/sample/recall", ">= 0.9"),
+        Goal("classifying on a core", "costs/classifier/ids_per_s", ">= 1 M ids/s", unit=1e-6),
+        Goal(
+            "hot/cold: AUC beside that of the order",
+            f"max {_TRAINED}/{_HOT_COLD}/auc_difference",
+            "<= 0.002",
+        ),
+    ),
+    derive=derive,
 )
 
 if __name__ == "__main__":

@@ -24,16 +24,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.bench.lookahead import goals, grid, network, planner, plots, scale
+from tests.bench.lookahead import goals, grid, network, planner, plots
+from tests.bench.lookahead.scale import Scale
 from tests.bench.lookahead.stores import Written
-from tests.bench.program import Program, Run, each
-
-PARTS = {
-    "cells": grid.measure,
-    "sweep": grid.sweep,
-    "planner": planner.measure,
-    "network": network.measure,
-}
+from tests.bench.program import Program, Run
 
 
 def given(run: Run) -> Sequence[Any]:
@@ -45,9 +39,14 @@ PROGRAM = Program(
     name="lookahead",
     about=__doc__,
     room="about 5 GB",
-    parts=list(PARTS),
-    measure=each(PARTS, given),
-    scale=scale,
+    parts={
+        "cells": grid.measure,
+        "sweep": grid.sweep,
+        "planner": planner.measure,
+        "network": network.measure,
+    },
+    given=given,
+    scale=Scale,
     goals=goals.GOALS,
     derive=goals.derive,
     plots=plots.draw,

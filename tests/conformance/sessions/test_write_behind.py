@@ -51,6 +51,13 @@ def share(batch: Any, gradients: Any) -> dict[str, Any]:
     return {name: (batch[name], gradients[name]) for name in gradients}
 
 
+def trained(twin: Any, step: Any, rng: Any) -> None:
+    """Update a step's rows, and those of the reference."""
+    gradients = gradients_of(rng, step.batch)
+    step.update(gradients)
+    twin.reference.update(share(step.batch, gradients))
+
+
 @pytest.fixture
 def twin(open_twin):
     return open_twin(**TABLES)
@@ -83,9 +90,7 @@ def test_any_depth_gives_the_bits_of_plain_calls(twin, lookahead, depth, planner
             wanted = twin.reference.lookup(step.batch)
             for name, rows in step.lookup().items():
                 assert_same(rows, wanted[name])
-            gradients = gradients_of(rng, step.batch)
-            step.update(gradients)
-            twin.reference.update(share(step.batch, gradients))
+            trained(twin, step, rng)
         assert run.last_step == 30
     twin.check()
 
@@ -95,11 +100,9 @@ def test_steps_in_parts_give_the_bits_of_plain_calls(open_twin):
     rng, in_parts = generator(843), 0
     with twin.store.session(["a", "b"], waits="none") as run:
         for step in run.steps(batches(rng, 15, draws=900), itself):
-            gradients = gradients_of(rng, step.batch)
             wanted = twin.reference.lookup(step.batch)
             assert_same(step.lookup()["b"], wanted["b"])
-            step.update(gradients)
-            twin.reference.update(share(step.batch, gradients))
+            trained(twin, step, rng)
             (facts,) = twin.store.sessions.stats()
             in_parts = max(in_parts, facts["steps_in_parts"])
     assert in_parts
@@ -112,9 +115,7 @@ def test_loops_of_one_run_and_another_run_go_on(twin):
         with twin.store.session(["a", "b"], waits=waits, name="run", resume=False) as run:
             for _ in range(2):
                 for step in run.steps(batches(rng, 7), itself):
-                    gradients = gradients_of(rng, step.batch)
-                    step.update(gradients)
-                    twin.reference.update(share(step.batch, gradients))
+                    trained(twin, step, rng)
     assert run.last_step == 42
     twin.check()
 
@@ -125,9 +126,7 @@ def test_leaving_a_loop_early_keeps_what_was_finished(twin):
         for step in run.steps(batches(rng, 30), itself):
             if step.number == 11:
                 break
-            gradients = gradients_of(rng, step.batch)
-            step.update(gradients)
-            twin.reference.update(share(step.batch, gradients))
+            trained(twin, step, rng)
     with twin.store.session(["a", "b"], waits="none", name="run") as run:
         assert run.last_step == 10
     twin.check()
@@ -212,9 +211,7 @@ def test_no_answer_is_waited_for_between_two_steps(twin, depth):
         for step in run.steps(batches(rng, 12), itself):
             step.lookup()
             withheld.note(step.number)
-            gradients = gradients_of(rng, step.batch)
-            step.update(gradients)
-            twin.reference.update(share(step.batch, gradients))
+            trained(twin, step, rng)
             if step.number == 12:
                 withheld.note(13)
     assert withheld.begun == 13
