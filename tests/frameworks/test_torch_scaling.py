@@ -17,7 +17,7 @@ IDS = torch.tensor([[1, 2], [2, 3], [29, 1]])
 
 def module_of(store: Store, name: str = "t") -> EmbeddingBag:
     options = {"dim": 4, "rows": ROWS, "optimizer": RowWiseAdagrad(0.1), "seed": 1}
-    return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options)
+    return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options, mode="sum")
 
 
 class Trainer:
@@ -133,7 +133,7 @@ class TorchAlone(Trainer):
 
     def embedding_of(self, store: Store, name: str) -> EmbeddingBag:
         options = {"dim": 4, "rows": ROWS, "optimizer": Sgd(0.02), "seed": 1}
-        return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options)
+        return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options, mode="sum")
 
     def __init__(self, store: Store, name: str = "t", max_norm: float = 1.0) -> None:
         super().__init__(store, name)
