@@ -115,7 +115,7 @@ def test_a_loop_within_a_loop_waits_for_its_end(embedded: Store) -> None:
     for ids in module.ahead([IDS], features=lambda ids: ids):
         train(module, ids)
         text = refusal(lambda: next(iter(module.ahead([IDS], features=lambda own: own))))
-        assert text == "expected the loop before to have ended"
+        assert "a loop within a loop is of another module" in text
     for ids in module.ahead([IDS], features=lambda ids: ids):
         train(module, ids)
     assert embedded.table("t").t == 2

@@ -64,11 +64,6 @@ def test_bags_are_pooled_as_torch_pools_them_where_nothing_is_said(embedded: Sto
     assert_as_torch(module, torch.nn.EmbeddingBag(ROWS, DIM), IDS.reshape(2, 3))
 
 
-def test_bags_are_pooled_as_torch_pools_them_where_nothing_is_said(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE)
-    assert_as_torch(module, torch.nn.EmbeddingBag(ROWS, DIM), IDS.reshape(2, 3))
-
-
 def test_offsets_may_have_the_last_one_too(embedded: Store) -> None:
     module = EmbeddingBag(embedded, "t", **TABLE, include_last_offset=True, mode="sum")
     plain = torch.nn.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True)
