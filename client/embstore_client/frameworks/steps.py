@@ -134,6 +134,7 @@ class Steps:
         self._ending: Ending | None = None  # Of the loop before, until it was waited for.
         self._settings = forgets, looks, synchronize, join, accumulates
         self._last_step = last_step
+        self._is_given_up = False  # What gradients there are.
         self._is_loaded = False  # Or has had a loop of each of these names:
         self._names: set[str | None] = set()
         self._stats: Callable[[], Any] = nothing
@@ -188,6 +189,7 @@ class Steps:
             done = self._update(store, gradients, **options)
         elif step is not None:
             done = step.release()
+        self._is_given_up = False
         self.gradients.clear()
         return done
 
@@ -221,10 +223,19 @@ class Steps:
         }
         return summed({table: (keys[table], on_host(rows)) for table, (_, rows) in kept.items()})
 
+    def give_up(self) -> None:
+        """Have the gradients that there are forgotten where the loop goes on, and its step be
+        skipped: nobody is going to send them."""
+        self._is_given_up = True
+
     def clear(self) -> None:
         """Forget gradients."""
         self._settings[2]()
+        step, is_given_up = self.at_hand, self._is_given_up
+        self._is_given_up = False
         self.gradients.clear()
+        if is_given_up and step is not None and not step.is_finished:
+            step.skip()
 
     def go_back(self, last_step: int) -> None:
         """Be at the place of a checkpoint, outside a loop."""
@@ -256,6 +267,8 @@ class Steps:
         """Raise InvalidArgumentError if there are gradients."""
         forgets, _, synchronize, _, accumulates = self._settings
         synchronize()
+        if self._is_given_up:
+            self.clear()
         if len(self.gradients):
             accumulate = (
                 "to accumulate over N batches give `ahead` accumulate=N, and call it behind the "
