@@ -224,7 +224,8 @@ def _check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
     if storage.catalogue.checkpoint(command.label) is not None:
         raise CheckpointExistsError(
             f"a checkpoint {command.label!r} is kept already; choose another label, or drop "
-            f"that one: embstore set-retention {shlex.quote(command.label)} dropped"
+            f"that one: store.set_retention({command.label!r}, 'dropped'), or "
+            f"embstore set-retention {shlex.quote(command.label)} dropped"
         )
 
 

@@ -97,7 +97,8 @@ class Registry:
         return TableHeldError(
             f"table {table.name!r} is in use by session {name!r}, which was heard of "
             f"{silent_s:.1f} s ago and ends after {left_s:.1f} s more of silence; wait for that, "
-            f"or, if its trainer has gone, end it: embstore sessions close {quote(name)}"
+            f"or, if its trainer has gone, end it: store.sessions.end({name!r}), or "
+            f"embstore sessions close {quote(name)}"
         )
 
     def join(self, name: str, rank: int, member: str) -> Membership:

@@ -18,6 +18,7 @@ there is none, and files that nothing names are removed, at once or by the next 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from shlex import quote
 
 from embstore.durability import Retention
 from embstore.errors import CapacityError, CheckpointProtectedError
@@ -55,7 +56,8 @@ def retained(
     if retention == "dropped":
         if kept.protected:
             raise CheckpointProtectedError(
-                f"checkpoint {kept.label!r} is protected: make it routine first (set_retention)"
+                f"checkpoint {kept.label!r} is protected: make it routine first, "
+                f"{_routine(kept.label)}"
             )
         return tuple(one for one in checkpoints if one is not kept)
     protected = [one for one in checkpoints if one.protected and one is not kept]
@@ -75,5 +77,11 @@ def check_loses_none(checkpoints: Sequence[Checkpoint], to: Checkpoint) -> None:
         labels = ", ".join(repr(one.label) for one in lost)
         raise CheckpointProtectedError(
             f"what is newer than {to.label!r} would be gone, and {labels} is protected; back it "
-            "up, make it routine, and restore then"
+            f"up, make it routine, and restore then: {_routine(lost[0].label)}"
         )
+
+
+def _routine(label: str) -> str:
+    """Return what makes a checkpoint routine, in Python and on the command line."""
+    in_python = f"store.set_retention({label!r}, 'routine')"
+    return f"{in_python}, or embstore set-retention {quote(label)} routine"

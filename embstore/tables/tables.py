@@ -6,6 +6,7 @@ comes and removed with the last.
 """
 
 from collections.abc import Collection, Iterable
+from shlex import quote
 
 import numpy as np
 
@@ -236,9 +237,11 @@ class Tables:
         for table in tables:
             if table.sessions:
                 names = ", ".join(map(repr, sorted(table.sessions)))
+                one = min(table.sessions)
                 raise TableHeldError(
                     f"table {table.name!r} is in use by look-ahead session {names}; close it, then "
-                    f"{what}"
+                    f"{what}: leave its loop or its with block; if its trainer has gone, "
+                    f"store.sessions.end({one!r}), or embstore sessions close {quote(one)}"
                 )
 
     def check_room_for(self, checkpoint: Checkpoint) -> None:
@@ -341,10 +344,13 @@ def _check_same(table: TableState, asked: TableConfig) -> None:
         )
         raise TableExistsError(
             f"table {name!r} exists with {differences}; ask for it as it is, or "
-            f"store.drop_table({name!r}) removes it and its rows"
+            f"store.drop_table({name!r}), or embstore table drop {name}, removes it and its rows"
         )
     if table.rows != asked.rows:
-        grow = f", or store.table({name!r}).grow({asked.rows}) makes them so many"
+        grow = (
+            f", or store.table({name!r}).grow({asked.rows}), or embstore table grow {name} "
+            f"{asked.rows}, makes them so many"
+        )
         raise TableExistsError(
             f"table {name!r} exists with {table.rows} rows where {asked.rows} were asked for; ask "
             f"for {table.rows}{grow if asked.rows > table.rows else ''}"

@@ -26,7 +26,9 @@ def collection(store: Store) -> EmbeddingBagCollection:
 
 
 def one_table(store: Store, name: str = "t", **options: Any) -> EmbeddingBag:
-    return EmbeddingBag(store, name, **({"dim": 4, "rows": ROWS, "optimizer": Sgd(0.1)} | options))
+    return EmbeddingBag(
+        store, name, **({"dim": 4, "rows": ROWS, "optimizer": Sgd(0.1)} | options), mode="sum"
+    )
 
 
 def batch_of(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:

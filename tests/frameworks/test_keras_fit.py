@@ -168,7 +168,7 @@ def test_validation_and_prediction_change_nothing(store: Store) -> None:
 
 def test_layers_of_their_own_are_updates_of_their_own(embedded: Store) -> None:
     ids = keras.Input((3,), dtype="int64")
-    layers = [EmbeddingBag(embedded, name, **TABLE) for name in ("a", "b")]
+    layers = [EmbeddingBag(embedded, name, **TABLE, mode="sum") for name in ("a", "b")]
     outputs = keras.layers.Dense(1)(keras.layers.Add()([layer(ids) for layer in layers]))
     model = keras.Model(ids, outputs)
     model.compile("adam", "mse")
@@ -211,7 +211,7 @@ def test_what_a_callback_cannot_see_is_refused(embedded: Store, compiled: Any, m
 
 
 def test_a_model_that_keras_would_compute_no_gradients_of_is_refused(embedded: Store) -> None:
-    ids, layer = keras.Input((3,), dtype="int64"), EmbeddingBag(embedded, "t", **TABLE)
+    ids, layer = keras.Input((3,), dtype="int64"), EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     model = keras.Model(ids, layer(ids))
     model.compile("sgd", "mse")
     with pytest.raises(InvalidArgumentError, match="weights of its own"):

@@ -26,7 +26,9 @@ class Trainer:
 
     def __init__(self, store: Store, name: str = "t", optimizer: Any = None, **layer: Any) -> None:
         options = {"dim": 4, "rows": ROWS, "optimizer": RowWiseAdagrad(0.1), "seed": 1}
-        self.embedding = EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options, **layer)
+        self.embedding = EmbeddingBag(
+            store, name, initializer=Uniform(-1, 1), **options, **layer, mode="sum"
+        )
         self.table = store.table(name)
         keras.utils.set_random_seed(1)
         self.dense = keras.layers.Dense(1)
@@ -138,7 +140,7 @@ def test_fit_in_mixed_precision_skips_both(embedded: Store, is_eager: bool) -> N
     """Keras makes the optimizer that scales; its first scale is too large for this loss."""
     keras.utils.set_random_seed(1)
     options = {"dim": 4, "rows": ROWS, "optimizer": RowWiseAdagrad(0.1)}
-    layer = EmbeddingBag(embedded, "t", initializer=Uniform(-1, 1), **options)
+    layer = EmbeddingBag(embedded, "t", initializer=Uniform(-1, 1), **options, mode="sum")
     ids = keras.Input((2,), dtype="int64")
     outputs = keras.layers.Dense(1)(layer(ids))
     model = keras.Model(ids, keras.layers.Activation("linear", dtype="float32")(outputs))

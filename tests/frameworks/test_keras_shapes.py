@@ -90,6 +90,11 @@ def test_bags_are_those_of_rows_in_memory(embedded: Store, mode: Any, shape: str
     assert_same(layer, lambda rows: pooled(rows, ids, mode), ids, run=run)
 
 
+def test_bags_are_means_where_nothing_is_said(embedded: Store) -> None:
+    layer = EmbeddingBag(embedded, "t", **TABLE)
+    assert_same(layer, lambda rows: pooled(rows, IDS, "mean"), IDS)
+
+
 @pytest.mark.parametrize("ids", [IDS, IDS[0], tf.constant(4), tf.reshape(IDS, [1, 2, 3]), IDS[:0]])
 def test_ids_of_any_shape_are_those_of_rows_in_memory(store: Store, ids: Any) -> None:
     assert_same(Embedding(store, "t", **TABLE), lambda rows: tf.gather(rows, ids), ids)
@@ -104,7 +109,7 @@ def test_rows_are_those_of_keras(embedded: Store) -> None:
 @pytest.mark.parametrize("run", [as_it_is, tf.function])
 @pytest.mark.parametrize("ids", [IDS, SHAPES["empty bags"]], ids=["dense", "ragged"])
 def test_weights_of_ids_and_their_gradients(embedded: Store, ids: Any, run: Any) -> None:
-    layer = EmbeddingBag(embedded, "t", **TABLE)
+    layer = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     before = rows_of(embedded, "t")
     rows, flat = tf.Variable(before), tf.Variable(tf.linspace(-1.0, 2.0, 6))
     reshape = tf.reshape if ids is IDS else lambda flat, _: ids.with_values(flat)
@@ -126,7 +131,7 @@ def test_weights_of_ids_and_their_gradients(embedded: Store, ids: Any, run: Any)
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_weights_get_their_gradient_where_rows_get_none(embedded: Store, is_frozen: bool) -> None:
-    layer = EmbeddingBag(embedded, "t", **TABLE, trainable=not is_frozen)
+    layer = EmbeddingBag(embedded, "t", **TABLE, trainable=not is_frozen, mode="sum")
     weights = tf.Variable(tf.ones([2, 3]))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(IDS, weights, training=is_frozen))
@@ -137,7 +142,7 @@ def test_weights_get_their_gradient_where_rows_get_none(embedded: Store, is_froz
 
 def test_gradients_of_some_rows_of_the_activations(embedded: Store) -> None:
     """TensorFlow has them as IndexedSlices."""
-    layer = EmbeddingBag(embedded, "t", **TABLE)
+    layer = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     before = rows_of(embedded, "t")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(layer(IDS), [1, 1]))
@@ -150,7 +155,7 @@ def test_gradients_of_some_rows_of_the_activations(embedded: Store) -> None:
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16", "float64"])
 def test_activations_are_of_the_compute_dtype(embedded: Store, dtype: str) -> None:
-    layer = EmbeddingBag(embedded, "t", **TABLE, dtype=dtype)
+    layer = EmbeddingBag(embedded, "t", **TABLE, dtype=dtype, mode="sum")
     before = rows_of(embedded, "t")
     with tf.GradientTape() as tape:
         output = layer(tf.constant([[1, 2]]), tf.constant([[1.0, 1.0]]))
@@ -229,19 +234,19 @@ WRONG = {
 
 @pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_refused(embedded: Store, arguments: Any) -> None:
-    layer = EmbeddingBag(embedded, "t", **TABLE)
+    layer = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     with pytest.raises(InvalidArgumentError, match="'t'"):
         layer(*arguments)
 
 
 def test_weights_that_are_not_one_for_each_id_are_refused_when_it_runs(embedded: Store) -> None:
-    layer = EmbeddingBag(embedded, "t", **TABLE)
+    layer = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     with pytest.raises(InvalidArgumentError, match="3 weights, found 2"):
         layer(SHAPES["ragged int32"], tf.ragged.constant([[1.0], [2.0]]))
 
 
 def test_what_is_wrong_in_a_graph_is_said_by_tensorflow(embedded: Store) -> None:
-    layer = tf.function(EmbeddingBag(embedded, "t", **TABLE))
+    layer = tf.function(EmbeddingBag(embedded, "t", **TABLE, mode="sum"))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 't'.*50"):
         layer(tf.constant([[ROWS]]))
 

@@ -17,7 +17,7 @@ IDS = np.array([[1, 2], [3, 4]])
 
 
 def model_of(store: Store) -> tuple[Any, Any]:
-    layer = EmbeddingBag(store, "t", dim=2, rows=9, optimizer=Sgd(0.5))
+    layer = EmbeddingBag(store, "t", dim=2, rows=9, optimizer=Sgd(0.5), mode="sum")
     inputs = keras.Input((2,), dtype="int64")
     return keras.Model(inputs, keras.layers.Dense(1)(layer(inputs))), layer
 

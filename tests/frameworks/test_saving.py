@@ -1,5 +1,7 @@
 """A checkpoint of store and dense part under one label: resumed runs are the whole ones."""
 
+import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,18 +184,60 @@ def test_a_label_that_is_taken_leaves_no_file(trainer: Any, tmp_path: Path) -> N
     trainer.save("a/b", tmp_path)
     files = saved_files(tmp_path)
     assert len(files) == 1
-    with pytest.raises(CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError, match=r"save\(\.\.\., replace=True\)"):
         trainer.save("a/b", tmp_path)
     assert saved_files(tmp_path) == files
+    trainer.embeddings.save("a/b", directory=tmp_path, replace=True, **trainer.parts)
     trainer.load("a/b", tmp_path)
+
+
+def test_the_directory_of_files_is_made(trainer: Any, tmp_path: Path) -> None:
+    trainer.save("one", tmp_path / "new" / "one")
+    trainer.load("one", tmp_path / "new" / "one")
+    assert len(saved_files(tmp_path / "new" / "one")) == 1
+
+
+def test_progress_of_a_trainer_is_kept_in_a_dict(trainer: Any, tmp_path: Path) -> None:
+    """A number alone has no place to be loaded to, but in JAX, whose parts are returned."""
+    progress = {"epoch": 3, "best": 0.5, "done": False, "seen": [1, 2]}
+    kept = dict(progress)
+    trainer.embeddings.save("one", directory=tmp_path, progress=progress, **trainer.parts)
+    progress |= {"epoch": 5, "more": 1}
+    found = trainer.embeddings.load("one", directory=tmp_path, progress=kept, **trainer.parts)
+    assert (found.parts["progress"] if hasattr(found, "parts") else kept) == {
+        "epoch": 3,
+        "best": 0.5,
+        "done": False,
+        "seen": [1, 2],
+    }
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"], indirect=True)
+def test_a_number_is_kept_as_the_refusal_says(trainer: Any, tmp_path: Path) -> None:
+    save, load = trainer.embeddings.save, trainer.embeddings.load
+    with pytest.raises(InvalidArgumentError) as refused:
+        save("one", directory=tmp_path, epoch=3)
+    (part,) = re.findall(r"as epoch=(\{.*?\})", str(refused.value))
+    save("one", directory=tmp_path, epoch=ast.literal_eval(part))
+    epoch: dict[str, int] = {}
+    load("one", directory=tmp_path, epoch=epoch)
+    assert epoch == {"step": 3}
+    other = next(part for part in trainer.parts.values())
+    with pytest.raises(InvalidArgumentError):
+        load("one", directory=tmp_path, epoch=other)
+    save("two", directory=tmp_path, epoch=other)
+    with pytest.raises(InvalidArgumentError):
+        load("two", directory=tmp_path, epoch=epoch)
 
 
 def test_what_cannot_be_saved_leaves_nothing(trainer: Any, embedded: Store, tmp_path: Path) -> None:
     for part, what in trainer.UNSAVEABLE:
         with pytest.raises(Exception, match=what):
             trainer.embeddings.save("one", directory=tmp_path, dense=part)
-    with pytest.raises(FileNotFoundError):
-        trainer.save("one", tmp_path / "absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        trainer.save("one", tmp_path / "file")
+    (tmp_path / "file").unlink()
     assert not saved_files(tmp_path)
     assert embedded.checkpoints() == []
 
@@ -216,7 +260,7 @@ def test_what_is_wrong_is_found_before_anything_is_restored(
     for other, what in WRONG.get(framework, lambda parts: [])(parts):
         with pytest.raises(InvalidArgumentError, match=what):
             load("one", directory=tmp_path, **(parts | other))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="the directory= that save"):
         load("one", directory=tmp_path / "absent", **parts)
     with embedded.session(["t"]):
         for options in ({}, {"wait_s": 0.01}):

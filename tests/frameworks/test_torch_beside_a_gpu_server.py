@@ -84,7 +84,7 @@ def test_a_step_is_two_messages_each_way_that_have_no_row_and_no_gradient(
 ) -> None:
     """What travels, and crosses the bus, is which key each id is: 4 bytes, and a row is of 256."""
     dim, count = 64, 2_000
-    module = EmbeddingBag(beside, "a", dim=dim, optimizer=Adam(0.1), **table())
+    module = EmbeddingBag(beside, "a", dim=dim, optimizer=Adam(0.1), **table(), mode="sum")
     rng, found = np.random.default_rng(1), []
     batches = [cuda.tensor(ids_of(rng, count).reshape(-1, 4)) for _ in range(8)]
     travelled = Travelled(monkeypatch)

@@ -269,7 +269,7 @@ def test_gradients_of_weights_of_a_mean_pass_gradcheck(embedded: Store) -> None:
 
 def test_weights_of_a_mean_that_come_to_zero_are_not_divided(embedded: Store) -> None:
     mean = EmbeddingBag(embedded, "t", **TABLE, mode="mean")
-    total = EmbeddingBag(embedded, "t", **TABLE)
+    total = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     weights = torch.tensor([[1.0, -1.0], [0.0, 0.0], [2.0, 2.0]], requires_grad=True)
     ids = IDS.reshape(3, 2)
     found, wanted = mean(ids, None, weights), total(ids, None, weights)

@@ -71,7 +71,7 @@ def trained(
 
 
 def torchs(habit: Habit, weights: Any) -> tuple[list[float], Any]:
-    bag = torch.nn.EmbeddingBag.from_pretrained(weights.clone(), freeze=False, mode="sum")
+    bag = torch.nn.EmbeddingBag.from_pretrained(weights.clone(), freeze=False)
     optimizer = torch.optim.SGD(bag.parameters(), lr=RATE)
 
     def step() -> None:

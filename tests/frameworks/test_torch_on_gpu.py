@@ -175,7 +175,7 @@ def test_a_step_waits_once_and_moves_no_rows(
 ) -> None:
     """For what is wrong with its gradients; what crosses the bus is which key each id is."""
     dim, count = 64, 2_000
-    module = EmbeddingBag(on_gpu, "a", dim=dim, optimizer=Adam(0.1), **table())
+    module = EmbeddingBag(on_gpu, "a", dim=dim, optimizer=Adam(0.1), **table(), mode="sum")
     rng, found = np.random.default_rng(1), []
     batches = [cuda.tensor(ids_of(rng, count).reshape(-1, 4)) for _ in range(8)]
 

@@ -69,7 +69,7 @@ def test_bags_leave_padding_out_of_sums_and_of_the_count_of_means(
 
 def test_weights_of_padding_are_not_used_and_have_no_gradient(embedded: Store, padded: Any) -> None:
     option, with_padding = padded
-    module = EmbeddingBag(embedded, "t", **TABLE, **option)
+    module = EmbeddingBag(embedded, "t", **TABLE, **option, mode="sum")
     plain = plain_of(embedded, torch.nn.EmbeddingBag, mode="sum")
     pair = [torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_() for _ in range(2)]
     assert_trained_alike(module, plain, (with_padding(IDS), None, pair[0]), (IDS, None, pair[1]))
@@ -151,7 +151,7 @@ def test_nested_tensors_of_ids_come_back_nested(store: Store) -> None:
 
 
 def test_nested_tensors_may_be_weighted_and_narrowed(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE)
+    module = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     weights = [torch.linspace(-1, 1, len(ids)) for ids in NESTED]
     found = module(nested(NESTED), None, nested(weights))
     wanted = module(torch.cat(NESTED), torch.tensor([0, 3, 4]), torch.cat(weights))
@@ -166,7 +166,7 @@ def test_nested_tensors_may_be_weighted_and_narrowed(embedded: Store) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_other_nested_tensors_are_refused(embedded: Store) -> None:
-    bag, ids = EmbeddingBag(embedded, "t", **TABLE), Embedding(embedded, "t", **TABLE)
+    bag, ids = EmbeddingBag(embedded, "t", **TABLE, mode="sum"), Embedding(embedded, "t", **TABLE)
     strided = torch.nested.nested_tensor(NESTED[:2])
     deep = nested([torch.ones(2, 2, dtype=torch.int64)])
     for module in (bag, ids):

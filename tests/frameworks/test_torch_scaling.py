@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="needs torch, which embstore does no
 
 from embstore import InvalidArgumentError, RowWiseAdagrad, Sgd, Uniform  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
-from embstore_client.torch import EmbeddingBag, clip_grad_norm_  # noqa: E402
+from embstore_client.torch import EmbeddingBag, StoreOptimizer, clip_grad_norm_  # noqa: E402
 
 ROWS = 30
 IDS = torch.tensor([[1, 2], [2, 3], [29, 1]])
@@ -17,7 +17,7 @@ IDS = torch.tensor([[1, 2], [2, 3], [29, 1]])
 
 def module_of(store: Store, name: str = "t") -> EmbeddingBag:
     options = {"dim": 4, "rows": ROWS, "optimizer": RowWiseAdagrad(0.1), "seed": 1}
-    return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options)
+    return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options, mode="sum")
 
 
 class Trainer:
@@ -133,7 +133,7 @@ class TorchAlone(Trainer):
 
     def embedding_of(self, store: Store, name: str) -> EmbeddingBag:
         options = {"dim": 4, "rows": ROWS, "optimizer": Sgd(0.02), "seed": 1}
-        return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options)
+        return EmbeddingBag(store, name, initializer=Uniform(-1, 1), **options, mode="sum")
 
     def __init__(self, store: Store, name: str = "t", max_norm: float = 1.0) -> None:
         super().__init__(store, name)
@@ -204,3 +204,76 @@ def test_clipping_before_the_scaler_has_unscaled_is_refused(embedded: Store) -> 
     assert float(norm) < scaled
     clip_grad_norm_([], 1.0, trainer.embedding, scaler=torch.amp.GradScaler(enabled=False))
     assert trainer.embedding.grad_norm() == pytest.approx(1.0, rel=1e-5)
+
+
+class Apart(TorchAlone):
+    """Torch's own embedding with an optimizer of its own, as each optimizer has its verdict."""
+
+    def __init__(self, store: Store, name: str = "t", *, clears_first: bool = True) -> None:
+        super().__init__(store, name)
+        self.clears_first = clears_first
+        self.optimizer = torch.optim.SGD(self.dense.parameters(), lr=0.02)
+        self.of_rows = self.optimizer_of_rows()
+
+    def optimizer_of_rows(self) -> Any:
+        return torch.optim.SGD(self.own.parameters(), lr=0.02)
+
+    def bags(self, ids: Any) -> Any:
+        return self.own(ids)
+
+    def step(self, factor: float = 1.0, of_rows: float = 1.0) -> Any:
+        loss = self.loss(self.bags(IDS), factor, of_rows)
+        both = (self.optimizer, self.of_rows)
+        if self.clears_first:
+            for optimizer in both:
+                optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        for optimizer in both:
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        if not self.clears_first:
+            for optimizer in both:
+                optimizer.zero_grad()
+        return loss.item(), self.scaler.get_scale()
+
+
+class OfTheStore(Apart):
+    """The same with rows of a store, and a StoreOptimizer."""
+
+    def optimizer_of_rows(self) -> Any:
+        return StoreOptimizer(self.embedding)
+
+    def bags(self, ids: Any) -> Any:
+        return self.embedding(ids)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["plain", "ahead"])
+@pytest.mark.parametrize("clears_first", [True, False], ids=["cleared before", "cleared behind"])
+@pytest.mark.filterwarnings("error:.*step .* was looked up")
+def test_a_scaler_steps_the_optimizer_of_a_store_as_those_of_torch(
+    store: Store, clears_first: bool, is_ahead: bool
+) -> None:
+    found = OfTheStore(store, "t", clears_first=clears_first)
+    wanted = Apart(store, "own", clears_first=clears_first)
+    loop: Any = OVERFLOWS
+    if is_ahead:
+        loop = found.embedding.ahead(OVERFLOWS, features=lambda _: IDS)
+    for how in loop:
+        (loss, scale), (loss_of_torch, scale_of_torch) = found.step(**how), wanted.step(**how)
+        assert loss == pytest.approx(loss_of_torch, rel=1e-6)
+        assert scale == scale_of_torch
+    rows = torch.from_numpy(found.table.lookup(range(ROWS)))
+    torch.testing.assert_close(rows, wanted.own.weight.detach(), rtol=1e-5, atol=1e-6)
+    assert found.table.t == sum(not how for how in OVERFLOWS)
+
+
+def test_the_scale_is_taken_off_once_by_unscale_and_step(embedded: Store) -> None:
+    trainer, plain = OfTheStore(embedded, "t"), OfTheStore(embedded, "plain")
+    for of, scaler in ((trainer, trainer.scaler), (plain, torch.amp.GradScaler(enabled=False))):
+        scaler.scale(of.loss(of.bags(IDS), 1.0, 1.0)).backward()
+        scaler.unscale_(of.of_rows)
+        scaler.step(of.of_rows)
+    assert_same(trainer.table.read_rows([1, 2, 29]), plain.table.read_rows([1, 2, 29]))
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)
+    with pytest.raises(InvalidArgumentError, match="power of two"):
+        trainer.step()

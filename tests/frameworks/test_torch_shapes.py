@@ -59,8 +59,13 @@ def test_bags_are_those_of_torch(embedded: Store, mode: Any, arguments: Any) -> 
     assert_as_torch(module, torch.nn.EmbeddingBag(ROWS, DIM, mode=mode), *arguments)
 
 
+def test_bags_are_pooled_as_torch_pools_them_where_nothing_is_said(embedded: Store) -> None:
+    module = EmbeddingBag(embedded, "t", **TABLE)
+    assert_as_torch(module, torch.nn.EmbeddingBag(ROWS, DIM), IDS.reshape(2, 3))
+
+
 def test_offsets_may_have_the_last_one_too(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE, include_last_offset=True)
+    module = EmbeddingBag(embedded, "t", **TABLE, include_last_offset=True, mode="sum")
     plain = torch.nn.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True)
     assert_as_torch(module, plain, IDS, torch.tensor([0, 1, 6]))
 
@@ -74,7 +79,7 @@ def test_ids_of_any_shape_are_those_of_torch(store: Store, ids: Any) -> None:
 def test_weights_of_ids_and_their_gradients_are_those_of_torch(
     embedded: Store, arguments: Any
 ) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE)
+    module = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     plain = torch.nn.EmbeddingBag(ROWS, DIM, mode="sum")
     ids, offsets = arguments
     pair = [torch.linspace(-1, 2, 6).reshape(ids.shape).requires_grad_() for _ in range(2)]
@@ -88,7 +93,7 @@ def test_weights_of_ids_and_their_gradients_are_those_of_torch(
 
 
 def test_gradients_of_weights_pass_gradcheck_in_float64(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE)
+    module = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     weights = torch.linspace(-1, 2, 6, dtype=torch.float64, requires_grad=True)
     offsets = torch.tensor([0, 2, 2])
     assert torch.autograd.gradcheck(lambda w: module(IDS, offsets, w), (weights,))
@@ -97,7 +102,7 @@ def test_gradients_of_weights_pass_gradcheck_in_float64(embedded: Store) -> None
 
 
 def test_activations_come_in_the_dtype_that_is_asked_for(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE, dtype=torch.bfloat16)
+    module = EmbeddingBag(embedded, "t", **TABLE, dtype=torch.bfloat16, mode="sum")
     before = weights_of(embedded, "t")
     output = module(torch.tensor([[1, 2]]))
     assert output.dtype == torch.bfloat16
@@ -159,7 +164,7 @@ def test_a_keyed_jagged_tensor_is_the_mapping_of_its_features(embedded: Store, k
 
 
 def test_weights_of_a_keyed_jagged_tensor_are_used(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "a", **TABLE)
+    module = EmbeddingBag(embedded, "a", **TABLE, mode="sum")
     of_a = EmbeddingBagCollection(embedded, [Bag("a", features=["x"], **TABLE)])
     weights = torch.tensor([1.0, 2, 3])
     given = Jagged(["x"], IDS[:3], torch.tensor([1, 2]), weights)
@@ -202,7 +207,7 @@ WRONG = {
 
 @pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_refused(embedded: Store, arguments: Any) -> None:
-    module = EmbeddingBag(embedded, "t", **TABLE)
+    module = EmbeddingBag(embedded, "t", **TABLE, mode="sum")
     with pytest.raises(InvalidArgumentError, match="'t'"):
         module(*arguments)
 

@@ -36,7 +36,7 @@ def test_a_second_backward_adds_to_the_gradient(embedded: Store) -> None:
 
 @pytest.mark.parametrize("is_reentrant", [False, True])
 def test_a_forward_that_is_computed_again_counts_once(embedded: Store, is_reentrant: bool) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Adam(0.1))
+    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Adam(0.1), mode="sum")
     twin, seen = Twin(module), []
 
     def computed(scale: Any, ids: Any) -> Any:
@@ -75,7 +75,7 @@ def test_a_gradient_counts_as_it_is_whoever_else_has_it(
     """What nobody else has is not copied; what is retained or hooked is, before it is changed."""
     options = {"dim": 4, "rows": ROWS, "optimizer": Adam(0.1), "initializer": Uniform(-1, 1)}
     alone, retained, hooked = (
-        EmbeddingBag(embedded, name, seed=5, **options) for name in ("a", "r", "h")
+        EmbeddingBag(embedded, name, seed=5, **options, mode="sum") for name in ("a", "r", "h")
     )
     arguments = (ids,) if ids.dim() == 2 else (ids, torch.arange(len(ids)))
     outputs = {module: module(*arguments) for module in (alone, retained, hooked)}
@@ -166,7 +166,7 @@ def test_weights_have_a_gradient_in_evaluation(embedded: Store) -> None:
 
 def test_rows_that_were_used_and_no_step_are_warned_of(embedded: Store) -> None:
     module, ids = (
-        EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1)),
+        EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Sgd(0.1), mode="sum"),
         torch.tensor([[1, 2]]),
     )
     with pytest.warns(UserWarning, match="step 1 was looked up, and neither updated"):
@@ -180,7 +180,7 @@ def test_rows_that_were_used_and_no_step_are_warned_of(embedded: Store) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # looked at by the compiler
 def test_a_compiled_model_is_compiled_behind_its_embedding_and_not_in_it(embedded: Store) -> None:
-    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Adam(0.1))
+    module = EmbeddingBag(embedded, "t", dim=4, rows=ROWS, optimizer=Adam(0.1), mode="sum")
     dense, graphs = torch.nn.Linear(4, 1), []
 
     def model(ids: Any) -> Any:
@@ -212,7 +212,7 @@ def test_a_copy_has_the_store_and_no_gradients(embedded: Store) -> None:
 
 def test_a_file_of_torch_has_no_rows(server: Server, tmp_path: Any) -> None:
     with patient(server.address) as store:
-        module = EmbeddingBag(store, "t", dim=64, rows=10_000, optimizer=Sgd(0.1))
+        module = EmbeddingBag(store, "t", dim=64, rows=10_000, optimizer=Sgd(0.1), mode="sum")
         module(torch.arange(10_000)[:, None]).sum().backward()
         assert list(module.parameters()) == []
         torch.save(torch.nn.Sequential(module), tmp_path / "model.pt")

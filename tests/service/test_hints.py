@@ -3,6 +3,8 @@
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,14 @@ import numpy as np
 import pytest
 
 from embstore import Constant, InvalidArgumentError, Sgd, connect
-from embstore.errors import CheckpointExistsError, EmbstoreError, TableExistsError
+from embstore.errors import (
+    CheckpointExistsError,
+    CheckpointProtectedError,
+    EmbstoreError,
+    SessionExpiredError,
+    TableExistsError,
+    TableHeldError,
+)
 from embstore_server.access.tokens import read
 from tests.service.shell import Shell
 from tests.serving import Server
@@ -51,6 +60,59 @@ def test_a_label_that_is_kept_is_dropped(shell: Shell, server: Server) -> None:
         confirmed = re.findall(r"--[a-z]+", shell(*words).err)  # this is asked for
         assert shell(*words, *confirmed).status == 0
         store.checkpoint("it's one")
+
+
+def both_ways(text: str, method: str, words: str) -> list[str]:
+    """Return what a text says to call in Python, and to type."""
+    (call,) = re.findall(rf"(store[\w.]*(?:\('[^']*'\))?\.{method}\([^()]*\))", text)
+    (typed,) = re.findall(rf"embstore ({words} [^,;]+?)(?:, (?:removes|makes) |$)", text)
+    return [call, typed]
+
+
+@pytest.mark.parametrize("way", ["Python", "command line"])
+def test_what_a_store_refuses_is_mended_in_python_and_on_the_command_line(
+    shell: Shell, server: Server, way: str
+) -> None:
+    """A store cannot know which of both its caller has."""
+    with connect(server.address) as store:
+
+        def mend(call: Callable[[], object], kind: type[EmbstoreError], *of: str) -> None:
+            call_of, typed = both_ways(refusal(call, kind), *of)
+            if way == "Python":
+                eval(call_of, {"store": store})
+                return
+            words = *shlex.split(typed), "--address", server.address
+            confirmed = re.findall(r"--yes", shell(*words).err)  # where this is asked for
+            assert not confirmed or shell(*words, *confirmed).status == 0
+
+        dropping = "set_retention", "set-retention"
+        store.checkpoint("one")
+        mend(lambda: store.checkpoint("one"), CheckpointExistsError, *dropping)
+        store.checkpoint("one")
+        store.checkpoint("two")
+        store.set_retention("two", "protected")
+        mend(lambda: store.restore("one"), CheckpointProtectedError, *dropping)
+        store.restore("one")
+        store.set_retention("one", "protected")
+        drop = partial(store.set_retention, "one", "dropped")
+        mend(drop, CheckpointProtectedError, *dropping)
+        drop()
+        store.create_table("t", rows=5, **TABLE)
+        more = partial(store.create_table, "t", rows=9, **TABLE)
+        mend(more, TableExistsError, "grow", "table grow")
+        more()
+        other = partial(store.create_table, "t", rows=9, **TABLE | {"dim": 3})
+        mend(other, TableExistsError, "drop_table", "table drop")
+        other()
+        with suppress(SessionExpiredError), store.session(["t"]):
+            next_one = partial(store.session, ["t"], wait_s=0)
+            mend(lambda: next_one().__enter__(), TableHeldError, "end", "sessions close")
+            with next_one():
+                pass
+        with suppress(SessionExpiredError), store.session(["t"]):
+            drop_table = partial(store.drop_table, "t")
+            mend(drop_table, TableHeldError, "end", "sessions close")
+            drop_table()
 
 
 def test_a_file_of_tokens_is_made(shell: Shell, tmp_path: Path) -> None:

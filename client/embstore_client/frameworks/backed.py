@@ -35,6 +35,7 @@ from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.clipping import checked_scale, clip_factor, norm_of
 from embstore_client.frameworks.connection import Connection
 from embstore_client.frameworks.marker import marker_of, warn_of_others
+from embstore_client.frameworks.open_loops import read
 from embstore_client.frameworks.rows import AnnouncedStep, Found
 from embstore_client.frameworks.saving import KeptFile
 from embstore_client.frameworks.scaling import Verdict
@@ -182,7 +183,7 @@ class StoreBacked:
     ) -> "closing[Loop]":
         """Return the steps of a session over batches, with what was announced of each; `features`
         is called in the thread that iterates over them. Leaving the block ends the session."""
-        announced = (self._announced(batch, features(batch)) for batch in batches)
+        announced = (self._announced(batch, features(batch)) for batch in read(batches))
         return closing(self._steps.ahead(self.store, self.tables, announced, **session))
 
     # Gradients
@@ -224,13 +225,14 @@ class StoreBacked:
 
         Parameters
         ----------
-        directory : of the file, which the checkpoint names
+        directory : of the file, which the checkpoint names; it is made, if it is not there
         replace : take the label from the checkpoint that has it, also a protected one. Killed in
             between, that one is kept, or the new one as LABEL/replacing
         protect : have newer checkpoints not push it out, as `Store.set_retention`
         parts : what else is kept, by name: dense=..., optimizer=... In Keras what has variables; in
             JAX pytrees of arrays, keys of random numbers and Python's numbers; in Torch what has
-            `state_dict()`
+            `state_dict()`. In Torch and Keras also dicts of Python's own values, as
+            progress={"epoch": 3}
 
         Raises
         ------
@@ -259,6 +261,7 @@ class StoreBacked:
         """Have a label restored, once its file fits the parts; then be at its place, and return
         what has become of the parts."""
         self._steps.wait_for_ranks()
+        self._steps.check_outside("load()")
         saved = self._file.find(self.store, label, parts, directory)
         with self._file.removing(self.store, directory):
             restore()

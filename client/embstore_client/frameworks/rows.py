@@ -61,9 +61,13 @@ def from_store(
 class AnnouncedStep:
     """A step of a look-ahead session, as the forwards between two calls of `step` use it."""
 
-    def __init__(self, step: Any, keys: Mapping[str, Keys], given: Any = None) -> None:
-        """Use an `embstore_training.run.Step`, which was announced with `keys` by table, (n,)."""
+    def __init__(
+        self, step: Any, keys: Mapping[str, Keys], given: Any = None, looks: str = "evaluate"
+    ) -> None:
+        """Use an `embstore_training.run.Step`, which was announced with `keys` by table, (n,);
+        `looks` says in messages what the caller does to look only."""
         self._step = step
+        self._looks = looks
         self.number: int = step.number
         """In its session."""
         self.given = given
@@ -97,7 +101,8 @@ class AnnouncedStep:
                 f"expected forwards before step() is called, found one of step {self.number} of "
                 "the session, which is finished: take the next batch first, or with accumulate=N "
                 "call step() behind the last of N; to train twice on a batch, have the loader "
-                "give it twice; to look only, evaluate"
+                "give it twice; where the loop was left, as by break, loop.close() ends it; to "
+                f"look only, {self._looks}"
             )
         if not self._found:
             found = self._step.lookup_unique(make)
@@ -181,7 +186,7 @@ class AnnouncedStep:
                 f"table {table!r}: expected keys that were announced for step "
                 f"{self.number}, found {keys[missing][0]}: have the function that was given as "
                 "`features` return all ids of a batch; what the body draws, as negative samples, "
-                "the loader has to draw; to look only, evaluate"
+                f"the loader has to draw; to look only, {self._looks}"
             )
         return found.astype(np.int32)
 

@@ -78,6 +78,7 @@ class KeptFile(NamedTuple):
         """
         write = self.writing(parts, last_step)
         path = Path(directory, f"{quote(label, safe='')}-{token_hex(8)}{self.suffix}")
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with path.open("x+b") as file:
                 write(file)
@@ -94,9 +95,14 @@ class KeptFile(NamedTuple):
                     _replace(store, label, named)
                 else:
                     store.checkpoint(label, named)
-            except _REFUSALS:
+            except _REFUSALS as exc:
                 if path.name not in self._names(store):
                     path.unlink()
+                if isinstance(exc, CheckpointExistsError):
+                    raise CheckpointExistsError(
+                        f"a checkpoint {label!r} is kept already: save(..., replace=True) takes "
+                        "the label from it, or give another one"
+                    ) from exc
                 raise
         if protect:
             store.set_retention(label, "protected")
@@ -135,7 +141,13 @@ class KeptFile(NamedTuple):
             raise InvalidArgumentError(
                 f"checkpoint {label!r}: expected one that `save` of {self.framework} has made"
             )
-        return self.reading(Path(directory, metadata[label][self.framework]), label, parts)
+        path = Path(directory, metadata[label][self.framework])
+        if not path.exists():
+            raise FileNotFoundError(
+                f"checkpoint {label!r}: expected the file {str(path)!r}, which save() made with "
+                "it, and found none: give load() the directory= that save() was given"
+            )
+        return self.reading(path, label, parts)
 
 
 def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> None:
@@ -144,6 +156,29 @@ def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> N
         raise InvalidArgumentError(
             f"checkpoint {label!r}: expected the parts {sorted(saved)}, found {sorted(given)}"
         )
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is of Python's own kinds, as a dict of progress is: not of tensors."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) for name in value) and all(map(is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def filled(part: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Have a dict be as it was saved."""
+    part.clear()
+    part.update(saved)
+
+
+def wrong_part(name: str, wanted: str, found: Any) -> InvalidArgumentError:
+    """Return what to raise of a part that cannot be kept."""
+    return InvalidArgumentError(
+        f"expected {name} to have {wanted}, or to be a dict of Python's own values, which load "
+        f"fills, as {name}={{'step': 3}}; found {type(found).__name__}"
+    )
 
 
 def _sync_directory(path: Path) -> None:

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 from embstore.arrays import Keys, on_host
-from embstore.errors import InvalidArgumentError
+from embstore.errors import InvalidArgumentError, TableHeldError
 from embstore.handles.store import Store
 from embstore.results import AcknowledgedUpdate
 from embstore_client.frameworks.clipping import Share, summed
 from embstore_client.frameworks.ending import Ending
 from embstore_client.frameworks.gradients import KeptGradients, concatenated
+from embstore_client.frameworks.open_loops import OpenLoop, opening, outside
 from embstore_client.frameworks.rows import AnnouncedStep, Found, from_store
 
 
@@ -55,6 +56,17 @@ def _warn_of_nothing(stats: Any, name: str | None) -> None:
             "another epoch give resume=False, and the batches of that epoch that are left",
             stacklevel=2,
         )
+
+
+def _warn_of_the_rest(name: str | None, place: int) -> None:
+    """Warn of a loop that goes on where the other parts of the trainer have not been brought."""
+    warnings.warn(
+        f"the loop {name!r} goes on after step {place}, but load() was not called: rows are those "
+        "of that step, and the dense part, optimizer and schedule are as they were made; load "
+        "a label that save() has kept, or, where they are restored otherwise, give resume=False "
+        "and the batches that are left",
+        stacklevel=2,
+    )
 
 
 def _prepare(announced: Announced, once: Mapping[str, Any]) -> None:
@@ -98,6 +110,7 @@ class Steps:
     def __init__(
         self,
         forgets: str,
+        looks: str = "evaluate",
         synchronize: Callable[[], object] = nothing,
         join: Callable[[Sequence[Any]], Any] = concatenated,
         accumulates: bool = True,
@@ -109,6 +122,7 @@ class Steps:
         Parameters
         ----------
         forgets : the module's verb that forgets gradients, for messages
+        looks : what the caller does to look only, likewise
         accumulates : its `ahead` has `accumulate`, for messages
         synchronize : waits for gradients that are on their way
         join, frozen : see `KeptGradients`
@@ -118,8 +132,11 @@ class Steps:
         self.at_hand: AnnouncedStep | None = None  # None outside a loop.
         self._run: Any = None  # Likewise: an `embstore_training.run.Run`.
         self._ending: Ending | None = None  # Of the loop before, until it was waited for.
-        self._settings = forgets, synchronize, join, accumulates
+        self._settings = forgets, looks, synchronize, join, accumulates
         self._last_step = last_step
+        self._is_given_up = False  # What gradients there are.
+        self._is_loaded = False  # Or has had a loop of each of these names:
+        self._names: set[str | None] = set()
         self._stats: Callable[[], Any] = nothing
         self.report: str | os.PathLike[str] | None = None
         """Where loops write what they did; None: nowhere."""
@@ -160,7 +177,7 @@ class Steps:
         -------
         None: there was neither an update nor a step to finish.
         """
-        self._settings[1]()
+        self._settings[2]()
         self.wait_for_ranks()
         step = self.at_hand
         done: AcknowledgedUpdate | None = None
@@ -169,16 +186,36 @@ class Steps:
         elif (gradients := self.gradients.by_table()) or (
             step is not None and self.ranks.world_size > 1
         ):
-            done = (store.update if step is None else step.update)(gradients, **options)
+            done = self._update(store, gradients, **options)
         elif step is not None:
             done = step.release()
+        self._is_given_up = False
         self.gradients.clear()
         return done
+
+    def _update(
+        self, store: Store, gradients: Mapping[str, Any], **options: Any
+    ) -> AcknowledgedUpdate:
+        """Send gradients, as the update of the step at hand, or as one of its own.
+
+        Raises
+        ------
+        What the store does, with what to do about gradients that stay, or a loop that holds a table
+        """
+        step = self.at_hand
+        try:
+            return (store.update if step is None else step.update)(gradients, **options)
+        except TableHeldError as exc:
+            raise outside(exc) from exc
+        except InvalidArgumentError as exc:
+            raise InvalidArgumentError(
+                f"{exc}; the gradients are kept: {self._settings[0]}() gives them up"
+            ) from exc
 
     def sums(self) -> Share:
         """Return the gradient of each key that has one, by table: the sum over its occurrences. On
         the host."""
-        self._settings[1]()
+        self._settings[2]()
         kept, step = self.gradients.by_table(), self.at_hand
         keys = {
             table: on_host(named) if step is None else step.keys_of(table, named)
@@ -186,15 +223,33 @@ class Steps:
         }
         return summed({table: (keys[table], on_host(rows)) for table, (_, rows) in kept.items()})
 
+    def give_up(self) -> None:
+        """Have the gradients that there are forgotten where the loop goes on, and its step be
+        skipped: nobody is going to send them."""
+        self._is_given_up = True
+
     def clear(self) -> None:
         """Forget gradients."""
-        self._settings[1]()
+        self._settings[2]()
+        step, is_given_up = self.at_hand, self._is_given_up
+        self._is_given_up = False
         self.gradients.clear()
+        if is_given_up and step is not None and not step.is_finished:
+            step.skip()
 
     def go_back(self, last_step: int) -> None:
         """Be at the place of a checkpoint, outside a loop."""
         self.clear()
         self._last_step = last_step
+        self._is_loaded = True
+
+    def check_outside(self, what: str) -> None:
+        """Raise TableHeldError within a loop."""
+        if self.at_hand is not None:
+            raise TableHeldError(
+                f"expected {what} outside a loop of ahead, found one open: leave it first; where "
+                "it was left, as by break, loop.close() ends it"
+            )
 
     def wait_for_ranks(self) -> None:
         """Wait until no rank of the loop before has more steps.
@@ -210,8 +265,10 @@ class Steps:
 
     def check_sent(self) -> None:
         """Raise InvalidArgumentError if there are gradients."""
-        forgets, synchronize, _, accumulates = self._settings
+        forgets, _, synchronize, _, accumulates = self._settings
         synchronize()
+        if self._is_given_up:
+            self.clear()
         if len(self.gradients):
             accumulate = (
                 "to accumulate over N batches give `ahead` accumulate=N, and call it behind the "
@@ -259,15 +316,23 @@ class Steps:
             the loop takes its next batch.
         """
         if self.at_hand is not None:
-            raise InvalidArgumentError("expected the loop before to have ended")
+            raise InvalidArgumentError(
+                "expected the loop before to have ended: where it was left, as by break, "
+                "loop.close() ends it; a loop within a loop is of another module"
+            )
         self.check_sent()
         self.wait_for_ranks()
         rank, world_size, _ = ranks
         joins = world_size > 1 and session.get("waits") != "none"
-        opened = store.session(tuple(tables), rank=rank, world_size=world_size, **session)
+        names = tuple(tables)
+        opened = store.session(names, rank=rank, world_size=world_size, **session)
+        shared = bool(session.get("shared"))
         with ExitStack() as within:
+            within.enter_context(
+                opening(OpenLoop(store, frozenset(names), session.get("name"), shared))
+            )
             run = within.enter_context(opened)
-            run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
+            self._check_place(run, **session)
             self._run, self.ranks, self._stats = run, ranks, run.stats
             self.gradients.warns_of_many = False
             try:
@@ -275,7 +340,8 @@ class Steps:
                 with run.reporting(store, self.report) as note:
                     for step in steps:
                         self._last_step = step.number - 1  # the store may be behind
-                        self.at_hand = AnnouncedStep(step, step.batch.keys, step.batch.given)
+                        keys, given = step.batch.keys, step.batch.given
+                        self.at_hand = AnnouncedStep(step, keys, given, self._settings[1])
                         yield self.at_hand, step.batch
                         self.check_sent()
                         note()
@@ -287,3 +353,12 @@ class Steps:
                 self.at_hand = self._run = None
                 self.gradients.warns_of_many = True
                 self.clear()
+
+    def _check_place(
+        self, run: Any, *, name: str | None = None, resume: bool | None = None, **_: Any
+    ) -> None:
+        """Warn where a session goes on, and this trainer does not."""
+        run.expect_place(self._last_step)  # where `load`, or the loop before, has left it
+        if resume and run.last_step and not self._is_loaded and name not in self._names:
+            _warn_of_the_rest(name, run.last_step)
+        self._names.add(name)

@@ -24,6 +24,8 @@ from embstore_client.jax import callbacks, trees
 from embstore_client.jax.padding import Sizes
 from embstore_client.jax.steps import PlainStep, Step
 
+_LOOKS = "lookup(features, admit=False) of the embeddings does"
+
 
 class Loaded(NamedTuple):
     """What `Embeddings.load` returns."""
@@ -50,7 +52,7 @@ class Embeddings(StoreBacked):
         self._use(
             store,
             checked(tables, Bag, Ids),
-            Steps("zero_grad", synchronize=jax.effects_barrier, accumulates=False),
+            Steps("zero_grad", _LOOKS, synchronize=jax.effects_barrier, accumulates=False),
         )
         self._host = callbacks.Host(self.tables, self.lookups, self._looked_up, self._steps)
         self._sizes = Sizes()

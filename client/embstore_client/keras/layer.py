@@ -29,6 +29,7 @@ from embstore_client.keras.forward import Forward, Watched, occurrences_of
 
 _MARKER = "embstore"
 """By which a file of Keras has `frameworks.marker`."""
+_LOOKS = "call with training=False"
 
 
 class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, unused-ignore]
@@ -58,7 +59,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         self.supports_jit = False  # so that Keras's jit_compile="auto" compiles without XLA
         self._watched = Watched()
         self._dataset_loop: Generator[Any, None, None] | None = None  # Until it ended.
-        self._use(store, checked(tables, *self._kinds), Steps("clear_gradients"))
+        self._use(store, checked(tables, *self._kinds), Steps("clear_gradients", _LOOKS))
 
     def get_config(self) -> dict[str, Any]:
         """Return address, names and configuration: no rows, no gradients, no token."""

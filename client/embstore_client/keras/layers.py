@@ -33,7 +33,7 @@ class EmbeddingBag(StoreLayer):
         dim: int,
         rows: int,
         optimizer: Optimizer,
-        mode: BagMode = "sum",
+        mode: BagMode = "mean",
         initializer: Initializer | None = None,
         seed: int | None = None,
         padding_idx: int | None = None,
@@ -44,7 +44,7 @@ class EmbeddingBag(StoreLayer):
         Parameters
         ----------
         table : its name in the store
-        mode : "sum" or "mean"
+        mode : "mean", or "sum"
         initializer, seed : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype

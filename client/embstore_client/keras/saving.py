@@ -1,9 +1,12 @@
 """A checkpoint of the store and a file of variables, under one label.
 
-file    last_step, and "part/index" for each of a part's variables: arrays of NumPy (.npz)
+file    last_step; "part/index" for each of a part's variables; "part/json", of a dict: arrays of
+        NumPy (.npz)
 """
 
+import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,42 +14,76 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
+from embstore_client.frameworks.saving import (
+    KeptFile,
+    Saved,
+    check_parts,
+    filled,
+    is_plain,
+    wrong_part,
+)
 
 _PLACE = "last_step"
+_JSON = "json"
 
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
-    """Return what writes the variables of parts."""
+    """Return what writes the variables of parts, and dicts."""
     content = {
-        f"{name}/{index}": variable.value.numpy()
+        f"{name}/{place}": array
         for name, part in parts.items()
-        for index, variable in enumerate(_variables(part, name))
+        for place, array in _arrays(part, name).items()
     }
-    content[_PLACE] = np.int64(last_step)
+    content[_PLACE] = np.array(last_step)
     return lambda file: np.savez(file, **content)
 
 
+def _arrays(part: Any, name: str) -> dict[str, NDArray[Any]]:
+    if type(part) is dict and is_plain(part):
+        return {_JSON: np.frombuffer(json.dumps(part).encode(), np.uint8)}
+    variables = enumerate(_variables(part, name))
+    return {str(index): variable.value.numpy() for index, variable in variables}
+
+
 def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
-    """Return the arrays that a file has for the variables of the parts."""
+    """Return the arrays that a file has for the variables of the parts, and its dicts."""
     with np.load(path, allow_pickle=False) as file:
         content = dict(file)
-    found: dict[str, list[NDArray[Any]]] = {}
-    place = int(content.pop(_PLACE))
+    found: dict[str, dict[str, NDArray[Any]]] = {}
+    last_step = int(content.pop(_PLACE))
     for key, array in content.items():  # in the order of the file
-        found.setdefault(key.partition("/")[0], []).append(array)
+        name, _, place = key.partition("/")
+        found.setdefault(name, {})[place] = array
     check_parts(label, found, parts)
-    fitting = {
-        name: _fitting(label, name, found[name], _variables(part, name))
-        for name, part in parts.items()
-    }
+    loads = [_loading(label, name, found[name], part) for name, part in parts.items()]
 
     def load() -> None:
-        for name, part in parts.items():
-            for variable, array in zip(part.variables, fitting[name], strict=True):
-                variable.assign(array)
+        for load_part in loads:
+            load_part()
 
-    return Saved(place, load)
+    return Saved(last_step, load)
+
+
+def _loading(
+    label: str, name: str, arrays: dict[str, NDArray[Any]], part: Any
+) -> Callable[[], None]:
+    """Return what brings a part to arrays of a file, once they are known to fit."""
+    is_dict = type(part) is dict
+    if is_dict != (_JSON in arrays):
+        raise InvalidArgumentError(
+            f"checkpoint {label!r}: expected {name} to be {'variables' if is_dict else 'a dict'}, "
+            f"as it was saved, found {type(part).__name__}"
+        )
+    if is_dict:
+        saved = json.loads(arrays[_JSON].tobytes())
+        return partial(filled, part, saved)
+    fitting = _fitting(label, name, [*arrays.values()], _variables(part, name))
+
+    def load() -> None:
+        for variable, array in zip(part.variables, fitting, strict=True):
+            variable.assign(array)
+
+    return load
 
 
 def _fitting(
@@ -67,10 +104,7 @@ def _fitting(
 def _variables(part: Any, name: str) -> list[Any]:
     variables = getattr(part, "variables", None)
     if not variables:
-        raise InvalidArgumentError(
-            f"expected {name} to have variables, found {type(part).__name__} without; build it "
-            "first"
-        )
+        raise wrong_part(name, "variables, as it has when it is built", part)
     return list(variables)
 
 

@@ -25,6 +25,8 @@ from embstore_client.torch.gpu import device_of, join, keys_on_host
 from embstore_client.torch.ranks import by_first, ranks_of
 from embstore_client.torch.scaling import scale_of, verdict_of
 
+_LOOKS = "call eval() of the module first, which torch.no_grad() alone does not"
+
 
 class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """Tables of a store as a module without parameters. Its classes are in `modules`.
@@ -46,7 +48,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         """
         super().__init__()
         self.dtype = dtype
-        self._use(store, checked(tables, *self._kinds), Steps("zero_grad", join=join))
+        self._use(store, checked(tables, *self._kinds), Steps("zero_grad", _LOOKS, join=join))
 
     def extra_repr(self) -> str:
         """Return the tables, for `repr`, with the learning rates that the store has now."""
@@ -237,7 +239,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         ----------
         directory, replace, protect : as there
         group : of torch.distributed; None: that of the loop, else this trainer is alone
-        parts : what has `state_dict()`, by name: dense=..., optimizer=..., scaler=...
+        parts : what has `state_dict()`, by name: dense=..., optimizer=..., scaler=...; and dicts of
+            Python's own values
 
         Raises
         ------

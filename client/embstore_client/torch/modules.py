@@ -67,7 +67,7 @@ class EmbeddingBag(OneTable):
         dim: int,
         rows: int,
         optimizer: Optimizer,
-        mode: BagMode = "sum",
+        mode: BagMode = "mean",
         initializer: Initializer | None = None,
         seed: int | None = None,
         include_last_offset: bool = False,
@@ -79,7 +79,7 @@ class EmbeddingBag(OneTable):
 
         Parameters
         ----------
-        mode : "sum" or "mean"
+        mode : "mean", or "sum"
         initializer, seed, trainable : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         include_last_offset : offsets have one more element, the number of ids

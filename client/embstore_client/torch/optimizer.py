@@ -3,9 +3,16 @@
 Schedulers of Torch want a `torch.optim.Optimizer`, and set the rates of its groups. So there is one
 whose groups are tables, and whose step is the module's, at their rates. It has an empty parameter
 in each group, because Torch refuses groups without any.
+
+**A GradScaler** looks at the gradients of an optimizer's parameters, multiplies them by the
+reciprocal of its scale, and steps where all are finite. So the first parameter has a gradient that
+stands for those of all rows: 1, or infinity where their norm is not finite. What the scaler makes
+of the 1 is what the rows' gradients are multiplied by when they are sent. Where it does not step,
+a step of `ahead` is skipped.
 """
 
 from collections.abc import Callable
+from math import frexp, isfinite
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -13,6 +20,26 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate
 from embstore_client.torch.embedding import StoreModule
+from embstore_client.torch.scaling import scale_is_no_power
+
+
+class _Sign(torch.nn.Parameter):  # type: ignore[misc, unused-ignore]
+    """A parameter whose gradient says whether those of rows are finite."""
+
+    said: Any = None
+    """The gradient, once somebody has asked for it; until the step, or `zero_grad`."""
+    norm: Callable[[], float] | None = None
+    """Of the gradients of rows; None: of a copy, which has none."""
+
+    @property
+    def grad(self) -> Any:
+        if self.said is None and self.norm is not None:
+            self.said = torch.ones(1) if isfinite(self.norm()) else torch.full((1,), torch.inf)
+        return self.said
+
+    @grad.setter
+    def grad(self, _: Any) -> None:
+        self.said = None
 
 
 class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
@@ -39,8 +66,17 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
             | {"name": name}
             for name in module.tables
         ]
+        self._sign = _Sign(torch.empty(0))
+        self._sign.norm = self._norm
+        groups[0]["params"] = [self._sign]
         super().__init__(groups, {})
         self._module = module
+
+    def _norm(self) -> float:
+        norm = self._module.grad_norm()
+        if not isfinite(norm):  # a scaler that is told so does not step
+            self._module._steps.give_up()
+        return norm
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         """Send the gradients that backward passes have left, as `step` of the module does.
@@ -60,9 +96,22 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
             with torch.enable_grad():
                 loss = closure()
         rates = {group["name"]: float(group["lr"]) for group in self.param_groups}
-        done: AcknowledgedUpdate | None = self._module.step(learning_rate=rates, **options)
+        scale = self._unscaled() * options.pop("gradient_scale", 1.0)
+        done: AcknowledgedUpdate | None = self._module.step(
+            learning_rate=rates, gradient_scale=scale, **options
+        )
+        self._sign.grad = None
         return done if closure is None else loss
+
+    def _unscaled(self) -> float:
+        """Return what a scaler multiplies gradients by, if one has looked at them."""
+        said = self._sign.said
+        found = 1.0 if said is None else float(said)
+        if isfinite(found) and frexp(found)[0] != 0.5:
+            raise scale_is_no_power(1 / found)
+        return found if isfinite(found) else 1.0  # that they are not finite, the step says
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that backward passes have left, as the module's does."""
+        self._sign.grad = None
         self._module.zero_grad()

@@ -1,6 +1,6 @@
 """The dense part of a trainer in a file of Torch, beside a checkpoint of the store.
 
-file    {"last_step": place, "states": {name: state_dict()}}
+file    {"last_step": place, "states": {name: state_dict(), or a dict}}
 """
 
 import warnings
@@ -14,7 +14,14 @@ from typing import Any, BinaryIO
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
+from embstore_client.frameworks.saving import (
+    KeptFile,
+    Saved,
+    check_parts,
+    filled,
+    is_plain,
+    wrong_part,
+)
 
 _HAS_ROWS = ContextVar("_HAS_ROWS", default=False)
 _warned: set[str] = set()
@@ -50,7 +57,7 @@ def warn_of_rows(tables: Iterable[str]) -> None:
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
     """Return what writes the states of parts."""
     with _with_rows():
-        states = {n: _having(part, n, "state_dict").state_dict() for n, part in parts.items()}
+        states = {n: _having(part, n, "state_dict")() for n, part in parts.items()}
     return partial(_write, {"last_step": last_step, "states": states})
 
 
@@ -76,7 +83,7 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
     content = torch.load(path, weights_only=True)
     states = content["states"]
     check_parts(label, states, parts)
-    loads = {n: _having(part, n, "load_state_dict").load_state_dict for n, part in parts.items()}
+    loads = {n: _having(part, n, "load_state_dict") for n, part in parts.items()}
     for name, part in parts.items():  # before the store goes back
         if problem := _misfit(part, states[name]):
             raise InvalidArgumentError(
@@ -95,6 +102,8 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
 def _misfit(part: Any, state: Any) -> str:
     """Return why a model or optimizer cannot load a state, as far as names and shapes tell; "": it
     can, or says so itself."""
+    if type(part) is dict:
+        return "" if is_plain(state) else "a dict in place of what has tensors"
     if isinstance(part, torch.optim.Optimizer):
         own, saved = (
             [len(group["params"]) for group in groups]
@@ -119,12 +128,15 @@ def _misfit(part: Any, state: Any) -> str:
     return ", ".join(shapes[:4])
 
 
-def _having(part: Any, name: str, method: str) -> Any:
-    if not callable(getattr(part, method, None)):
-        raise InvalidArgumentError(
-            f"expected {name} to have {method}(), found {type(part).__name__}"
-        )
-    return part
+def _having(part: Any, name: str, method: str) -> Callable[..., Any]:
+    """Return a method of a part: its own, or what stands for it of a dict."""
+    if type(part) is dict and is_plain(part):
+        return part.copy if method == "state_dict" else partial(filled, part)
+    found = getattr(part, method, None)
+    if not callable(found):
+        raise wrong_part(name, f"{method}()", part)
+    own: Callable[..., Any] = found
+    return own
 
 
 FILE = KeptFile("torch", ".pt", _writing, _reading)

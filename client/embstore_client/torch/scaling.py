@@ -30,10 +30,7 @@ def verdict_of(scaler: Any) -> Verdict:
         return Verdict()
     scale = float(scaler.get_scale())
     if frexp(scale)[0] != 0.5:
-        raise InvalidArgumentError(
-            f"expected a scale that is a power of two, which leaves no trace, found {scale}: "
-            "give GradScaler such init_scale, growth_factor and backoff_factor"
-        )
+        raise scale_is_no_power(scale)
     dense = [state for whose, state in scaler._per_optimizer_states.items() if whose != _OWN]
     found = [flag for state in dense for flag in state["found_inf_per_device"].values()]
     if not found:
@@ -42,6 +39,14 @@ def verdict_of(scaler: Any) -> Verdict:
         )
     is_overflow = any(float(flag) for flag in found)
     return Verdict(scale, is_overflow, partial(_note_overflow, scaler))
+
+
+def scale_is_no_power(scale: float) -> InvalidArgumentError:
+    """Return what to raise of a scale that cannot be taken off without a trace."""
+    return InvalidArgumentError(
+        f"expected a scale that is a power of two, which leaves no trace, found {scale}: "
+        "give GradScaler such init_scale, growth_factor and backoff_factor"
+    )
 
 
 def scale_of(scaler: Any) -> float:

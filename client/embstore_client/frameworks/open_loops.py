@@ -1,0 +1,92 @@
+"""The loops of `ahead` that this program has open, and what stands in the way of another one.
+
+A loop that was left, as by `break`, is open as long as anything has its generator: a variable, a
+traceback, a notebook. A store can say only that some session holds a table; a program knows that
+the session is its own, so it says at once what ends it.
+
+A loop within the loader of another is advanced by the thread that reads batches, ahead of the
+training: its step at hand would be that of a batch which the trainer has not come to.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from embstore.errors import InvalidArgumentError, TableHeldError
+
+_AS_ONE = "to train both in one loop, make them one module, with an entry for each"
+_reading = threading.local()
+
+
+class OpenLoop(NamedTuple):
+    """A loop, by what another one may share with it."""
+
+    store: Any
+    tables: frozenset[str]
+    name: str | None
+    shared: bool
+
+    def stands_in_the_way_of(self, other: "OpenLoop") -> set[str]:
+        """Return the tables that both would hold; none of ranks of one session, which have one
+        name, or of sessions that share their tables."""
+        is_one = self.name is not None and self.name == other.name
+        if self.store is not other.store or is_one or (self.shared and other.shared):
+            return set()
+        return {*self.tables & other.tables}
+
+
+_open: dict[int, OpenLoop] = {}
+"""By an id of each."""
+
+
+def read(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches for the thread that reads them, in which no other loop begins."""
+    left = iter(batches)
+    while True:
+        before, _reading.is_on = getattr(_reading, "is_on", False), True
+        try:
+            batch = next(left)
+        except StopIteration:
+            return
+        finally:
+            _reading.is_on = before
+        yield batch
+
+
+@contextmanager
+def opening(loop: OpenLoop) -> Iterator[None]:
+    """Have a loop open within the block.
+
+    Raises
+    ------
+    InvalidArgumentError : it begins within the loader of another one.
+    TableHeldError : another loop of this program has its tables.
+    """
+    if getattr(_reading, "is_on", False):
+        raise InvalidArgumentError(
+            "expected a loop beside the other, found one within its loader, which a thread reads "
+            f"ahead of the training: {_AS_ONE}; or give each the batches: for a, b in "
+            "zip(first.ahead(batches, ...), second.ahead(batches, ...))"
+        )
+    for other in [*_open.values()]:
+        if tables := other.stands_in_the_way_of(loop):
+            raise TableHeldError(
+                f"table {min(tables)!r} is held by a loop of another module in this program: "
+                f"where that was left, as by break, loop.close() ends it; {_AS_ONE}"
+            )
+    own = id(loop)
+    _open[own] = loop
+    try:
+        yield
+    finally:
+        del _open[own]
+
+
+def outside(held: TableHeldError) -> TableHeldError:
+    """Return what to raise of a step that is in no loop, whose table a session holds."""
+    found = str(held).partition(";")[0]
+    return TableHeldError(
+        f"{found}; found a step outside that loop: call step() behind it, and loop.close() where "
+        f"it was left, as by break; {_AS_ONE}"
+    )
