@@ -29,7 +29,7 @@ _JSON = "json"
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
     """Return what writes the variables of parts, and dicts."""
-    content = {
+    content: dict[str, Any] = {
         f"{name}/{place}": array
         for name, part in parts.items()
         for place, array in _arrays(part, name).items()
