@@ -23,7 +23,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from embstore.arrays import Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.eviction import Evictor
@@ -134,14 +133,6 @@ class Pool:
         if self.level_two is None:
             return 0
         return self.slots.sizes.below_bytes // self.level_two.slots.sizes.slot_bytes
-
-    @property
-    def dirty_keys(self) -> Keys:
-        """The row keys of dirty rows, in level two too."""
-        here = [self.slots.contents()]
-        if self.level_two is not None:
-            here.append(self.level_two.slots.contents())
-        return np.concatenate([level.keys[level.dirty] for level in here])
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
         """Add a table; `parameters` has one entry, its own."""

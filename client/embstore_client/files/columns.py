@@ -14,7 +14,6 @@ from pyarrow import csv, parquet
 
 from embstore_client.files.packed import Unpacked
 
-_PARQUET_BEGINS = b"PAR1"
 _BLOCK_BYTES = 1 << 20
 """Of text that becomes a batch, if that has no more rows than were asked for."""
 
@@ -37,12 +36,6 @@ class Columns(Protocol):
         self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
     ) -> Iterator[Batch]:
         """Yield some columns in order; of text, columns of `text_is` are read as these types."""
-
-
-def is_parquet(path: Path) -> bool:
-    """Return whether a file begins as Parquet."""
-    with path.open("rb") as file:
-        return file.read(len(_PARQUET_BEGINS)) == _PARQUET_BEGINS
 
 
 class ParquetColumns:
