@@ -10,9 +10,9 @@
         ads = await store.table("ads")
         rows = await ads.lookup(keys)
 
-A verb is that of `Store` or `Table`, declared once below by how it is ordered, and done by a thread
-of a pool: a call of the wire blocks its thread, and the wires take calls of many threads. The event
-loop only hears of the end of a call.
+A verb is that of `Store` or `Table`, and done by a thread of a pool: a call of the wire blocks its
+thread, and the wires take calls of many threads. The event loop only hears of the end of a call.
+Below stands how verbs are ordered; one that is not there is done in order.
 
 **Order.** A call begins when it is made, awaited or not. Calls that change something are done one
 after the other, in the order in which they were made, so an update is acknowledged before the next
@@ -32,8 +32,9 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from inspect import isfunction
+from types import MethodType, TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from embstore.errors import InvalidArgumentError, OverloadedError, StoreClosedError
 from embstore.handles.store import Store
@@ -139,9 +140,20 @@ def _finish(call: Call[R], verb: Callable[[], R]) -> None:
 class _Behind(Generic[H]):
     """What stands for a handle, and has its verbs."""
 
+    _for_threads: frozenset[str] = frozenset()
+    """Methods of the handle that are no calls."""
+
     def __init__(self, handle: H, calls: Calls) -> None:
         self._handle = handle
         self._calls = calls
+
+    if not TYPE_CHECKING:  # types know the verbs below
+
+        def __getattr__(self, name: str) -> Any:
+            verb = None if name in self._for_threads else getattr(type(self._handle), name, None)
+            if name.startswith("_") or not isfunction(verb):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return MethodType(in_order(verb), self)
 
 
 def _verb(
@@ -188,6 +200,8 @@ class BackgroundTable(_Behind[Table]):
     Properties of a table are calls, too: `describe` has them all.
     """
 
+    _for_threads = frozenset({"scan", "leaves"})
+
     @property
     def name(self) -> str:
         """The table's name."""
@@ -228,6 +242,8 @@ class BackgroundStore(_Behind[Store]):
     Leaving its with block waits for the calls that are out. Sessions are for threads: a run of
     `Store.run` sends and receives in the background by itself.
     """
+
+    _for_threads = frozenset({"run", "session"})
 
     def of(self, table: Table) -> BackgroundTable:
         """Return what stands for a table of this store."""

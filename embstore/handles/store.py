@@ -40,7 +40,7 @@ class Store:
     """A store: its tables, sessions and checkpoints. A context manager that closes it.
 
     Closing an embedded store commits it; closing a server's ends the connection. One class, because
-    it is what users see: a method for each verb that names no table.
+    it is what users see: a method for each verb that is not of one `Table` alone.
     """
 
     def __init__(self, executor: Executor, *, timeout_s: float | None = None) -> None:

@@ -142,6 +142,6 @@ def test_the_files_are_four_and_the_documented_ones(copy: Path) -> None:
         and "_pb2" not in path.name
         and path.read_bytes() != (ROOT / path.relative_to(copy)).read_bytes()
     }
-    (row,) = (row for row in ADDITIONS if row[0] == "an admin verb")
+    (row,) = (row for row in ADDITIONS if row[0] == "a control verb")
     assert edited == set(EDITS) == set(paths(row[2]))
     assert len(edited) == int(row[1]) == 4

@@ -11,7 +11,7 @@ from tests.style.sources import ROOT, table_rows
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 BOUNDS = {
-    "an admin verb": 4,
+    "a control verb": 4,
     "a bulk verb": 4,
     "an optimizer": 5,
     "an eviction policy": 3,
