@@ -15,7 +15,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from embstore.results import Checkpoint
+from embstore.results import KeptCheckpoint
 
 _KEY = "embstore.mark"
 MARK_CHARACTERS = 32
@@ -34,12 +34,12 @@ def given(metadata: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name != _KEY}
 
 
-def unmarked(checkpoint: Checkpoint) -> Checkpoint:
+def unmarked(checkpoint: KeptCheckpoint) -> KeptCheckpoint:
     """Return a shard's checkpoint as the caller knows it."""
     return replace(checkpoint, metadata=given(checkpoint.metadata))
 
 
-def identity_of(checkpoint: Checkpoint) -> str | None:
+def identity_of(checkpoint: KeptCheckpoint) -> str | None:
     """Return what is equal on all shards if a label is the cluster's; None: it is a shard's own."""
     mark = checkpoint.metadata.get(_KEY)
     if mark is None:

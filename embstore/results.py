@@ -386,7 +386,7 @@ class Boundary:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class KeptCheckpoint:
     """A state kept under a label, with what the caller wanted to find beside it."""
 
     label: str

@@ -72,6 +72,13 @@ MUTATIONS = [
         "unit/test_recovery.py unit/test_command_files.py",
     ),
     Mutation(
+        "of numbers that shards answer the first counts alone",
+        "embstore/commands/joins.py",
+        "    return sum(answers)\n",
+        "    return one\n",
+        "unit/test_joins.py",
+    ),
+    Mutation(
         "shards get repeated keys in the other order",
         "client/embstore_client/shards/rows.py",
         "    own = split.of(shard)\n    gradients = taken(part.gradients, own)\n",

@@ -2,13 +2,14 @@
 
 A store is a pure function of the ordered commands that it acknowledged (docs/contract.md, rule 5).
 A command is a frozen dataclass: its arguments, with dtype and shape said once in the annotations;
-what it returns (`result`); what it changes (`effect`); what it takes to send it a second time
-(`retry`); what its sender must be allowed (`right`; `embstore.rights` says on which tables); and
-what rows it `reads`. `embstore.parts` finds its tables and arrays. An **Executor** executes
-commands: the engine of an embedded store, a client over a transport, and whatever else comes
-between a caller and the rows. The handles (`embstore.handles`) make commands of
-a user's calls; `checks` brings their arguments into normal form; the wire (`embstore_proto.verbs`)
-sends any command by its fields.
+what it returns (the argument of `Command`); what it changes (`effect`); what it takes to send it a
+second time (`retry`); what its sender must be allowed (`right`; `embstore.rights` says on which
+tables); what rows it `reads`; how the answers of shards are one (`join`); and what is true of few
+(`traits`). `embstore.parts` finds its tables and arrays. Whoever passes commands on asks for these,
+and not which verb it is. An **Executor** executes commands: the engine of an embedded store, a
+client over a transport, and whatever else comes between a caller and the rows. The handles
+(`embstore.handles`) make commands of a user's calls; `checks` brings their arguments into normal
+form; the wire (`embstore_proto.verbs`) sends any command by its fields.
 
 The effect decides how a server treats a verb:
 
@@ -19,9 +20,11 @@ The effect decides how a server treats a verb:
     PROMPT   needs no engine: answered where it arrives, whatever else waits
 
 A field that names a table has `table` and `table_id`: where the id is given, the command is refused
-unless the name still means that table.
+unless the name still means that table. A session is named by `name`, one of its members by
+`member`; `members` are those of the sender.
 
     base         what a command says of itself
+    joins        answers of shards as one
     executor     what executes commands
     process, tables, durability, shards, rows, scans, sessions, steps, frequencies
                  the verbs, by what they are about

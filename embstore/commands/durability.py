@@ -18,7 +18,7 @@ class Flush(Command[int], effect=Effect.LONG, join=joins.total):
 
 
 class Checkpoint(
-    Command[results.Checkpoint],
+    Command[results.KeptCheckpoint],
     effect=Effect.TUNES,
     retry=Retry.WINDOW,
     right=Right.WRITE,
@@ -31,13 +31,13 @@ class Checkpoint(
 
 
 class ListCheckpoints(
-    Command[tuple[results.Checkpoint, ...]], effect=Effect.READS, right=Right.KNOWN
+    Command[tuple[results.KeptCheckpoint, ...]], effect=Effect.READS, right=Right.KNOWN
 ):
     """The kept checkpoints, oldest first; of a server, what of them the caller may read."""
 
 
 class SetRetention(
-    Command[results.Checkpoint],
+    Command[results.KeptCheckpoint],
     effect=Effect.TUNES,
     retry=Retry.WINDOW,
     right=Right.ADMIN,

@@ -70,7 +70,9 @@ class RenewLease(
     member: str
 
 
-class CloseSession(Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES):
+class CloseSession(
+    Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES, join=joins.nothing
+):
     """Leave a session; the last rank's leaving ends it. `forget`: its place is forgotten, too."""
 
     member: str

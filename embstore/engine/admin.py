@@ -194,7 +194,7 @@ def flush(engine: "Engine", command: c.Flush, progress: c.Progress | None) -> in
     return engine.commits.flush(command.table, command.table_id, progress)
 
 
-def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Checkpoint:
+def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.KeptCheckpoint:
     """Commit, and keep it under a label."""
     with engine.tables.reading():
         _check_checkpoint(engine, command)
@@ -229,7 +229,7 @@ def _check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
         )
 
 
-def set_retention(engine: "Engine", command: c.SetRetention, _: None) -> results.Checkpoint:
+def set_retention(engine: "Engine", command: c.SetRetention, _: None) -> results.KeptCheckpoint:
     """Protect a kept checkpoint, make it routine, or drop it."""
     with engine.tables.reading():
         engine.storage.check_usable(write=True)
@@ -238,7 +238,7 @@ def set_retention(engine: "Engine", command: c.SetRetention, _: None) -> results
 
 def list_checkpoints(
     engine: "Engine", command: c.ListCheckpoints, _: None
-) -> tuple[results.Checkpoint, ...]:
+) -> tuple[results.KeptCheckpoint, ...]:
     """The kept checkpoints."""
     with engine.tables.reading():
         return tuple(deepcopy(engine.storage.catalogue.checkpoints))

@@ -25,8 +25,8 @@ from embstore.results import (
     AcknowledgedUpdate,
     BackupFacts,
     Boundary,
-    Checkpoint,
     HotSetFacts,
+    KeptCheckpoint,
     ServerInfo,
     TableFacts,
 )
@@ -423,7 +423,7 @@ class Store:
         metadata: Mapping[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
-    ) -> Checkpoint:
+    ) -> KeptCheckpoint:
         """Make everything durable and keep it under `label`, with `metadata` (a small JSON object).
 
         The `checkpoints_keep` newest labels can be restored, and those that `set_retention` has
@@ -440,11 +440,11 @@ class Store:
         noted: Any = {} if metadata is None else metadata
         return self.executor.execute(c.Checkpoint(label, noted), timeout_s=timeout_s)
 
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> list[KeptCheckpoint]:
         """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
         return list(self.executor.execute(c.ListCheckpoints()))
 
-    def set_retention(self, label: str, retention: Retention) -> Checkpoint:
+    def set_retention(self, label: str, retention: Retention) -> KeptCheckpoint:
         """Protect a kept checkpoint, have it be a routine one again, or drop it; return it as it is
         then, or was.
 

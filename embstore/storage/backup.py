@@ -40,7 +40,7 @@ from embstore.errors import (
     StorageError,
     TableMismatchError,
 )
-from embstore.results import BackupFacts, Checkpoint
+from embstore.results import BackupFacts, KeptCheckpoint
 from embstore.storage import catalogue as catalogues
 from embstore.storage import markers
 from embstore.storage import shard as shards
@@ -62,9 +62,9 @@ _PROBLEMS_MAX = 5
 Progress = Callable[[int, int], None]
 
 
-def catalogue_of(catalogue: Catalogue, checkpoint: Checkpoint | None) -> Catalogue:
+def catalogue_of(catalogue: Catalogue, checkpoint: KeptCheckpoint | None) -> Catalogue:
     """Return the catalogue of a backup: the head is a kept checkpoint, or stays the head."""
-    state = checkpoint or Checkpoint("", {}, catalogue.head)
+    state = checkpoint or KeptCheckpoint("", {}, catalogue.head)
     restored = catalogue.restored(state, state.state.command).without_dropped()
     return replace(restored, commands=None)
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from embstore.arrays import KEY_BITS
 from embstore.errors import CorruptTableError, EmbstoreError
-from embstore.results import Checkpoint, Place, State, TableEntry
+from embstore.results import KeptCheckpoint, Place, State, TableEntry
 from embstore.storage import command_records
 from embstore.storage.format import FORMAT, seal, unseal
 
@@ -84,14 +84,14 @@ class Catalogue:
     next_table_id: int = 0
     next_segment: int = 1
     head: State = field(default_factory=State)
-    checkpoints: tuple[Checkpoint, ...] = ()  # oldest first
+    checkpoints: tuple[KeptCheckpoint, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
     commands: command_records.Place | None = None
     """The segment of the command log that the commit began, and where it ended when it was synced;
     None: there is no log."""
 
-    def checkpoint(self, label: str) -> Checkpoint | None:
+    def checkpoint(self, label: str) -> KeptCheckpoint | None:
         """Return the kept checkpoint of a label."""
         return next((c for c in self.checkpoints if c.label == label), None)
 
@@ -129,7 +129,7 @@ class Catalogue:
         log = [segment for segment in self.segments if segment.commit > horizon]
         return sum(part.bytes for part in waiting) + sum(segment.bytes for segment in log)
 
-    def restored(self, checkpoint: Checkpoint, command: int) -> "Catalogue":
+    def restored(self, checkpoint: KeptCheckpoint, command: int) -> "Catalogue":
         """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
         commit = checkpoint.state.commit
         return replace(
@@ -167,7 +167,7 @@ def decode(content: bytes) -> Catalogue:
             | {
                 "head": _state(fields["head"]),
                 "checkpoints": tuple(
-                    Checkpoint(
+                    KeptCheckpoint(
                         c["label"],
                         c["metadata"],
                         _state(c["state"]),

@@ -28,7 +28,7 @@ from embstore.errors import (
     EmbstoreError,
 )
 from embstore.host.workers import Workers
-from embstore.results import Checkpoint, Place, State, TableEntry
+from embstore.results import KeptCheckpoint, Place, State, TableEntry
 from embstore.stats import document
 from embstore.storage import command_records
 from embstore.storage.appender import Appender
@@ -216,7 +216,7 @@ class Storage:
                 self.files.sync_directory("log")
         checkpoints = old.checkpoints
         if label is not None:
-            made = Checkpoint(label, metadata, head, made_at=time())
+            made = KeptCheckpoint(label, metadata, head, made_at=time())
             checkpoints = still_kept((*checkpoints, made), self.keep)
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
         new = replace(old, head=head, checkpoints=checkpoints, tail=False)
@@ -228,7 +228,7 @@ class Storage:
             commands=commands or old.commands,
         )
 
-    def kept(self, label: str) -> Checkpoint:
+    def kept(self, label: str) -> KeptCheckpoint:
         """Return a kept checkpoint, or raise CheckpointNotFoundError."""
         checkpoint = self.catalogue.checkpoint(label)
         if checkpoint is None:
@@ -236,7 +236,7 @@ class Storage:
             raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept; kept are: {kept}")
         return checkpoint
 
-    def keep_only(self, checkpoints: tuple[Checkpoint, ...]) -> None:
+    def keep_only(self, checkpoints: tuple[KeptCheckpoint, ...]) -> None:
         """Have these of the kept checkpoints be the kept ones, by one rename; what none of them
         needs goes, at once or with the next merge.
 

@@ -36,7 +36,7 @@ from typing import Any
 
 from embstore.commands import Command
 from embstore.durability import Durability
-from embstore.results import Checkpoint, Context
+from embstore.results import Context, KeptCheckpoint
 from embstore.storage import command_records
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import (
@@ -161,15 +161,15 @@ class CommandLog:
         """Append that a session begins anew."""
         self.files.append(FORGOTTEN, number, framed({"session": session}))
 
-    def reserve_labels(self, checkpoints: Sequence[Checkpoint]) -> None:
+    def reserve_labels(self, checkpoints: Sequence[KeptCheckpoint]) -> None:
         """Set aside room for `append_labels`; CapacityError: nothing has changed."""
         self.files.reserve(sum(map(len, self._labels(checkpoints))))
 
-    def append_labels(self, checkpoints: Sequence[Checkpoint], number: int) -> None:
+    def append_labels(self, checkpoints: Sequence[KeptCheckpoint], number: int) -> None:
         """Append which checkpoints are kept, and which of them are protected."""
         self.files.append(LABELS, number, self._labels(checkpoints))
 
-    def _labels(self, checkpoints: Sequence[Checkpoint]) -> list[Part]:
+    def _labels(self, checkpoints: Sequence[KeptCheckpoint]) -> list[Part]:
         head: dict[str, Any] = {"labels": {one.label: one.protected for one in checkpoints}}
         if self.origin is not None:
             origin = self.origin

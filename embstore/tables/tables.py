@@ -31,7 +31,7 @@ from embstore.errors import (
 )
 from embstore.layout import Layout
 from embstore.options import StoreOptions
-from embstore.results import Checkpoint, Place, TableEntry
+from embstore.results import KeptCheckpoint, Place, TableEntry
 from embstore.storage.labels import retained
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
@@ -244,7 +244,7 @@ class Tables:
                     f"store.sessions.end({one!r}), or embstore sessions close {quote(one)}"
                 )
 
-    def check_room_for(self, checkpoint: Checkpoint) -> None:
+    def check_room_for(self, checkpoint: KeptCheckpoint) -> None:
         """Refuse a checkpoint whose tables the cache, or its level two, has no room for."""
         below_bytes = self.host_cache.budget_bytes
         self._check_arena_for(checkpoint, self.arena, self.device, below_bytes)
@@ -252,7 +252,7 @@ class Tables:
             self._check_arena_for(checkpoint, self.host_arena, levels.below)
 
     def _check_arena_for(
-        self, checkpoint: Checkpoint, arena: Arena, device: Device, below_bytes: int = 0
+        self, checkpoint: KeptCheckpoint, arena: Arena, device: Device, below_bytes: int = 0
     ) -> None:
         needed, layouts = 0, set()
         for entry in checkpoint.state.tables:
@@ -291,7 +291,7 @@ class Tables:
         if log is not None:
             log.after_commit(number, made)
 
-    def set_retention(self, label: str, retention: Retention) -> Checkpoint:
+    def set_retention(self, label: str, retention: Retention) -> KeptCheckpoint:
         """Protect a kept checkpoint, make it routine, or drop it; return it as it is then, or was.
 
         Raises

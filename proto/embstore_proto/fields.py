@@ -35,7 +35,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore.results import (
-    Checkpoint,
+    KeptCheckpoint,
     ServerInfo,
     ServerLimits,
     State,
@@ -312,7 +312,7 @@ class _Checkpoints(Codec):
 
     _TABLES = TableDescription, pb.TableDescription.DESCRIPTOR
 
-    def encode(self, value: Checkpoint, message: Any, places: Any) -> None:
+    def encode(self, value: KeptCheckpoint, message: Any, places: Any) -> None:
         super().encode(value, message, places)
         message.command = value.state.command
         for entry in value.state.tables:
@@ -364,4 +364,4 @@ class _Infos(Codec):
         )
 
 
-_SPECIAL: dict[Any, type[Codec]] = {Checkpoint: _Checkpoints, ServerInfo: _Infos}
+_SPECIAL: dict[Any, type[Codec]] = {KeptCheckpoint: _Checkpoints, ServerInfo: _Infos}

@@ -1,6 +1,7 @@
 """The lists of docs/architecture.md, held against the tree: every path that they name exists.
 
-"How to add" also names no more places than its bound, which is what was promised.
+"How to add" also names no more places than its bound, which is what was promised; some of it is
+done in `tests/additions`.
 """
 
 import re
@@ -57,3 +58,10 @@ def test_every_room_is_listed() -> None:
         for folder in ROOT.glob(f"{package}/__init__.py")
     }
     assert rooms == listed
+
+
+def test_every_module_of_commands_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    listed = re.findall(r"^::: embstore\.commands\.(\w+)$", page, re.MULTILINE)
+    folder = ROOT / "embstore" / "commands"
+    assert sorted(listed) == sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")

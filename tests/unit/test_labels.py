@@ -1,14 +1,14 @@
 """Which checkpoints are kept."""
 
-from embstore.results import Checkpoint, State
+from embstore.results import KeptCheckpoint, State
 from embstore.storage.labels import FOLDERS_MAX, still_kept
 
 
 def made(*labels: str, keep: int = 2) -> list[str]:
     """Return the labels that are kept after checkpoints of these, one after the other."""
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[KeptCheckpoint, ...] = ()
     for label in labels:
-        checkpoints = still_kept((*checkpoints, Checkpoint(label, {}, State())), keep)
+        checkpoints = still_kept((*checkpoints, KeptCheckpoint(label, {}, State())), keep)
     return [one.label for one in checkpoints]
 
 
@@ -35,8 +35,8 @@ def test_protected_ones_stay_and_take_no_place() -> None:
     """Nor does a folder of nothing else count as one of its namespace's."""
     folders = [f"a/{n}/x" for n in range(FOLDERS_MAX + 1)]
     protected = {"1", "a/0/x", "a/kept/x"}
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[KeptCheckpoint, ...] = ()
     for label in ("1", "a/kept/x", *folders, "2", "3", "4"):
-        one = Checkpoint(label, {}, State(), protected=label in protected)
+        one = KeptCheckpoint(label, {}, State(), protected=label in protected)
         checkpoints = still_kept((*checkpoints, one), 2)
     assert [one.label for one in checkpoints] == ["1", "a/kept/x", *folders, "3", "4"]

@@ -31,7 +31,7 @@ from embstore.errors import (
     OutcomeUnknownError,
     PermissionDeniedError,
 )
-from embstore.results import Acknowledged, Boundary, Checkpoint
+from embstore.results import Acknowledged, Boundary, KeptCheckpoint
 from embstore_client.boundary import pause_each, resume_all
 from embstore_client.shards.patience import TIMEOUT_S, until_taken
 
@@ -43,7 +43,7 @@ _LEASE_MS = 30_000
 """For as long a shard takes no writes at most, where who has paused them has died."""
 
 
-def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
+def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpoint:
     """Keep one label on every shard, at one boundary.
 
     Raises
@@ -72,7 +72,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> Checkpoint:
     )
 
 
-def _are_one(found: list[Checkpoint], boundaries: list[Boundary]) -> bool:
+def _are_one(found: list[KeptCheckpoint], boundaries: list[Boundary]) -> bool:
     """Whether what the shards have kept is what they had at one boundary."""
     at = [one.state.command for one in found]
     is_same = all(one.state.tables == found[0].state.tables for one in found)
@@ -108,25 +108,25 @@ def _drop(router: Router, label: str, shards: range | list[int]) -> None:
     router.each(dict.fromkeys(shards, c.SetRetention(label, "dropped")))
 
 
-def set_retention(router: Router, command: c.SetRetention, call: Call) -> Checkpoint:
+def set_retention(router: Router, command: c.SetRetention, call: Call) -> KeptCheckpoint:
     """Protect a label on every shard, or drop it."""
     return unmarked(router.all(command, call)[0])
 
 
 def list_checkpoints(
     router: Router, command: c.ListCheckpoints, call: Call
-) -> tuple[Checkpoint, ...]:
+) -> tuple[KeptCheckpoint, ...]:
     """Those that all shards keep, of one boundary."""
     found = router.all(command, call)
     return tuple(unmarked(one) for one in found[0] if _is_whole(found, one.label))
 
 
-def _is_whole(found: list[tuple[Checkpoint, ...]], label: str) -> bool:
+def _is_whole(found: list[tuple[KeptCheckpoint, ...]], label: str) -> bool:
     identities = {identity_of(one) if one is not None else None for one in _each(found, label)}
     return len(identities) == 1 and None not in identities
 
 
-def _each(found: list[tuple[Checkpoint, ...]], label: str) -> list[Checkpoint | None]:
+def _each(found: list[tuple[KeptCheckpoint, ...]], label: str) -> list[KeptCheckpoint | None]:
     return [next((one for one in kept if one.label == label), None) for kept in found]
 
 

@@ -133,7 +133,9 @@ class Router:
         if member and are_on_device(out):
             self.check_device()
         with sessions.leaving(self, member):
-            if member and Trait.LEAVES not in command.traits:
+            if Trait.LEAVES in command.traits:
+                self.places.closed(member)
+            elif member:
                 self.places.check_map(member, self.shard_map.version)
             if command.join is not None:
                 return self._joined(command, command.join, call)

@@ -91,12 +91,6 @@ def leave(router: Router, member: str) -> None:
     router.places.left(member)
 
 
-def close_session(router: Router, command: c.CloseSession, call: Call) -> None:
-    """Leave a session on every shard."""
-    router.places.closed(command.member)
-    router.all(command, call)
-
-
 def end_session(router: Router, command: c.EndSession, call: Call) -> None:
     """End a session on every shard."""
     router.all(command, call)
@@ -149,7 +143,6 @@ def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:
 HANDLERS = {
     c.OpenSession: open_session,
     c.JoinSession: join_session,
-    c.CloseSession: close_session,
     c.EndSession: end_session,
     c.Announce: announce,
 }

@@ -1,37 +1,20 @@
 """Stats of a cluster: of what shards each have some, the sums.
 
 A client has the documents that shards answer, and not the declarations that they are made of
-(`embstore.stats`), so which numbers add stands here by name; a test holds it against the
-declarations. Rates are computed from the sums, as those of a mean would favour the idle shard. What
-does not add is the first shard's.
+(`embstore.stats`). Numbers add, but for a few that stand here by name; a test holds them against
+the declarations. Rates are computed from the sums, as those of a mean would favour the idle shard.
+What does not add is the first shard's.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-PARTS = ("tables", "cache", "storage", "stages")
-"""Of the stats of a store, those of which shards have some each. Of a session each has all."""
+PARTS = ("cache", "storage", "stages")
+"""Of the stats of a store, those of which shards have some each, as of tables. Of a session each
+has all."""
 
-SUMS = frozenset(
-    (
-        # tables and pools
-        *("lookup_keys", "missed_rows", "resident_rows", "dirty_rows", "resident_bytes"),
-        *("host_rows", "host_dirty_rows"),
-        *("slots", "host_slots", "memory_bytes", "calls_in_parts", "parts"),
-        *("accesses", "access_hits", "unique_keys", "unique_hits"),
-        *("misses_log", "misses_base", "misses_initializer", "misses_host"),
-        *("evictions_clean", "evictions_dirty", "evictions_host"),
-        # the cache
-        *("budget_bytes", "host_budget_bytes", "host_memory_bytes"),
-        # storage
-        *("checkpoints_bytes", "log_bytes", "log_segments", "log_rows", "log_records"),
-        *("log_index_bytes", "bytes_read", "bytes_written", "base_bytes", "base_runs"),
-        *("base_files", "folds", "base_merges", "compactions", "merge_waited_s"),
-        "merge_failures",
-        # stages
-        *("seconds", "laps"),
-    )
-)
+ALIKE = {"rows", "dim", "learning_rate", "t", "row_bytes", "skipped_updates", "commit"}
+"""Numbers of a row, of a table or of a moment: all shards have the same, or each its own."""
 
 _ORIGINS = ("host", "log", "base", "initializer")
 LABELS = ("dim", "optimizer")
@@ -42,7 +25,10 @@ def merged(found: list[dict[str, Any]], table: str) -> dict[str, Any]:
     """Return the stats of a table, or of a store, given those of each shard."""
     if table:
         return _of_part(found)
-    return found[0] | {name: _of_part([one[name] for one in found]) for name in PARTS}
+    parts = {name: _of_part([one[name] for one in found]) for name in PARTS}
+    tables = [one["tables"] for one in found]
+    by_name = {name: _of_part([of[name] for of in tables if name in of]) for name in tables[0]}
+    return found[0] | parts | {"tables": by_name}
 
 
 def _of_part(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -52,13 +38,12 @@ def _of_part(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _value(name: str, first: Any, found: list[dict[str, Any]]) -> Any:
     given = [one[name] for one in found if name in one]
-    if name in SUMS:
-        return sum(given)
     if isinstance(first, dict) and name != "split":
         return _of_part(given)
     if name == "pools":
         return [_of_part([_of_layout(pool, pools) for pools in given]) for pool in first]
-    return first
+    is_count = isinstance(first, int | float) and not isinstance(first, bool)
+    return sum(given) if is_count and name not in ALIKE | RATES.keys() else first
 
 
 def _of_layout(pool: Mapping[str, Any], pools: list[dict[str, Any]]) -> dict[str, Any]:

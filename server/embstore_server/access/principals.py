@@ -20,7 +20,7 @@ from typing import Any
 
 from embstore.commands import Right
 from embstore.errors import PermissionDeniedError
-from embstore.results import Checkpoint, TableDescription
+from embstore.results import KeptCheckpoint, TableDescription
 from embstore.rights import EVERYTHING, matches
 from embstore.tables.owners import owned, owner_of
 from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
@@ -118,7 +118,7 @@ class Principal:
         if self.right_on(EVERYTHING) >= Right.READ:
             return value
         match value:
-            case Checkpoint(_, _, state):
+            case KeptCheckpoint(_, _, state):
                 tables = tuple(t for t in state.tables if self._may_see(t.config().name))
                 places = {n: s for n, s in state.places.items() if self.owns_session(n)}
                 return replace(value, state=replace(state, tables=tables, places=places))
@@ -138,7 +138,7 @@ def _name_of(described: Any) -> str:
     match described:
         case TableDescription(config):
             return config.name
-        case Checkpoint(label):
+        case KeptCheckpoint(label):
             return label
     raise TypeError(type(described))
 

@@ -17,7 +17,7 @@ from embstore_server.cli.output import Shown
 from embstore_server.setup.parsing import bytes_text
 
 if TYPE_CHECKING:
-    from embstore.results import Checkpoint
+    from embstore.results import KeptCheckpoint
 
 
 @on_server(LONG_TIMEOUT_S)
@@ -50,7 +50,7 @@ def checkpoint(
     return made, f"kept {label!r}: all up to command {made['command']:,} is durable"
 
 
-def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
+def _described(checkpoint: "KeptCheckpoint") -> dict[str, Any]:
     return {
         "label": checkpoint.label,
         "command": checkpoint.state.command,

@@ -34,8 +34,7 @@ from embstore.errors import (
 )
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import StepOutcome
-from embstore.results import Checkpoint as Kept
-from embstore.results import Membership, ServerInfo
+from embstore.results import KeptCheckpoint, Membership, ServerInfo
 from embstore_proto.envelope import Origin
 from embstore_proto.frame import ALIGNMENT
 from embstore_proto.verbs import Arrived, Verb
@@ -246,7 +245,7 @@ class Service(Served):
                 caller.session, caller.rank = name, rank
                 if len(self._places) > _MEMBERS_MAX:
                     self._places.popitem(last=False)
-            case Kept() | tuple():
+            case KeptCheckpoint() | tuple():
                 return answered._replace(value=caller.principal.visible(answered.value))
             case ServerInfo() as info:
                 info = replace(

@@ -1,5 +1,4 @@
-"""Two verbs that only a copy of the packages has, wherever a verb can be called; run there by
-`test_adding_a_verb`, as `python -m tests.commands.added_verbs FOLDER`.
+"""Two verbs that only a copy of the packages has, wherever a verb can be called.
 
 `CountDirtyRows` reads, of all tables. `AdvanceTable` writes: it adds to a table's t, which is in
 the table's digest. What they find and leave is compared with a model.
