@@ -18,8 +18,7 @@ import grpc
 
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
-from embstore_client import map_version
-from embstore_client.device_calls import rows_not_shared
+from embstore_client.device_message import rows_not_shared
 from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
@@ -124,19 +123,21 @@ class GrpcWire:
         message: Message | None,
         reply_bytes: int,
         deadline: float,
+        map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
+        options = self._call_options(deadline, map_version)
         with self._errors():
             if message is None:
-                return self._unary(verb.name, header, deadline)
+                return self._unary(verb.name, header, options)
             size = max(message.total_bytes(header), reply_bytes)
             if verb.is_streamed:
-                return split(self._stream(verb.name, message.framed(header), size, deadline))
+                return split(self._stream(verb.name, message.framed(header), size, options))
             if size <= min(UNARY_BYTES, self._unary_bytes_max):
-                reply = self._unary(verb.name, message.joined(header), deadline)
+                reply = self._unary(verb.name, message.joined(header), options)
                 return split(frame.writable(reply))
             framed = message.framed(header)
-            return split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
+            return split(self._stream(f"{verb.name}Stream", framed, reply_bytes, options))
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Refuse: see `Wire.share_device`."""
@@ -144,26 +145,26 @@ class GrpcWire:
 
     @contextmanager
     def receive(
-        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield its messages; see `Wire.receive`."""
         with self._errors():
             method = self._method(verb.name, self._channel.unary_stream)
-            replies = method(header, **self._call_options(deadline))
+            replies = method(header, **self._call_options(deadline, map_version))
             try:
                 yield _whole_messages(replies) if verb.has_bulk_reply else replies
             finally:
                 replies.cancel()  # of one that has ended it does nothing
 
-    def _unary(self, name: str, request: bytes, deadline: float) -> bytes:
-        method = self._method(name, self._channel.unary_unary)
-        reply: bytes = method(request, **self._call_options(deadline))
+    def _unary(self, name: str, request: bytes, options: dict[str, Any]) -> bytes:
+        reply: bytes = self._method(name, self._channel.unary_unary)(request, **options)
         return reply
 
-    def _stream(self, name: str, framed: Framed, reply_bytes: int, deadline: float) -> memoryview:
+    def _stream(
+        self, name: str, framed: Framed, reply_bytes: int, options: dict[str, Any]
+    ) -> memoryview:
         """Send and receive chunks. A side that has one chunk only is called as unary: on the wire
         it is the same, and gRPC needs no thread or queue for it."""
-        options = self._call_options(deadline)
         channel = self._channel
         if framed.total_bytes <= frame.CHUNK_BYTES:
             (request,) = framed.chunks()
@@ -184,24 +185,17 @@ class GrpcWire:
             method = self._methods[place] = make(_SERVICE + name)
         return method
 
-    def _call_options(self, deadline: float) -> dict[str, Any]:
+    def _call_options(self, deadline: float, map_version: int) -> dict[str, Any]:
+        metadata = self._metadata
+        if self._traceparent is not None and (span := self._traceparent()):
+            metadata = (*metadata, ("traceparent", span))
+        if map_version:
+            metadata = (*metadata, (MAP_METADATA, str(map_version)))
         return {
             "timeout": max(deadline - monotonic(), 0.001),
-            "metadata": _mapped(self._metadata if self._traceparent is None else self._traced()),
+            "metadata": metadata,
             "wait_for_ready": self._was_connected,
         }
-
-    def _traced(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of a call that may belong to a trace."""
-        assert self._traceparent is not None
-        span = self._traceparent()
-        return (*self._metadata, ("traceparent", span)) if span else self._metadata
-
-
-def _mapped(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a call that may have been split by a map."""
-    version = map_version.current()
-    return (*metadata, (MAP_METADATA, str(version))) if version else metadata
 
 
 def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:

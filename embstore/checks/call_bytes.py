@@ -4,7 +4,7 @@ What a call brings are the arrays of its command. What it returns are the rows t
 `reads`: one a key, or one a bag. Pooled calls need a row for each key as well, on the way.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -48,32 +48,24 @@ def keyed_bytes(elements: int) -> int:
 def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     """Return the bytes of the rows that a command is answered with, as far as its arguments tell:
     0 of a step's, which the session knows."""
-    if command.reads is c.Reads.NOTHING:
-        return 0
-    total = 0
-    for part in tables_of(command):
-        config, bags = config_of(part.table, part.table_id), getattr(part, "bags", None)
-        rows = length(part.keys) if bags is None else len(bags.offsets) - 1
-        state = config.state_dim if command.reads is c.Reads.RECORDS else 0
-        total += VALUE_BYTES * rows * (config.dim + state)
+    reads, total = command.reads, 0
+    if reads is c.Reads.ROWS or reads is c.Reads.RECORDS:
+        for part in tables_of(command):
+            config, bags = config_of(part.table, part.table_id), getattr(part, "bags", None)
+            rows = length(part.keys) if bags is None else len(bags.offsets) - 1
+            state = config.state_dim if reads is c.Reads.RECORDS else 0
+            total += VALUE_BYTES * rows * (config.dim + state)
     return total
 
 
 def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    brought = sum(
-        prod(shape_of(array)) * _bytes_of(spec.dtype) for array, spec in arrays_of(command)
-    )
-    return brought + sum(_spread_bytes(command, config_of)) + reply_bytes(command, config_of)
-
-
-def _spread_bytes(command: c.Command[Any], config_of: ConfigOf) -> Iterator[int]:
-    """Yield the bytes of the rows of each table's keys, where these are pooled."""
+    total = reply_bytes(command, config_of)
+    for array, spec in arrays_of(command):
+        is_plain = type(array) is np.ndarray
+        total += array.nbytes if is_plain else prod(shape_of(array)) * np.dtype(spec.dtype).itemsize
     for part in tables_of(command):
         is_of_step = not hasattr(part, "table_id")  # whose rows the session knows
         if not is_of_step and getattr(part, "bags", None) is not None:
             dim = config_of(part.table, part.table_id).dim
-            yield VALUE_BYTES * dim * length(part.keys)
-
-
-def _bytes_of(dtype: str) -> int:
-    return np.dtype(dtype).itemsize
+            total += VALUE_BYTES * dim * length(part.keys)
+    return total
