@@ -12,7 +12,7 @@ there was any connection it does not: then the reason is told (`unreached`), and
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -90,12 +90,9 @@ class GrpcWire:
         self._is_closed = True
         self._channel.close()
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise gRPC's errors as WireError."""
-        try:
-            yield
-        except grpc.RpcError as exc:
+    def _raise(self, exc: Exception) -> NoReturn:
+        """Raise an error of gRPC as WireError; any other as it is."""
+        if isinstance(exc, grpc.RpcError):
             status: Any = exc
             code, text = status.code(), status.details()
             trailing = status.trailing_metadata() or ()
@@ -104,10 +101,9 @@ class GrpcWire:
             if error is None and code is grpc.StatusCode.UNAVAILABLE and not self._was_connected:
                 text, error = self._unreached(text)
             raise WireError(code, text or "", error, is_final=is_final) from exc
-        except ValueError as exc:  # how gRPC says that its channel was closed
-            if not self._is_closed or isinstance(exc, EmbstoreError):
-                raise
+        if self._is_closed and not isinstance(exc, EmbstoreError):  # gRPC says so by a ValueError
             raise WireError(grpc.StatusCode.CANCELLED, str(exc)) from exc
+        raise exc
 
     def _unreached(self, text: str) -> tuple[str, EmbstoreError | None]:
         """Return why there is no connection, and the error if no waiting mends it."""
@@ -127,17 +123,21 @@ class GrpcWire:
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
         options = self._call_options(deadline, map_version)
-        with self._errors():
+        name, unary = verb.name, self._channel.unary_unary
+        try:
             if message is None:
-                return self._unary(verb.name, header, options)
+                answer: bytes = self._method(name, unary)(header, **options)
+                return answer
             size = max(message.total_bytes(header), reply_bytes)
             if verb.is_streamed:
-                return split(self._stream(verb.name, message.framed(header), size, options))
+                return split(self._stream(name, message.framed(header), size, options))
             if size <= min(UNARY_BYTES, self._unary_bytes_max):
-                reply = self._unary(verb.name, message.joined(header), options)
+                reply = self._method(name, unary)(message.joined(header), **options)
                 return split(frame.writable(reply))
             framed = message.framed(header)
-            return split(self._stream(f"{verb.name}Stream", framed, reply_bytes, options))
+            return split(self._stream(f"{name}Stream", framed, reply_bytes, options))
+        except (grpc.RpcError, ValueError) as exc:
+            self._raise(exc)
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Refuse: see `Wire.share_device`."""
@@ -148,17 +148,15 @@ class GrpcWire:
         self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield its messages; see `Wire.receive`."""
-        with self._errors():
+        try:
             method = self._method(verb.name, self._channel.unary_stream)
             replies = method(header, **self._call_options(deadline, map_version))
             try:
                 yield _whole_messages(replies) if verb.has_bulk_reply else replies
             finally:
                 replies.cancel()  # of one that has ended it does nothing
-
-    def _unary(self, name: str, request: bytes, options: dict[str, Any]) -> bytes:
-        reply: bytes = self._method(name, self._channel.unary_unary)(request, **options)
-        return reply
+        except (grpc.RpcError, ValueError) as exc:
+            self._raise(exc)
 
     def _stream(
         self, name: str, framed: Framed, reply_bytes: int, options: dict[str, Any]

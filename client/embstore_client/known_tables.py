@@ -44,7 +44,10 @@ class KnownTables:
 
     def config_of(self, name: str, table_id: int | None) -> TableConfig:
         """Return the configuration of a table as it was last seen."""
-        return self.find(name, table_id).config
+        seen = self._seen.get(name)
+        if seen is None or seen.table_id != table_id:
+            seen = self.find(name, table_id)
+        return seen.config
 
     def note(self, described: TableDescription) -> None:
         """Remember what an answer says of a table."""

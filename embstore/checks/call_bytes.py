@@ -23,7 +23,9 @@ ConfigOf = Callable[[str, int | None], TableConfig]
 
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
     """Refuse a command whose arrays, results included, are too large to be held."""
-    refuse_more(_call_bytes(command, config_of), limits.call_bytes_max)
+    size = _call_bytes(command, config_of)
+    if size > limits.call_bytes_max:
+        refuse_more(size, limits.call_bytes_max)
 
 
 def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: str) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
 from typing import get_type_hints as hints_of
 
 import numpy as np
@@ -47,7 +47,6 @@ from embstore_proto.frame import (
     DTYPES,
 )
 from embstore_proto.received import (
-    Received,
     array_of,
 )
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -59,11 +58,15 @@ Decode = Callable[[Any, Any, str], Any]
 
 
 class Field(NamedTuple):
-    """How one field travels."""
+    """How one field travels; of an array `Codec` knows, since a function for each is slow."""
 
     name: str
     encode: Encode
     decode: Decode
+    wire_name: str
+    is_optional: bool
+    """Absent for None."""
+    array: ArraySpec | None = None
 
 
 class Codec:
@@ -74,7 +77,7 @@ class Codec:
         hints = hints_of(cls, include_extras=True)
         self._scalars: list[str] = []
         """Fields that travel as they are. One loop sets them: a function for each is slow."""
-        self._fields = []
+        self._fields: list[Field] = []
         for one in fields(cls):
             hint = hints[one.name]
             name = f"{one.name}_json" if hint == dict[str, Any] else one.name
@@ -90,11 +93,22 @@ class Codec:
 
     def encode(self, value: Any, message: Any, places: Any) -> None:
         """Set the fields of a message."""
-        _set(message, self._scalars, value)
-        for name, encode, _ in self._fields:
-            encode(getattr(value, name), message, places)
+        name = ""
+        try:
+            for name in self._scalars:
+                setattr(message, name, getattr(value, name))
+        except (ValueError, TypeError) as exc:
+            raise _cannot_be_sent(name, exc) from exc
+        for name, encode, _, _, is_optional, array in self._fields:
+            found = getattr(value, name)
+            if found is None and is_optional:
+                continue
+            if array is not None:
+                getattr(message, name).CopyFrom(places.add(found))
+            else:
+                encode(found, message, places)
 
-    def decode(self, message: Any, received: Received | None, **more: Any) -> Any:
+    def decode(self, message: Any, received: Any, **more: Any) -> Any:
         """Return the value of a message; `more` are fields that it has not.
 
         Raises InvalidArgumentError: an array of another dtype or shape, or outside the payload; an
@@ -103,8 +117,13 @@ class Codec:
         where = f"table {message.table!r}: " if self._has_table else ""
         for name in self._scalars:
             more[name] = getattr(message, name)
-        for name, _, decode in self._fields:
-            more[name] = decode(message, received, where + name)
+        for name, _, decode, wire_name, is_optional, array in self._fields:
+            if is_optional and not message.HasField(wire_name):
+                more[name] = None
+            elif array is not None:
+                more[name] = array_of(received, getattr(message, name), *array, where + name)
+            else:
+                more[name] = decode(message, received, where + name)
         return self._cls(**more)
 
 
@@ -116,29 +135,22 @@ def codec(cls: Any, descriptor: Descriptor) -> Codec:
 
 def field_of(name: str, hint: Any, wire: FieldDescriptor, default: Any = None) -> Field:
     """Return how a value of this annotation travels in a field of a message."""
-    if get_origin(hint) not in (Union, UnionType):
-        return Field(name, *_plain(hint, wire, default))
-    inner = next(part for part in get_args(hint) if part is not NoneType)
-    encode, decode = _plain(inner, wire, default)
-    if NoneType not in get_args(hint):
-        return Field(name, encode, decode)
-    wire_name = wire.name
+    is_optional = False
+    if get_origin(hint) in (Union, UnionType):
+        is_optional = NoneType in get_args(hint)
+        hint = next(part for part in get_args(hint) if part is not NoneType)
+    if get_origin(hint) is Annotated:
+        return Field(name, _no_way, _no_way, wire.name, is_optional, hint.__metadata__[0])
+    return Field(name, *_plain(hint, wire, default), wire.name, is_optional)
 
-    def encode_some(value: Any, message: Any, places: Any) -> None:
-        if value is not None:
-            encode(value, message, places)
 
-    def decode_some(message: Any, received: Any, what: str) -> Any:
-        return decode(message, received, what) if message.HasField(wire_name) else None
-
-    return Field(name, encode_some, decode_some)
+def _no_way(*_: Any) -> NoReturn:
+    raise AssertionError("arrays travel by Codec")
 
 
 def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
     """Return how a field travels that is there."""
     origin, name = get_origin(hint), wire.name
-    if origin is Annotated:
-        return _array(name, hint.__metadata__[0])
     if origin is Literal:
         return _literal(wire)
     if origin is tuple:
@@ -180,15 +192,6 @@ def _needs_default(wire: FieldDescriptor, default: Any) -> bool:
     return default is not None if wire.has_presence else isinstance(default, str) and default != ""
 
 
-def _set(message: Any, names: list[str], value: Any) -> None:
-    name = ""
-    try:
-        for name in names:
-            setattr(message, name, getattr(value, name))
-    except (ValueError, TypeError) as exc:
-        raise _cannot_be_sent(name, exc) from exc
-
-
 def _cannot_be_sent(name: str, exc: Exception) -> InvalidArgumentError:
     return InvalidArgumentError(f"expected {name} that can be sent: {exc}")
 
@@ -216,35 +219,13 @@ def _literal(wire: FieldDescriptor) -> tuple[Encode, Decode]:
     return encode, decode
 
 
-def _array(name: str, spec: ArraySpec) -> tuple[Encode, Decode]:
-    dtype = np.dtype(spec.dtype).type
-
-    def encode(value: Any, message: Any, places: Any) -> None:
-        getattr(message, name).CopyFrom(places.add(value))
-
-    def decode(message: Any, received: Any, what: str) -> Any:
-        place = getattr(message, name)
-        if dtype is not np.uint32 or place.dtype != pb.DTYPE_INT64:
-            return array_of(received, place, dtype, spec.dimensions, what)
-        # of a sender whose language has no uint32
-        received = received._replace(on_device=None)  # what is looked at here is on the host
-        wide = array_of(received, place, np.int64, spec.dimensions, what)
-        if len(wide) and not 0 <= wide.min() <= wide.max() <= 2**32 - 1:
-            raise InvalidArgumentError(
-                f"{what}: expected 0 to {2**32 - 1}, found {wide.min()} to {wide.max()}"
-            )
-        return wide.astype(np.uint32)
-
-    return encode, decode
-
-
 def _document(name: str, kind: Any) -> tuple[Encode, Decode]:
     def encode(value: Any, message: Any, places: Any) -> None:
         content = np.frombuffer(value.to_bytes(), np.uint8)
         getattr(message, name).CopyFrom(places.add(content))
 
     def decode(message: Any, received: Any, what: str) -> Any:
-        content = array_of(received, getattr(message, name), np.uint8, 1, what)
+        content = array_of(received, getattr(message, name), "u1", 1, what)
         return kind.from_bytes(content.tobytes(), f"the {name.replace('_', ' ')}")
 
     return encode, decode
