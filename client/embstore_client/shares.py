@@ -91,7 +91,7 @@ class Unique:
 
 def once_each(keys: Keys) -> tuple[Keys, Inverse]:
     """Return the keys of a call, each once, and the way back."""
-    if len(keys) < 2 or _seem_unique(keys):
+    if len(keys) < 2 or (len(keys) >= 2 * _SAMPLE_KEYS and _seem_unique(keys)):
         return keys, None
     unique_keys, inverse = unique(keys)
     return (keys, None) if len(unique_keys) == len(keys) else (unique_keys, inverse)
@@ -99,8 +99,6 @@ def once_each(keys: Keys) -> tuple[Keys, Inverse]:
 
 def _seem_unique(keys: Keys) -> bool:
     """Guess from the first of many keys that it is not worth while to look for repeated ones."""
-    if len(keys) < 2 * _SAMPLE_KEYS:
-        return False
     sample = keys[:_SAMPLE_KEYS]
     return len(unique(sample)[0]) == len(sample)
 

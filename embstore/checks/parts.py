@@ -57,12 +57,10 @@ _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 def _is_plain(array: Any, dtype: np.dtype[Any], dimensions: int) -> bool:
     """Tell at one look whether an array is in normal form; False: it takes more looks."""
-    return (
-        type(array) is np.ndarray
-        and array.dtype is dtype
-        and array.ndim == dimensions
-        and array.flags.carray
-    )
+    if type(array) is not np.ndarray or array.dtype is not dtype or array.ndim != dimensions:
+        return False
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned)
 
 
 def table_keys(part: c.TableKeys) -> c.TableKeys:

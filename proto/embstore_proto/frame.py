@@ -27,6 +27,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,8 +207,9 @@ class Blank:
         room = 0 if self._is_apart else header_room + _FRONT_BYTES_MAX
         self._front_bytes = -(-room // ALIGNMENT) * ALIGNMENT
         rows_dtype = NARROW.get(dtype, pb.DTYPE_FLOAT32)
-        layout = [(rows_dtype, shape) for shape in shapes]
-        layout += [(_NUMBERS[array.dtype], array.shape) for array in others]
+        layout = list(zip(repeat(rows_dtype), shapes, strict=False))
+        if others:
+            layout += [(_NUMBERS[array.dtype], array.shape) for array in others]
         self.places: list[pb.Array] = []
         ends = [0]
         for stored_as, shape in layout:
@@ -231,10 +233,8 @@ class Blank:
             self.arrays = [np.empty(shape, np.float32) for shape in shapes]
         for out, array in zip(made[len(shapes) :], others, strict=True):
             out[:] = array
-        self._place_of = {
-            id(array): place
-            for array, place in zip((*self.arrays, *others), self.places, strict=True)
-        }
+        ids = map(id, (*self.arrays, *others))
+        self._place_of = dict(zip(ids, self.places, strict=True))
         self._others = others  # alive, so that no other array has the id of one
 
     def add(self, array: NDArray[Any]) -> pb.Array:

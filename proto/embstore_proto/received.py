@@ -104,7 +104,11 @@ def _garbage(position: int, what: str) -> InvalidArgumentError:
     )
 
 
-def split(message: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX) -> Received:
+def split(
+    message: bytes | memoryview,
+    header_bytes_max: int = HEADER_BYTES_MAX,
+    growth: Growth | None = None,
+) -> Received:
     """Take a bulk message apart, without a copy.
 
     Raises InvalidArgumentError: it is cut off, garbage, or has fields that a bulk message has not.
@@ -122,7 +126,7 @@ def split(message: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX)
         raise InvalidArgumentError(
             f"expected a header of at most {header_bytes_max} bytes, found {len(parts[1])}"
         )
-    return Received(bytes(parts.get(1, empty)), parts.get(3, empty))
+    return Received(bytes(parts.get(1, empty)), parts.get(3, empty), growth=growth)
 
 
 def parse(kind: type[M], serialised: bytes) -> M:

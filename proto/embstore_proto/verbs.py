@@ -164,16 +164,15 @@ class Verb:
         Arrays that came smaller than they are may grow to `call_bytes_max`; None: to any size.
         Raises InvalidArgumentError: garbage, fields that are not known, arrays that do not fit.
         """
+        growth = None if call_bytes_max is None else Growth(call_bytes_max)
         if isinstance(request, Received):
-            received, serialised = request if self.is_bulk else None, request.header
+            received = request._replace(growth=growth) if self.is_bulk else None
+            serialised = request.header
         elif self.is_bulk:
-            received = split(request, header_bytes_max)
+            received = split(request, header_bytes_max, growth)
             serialised = received.header
         else:
             received, serialised = None, bytes(request)
-        growth = None if call_bytes_max is None else Growth(call_bytes_max)
-        if received is not None:
-            received = received._replace(growth=growth)
         head = parse(self._head, serialised)
         names = head.DESCRIPTOR.fields_by_name
         origin = None
