@@ -34,7 +34,7 @@ class Call:
     message: Message | None = None
     """What the arrays travel in; None: a message of the host's."""
     reply_bytes: int | None = None
-    """About the bytes of the rows that come back; None: as the command tells."""
+    """About the bytes of the rows that come back, as float32; None: as the command tells."""
 
 
 Below = Callable[[Call], Any]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from embstore.checks.call_bytes import ConfigOf, check_call_bytes, reply_bytes
-from embstore.commands import COMMANDS, Command, Progress, Reads, Trait
+from embstore.commands import COMMANDS, Progress, Reads, Trait
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 from embstore.results import Warmed
@@ -30,7 +30,8 @@ class Sized:
 
     def __call__(self, call: Call, below: Below) -> Any:
         """Execute a call."""
-        check_call_bytes(call.command, self._config_of, self._transport.limits)
+        limits = self._transport.limits
+        call.reply_bytes = check_call_bytes(call.command, self._config_of, limits)
         return below(call)
 
 
@@ -56,17 +57,14 @@ class Sent:
             take = call.take or partial(_last, call.progress)
             return transport.receive(verb, request, take, timeout_s=seconds, map_version=version)
         size = call.reply_bytes
-        if size is None:  # of a step that there are rows at all
-            size = int(verb.is_streamed) or self._reply_bytes(command)
+        if size is None:
+            size = reply_bytes(command, self._config_of)
+        if command.reads is Reads.ROWS:
+            size = size * self._value_bytes // VALUE_BYTES
+        size = max(size, int(verb.is_streamed))  # of a step that there are rows at all
         send = transport.begin_epoch if type(command) in _BEGIN_EPOCH else transport.send
         answer = send(verb, request, reply_bytes=size, timeout_s=seconds, map_version=version)
         return answer.value
-
-    def _reply_bytes(self, command: Command[Any]) -> int:
-        if command.reads is Reads.NOTHING:
-            return 0
-        value_bytes = self._value_bytes if command.reads is Reads.ROWS else VALUE_BYTES
-        return reply_bytes(command, self._config_of) * value_bytes // VALUE_BYTES
 
 
 def _last(progress: Progress | None, answers: Iterator[Answer]) -> Any:

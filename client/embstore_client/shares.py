@@ -46,7 +46,10 @@ class Unique:
         """Execute a call, whose arrays are the host's."""
         inverses: list[Inverse] = []
         if self._wire is None or not self._wire.shares_memory:
-            call.command, inverses = self.less(call.command)
+            given = call.command
+            call.command, inverses = self.less(given)
+            if call.command is not given:
+                call.reply_bytes = None  # it reads fewer rows
         answer = below(call)
         return _spread(answer, inverses, call.out) if inverses or call.out else answer
 

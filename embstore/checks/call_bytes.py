@@ -21,16 +21,20 @@ ConfigOf = Callable[[str, int | None], TableConfig]
 """What returns the configuration of a table, by name and id."""
 
 
-def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
-    """Refuse a command whose arrays, results included, are too large to be held."""
-    size = _call_bytes(command, config_of)
+def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> int:
+    """Refuse a command whose arrays, results included, are too large to be held; return the bytes
+    of the rows that it is answered with, as `reply_bytes`."""
+    rows = reply_bytes(command, config_of)
+    size = rows + _brought_bytes(command, config_of)
     if size > limits.call_bytes_max:
         refuse_more(size, limits.call_bytes_max)
+    return rows
 
 
 def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: str) -> None:
     """Do the same for a bound of another name."""
-    refuse_more(_call_bytes(command, config_of), most, name)
+    size = reply_bytes(command, config_of) + _brought_bytes(command, config_of)
+    refuse_more(size, most, name)
 
 
 def refuse_more(size: int, most: int, name: str = "limits.call_bytes_max") -> None:
@@ -60,8 +64,9 @@ def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     return total
 
 
-def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    total = reply_bytes(command, config_of)
+def _brought_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
+    """Return the bytes of a command's arrays, and of the rows that are pooled on the way."""
+    total = 0
     for array, spec in arrays_of(command):
         is_plain = type(array) is np.ndarray
         total += array.nbytes if is_plain else prod(shape_of(array)) * np.dtype(spec.dtype).itemsize

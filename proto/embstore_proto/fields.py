@@ -57,26 +57,39 @@ Decode = Callable[[Any, Any, str], Any]
 """decode(message, received, what): return the field; `what` names it in errors."""
 
 
+class Scalar(NamedTuple):
+    """A field that travels as it is."""
+
+    name: str
+    is_optional: bool
+    """Absent for None."""
+    tells_absence: bool
+    absent: Any
+
+
 class Field(NamedTuple):
-    """How one field travels; of an array `Codec` knows, since a function for each is slow."""
+    """How another field travels; of an array, and of parts, `Codec` knows."""
 
     name: str
     encode: Encode
     decode: Decode
     wire_name: str
     is_optional: bool
-    """Absent for None."""
     array: ArraySpec | None = None
+    parts: "Codec | None" = None
 
 
 class Codec:
-    """Turns values of one dataclass into messages of one type, and back."""
+    """Turns values of one dataclass into messages of one type, and back.
+
+    What every call has (numbers, names, arrays, parts) is done by loops: a function for each field
+    is slow.
+    """
 
     def __init__(self, cls: Any, descriptor: Descriptor) -> None:
         self._cls = cls
         hints = hints_of(cls, include_extras=True)
-        self._scalars: list[str] = []
-        """Fields that travel as they are. One loop sets them: a function for each is slow."""
+        self._scalars: list[Scalar] = []
         self._fields: list[Field] = []
         for one in fields(cls):
             hint = hints[one.name]
@@ -85,8 +98,11 @@ class Codec:
             default = None if one.default is MISSING else one.default
             if wire is None:
                 continue
-            if hint in _SCALARS and not _needs_default(wire, default):
-                self._scalars.append(name)
+            given, is_optional = _given(hint)
+            is_text = isinstance(default, str) and default != "" and not wire.has_presence
+            if given in _SCALARS and not is_text:
+                tells_absence = wire.has_presence and (is_optional or default is not None)
+                self._scalars.append(Scalar(name, is_optional, tells_absence, default))
             else:
                 self._fields.append(field_of(one.name, hint, wire, default))
         self._has_table = "table" in descriptor.fields_by_name
@@ -95,16 +111,22 @@ class Codec:
         """Set the fields of a message."""
         name = ""
         try:
-            for name in self._scalars:
-                setattr(message, name, getattr(value, name))
+            for name, is_optional, _, _ in self._scalars:
+                found = getattr(value, name)
+                if found is not None or not is_optional:
+                    setattr(message, name, found)
         except (ValueError, TypeError) as exc:
-            raise _cannot_be_sent(name, exc) from exc
-        for name, encode, _, _, is_optional, array in self._fields:
+            raise InvalidArgumentError(f"expected {name} that can be sent: {exc}") from exc
+        for name, encode, _, _, is_optional, array, parts in self._fields:
             found = getattr(value, name)
             if found is None and is_optional:
                 continue
             if array is not None:
                 getattr(message, name).CopyFrom(places.add(found))
+            elif parts is not None:
+                repeated = getattr(message, name)
+                for part in found:
+                    parts.encode(part, repeated.add(), places)
             else:
                 encode(found, message, places)
 
@@ -115,13 +137,19 @@ class Codec:
         enum or document that is none.
         """
         where = f"table {message.table!r}: " if self._has_table else ""
-        for name in self._scalars:
-            more[name] = getattr(message, name)
-        for name, _, decode, wire_name, is_optional, array in self._fields:
+        for name, _, tells_absence, absent in self._scalars:
+            is_there = not tells_absence or message.HasField(name)
+            more[name] = getattr(message, name) if is_there else absent
+        for name, _, decode, wire_name, is_optional, array, parts in self._fields:
             if is_optional and not message.HasField(wire_name):
                 more[name] = None
             elif array is not None:
                 more[name] = array_of(received, getattr(message, name), *array, where + name)
+            elif parts is not None:
+                found: list[Any] = []
+                for part in getattr(message, name):
+                    found.append(parts.decode(part, received))  # noqa: PERF401 - a frame less
+                more[name] = tuple(found)
             else:
                 more[name] = decode(message, received, where + name)
         return self._cls(**more)
@@ -133,18 +161,26 @@ def codec(cls: Any, descriptor: Descriptor) -> Codec:
     return _SPECIAL.get(cls, Codec)(cls, descriptor)
 
 
+def _given(hint: Any) -> tuple[Any, bool]:
+    """Return an annotation without its `| None`, and whether it has that."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    given = next(part for part in get_args(hint) if part is not NoneType)
+    return given, NoneType in get_args(hint)
+
+
 def field_of(name: str, hint: Any, wire: FieldDescriptor, default: Any = None) -> Field:
     """Return how a value of this annotation travels in a field of a message."""
-    is_optional = False
-    if get_origin(hint) in (Union, UnionType):
-        is_optional = NoneType in get_args(hint)
-        hint = next(part for part in get_args(hint) if part is not NoneType)
-    if get_origin(hint) is Annotated:
-        return Field(name, _no_way, _no_way, wire.name, is_optional, hint.__metadata__[0])
-    return Field(name, *_plain(hint, wire, default), wire.name, is_optional)
+    given, is_optional = _given(hint)
+    if get_origin(given) is Annotated:
+        array = given.__metadata__[0]
+        return Field(name, _by_codec, _by_codec, wire.name, is_optional, array)
+    kind: Any = get_args(given)[0] if get_origin(given) is tuple else None
+    parts = codec(cast(Any, kind), wire.message_type) if is_dataclass(kind) else None
+    return Field(name, *_plain(given, wire, default), wire.name, is_optional, None, parts)
 
 
-def _no_way(*_: Any) -> NoReturn:
+def _by_codec(*_: Any) -> NoReturn:
     raise AssertionError("arrays travel by Codec")
 
 
@@ -170,30 +206,12 @@ def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Deco
 
 def _scalar(wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
     name = wire.name
-
-    def encode(value: Any, message: Any, places: Any) -> None:
-        try:
-            setattr(message, name, value)
-        except (ValueError, TypeError) as exc:
-            raise _cannot_be_sent(name, exc) from exc
-
-    if wire.has_presence and default is not None:
-        return encode, lambda m, r, what: getattr(m, name) if m.HasField(name) else default
-    if _needs_default(wire, default):  # absent and empty are one on the wire
-        return encode, lambda m, r, what: getattr(m, name) or default
-    return encode, lambda m, r, what: getattr(m, name)
+    if default:  # of text, of which absent and empty are one on the wire
+        return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name) or default
+    return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name)
 
 
 _SCALARS = (int, float, bool, str)
-
-
-def _needs_default(wire: FieldDescriptor, default: Any) -> bool:
-    """Return whether what is absent on the wire has a default of its own."""
-    return default is not None if wire.has_presence else isinstance(default, str) and default != ""
-
-
-def _cannot_be_sent(name: str, exc: Exception) -> InvalidArgumentError:
-    return InvalidArgumentError(f"expected {name} that can be sent: {exc}")
 
 
 def _literal(wire: FieldDescriptor) -> tuple[Encode, Decode]:
