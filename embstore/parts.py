@@ -9,9 +9,10 @@ alike, or all its arrays, asks here, so that a new verb needs no line of theirs:
     arrays_of(command)               all arrays, each with what the wire takes it for
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
+from operator import is_
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -21,52 +22,55 @@ from embstore.commands import Command, Part
 C = TypeVar("C", bound=Part)
 
 
-def tables_of(command: Part) -> Iterator[Any]:
-    """Yield the parts of a command that name a table each."""
-    for name in _fields(_kind(command), of_tables=True):
-        for part in _each(getattr(command, name)):
-            if _names_table(_kind(part)):
-                yield part
-            else:
-                yield from tables_of(part)
+def tables_of(command: Part) -> Sequence[Any]:
+    """Return the parts of a command that name a table each."""
+    kind: Any = type(command)
+    found: list[Any] = []
+    for name, names_table in _holding_tables(kind):
+        parts = getattr(command, name)
+        if type(parts) is not tuple:
+            parts = () if parts is None else (parts,)
+        if names_table:
+            found += parts
+        else:
+            for part in parts:
+                found += tables_of(part)
+    return found
 
 
 def with_tables(command: C, change: Callable[[Any], Any]) -> C:
     """Return a command with the parts that name a table changed; itself, if none is."""
+    kind: Any = type(command)
     changed: dict[str, Any] = {}
-    for name in _fields(_kind(command), of_tables=True):
+    for name, names_table in _holding_tables(kind):
         value = getattr(command, name)
-        before = _each(value)
-        after = tuple(
-            change(part) if _names_table(_kind(part)) else with_tables(part, change)
-            for part in before
-        )
-        if any(one is not other for one, other in zip(before, after, strict=True)):
+        before = value if type(value) is tuple else () if value is None else (value,)
+        changing = change if names_table else partial(with_tables, change=change)
+        after = tuple(map(changing, before))
+        if not all(map(is_, before, after)):
             changed[name] = after if before is value else after[0]
     whole: Any = command
     return replace(whole, **changed) if changed else command
 
 
-def arrays_of(command: Part) -> Iterator[tuple[Any, ArraySpec]]:
-    """Yield the arrays of a command and of its parts that are given."""
-    for name, spec in _arrays(_kind(command)):
-        array = getattr(command, name)
-        if array is not None:
-            yield array, spec
-    for name in _fields(_kind(command), of_tables=False):
-        for part in _each(getattr(command, name)):
-            yield from arrays_of(part)
-
-
-def _each(value: Any) -> tuple[Any, ...]:
-    """Return the parts that a field has: several, one or none."""
-    if isinstance(value, tuple):
-        return value
-    return () if value is None else (value,)
-
-
-def _kind(part: Part) -> Any:
-    return type(part)
+def arrays_of(command: Part) -> Sequence[tuple[Any, ArraySpec]]:
+    """Return the arrays that a command and its parts are given, its own first."""
+    found: list[tuple[Any, ArraySpec]] = []
+    parts: list[Any] = [command]
+    for part in parts:  # which grow meanwhile
+        kind: Any = type(part)
+        arrays, holding = _holding_arrays(kind)
+        for name, spec in arrays:
+            array = getattr(part, name)
+            if array is not None:
+                found.append((array, spec))
+        for name in holding:
+            inner = getattr(part, name)
+            if type(inner) is tuple:
+                parts += inner
+            elif inner is not None:
+                parts.append(inner)
+    return found
 
 
 @cache
@@ -75,22 +79,27 @@ def _names_table(kind: Any) -> bool:
 
 
 @cache
-def _fields(kind: Any, *, of_tables: bool) -> tuple[str, ...]:
-    """Return the fields of a kind that hold parts; or of these, those in which tables are named."""
-    inner = {name: _part(hint) for name, hint in _hints(kind).items()}
+def _holding_tables(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """Return the fields of a kind in which tables are named: whether by the parts themselves."""
     return tuple(
-        name
-        for name, part in inner.items()
-        if part is not None
-        and (not of_tables or _names_table(part) or bool(_fields(part, of_tables=True)))
+        (name, _names_table(part))
+        for name, part in _parts(kind).items()
+        if _names_table(part) or _holding_tables(part)
     )
 
 
 @cache
-def _arrays(kind: Any) -> tuple[tuple[str, ArraySpec], ...]:
-    """Return the fields of a kind that are arrays."""
-    specs = ((name, _spec(hint)) for name, hint in _hints(kind).items())
-    return tuple((name, spec) for name, spec in specs if spec is not None)
+def _holding_arrays(kind: Any) -> tuple[list[tuple[str, ArraySpec]], list[str]]:
+    """Return the fields of a kind that are arrays, and those whose parts hold some."""
+    specs = {name: _spec(hint) for name, hint in _hints(kind).items()}
+    own = [(name, spec) for name, spec in specs.items() if spec is not None]
+    return own, [name for name, part in _parts(kind).items() if any(_holding_arrays(part))]
+
+
+def _parts(kind: Any) -> dict[str, Any]:
+    """Return the fields of a kind that hold parts, and what kind these are."""
+    inner = {name: _part(hint) for name, hint in _hints(kind).items()}
+    return {name: part for name, part in inner.items() if part is not None}
 
 
 @cache

@@ -13,7 +13,6 @@ Rights are granted by **patterns** of names, in which * stands for any character
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -42,22 +41,24 @@ def concerned(command: Command[Any]) -> tuple[str, ...]:
     """Return the names on which a command's right is needed; EVERYTHING, where it names none."""
     if Trait.ON_ITS_LABEL in command.traits:
         return (cast(Any, command).label,)
-    return tuple(dict.fromkeys(_names(command))) or (EVERYTHING,)
+    names: dict[str, None] = {}
+    _add_names(command, names)
+    return tuple(names) or (EVERYTHING,)
 
 
-def _names(part: Part) -> Iterator[str]:
+def _add_names(part: Part, names: dict[str, None]) -> None:
     for field in _naming(cast(Any, type(part))):
         value = getattr(part, field)
         if field == "table":
-            yield value or EVERYTHING
+            names[value or EVERYTHING] = None
         elif field == "config":
-            yield value.name
+            names[value.name] = None
         else:
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, str):
-                    yield one
+                    names[one] = None
                 elif isinstance(one, Part):
-                    yield from _names(one)
+                    _add_names(one, names)
 
 
 @cache

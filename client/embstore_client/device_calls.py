@@ -1,9 +1,9 @@
-"""Calls whose arrays are in a GPU's memory: which they are, and what travels of them.
+"""The layer of calls whose arrays are in a GPU's memory: which they are, and what travels of them.
 
-Lookups and updates of a server that shares its GPU's memory (`device_area`). Keys are not made
-unique, and gradients not summed: the server does both on the GPU, where they are. If one of a
-call's arrays is on the device its rows come there, too: to `out`, or lent. Arrays of the host
-beside them (counts, offsets of bags, keys) travel as ever.
+Calls to a server that shares its GPU's memory (`device_area`). Keys are not made unique, and
+gradients not summed: the server does both on the GPU, where they are, so such a call goes past the
+layers below. If one of a call's arrays is on the device its rows come there, too: to `out`, or
+lent. Arrays of the host beside them (counts, offsets of bags, keys) travel as ever.
 
 Of a step its gradients may be there, of keys, occurrences or bags; those of several ranks the
 server copies to the host, where ranks are added. Its rows come there where they are asked for
@@ -11,81 +11,82 @@ server copies to the host, where ranks are added. Its rows come there where they
 turn has come. Early ones would have to be put together with the others there.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from embstore import commands as c
-from embstore.arrays import (
-    device_address,
-    is_on_device,
-    length,
-    refusal,
-    shape_of,
-)
-from embstore.checks.call_bytes import ConfigOf, reply_bytes
+from embstore.arrays import check_on_host, device_address, is_on_device, length, refusal, shape_of
+from embstore.checks.call_bytes import ConfigOf
+from embstore.commands import COMMANDS, ON_DEVICE, Reads, Trait
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
-from embstore_client import device_area
-from embstore_client.device_area import OpenArea
-from embstore_proto import device_area as frames
-from embstore_proto.device_places import DEVICE_ALIGNMENT, OnDevice, Place, Places, aligned
-from embstore_proto.frame import Framed, Message
-from embstore_proto.v1 import embstore_pb2 as pb
+from embstore.parts import arrays_of, tables_of
+from embstore.results import StepRows
+from embstore_client.call import Below, Call
+from embstore_client.device_message import DTYPES, DeviceMessage, StepMessage
+from embstore_client.step_rows import whole
+from embstore_proto.device_places import DEVICE_ALIGNMENT
 
-_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i8"), 2: np.dtype("<f4")}
-"""Of keys, and of rows and gradients, by their dimensions."""
-_NOT_SHARED = (
-    "which is shared only with a server of this host and user, by shared memory, and the "
-    "connection is by gRPC"
-)
+_ON_DEVICE = {one for one in COMMANDS.values() if Trait.ON_DEVICE in one.traits}
+
+Shapes = Mapping[str, tuple[int, int]]
+"""Of the rows of each table."""
 
 
-def message_for(
-    command: Any,
-    out: Any,
-    config_of: ConfigOf,
-    wire_dtype: str,
-    counts: Mapping[str, int],
-) -> "DeviceMessage | None":
-    """Return the message of a call that has arrays in a GPU's memory; None: it has none, or is of
-    a verb that takes none there.
+class OnDevice:
+    """The layer: what is in a GPU's memory goes by `sent`, and only arrays of the host below."""
 
-    counts : of a step's lookup, how many keys it has of each table, as far as that is known
+    def __init__(self, config_of: ConfigOf, wire_dtype: str, sent: Below) -> None:
+        self._config_of, self._wire_dtype, self._sent = config_of, wire_dtype, sent
 
-    Raises InvalidArgumentError: outputs that do not fit, or are partly on the host; a `wire_dtype`
-    of two bytes, which is for the network.
-    """
-    if isinstance(command, c.LookupStep | c.LookupStepPooled):
-        if not are_on_device(out):
-            return None
-        check_exact(wire_dtype)
-        of_step = _step_shapes(command, config_of, counts)
-        size = sum(_bytes_of(shape) + 2 * DEVICE_ALIGNMENT for shape in of_step.values())
-        return StepMessage(_step_outs(command, out, of_step), size)
-    arrays = _arrays_of(command)
-    if arrays is None or not any(map(is_on_device, (*arrays, *(out or ())))):
-        return None
-    shapes: list[tuple[str, tuple[int, int]]] = []
-    match command:
-        case c.Lookup(tables):
-            shapes = [(p.table, (length(p.keys), _dim(config_of, p))) for p in tables]
-        case c.LookupPooled(pooled):
-            shapes = [(p.table, (len(p.bags.offsets) - 1, _dim(config_of, p))) for p in pooled]
-    outs = list(out) if out else [None] * len(shapes)
-    check_exact(wire_dtype)
-    for (table, shape), own in zip(shapes, outs, strict=True):
-        _check_out(table, shape, own)
-    size = reply_bytes(command, config_of) + DEVICE_ALIGNMENT * (len(shapes) + 2)
-    return DeviceMessage(outs, size if shapes else 0)
+    def __call__(self, call: Call, below: Below) -> Any:
+        """Execute a call.
+
+        Raises InvalidArgumentError: arrays there of a command that takes none; outputs that do not
+        fit, or are partly on the host; a `wire_dtype` of two bytes, which is for the network.
+        """
+        command: Any = call.command
+        is_of_step = command.reads is Reads.OF_STEP
+        if not (are_on_device(call.out) if is_of_step else _has_some(call)):
+            return below(call)
+        check_exact(self._wire_dtype)
+        shapes = self._step_shapes(call) if is_of_step else self._shapes(call)
+        outs = _step_outs(call, shapes) if is_of_step else list(call.out or [None] * len(shapes))
+        for (table, shape), own in zip(shapes.items(), outs, strict=True):
+            _check_out(table, shape, own)
+        call.message = (StepMessage if is_of_step else DeviceMessage)(outs)
+        call.reply_bytes = sum(map(_room_for, shapes.values()))
+        if hasattr(command, "early"):
+            call.command = replace(command, early=False)
+        with _named(command):
+            value = self._sent(call)
+        return whole(value) if isinstance(value, StepRows) else value
+
+    def _shapes(self, call: Call) -> Shapes:
+        if call.command.reads is Reads.NOTHING:
+            return {}
+        return {
+            part.table: (_rows_of(part, "keys"), self._config_of(part.table, part.table_id).dim)
+            for part in tables_of(call.command)
+        }
+
+    def _step_shapes(self, call: Call) -> Shapes:
+        """Return those of a step's rows; of none where nobody here has announced it, and the server
+        has room made for them."""
+        parts, counts = tables_of(call.command), call.counts
+        if parts:
+            named = [part for part in parts if part.table in counts]
+            counts = {part.table: _rows_of(part, "inverse") for part in named}
+        return {name: (count, self._config_of(name, None).dim) for name, count in counts.items()}
 
 
 def are_on_device(out: Any) -> bool:
     """Tell whether outputs of a step's rows are in a device's memory: new ones, what a function
     makes, or some of those that are given by table."""
-    if out is c.ON_DEVICE or callable(out):
+    if out is ON_DEVICE or callable(out):
         return True
     return isinstance(out, Mapping) and any(map(is_on_device, out.values()))
 
@@ -99,74 +100,56 @@ def check_exact(wire_dtype: str) -> None:
         )
 
 
-def rows_not_shared() -> InvalidArgumentError:
-    """Return the error that rows of steps are asked for in memory that is not shared."""
-    return InvalidArgumentError(
-        f"expected rows of steps on the host, found them asked for in a GPU's memory, {_NOT_SHARED}"
-    )
+def _has_some(call: Call) -> bool:
+    """Tell whether an array of a call is in a device's memory; refuse one that may not."""
+    command = call.command
+    is_taken = type(command) in _ON_DEVICE
+    arrays = list(call.out or ()) if is_taken else []
+    for array, _ in arrays_of(command):
+        if type(array) is not np.ndarray:
+            arrays.append(array)
+    there = [array for array in arrays if is_on_device(array)] if arrays else []
+    if there and not is_taken:
+        check_on_host(there[0], f"table {tables_of(command)[0].table!r}: ")
+    return bool(there)
 
 
 @contextmanager
-def named(command: Any) -> Iterator[None]:
+def _named(command: Any) -> Iterator[None]:
     """Have an error of a call's arrays name its first table; of a step's rows, the step."""
     try:
         yield
     except InvalidArgumentError as exc:
         if str(exc).startswith(("table ", "session ")):
             raise
-        is_lookup = isinstance(command, c.LookupStep | c.LookupStepPooled)
-        what = f"step {command.step}" if is_lookup else f"table {command.tables[0].table!r}"
+        is_of_step = command.reads is Reads.OF_STEP
+        what = f"step {command.step}" if is_of_step else f"table {command.tables[0].table!r}"
         raise InvalidArgumentError(f"{what}: {exc}") from exc
 
 
-def _arrays_of(command: Any) -> list[Any] | None:
-    """Return what a command has that may be on a device; None: it is of a verb that takes none."""
-    match command:
-        case c.Lookup(tables) | c.LookupPooled(tables):
-            return [part.keys for part in tables]
-        case c.Update(tables) | c.UpdatePooled(tables):
-            return [array for part in tables for array in (part.keys, part.gradients)]
-        case c.UpdateStep(tables=shares):
-            return [part.gradients for part in shares]
-    return None
+def _rows_of(part: Any, what: str) -> int:
+    """Return how many rows are read for a part: one a bag, or one of what it has without bags."""
+    bags = getattr(part, "bags", None)
+    return length(getattr(part, what)) if bags is None else len(bags.offsets) - 1
 
 
-def _dim(config_of: ConfigOf, part: Any) -> int:
-    return config_of(part.table, part.table_id).dim
-
-
-def _step_shapes(
-    command: Any, config_of: ConfigOf, counts: Mapping[str, int]
-) -> dict[str, tuple[int, int]]:
-    """Return the shape of a step's rows by table; of none where nobody here has announced it, and
-    the server has room made for them."""
-    if isinstance(command, c.LookupStepPooled):
-        counts = {
-            part.table: len(part.inverse) if part.bags is None else len(part.bags.offsets) - 1
-            for part in command.tables
-            if part.table in counts
-        }
-    return {name: (count, config_of(name, None).dim) for name, count in counts.items()}
-
-
-def _step_outs(command: Any, out: Any, shapes: Mapping[str, tuple[int, int]]) -> list[Any]:
-    """Return where the rows of each table go, as `_Rows` takes it."""
-    if out is c.ON_DEVICE:
+def _step_outs(call: Call, shapes: Shapes) -> list[Any]:
+    """Return where the rows of each table go; None: they are lent."""
+    command, out = call.command, call.out
+    if out is ON_DEVICE:
         return [None] * len(shapes)
     if not shapes:
         raise InvalidArgumentError(
-            f"step {command.step}: expected out in the GPU's memory for rows of a step that this "
-            "client has announced, found another one; give on_device=True, not out"
+            f"step {getattr(command, 'step', 0)}: expected out in the GPU's memory for rows of a "
+            "step that this client has announced, found another one; give on_device=True, not out"
         )
     made = out(list(shapes), list(shapes.values())) if callable(out) else map(out.get, shapes)
-    outs = list(made)
-    for (table, shape), own in zip(shapes.items(), outs, strict=True):
-        _check_out(table, shape, own)
-    return outs
+    return list(made)
 
 
-def _bytes_of(shape: tuple[int, int]) -> int:
-    return VALUE_BYTES * shape[0] * shape[1]
+def _room_for(shape: tuple[int, int]) -> int:
+    """Return the bytes that a table's rows and what is beside them take, about."""
+    return VALUE_BYTES * shape[0] * shape[1] + 3 * DEVICE_ALIGNMENT
 
 
 def _check_out(table: str, shape: tuple[int, int], out: Any) -> None:
@@ -179,116 +162,6 @@ def _check_out(table: str, shape: tuple[int, int], out: Any) -> None:
     found, interface = shape_of(out), out.__cuda_array_interface__
     if found != shape:
         raise refusal(table, f"out of shape {shape}", found)
-    device_address(interface, _DTYPES[2])
+    device_address(interface, DTYPES[2])
     if interface["data"][1]:
         raise refusal(table, "out that may be written", "a read-only array")
-
-
-class DeviceMessage(Message):
-    """A message whose arrays are in a GPU's memory; those of the host are its payload."""
-
-    def __init__(self, outs: Sequence[Any], rows_bytes: int) -> None:
-        super().__init__()
-        self.outs = outs
-        self.rows_bytes = rows_bytes
-        """About the bytes of the rows that come back."""
-        self._places = Places()
-        self._arrays: list[tuple[Any, Place]] = []
-
-    def add(self, array: Any) -> pb.Array:
-        """Append an array, and return its place for the header."""
-        if not is_on_device(array):
-            return super().add(array)
-        shape = shape_of(array)
-        dtype = _DTYPES.get(len(shape))
-        if dtype is None:
-            raise InvalidArgumentError(f"expected one or two dimensions, found shape {shape}")
-        device_address(array.__cuda_array_interface__, dtype)
-        place = self._places.add(shape, dtype)
-        self._arrays.append((array, place))
-        return place.stored()
-
-    def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
-        """Copy the arrays to where the server reads them, in a connection's area, which grows if it
-        must; return the frame that says so.
-
-        Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
-        server's GPU not be shared.
-        """
-        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
-        byte_count = self._places.byte_count
-        wanted = max(aligned(byte_count) + rows_bytes, 1)
-        area = connection.device_area_of(wanted, deadline)
-        self._follow(area)
-        for array, place in self._arrays:
-            if place.byte_count:
-                area.write(array, place.offset, place.byte_count)
-        area.record()
-        return frames.on_device(byte_count)
-
-    def _follow(self, area: OpenArea) -> None:
-        """Have what is copied, and done with the area, wait for the caller's streams."""
-        area.follow([array for array, _ in self._arrays] + [o for o in self.outs if o is not None])
-
-    def rows(self, area: OpenArea, lend: Callable[[], object] | None) -> OnDevice:
-        """Return what takes the rows of the answer from an area; `lend` returns what lent rows
-        keep, None: they are copied."""
-        return _Rows(area, self.outs, lend)
-
-    def total_bytes(self, header: bytes) -> int:
-        """Refuse to be sent without shared memory; so do all that a network needs."""
-        self._refuse()
-
-    def joined(self, header: bytes) -> bytes:
-        """See `total_bytes`."""
-        self._refuse()
-
-    def framed(self, header: bytes) -> Framed:
-        """See `total_bytes`."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise InvalidArgumentError(
-            f"expected arrays of the host, found some in a GPU's memory, {_NOT_SHARED}"
-        )
-
-
-class StepMessage(DeviceMessage):
-    """A lookup of a step, whose rows come in a GPU's memory; its own arrays are the host's."""
-
-    def _follow(self, area: OpenArea) -> None:
-        super()._follow(area)
-        if not self.outs or any(own is None for own in self.outs):  # rows that are lent
-            area.follow_current()
-
-    def _refuse(self) -> NoReturn:
-        raise rows_not_shared()
-
-
-class _Rows:
-    """The rows of one answer, table after table."""
-
-    def __init__(
-        self, area: OpenArea, outs: Sequence[Any], lend: Callable[[], object] | None
-    ) -> None:
-        self._area, self._lend = area, lend
-        self._outs = iter(outs)
-
-    def array(self, place: Place, what: str) -> Any:
-        """Return an array of the answer: the caller's, filled, or one of the area."""
-        if place.end > self._area.byte_count:
-            raise InvalidArgumentError(
-                f"{what}: expected rows in the GPU's memory, found them outside"
-            )
-        out = next(self._outs, None)
-        if out is not None:
-            if shape_of(out) != place.shape:
-                raise InvalidArgumentError(
-                    f"{what}: expected rows of shape {shape_of(out)}, found {place.shape}: the "
-                    "table has become another one"
-                )
-            self._area.read(place, out)
-            return out
-        return (
-            self._area.copied(place) if self._lend is None else self._area.lent(place, self._lend())
-        )

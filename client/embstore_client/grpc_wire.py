@@ -12,14 +12,13 @@ there was any connection it does not: then the reason is told (`unreached`), and
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
-from embstore_client import map_version
-from embstore_client.device_calls import rows_not_shared
+from embstore_client.device_message import rows_not_shared
 from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
@@ -91,12 +90,9 @@ class GrpcWire:
         self._is_closed = True
         self._channel.close()
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise gRPC's errors as WireError."""
-        try:
-            yield
-        except grpc.RpcError as exc:
+    def _raise(self, exc: Exception) -> NoReturn:
+        """Raise an error of gRPC as WireError; any other as it is."""
+        if isinstance(exc, grpc.RpcError):
             status: Any = exc
             code, text = status.code(), status.details()
             trailing = status.trailing_metadata() or ()
@@ -105,10 +101,9 @@ class GrpcWire:
             if error is None and code is grpc.StatusCode.UNAVAILABLE and not self._was_connected:
                 text, error = self._unreached(text)
             raise WireError(code, text or "", error, is_final=is_final) from exc
-        except ValueError as exc:  # how gRPC says that its channel was closed
-            if not self._is_closed or isinstance(exc, EmbstoreError):
-                raise
+        if self._is_closed and not isinstance(exc, EmbstoreError):  # gRPC says so by a ValueError
             raise WireError(grpc.StatusCode.CANCELLED, str(exc)) from exc
+        raise exc
 
     def _unreached(self, text: str) -> tuple[str, EmbstoreError | None]:
         """Return why there is no connection, and the error if no waiting mends it."""
@@ -124,19 +119,25 @@ class GrpcWire:
         message: Message | None,
         reply_bytes: int,
         deadline: float,
+        map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        with self._errors():
+        options = self._call_options(deadline, map_version)
+        name, unary = verb.name, self._channel.unary_unary
+        try:
             if message is None:
-                return self._unary(verb.name, header, deadline)
+                answer: bytes = self._method(name, unary)(header, **options)
+                return answer
             size = max(message.total_bytes(header), reply_bytes)
             if verb.is_streamed:
-                return split(self._stream(verb.name, message.framed(header), size, deadline))
+                return split(self._stream(name, message.framed(header), size, options))
             if size <= min(UNARY_BYTES, self._unary_bytes_max):
-                reply = self._unary(verb.name, message.joined(header), deadline)
+                reply = self._method(name, unary)(message.joined(header), **options)
                 return split(frame.writable(reply))
             framed = message.framed(header)
-            return split(self._stream(f"{verb.name}Stream", framed, reply_bytes, deadline))
+            return split(self._stream(f"{name}Stream", framed, reply_bytes, options))
+        except (grpc.RpcError, ValueError) as exc:
+            self._raise(exc)
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Refuse: see `Wire.share_device`."""
@@ -144,26 +145,24 @@ class GrpcWire:
 
     @contextmanager
     def receive(
-        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield its messages; see `Wire.receive`."""
-        with self._errors():
+        try:
             method = self._method(verb.name, self._channel.unary_stream)
-            replies = method(header, **self._call_options(deadline))
+            replies = method(header, **self._call_options(deadline, map_version))
             try:
                 yield _whole_messages(replies) if verb.has_bulk_reply else replies
             finally:
                 replies.cancel()  # of one that has ended it does nothing
+        except (grpc.RpcError, ValueError) as exc:
+            self._raise(exc)
 
-    def _unary(self, name: str, request: bytes, deadline: float) -> bytes:
-        method = self._method(name, self._channel.unary_unary)
-        reply: bytes = method(request, **self._call_options(deadline))
-        return reply
-
-    def _stream(self, name: str, framed: Framed, reply_bytes: int, deadline: float) -> memoryview:
+    def _stream(
+        self, name: str, framed: Framed, reply_bytes: int, options: dict[str, Any]
+    ) -> memoryview:
         """Send and receive chunks. A side that has one chunk only is called as unary: on the wire
         it is the same, and gRPC needs no thread or queue for it."""
-        options = self._call_options(deadline)
         channel = self._channel
         if framed.total_bytes <= frame.CHUNK_BYTES:
             (request,) = framed.chunks()
@@ -184,24 +183,17 @@ class GrpcWire:
             method = self._methods[place] = make(_SERVICE + name)
         return method
 
-    def _call_options(self, deadline: float) -> dict[str, Any]:
+    def _call_options(self, deadline: float, map_version: int) -> dict[str, Any]:
+        metadata = self._metadata
+        if self._traceparent is not None and (span := self._traceparent()):
+            metadata = (*metadata, ("traceparent", span))
+        if map_version:
+            metadata = (*metadata, (MAP_METADATA, str(map_version)))
         return {
             "timeout": max(deadline - monotonic(), 0.001),
-            "metadata": _mapped(self._metadata if self._traceparent is None else self._traced()),
+            "metadata": metadata,
             "wait_for_ready": self._was_connected,
         }
-
-    def _traced(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of a call that may belong to a trace."""
-        assert self._traceparent is not None
-        span = self._traceparent()
-        return (*self._metadata, ("traceparent", span)) if span else self._metadata
-
-
-def _mapped(metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a call that may have been split by a map."""
-    version = map_version.current()
-    return (*metadata, (MAP_METADATA, str(version))) if version else metadata
 
 
 def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:

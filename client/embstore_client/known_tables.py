@@ -1,4 +1,5 @@
-"""Tables as they were last seen: what a client must know of one before it sends a command.
+"""The layer of known ids, and tables as they were last seen: what a client must know of one before
+it sends a command.
 
 Ids, dims and seeds do not change, so a table is asked for once. A command that names a table
 without an id is sent with the id that the name had when it was last seen, so that what was worked
@@ -15,6 +16,7 @@ from embstore.config import TableConfig
 from embstore.errors import TableNotFoundError
 from embstore.parts import tables_of, with_tables
 from embstore.results import TableDescription
+from embstore_client.call import Below, Call
 
 T = TypeVar("T")
 C = TypeVar("C", bound=c.Command[Any])
@@ -42,7 +44,10 @@ class KnownTables:
 
     def config_of(self, name: str, table_id: int | None) -> TableConfig:
         """Return the configuration of a table as it was last seen."""
-        return self.find(name, table_id).config
+        seen = self._seen.get(name)
+        if seen is None or seen.table_id != table_id:
+            seen = self.find(name, table_id)
+        return seen.config
 
     def note(self, described: TableDescription) -> None:
         """Remember what an answer says of a table."""
@@ -82,6 +87,24 @@ class KnownTables:
         if getattr(part, "table_id", 0) is not None:  # it is given, or the session's
             return part
         return replace(part, table_id=self.find(part.table, None).table_id)
+
+
+class KnownIds:
+    """The layer: commands go by the ids of their tables."""
+
+    def __init__(self, tables: KnownTables) -> None:
+        self._tables = tables
+
+    def __call__(self, call: Call, below: Below) -> Any:
+        """Execute a call; what it tells of a table is known from then on."""
+        command = call.command
+        for part in tables_of(command):
+            if getattr(part, "table_id", 0) is None:
+                return self._tables.by_id(command, lambda c: below(replace(call, command=c)))
+        value = below(call)
+        if isinstance(value, TableDescription):
+            self._tables.note(value)
+        return value
 
 
 def _without_ids(command: Any) -> list[Any]:

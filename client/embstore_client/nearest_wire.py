@@ -20,7 +20,7 @@ from grpc import StatusCode
 from embstore.commands import GetServerInfo
 from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.results import ServerInfo
-from embstore_client.device_calls import DeviceMessage
+from embstore_client.device_message import DeviceMessage
 from embstore_client.grpc_wire import GrpcWire
 from embstore_client.shared_memory import NoRoomError, SharedMemoryWire
 from embstore_client.wire import Wire, WireError
@@ -121,16 +121,17 @@ class NearestWire:
         message: Message | None,
         reply_bytes: int,
         deadline: float,
+        map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
         on_device = isinstance(message, DeviceMessage)
         wire = self._sharing(header, deadline) if on_device else self._wire(header, deadline)
         try:
-            return wire.send(verb, header, message, reply_bytes, deadline)
+            return wire.send(verb, header, message, reply_bytes, deadline, map_version)
         except NoRoomError:
             if on_device:
                 raise
-            return self._grpc.send(verb, header, message, reply_bytes, deadline)
+            return self._grpc.send(verb, header, message, reply_bytes, deadline, map_version)
         except WireError as exc:
             self._note(wire, exc)
             raise
@@ -155,12 +156,12 @@ class NearestWire:
 
     @contextmanager
     def receive(
-        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield its messages; see `Wire.receive`."""
         wire = self._wire(header, deadline)
         try:
-            with wire.receive(verb, header, reply_bytes, deadline) as messages:
+            with wire.receive(verb, header, deadline, map_version) as messages:
                 yield messages
         except WireError as exc:
             self._note(wire, exc)

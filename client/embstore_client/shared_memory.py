@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
-from embstore_client import device_area, map_version
+from embstore_client import device_area
 from embstore_client.copying import copy
 from embstore_client.device_area import DeviceSide, OpenArea
-from embstore_client.device_calls import DeviceMessage
+from embstore_client.device_message import DeviceMessage
 from embstore_client.free_connections import FreeConnections
 from embstore_client.wire import WireError
 from embstore_proto import device_area as device_frames
@@ -114,11 +114,12 @@ class SharedMemoryWire:
         message: Message | None,
         reply_bytes: int,
         deadline: float,
+        map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
         call = self._call(deadline, on_device=isinstance(message, DeviceMessage))
         try:
-            call.send(verb, header, message, reply_bytes)
+            call.send(verb, header, message, reply_bytes, map_version)
             _, received = call.receive()
         except BaseException:
             call.give_up()
@@ -140,12 +141,12 @@ class SharedMemoryWire:
 
     @contextmanager
     def receive(
-        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> Iterator[Iterator[bytes | Received]]:
         """Send a call, and yield its messages; see `Wire.receive`."""
         call = self._call(deadline)
         try:
-            call.send(verb, header, None, reply_bytes)
+            call.send(verb, header, None, 0, map_version)
             yield self._messages(verb, call)
         finally:
             call.give_up()  # of one that has ended it does nothing
@@ -232,7 +233,9 @@ class _Call:
         self._on_device: DeviceMessage | None = None
         """Arrays of the call, and its rows, are in a GPU's memory."""
 
-    def send(self, verb: Verb, header: bytes, message: Message | None, reply_bytes: int) -> None:
+    def send(
+        self, verb: Verb, header: bytes, message: Message | None, reply_bytes: int, map_version: int
+    ) -> None:
         """Write the payload where the server reads it, and ask."""
         connection, payload, offset = self._connection, b"", None
         size, front = 0 if message is None else message.payload_bytes, []
@@ -255,8 +258,8 @@ class _Call:
             message.write(view, copy)
         if self._wire.traceparent is not None and (span := self._wire.traceparent()):
             front.append(frames.trace(span))
-        if version := map_version.current():
-            front.append(frames.map_version(version))
+        if map_version:
+            front.append(frames.map_version(map_version))
         seconds = max(self._deadline - monotonic(), 0.001)
         asked = frames.call(verb.name, seconds, header, view, offset)
         connection.send([*front, *asked], self._deadline)

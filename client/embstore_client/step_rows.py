@@ -1,4 +1,5 @@
-"""A step's rows in the receiving: the handle that waits for them, and how they are put together.
+"""The layer of a step's rows in the receiving: how they are put together, and the handle that waits
+for them.
 
 The rows of step n + 1 that no unfinished step touches come while step n computes, if
 `prefetch_step` has asked for them: a thread of its own receives them, and copies each once, from
@@ -9,13 +10,18 @@ stay where they came.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from time import monotonic
+from typing import Any
 
 from embstore.arrays import Rows, as_out
+from embstore.commands import Reads
 from embstore.errors import DeadlineError, EmbstoreError
 from embstore.results import RowsRead, StepTableRows, TableRows
 from embstore.results import StepRows as SomeRows
+from embstore_client.call import Below, Call
 from embstore_client.transport import checked_seconds
+from embstore_proto.verbs import Answer
 
 _LEAST_S = 1e-3
 """A call that is made anew has a deadline, however late it is."""
@@ -38,11 +44,11 @@ class Assembly:
         self._came: Counter[str] = Counter()
         self.early_bytes = self.late_bytes = 0
 
-    def take(self, answers: Iterable[SomeRows], counts: Mapping[str, int]) -> RowsRead:
+    def take(self, answers: Iterable[Answer], counts: Mapping[str, int]) -> RowsRead:
         """Return the rows that all messages of one answer bring; `counts` is empty if not known."""
         self._begin()
         early: list[StepTableRows] = []
-        for answer in answers:
+        for answer, _ in answers:
             for part in answer.tables:
                 self._came[part.table] += len(part.rows)
                 self._t[part.table] = part.t  # in the end that of the step's turn
@@ -84,6 +90,19 @@ def whole(read: SomeRows) -> RowsRead:
     if read.early or any(part.positions is not None for part in read.tables):
         raise EmbstoreError("expected all rows of a step in one message, found some of them")
     return RowsRead(tuple(TableRows(p.table, p.rows, None, p.t) for p in read.tables))
+
+
+class EarlyRows:
+    """The layer: rows of a step, some early, the others when its turn has come, are made one."""
+
+    def __call__(self, call: Call, below: Below) -> Any:
+        """Execute a call; `out` may be the assembly itself."""
+        command = call.command
+        if command.reads is Reads.OF_STEP and hasattr(command, "early"):
+            out, call.out = call.out, None
+            assembly = out if isinstance(out, Assembly) else Assembly(out or {})
+            call.take = partial(assembly.take, counts=call.counts)
+        return below(call)
 
 
 class StepRows:

@@ -19,15 +19,15 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from grpc import StatusCode
 
 from embstore import commands as c
-from embstore.commands import Retry, after_timeout
+from embstore.commands import Effect, Retry, after_timeout
+from embstore.config import Limits
 from embstore.errors import (
     DeadlineError,
     EmbstoreError,
@@ -82,6 +82,10 @@ class Transport:
         self._closed = False
         self._waits = waits
         self._is_connected = False
+        self.info: ServerInfo | None = None
+        """What the server said of itself when it was last asked; None: it was not yet."""
+        self.limits = Limits()
+        """The server's, as it said then."""
 
     def close(self) -> None:
         """Close the connection; calls that run are cut off. Closing twice is harmless."""
@@ -97,28 +101,43 @@ class Transport:
         *,
         reply_bytes: int = 0,
         timeout_s: float | None = None,
+        map_version: int = 0,
     ) -> Answer:
         """Send a command that has one answer, and return it; raise what the server answered.
 
-        `reply_bytes` is about the size of the reply, where it may be large.
+        `reply_bytes` is about the size of the reply, where it may be large; `map_version` is that
+        of the map of a cluster by which the command was split, 0: of none.
         """
 
         def attempt(origin: Origin | None, deadline: float) -> Answer:
             header = request.serialised(origin)
-            reply = self.wire.send(verb, header, request.message, reply_bytes, deadline)
-            return verb.answer(reply)
+            message, wire = request.message, self.wire
+            return verb.answer(wire.send(verb, header, message, reply_bytes, deadline, map_version))
 
         answer = self._attempts(verb, attempt, timeout_s)
-        if isinstance(answer.value, ServerInfo):
-            self._waits = self._is_connected = True
-            self._origins.connected(answer.value)
-            self.wire.connected(answer.value)
-        elif issubclass(verb.command, _READ):
+        if verb.command in _READ:
             self._origins.read(answer.context)
+        elif isinstance(answer.value, ServerInfo):
+            self._connected(answer.value)
         elif verb.command is c.OpenSession:
             self._origins.placed(answer.context)
         else:
             self._origins.knows(answer.context)
+        return answer
+
+    def _connected(self, info: ServerInfo) -> None:
+        self._waits = self._is_connected = True
+        self._origins.connected(info)
+        self.wire.connected(info)
+        self.info, self.limits = info, info.limits
+
+    def begin_epoch(self, verb: Verb, request: Outgoing, **how: Any) -> Answer:
+        """Do the same with a command that begins another epoch, which is no surprise then."""
+        origins = self._origins
+        with origins.beginning_epoch():
+            answer = self.send(verb, request, **how)
+            goes_back = verb.command.effect is Effect.WRITES
+            (origins.changed_epoch if goes_back else origins.promoted)(answer.context.epoch)
         return answer
 
     def receive(
@@ -127,8 +146,8 @@ class Transport:
         request: Outgoing,
         take: Callable[[Iterator[Answer]], T],
         *,
-        reply_bytes: int = 0,
         timeout_s: float | None = None,
+        map_version: int = 0,
     ) -> T:
         """Send a command that is answered again and again, and may be sent again.
 
@@ -139,7 +158,7 @@ class Transport:
         serialised = request.serialised(None)
 
         def attempt(_: Origin | None, deadline: float) -> T:
-            with self.wire.receive(verb, serialised, reply_bytes, deadline) as messages:
+            with self.wire.receive(verb, serialised, deadline, map_version) as messages:
                 return take(self._noted(map(verb.answer, messages)))
 
         return self._attempts(verb, attempt, timeout_s)
@@ -157,13 +176,6 @@ class Transport:
             self._origins.knows(answer.context)
             yield answer
 
-    @contextmanager
-    def beginning_epoch(self, command: c.Restore | c.Promote) -> Iterator[Callable[[int], None]]:
-        """Send `command` in between; call what is given with the epoch that this has begun."""
-        origins = self._origins
-        with origins.beginning_epoch():
-            yield origins.promoted if isinstance(command, c.Promote) else origins.changed_epoch
-
     # Attempts
 
     def _attempts(
@@ -176,40 +188,44 @@ class Transport:
         seconds = self.timeout_s
         if timeout_s is not None:
             seconds = checked_seconds(timeout_s, "timeout_s")
-        deadline = monotonic() + seconds
-        retry = verb.command.retry
-        origin = self._origins.begin(deadline) if retry is Retry.WINDOW else None
-        sent = _Sent(verb, deadline, origin)
+        now = monotonic()
+        deadline = now + seconds
+        is_remembered = verb.command.retry is Retry.WINDOW
+        origin = self._origins.begin(deadline) if is_remembered else None
+        sent = _Sent(verb, deadline, origin, now + _SHOWN_EVERY_S)
         pause = _PAUSE_FIRST_S
         try:
             while True:
+                if self._closed:
+                    raise StoreClosedError("the connection is closed; connect again")
+                if os.getpid() != self._process:
+                    raise StoreClosedError(
+                        "the connection is of the process that was forked; connect here"
+                    )
                 try:
-                    return self._attempt(attempt, sent)
-                except _PassingError as again:
-                    if verb.command is c.GetServerInfo and not self._is_connected:
-                        sent.wait_for_a_start(again, seconds, self.timeout_s)
-                    if monotonic() + pause >= sent.deadline:
-                        raise DeadlineError(sent.too_late(again, seconds)) from None
-                    sleep(pause * random.uniform(0.5, 1.0))
+                    return attempt(sent.origin, sent.deadline)
+                except WireError as exc:
+                    # What the transport said is in the message, and in __context__ for who debugs
+                    # it: a caller's trace ends with the error that the caller can act on.
+                    again = self._in_session(self._error(exc, sent), sent)
+                    if not isinstance(again, _PassingError):
+                        raise again from None
+                    self._wait(again, sent, pause, seconds)
                     pause = min(2 * pause, _PAUSE_MAX_S)
-                    sent.was_lost |= again.was_lost
-                    if sent.origin is not None and sent.was_lost:
-                        sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
         finally:
             if origin is not None:
                 self._origins.end(origin)
 
-    def _attempt(self, attempt: Callable[[Origin | None, float], T], sent: "_Sent") -> T:
-        if self._closed:
-            raise StoreClosedError("the connection is closed; connect again")
-        if os.getpid() != self._process:
-            raise StoreClosedError("the connection is of the process that was forked; connect here")
-        try:
-            return attempt(sent.origin, sent.deadline)
-        except WireError as exc:
-            # What the transport said is in the message, and in __context__ for who debugs it: a
-            # caller's trace ends with the error that the caller can act on.
-            raise self._in_session(self._error(exc, sent), sent) from None
+    def _wait(self, again: "_PassingError", sent: "_Sent", pause: float, seconds: float) -> None:
+        """Wait before a further attempt of a call that may take so many seconds."""
+        if sent.verb.command is c.GetServerInfo and not self._is_connected:
+            sent.wait_for_a_start(again, seconds, self.timeout_s)
+        if monotonic() + pause >= sent.deadline:
+            raise DeadlineError(sent.too_late(again, seconds)) from None
+        sleep(pause * random.uniform(0.5, 1.0))
+        sent.was_lost |= again.was_lost
+        if sent.origin is not None and sent.was_lost:
+            sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
         """Return what an error means to a call of a session, which an attempt may have done."""
@@ -262,9 +278,9 @@ class _Sent:
     verb: Verb
     deadline: float
     origin: Origin | None
+    shown_next_at: float  # what a server that is starting says
     was_lost: bool = False  # one of the attempts was, so that the call may be done
     said: str = ""  # by a server that is starting
-    shown_next_at: float = field(default_factory=lambda: monotonic() + _SHOWN_EVERY_S)
 
     @property
     def mutates(self) -> bool:

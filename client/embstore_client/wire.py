@@ -53,12 +53,14 @@ class Wire(Protocol):
         message: Message | None,
         reply_bytes: int,
         deadline: float,
+        map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer, and return that; `reply_bytes` is about its size, where it
-        may be large. Raises WireError."""
+        may be large. `map_version` is of the map of a cluster by which the call was split: it goes
+        beside the message, as a trace does; 0: there is none. Raises WireError."""
 
     def receive(
-        self, verb: Verb, header: bytes, reply_bytes: int, deadline: float
+        self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
     ) -> AbstractContextManager[Iterator[bytes | Received]]:
         """Send a call, and yield the messages of its answer; leaving the block ends it. Raises
         WireError, also while the messages are taken."""

@@ -55,8 +55,9 @@ def text(value: Any, what: str) -> str:
 
 def one_of(value: Any, what: str, names: tuple[str, ...]) -> Any:
     """Return one of some words."""
-    quoted = " or ".join(f'"{name}"' for name in names)
-    expect(isinstance(value, str) and value in names, f"{what} to be {quoted}", value)
+    if not (isinstance(value, str) and value in names):
+        quoted = " or ".join(f'"{name}"' for name in names)
+        expect(False, f"{what} to be {quoted}", value)
     return value
 
 

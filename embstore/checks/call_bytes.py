@@ -4,7 +4,7 @@ What a call brings are the arrays of its command. What it returns are the rows t
 `reads`: one a key, or one a bag. Pooled calls need a row for each key as well, on the way.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -21,14 +21,20 @@ ConfigOf = Callable[[str, int | None], TableConfig]
 """What returns the configuration of a table, by name and id."""
 
 
-def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> None:
-    """Refuse a command whose arrays, results included, are too large to be held."""
-    refuse_more(_call_bytes(command, config_of), limits.call_bytes_max)
+def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> int:
+    """Refuse a command whose arrays, results included, are too large to be held; return the bytes
+    of the rows that it is answered with, as `reply_bytes`."""
+    rows = reply_bytes(command, config_of)
+    size = rows + _brought_bytes(command, config_of)
+    if size > limits.call_bytes_max:
+        refuse_more(size, limits.call_bytes_max)
+    return rows
 
 
 def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: str) -> None:
     """Do the same for a bound of another name."""
-    refuse_more(_call_bytes(command, config_of), most, name)
+    size = reply_bytes(command, config_of) + _brought_bytes(command, config_of)
+    refuse_more(size, most, name)
 
 
 def refuse_more(size: int, most: int, name: str = "limits.call_bytes_max") -> None:
@@ -48,32 +54,25 @@ def keyed_bytes(elements: int) -> int:
 def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
     """Return the bytes of the rows that a command is answered with, as far as its arguments tell:
     0 of a step's, which the session knows."""
-    if command.reads is c.Reads.NOTHING:
-        return 0
-    total = 0
-    for part in tables_of(command):
-        config, bags = config_of(part.table, part.table_id), getattr(part, "bags", None)
-        rows = length(part.keys) if bags is None else len(bags.offsets) - 1
-        state = config.state_dim if command.reads is c.Reads.RECORDS else 0
-        total += VALUE_BYTES * rows * (config.dim + state)
+    reads, total = command.reads, 0
+    if reads is c.Reads.ROWS or reads is c.Reads.RECORDS:
+        for part in tables_of(command):
+            config, bags = config_of(part.table, part.table_id), getattr(part, "bags", None)
+            rows = length(part.keys) if bags is None else len(bags.offsets) - 1
+            state = config.state_dim if reads is c.Reads.RECORDS else 0
+            total += VALUE_BYTES * rows * (config.dim + state)
     return total
 
 
-def _call_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    brought = sum(
-        prod(shape_of(array)) * _bytes_of(spec.dtype) for array, spec in arrays_of(command)
-    )
-    return brought + sum(_spread_bytes(command, config_of)) + reply_bytes(command, config_of)
-
-
-def _spread_bytes(command: c.Command[Any], config_of: ConfigOf) -> Iterator[int]:
-    """Yield the bytes of the rows of each table's keys, where these are pooled."""
+def _brought_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
+    """Return the bytes of a command's arrays, and of the rows that are pooled on the way."""
+    total = 0
+    for array, spec in arrays_of(command):
+        is_plain = type(array) is np.ndarray
+        total += array.nbytes if is_plain else prod(shape_of(array)) * np.dtype(spec.dtype).itemsize
     for part in tables_of(command):
         is_of_step = not hasattr(part, "table_id")  # whose rows the session knows
         if not is_of_step and getattr(part, "bags", None) is not None:
             dim = config_of(part.table, part.table_id).dim
-            yield VALUE_BYTES * dim * length(part.keys)
-
-
-def _bytes_of(dtype: str) -> int:
-    return np.dtype(dtype).itemsize
+            total += VALUE_BYTES * dim * length(part.keys)
+    return total

@@ -39,7 +39,7 @@ def _each_once(tables: Iterable[Any]) -> None:
 
 def parts_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
     """Return parts in normal form; the same tuple if they were."""
-    found = tuple([check(part) for part in parts])
+    found = tuple(map(check, parts))
     is_same = len(found) == len(parts) and all(map(is_, found, parts))
     return parts if is_same else found
 
@@ -52,9 +52,21 @@ def tables_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
     return found
 
 
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+def _is_plain(array: Any, dtype: np.dtype[Any], dimensions: int) -> bool:
+    """Tell at one look whether an array is in normal form; False: it takes more looks."""
+    if type(array) is not np.ndarray or array.dtype is not dtype or array.ndim != dimensions:
+        return False
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned)
+
+
 def table_keys(part: c.TableKeys) -> c.TableKeys:
-    name = table_name(part.table)
-    keys = keys_of(part.keys, name)
+    name, keys = table_name(part.table), part.keys
+    if not _is_plain(keys, _INT64, 1):
+        keys = keys_of(keys, name)
     counts = None if part.counts is None else as_counts(part.counts, length(keys), name)
     if keys is part.keys and counts is part.counts:
         return part
@@ -62,9 +74,11 @@ def table_keys(part: c.TableKeys) -> c.TableKeys:
 
 
 def gradients_of(part: c.TableGradients) -> c.TableGradients:
-    name = table_name(part.table)
-    keys = keys_of(part.keys, name)
-    gradients = rows_of(part.gradients, length(keys), name, "gradients")
+    name, keys, gradients = table_name(part.table), part.keys, part.gradients
+    if not _is_plain(keys, _INT64, 1):
+        keys = keys_of(keys, name)
+    if not (_is_plain(gradients, _FLOAT32, 2) and len(gradients) == length(keys)):
+        gradients = rows_of(gradients, length(keys), name, "gradients")
     if keys is part.keys and gradients is part.gradients:
         return part
     return c.TableGradients(name, part.table_id, keys, gradients)

@@ -41,6 +41,8 @@ class Reads(Enum):
     """Weights and optimizer state."""
     TABLE = auto()
     """As they are when its turn has come."""
+    OF_STEP = auto()
+    """A step's, whose number its session knows."""
 
 
 class Right(IntEnum):
@@ -77,6 +79,10 @@ class Trait(Flag):
     """What it changes a cluster has alike on all shards, as what commands write."""
     WITHOUT_COMMIT = auto()
     """A standby answers it also before it has a commit of its leader."""
+    ON_DEVICE = auto()
+    """Its keys and gradients may be in the memory of the store's device; its rows come there."""
+    BEGINS_EPOCH = auto()
+    """Another epoch of the store begins with it, and with other rows if it writes."""
 
 
 _RIGHTS = {

@@ -50,7 +50,9 @@ class SetRetention(
     retention: Retention
 
 
-class Restore(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN):
+class Restore(
+    Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, traits=Trait.BEGINS_EPOCH
+):
     """Go back to a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
 
     label: str
@@ -64,7 +66,12 @@ class Backup(Command[results.BackupFacts], effect=Effect.LONG):
     label: str | None = None
 
 
-class Promote(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
+class Promote(
+    Command[None],
+    effect=Effect.TUNES,
+    traits=Trait.OF_ANY_MAP | Trait.BEGINS_EPOCH,
+    join=joins.nothing,
+):
     """Make a standby the leader: it follows nobody any more, and takes writes."""
 
 

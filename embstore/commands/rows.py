@@ -82,14 +82,18 @@ class Rank(Part):
     tables: tuple[TableGradients, ...]
 
 
-class Lookup(Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS):
+class Lookup(
+    Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS, traits=Trait.ON_DEVICE
+):
     """Rows of several tables. `admit` keeps missed rows in the cache."""
 
     tables: tuple[TableKeys, ...]
     admit: bool = True
 
 
-class LookupPooled(Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS):
+class LookupPooled(
+    Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS, traits=Trait.ON_DEVICE
+):
     """Pooled rows of bags of several tables (rule 8)."""
 
     tables: tuple[PooledKeys, ...]
@@ -102,14 +106,18 @@ class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECOR
     keys: TableKeys
 
 
-class Update(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
+class Update(
+    Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS | Trait.ON_DEVICE
+):
     """One update of several tables, all or none (rules 2 and 4)."""
 
     tables: tuple[TableGradients, ...]
     options: UpdateOptions = UpdateOptions()
 
 
-class UpdatePooled(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
+class UpdatePooled(
+    Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS | Trait.ON_DEVICE
+):
     """One update of several tables by the gradients of bags, all or none (rule 8)."""
 
     tables: tuple[PooledGradients, ...]

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from embstore import results
 from embstore.arrays import Inverse, Keys, Rows
-from embstore.commands.base import Command, Effect, Part, Retry, Right, Trait
+from embstore.commands.base import Command, Effect, Part, Reads, Retry, Right, Trait
 from embstore.commands.rows import Bags, UpdateOptions
 from embstore.results import AcknowledgedUpdate
 
@@ -63,7 +63,9 @@ class StepPut(Part):
     add_t: int
 
 
-class LookupStep(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
+class LookupStep(
+    Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
+):
     """The rows of an announced step, in announced order, when its turn has come."""
 
     member: str
@@ -71,7 +73,9 @@ class LookupStep(Command[results.RowsRead], effect=Effect.READS, right=Right.WRI
     early: bool = True
 
 
-class LookupStepPooled(Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE):
+class LookupStepPooled(
+    Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
+):
     """Rows of occurrences of announced keys, pooled by bags where they lie in some."""
 
     member: str
@@ -88,7 +92,9 @@ class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WR
     tables: tuple[StepPositions, ...]
 
 
-class UpdateStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
+class UpdateStep(
+    Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP, traits=Trait.ON_DEVICE
+):
     """One rank's gradients of a step; the last rank's applies them all (rule 6).
 
     `rows_checksum` is of the rows that they were computed with, all that the rank announced

@@ -183,7 +183,8 @@ class Engine:
 
         `timeout_s` bounds what waits for other ranks or steps; the rest runs to its end.
         """
-        self.prepare(command, progress)
+        if type(command) in admin.PREPARATIONS:
+            self.prepare(command, progress)
         out = self._empty_rows if out is c.ON_DEVICE else out
         given: Any = command
         if hasattr(given, "members"):  # all sessions are the caller's
@@ -205,7 +206,7 @@ class Engine:
                 result = self.sessions.wait_for_ranks(result, timeout_s)
             elif isinstance(result, StepLookup):
                 result = self.sessions.wait_for_rows(result, out, timeout_s)
-            if self.log is not None and command.effect in (Effect.WRITES, Effect.TUNES):
+            if command.effect in (Effect.WRITES, Effect.TUNES) and self.log is not None:
                 self.log.wait()
         except BaseException:
             if self.log is not None:
@@ -249,6 +250,8 @@ class Engine:
         if map_version:
             work = partial(self._begun, command, into, origin)
             return sharding.by_map(self, command, map_version, work)
+        if origin is None or self.log is None:
+            return HANDLERS[type(command)](self, command, into)
         return self._begun(command, into, origin)
 
     begin = kept(_begin)

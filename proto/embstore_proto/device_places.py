@@ -70,12 +70,12 @@ def aligned(offset: int) -> int:
     return -(-offset // DEVICE_ALIGNMENT) * DEVICE_ALIGNMENT
 
 
-def checked_place(stored: pb.Array, dtype: type[np.generic], dimensions: int, what: str) -> Place:
+def checked_place(stored: pb.Array, expected: np.dtype[Any], dimensions: int, what: str) -> Place:
     """Return the place that a header says; whether it is inside is not known here.
 
     Raises InvalidArgumentError: another dtype or number of dimensions, not aligned.
     """
-    expected, shape = np.dtype(dtype).newbyteorder("<"), tuple(stored.shape)
+    shape = tuple(stored.shape)
     offset = stored.offset - DEVICE_OFFSET
     if stored.dtype != DTYPES.get(expected, -1) or len(shape) != dimensions:
         raise InvalidArgumentError(

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
 from typing import get_type_hints as hints_of
 
 import numpy as np
@@ -47,7 +47,6 @@ from embstore_proto.frame import (
     DTYPES,
 )
 from embstore_proto.received import (
-    Received,
     array_of,
 )
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -58,23 +57,40 @@ Decode = Callable[[Any, Any, str], Any]
 """decode(message, received, what): return the field; `what` names it in errors."""
 
 
+class Scalar(NamedTuple):
+    """A field that travels as it is."""
+
+    name: str
+    is_optional: bool
+    """Absent for None."""
+    tells_absence: bool
+    absent: Any
+
+
 class Field(NamedTuple):
-    """How one field travels."""
+    """How another field travels; of an array, and of parts, `Codec` knows."""
 
     name: str
     encode: Encode
     decode: Decode
+    wire_name: str
+    is_optional: bool
+    array: ArraySpec | None = None
+    parts: "Codec | None" = None
 
 
 class Codec:
-    """Turns values of one dataclass into messages of one type, and back."""
+    """Turns values of one dataclass into messages of one type, and back.
+
+    What every call has (numbers, names, arrays, parts) is done by loops: a function for each field
+    is slow.
+    """
 
     def __init__(self, cls: Any, descriptor: Descriptor) -> None:
         self._cls = cls
         hints = hints_of(cls, include_extras=True)
-        self._scalars: list[str] = []
-        """Fields that travel as they are. One loop sets them: a function for each is slow."""
-        self._fields = []
+        self._scalars: list[Scalar] = []
+        self._fields: list[Field] = []
         for one in fields(cls):
             hint = hints[one.name]
             name = f"{one.name}_json" if hint == dict[str, Any] else one.name
@@ -82,29 +98,60 @@ class Codec:
             default = None if one.default is MISSING else one.default
             if wire is None:
                 continue
-            if hint in _SCALARS and not _needs_default(wire, default):
-                self._scalars.append(name)
+            given, is_optional = _given(hint)
+            is_text = isinstance(default, str) and default != "" and not wire.has_presence
+            if given in _SCALARS and not is_text:
+                tells_absence = wire.has_presence and (is_optional or default is not None)
+                self._scalars.append(Scalar(name, is_optional, tells_absence, default))
             else:
                 self._fields.append(field_of(one.name, hint, wire, default))
         self._has_table = "table" in descriptor.fields_by_name
 
     def encode(self, value: Any, message: Any, places: Any) -> None:
         """Set the fields of a message."""
-        _set(message, self._scalars, value)
-        for name, encode, _ in self._fields:
-            encode(getattr(value, name), message, places)
+        name = ""
+        try:
+            for name, is_optional, _, _ in self._scalars:
+                found = getattr(value, name)
+                if found is not None or not is_optional:
+                    setattr(message, name, found)
+        except (ValueError, TypeError) as exc:
+            raise InvalidArgumentError(f"expected {name} that can be sent: {exc}") from exc
+        for name, encode, _, _, is_optional, array, parts in self._fields:
+            found = getattr(value, name)
+            if found is None and is_optional:
+                continue
+            if array is not None:
+                getattr(message, name).CopyFrom(places.add(found))
+            elif parts is not None:
+                repeated = getattr(message, name)
+                for part in found:
+                    parts.encode(part, repeated.add(), places)
+            else:
+                encode(found, message, places)
 
-    def decode(self, message: Any, received: Received | None, **more: Any) -> Any:
+    def decode(self, message: Any, received: Any, **more: Any) -> Any:
         """Return the value of a message; `more` are fields that it has not.
 
         Raises InvalidArgumentError: an array of another dtype or shape, or outside the payload; an
         enum or document that is none.
         """
         where = f"table {message.table!r}: " if self._has_table else ""
-        for name in self._scalars:
-            more[name] = getattr(message, name)
-        for name, _, decode in self._fields:
-            more[name] = decode(message, received, where + name)
+        for name, _, tells_absence, absent in self._scalars:
+            is_there = not tells_absence or message.HasField(name)
+            more[name] = getattr(message, name) if is_there else absent
+        for name, _, decode, wire_name, is_optional, array, parts in self._fields:
+            if is_optional and not message.HasField(wire_name):
+                more[name] = None
+            elif array is not None:
+                more[name] = array_of(received, getattr(message, name), *array, where + name)
+            elif parts is not None:
+                found: list[Any] = []
+                for part in getattr(message, name):
+                    found.append(parts.decode(part, received))  # noqa: PERF401 - a frame less
+                more[name] = tuple(found)
+            else:
+                more[name] = decode(message, received, where + name)
         return self._cls(**more)
 
 
@@ -114,31 +161,32 @@ def codec(cls: Any, descriptor: Descriptor) -> Codec:
     return _SPECIAL.get(cls, Codec)(cls, descriptor)
 
 
+def _given(hint: Any) -> tuple[Any, bool]:
+    """Return an annotation without its `| None`, and whether it has that."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    given = next(part for part in get_args(hint) if part is not NoneType)
+    return given, NoneType in get_args(hint)
+
+
 def field_of(name: str, hint: Any, wire: FieldDescriptor, default: Any = None) -> Field:
     """Return how a value of this annotation travels in a field of a message."""
-    if get_origin(hint) not in (Union, UnionType):
-        return Field(name, *_plain(hint, wire, default))
-    inner = next(part for part in get_args(hint) if part is not NoneType)
-    encode, decode = _plain(inner, wire, default)
-    if NoneType not in get_args(hint):
-        return Field(name, encode, decode)
-    wire_name = wire.name
+    given, is_optional = _given(hint)
+    if get_origin(given) is Annotated:
+        array = given.__metadata__[0]
+        return Field(name, _by_codec, _by_codec, wire.name, is_optional, array)
+    kind: Any = get_args(given)[0] if get_origin(given) is tuple else None
+    parts = codec(cast(Any, kind), wire.message_type) if is_dataclass(kind) else None
+    return Field(name, *_plain(given, wire, default), wire.name, is_optional, None, parts)
 
-    def encode_some(value: Any, message: Any, places: Any) -> None:
-        if value is not None:
-            encode(value, message, places)
 
-    def decode_some(message: Any, received: Any, what: str) -> Any:
-        return decode(message, received, what) if message.HasField(wire_name) else None
-
-    return Field(name, encode_some, decode_some)
+def _by_codec(*_: Any) -> NoReturn:
+    raise AssertionError("arrays travel by Codec")
 
 
 def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
     """Return how a field travels that is there."""
     origin, name = get_origin(hint), wire.name
-    if origin is Annotated:
-        return _array(name, hint.__metadata__[0])
     if origin is Literal:
         return _literal(wire)
     if origin is tuple:
@@ -158,39 +206,12 @@ def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Deco
 
 def _scalar(wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
     name = wire.name
-
-    def encode(value: Any, message: Any, places: Any) -> None:
-        try:
-            setattr(message, name, value)
-        except (ValueError, TypeError) as exc:
-            raise _cannot_be_sent(name, exc) from exc
-
-    if wire.has_presence and default is not None:
-        return encode, lambda m, r, what: getattr(m, name) if m.HasField(name) else default
-    if _needs_default(wire, default):  # absent and empty are one on the wire
-        return encode, lambda m, r, what: getattr(m, name) or default
-    return encode, lambda m, r, what: getattr(m, name)
+    if default:  # of text, of which absent and empty are one on the wire
+        return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name) or default
+    return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name)
 
 
 _SCALARS = (int, float, bool, str)
-
-
-def _needs_default(wire: FieldDescriptor, default: Any) -> bool:
-    """Return whether what is absent on the wire has a default of its own."""
-    return default is not None if wire.has_presence else isinstance(default, str) and default != ""
-
-
-def _set(message: Any, names: list[str], value: Any) -> None:
-    name = ""
-    try:
-        for name in names:
-            setattr(message, name, getattr(value, name))
-    except (ValueError, TypeError) as exc:
-        raise _cannot_be_sent(name, exc) from exc
-
-
-def _cannot_be_sent(name: str, exc: Exception) -> InvalidArgumentError:
-    return InvalidArgumentError(f"expected {name} that can be sent: {exc}")
 
 
 def _literal(wire: FieldDescriptor) -> tuple[Encode, Decode]:
@@ -216,35 +237,13 @@ def _literal(wire: FieldDescriptor) -> tuple[Encode, Decode]:
     return encode, decode
 
 
-def _array(name: str, spec: ArraySpec) -> tuple[Encode, Decode]:
-    dtype = np.dtype(spec.dtype).type
-
-    def encode(value: Any, message: Any, places: Any) -> None:
-        getattr(message, name).CopyFrom(places.add(value))
-
-    def decode(message: Any, received: Any, what: str) -> Any:
-        place = getattr(message, name)
-        if dtype is not np.uint32 or place.dtype != pb.DTYPE_INT64:
-            return array_of(received, place, dtype, spec.dimensions, what)
-        # of a sender whose language has no uint32
-        received = received._replace(on_device=None)  # what is looked at here is on the host
-        wide = array_of(received, place, np.int64, spec.dimensions, what)
-        if len(wide) and not 0 <= wide.min() <= wide.max() <= 2**32 - 1:
-            raise InvalidArgumentError(
-                f"{what}: expected 0 to {2**32 - 1}, found {wide.min()} to {wide.max()}"
-            )
-        return wide.astype(np.uint32)
-
-    return encode, decode
-
-
 def _document(name: str, kind: Any) -> tuple[Encode, Decode]:
     def encode(value: Any, message: Any, places: Any) -> None:
         content = np.frombuffer(value.to_bytes(), np.uint8)
         getattr(message, name).CopyFrom(places.add(content))
 
     def decode(message: Any, received: Any, what: str) -> Any:
-        content = array_of(received, getattr(message, name), np.uint8, 1, what)
+        content = array_of(received, getattr(message, name), "u1", 1, what)
         return kind.from_bytes(content.tobytes(), f"the {name.replace('_', ' ')}")
 
     return encode, decode

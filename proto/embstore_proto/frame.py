@@ -26,12 +26,13 @@ once. All sizes are checked with Python integers, so no offset or shape can over
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import check_on_host
 from embstore_proto import narrow
 from embstore_proto.deltas import Deltas
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -70,6 +71,7 @@ DTYPES += [*NARROW.values(), pb.DTYPE_INT64_DELTA]
 """Whatever an array may have."""
 
 
+@lru_cache(1 << 12)
 def _varint(value: int) -> bytes:
     encoded = bytearray()
     while value > 0x7F:
@@ -107,23 +109,20 @@ class Message:
     def add(self, array: "NDArray[Any] | Computed | Deltas") -> pb.Array:
         """Append an array of a dtype of the wire, and return its place for the header; uint16 are
         the bits of bfloat16."""
+        part: NDArray[Any] | Writer
         if isinstance(array, Computed):
-            return self._add(pb.DTYPE_FLOAT32, array.shape, array.write)
-        if isinstance(array, Deltas):
-            size = len(array.encoded)
-            stored = self._add(pb.DTYPE_UINT8, (size,), array.encoded)
-            deltas_of = pb.DTYPE_INT64_DELTA
-            return pb.Array(dtype=deltas_of, shape=[len(array)], offset=stored.offset, size=size)
-        check_on_host(array)
-        return self._add(_NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array))
-
-    def _add(
-        self, dtype: pb.DType, shape: tuple[int, ...], part: "NDArray[Any] | Writer"
-    ) -> pb.Array:
+            dtype, shape, part = pb.DTYPE_FLOAT32, array.shape, array.write
+        elif isinstance(array, Deltas):
+            dtype, shape, part = pb.DTYPE_UINT8, array.encoded.shape, array.encoded
+        else:
+            dtype, shape, part = _NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array)
         offset = -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
         place = pb.Array(dtype=dtype, shape=shape, offset=offset)
         self._parts.append((place, part))
         self.payload_bytes = offset + DTYPE_OF[dtype].itemsize * math.prod(shape)
+        if isinstance(array, Deltas):
+            size, deltas = len(array.encoded), pb.DTYPE_INT64_DELTA
+            return pb.Array(dtype=deltas, shape=[len(array)], offset=offset, size=size)
         return place
 
     def total_bytes(self, header: bytes) -> int:
@@ -208,8 +207,9 @@ class Blank:
         room = 0 if self._is_apart else header_room + _FRONT_BYTES_MAX
         self._front_bytes = -(-room // ALIGNMENT) * ALIGNMENT
         rows_dtype = NARROW.get(dtype, pb.DTYPE_FLOAT32)
-        layout = [(rows_dtype, shape) for shape in shapes]
-        layout += [(_NUMBERS[array.dtype], array.shape) for array in others]
+        layout = list(zip(repeat(rows_dtype), shapes, strict=False))
+        if others:
+            layout += [(_NUMBERS[array.dtype], array.shape) for array in others]
         self.places: list[pb.Array] = []
         ends = [0]
         for stored_as, shape in layout:
@@ -233,10 +233,8 @@ class Blank:
             self.arrays = [np.empty(shape, np.float32) for shape in shapes]
         for out, array in zip(made[len(shapes) :], others, strict=True):
             out[:] = array
-        self._place_of = {
-            id(array): place
-            for array, place in zip((*self.arrays, *others), self.places, strict=True)
-        }
+        ids = map(id, (*self.arrays, *others))
+        self._place_of = dict(zip(ids, self.places, strict=True))
         self._others = others  # alive, so that no other array has the id of one
 
     def add(self, array: NDArray[Any]) -> pb.Array:
@@ -246,7 +244,7 @@ class Blank:
     @property
     def rounded_bytes(self) -> int:
         """Bytes of the arrays that `round` has to round; 0: there is nothing to do."""
-        return sum(array.nbytes for array, _ in zip(self.arrays, self._stored, strict=False))
+        return sum([array.nbytes for array in self.arrays]) if self._stored else 0
 
     def round(self) -> None:
         """Round the arrays into the message, where it has a narrow dtype. Once they are filled, and
@@ -262,8 +260,10 @@ class Blank:
         payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
         front = _HEADER_TAG + _varint(len(header)) + header + _PADDING_TAG
         room = self._front_bytes - len(front) - len(payload)
-        padding = next((n for n in range(room, -1, -1) if n + len(_varint(n)) == room), None)
-        if padding is None:  # the header is larger than its room: the front is made anew, beside
+        padding = room
+        while padding >= 0 and padding + len(_varint(padding)) != room:
+            padding -= 1
+        if padding < 0:  # the header is larger than its room: the front is made anew, beside
             rest = memoryview(self._message)[self._front_bytes :]
             front = _HEADER_TAG + _varint(len(header)) + header + payload
             return Framed([front, rest], len(front) + len(rest), header)

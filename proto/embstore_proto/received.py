@@ -4,7 +4,6 @@ frame.py says what a message is made of.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -64,43 +63,52 @@ class Received(NamedTuple):
     """What has the arrays that lie in a GPU's memory."""
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield (field number, value) of a serialised message with varint and bytes fields only."""
-    position = 0
-    while position < len(message):
-        tag, position = _read_varint(message, position)
-        value, position = _read_varint(message, position)
-        match tag & 7:
-            case 0:
-                yield tag >> 3, value
-            case 2 if value <= len(message) - position:
-                yield tag >> 3, message[position : position + value]
-                position += value
-            case _:
-                raise InvalidArgumentError(
-                    f"expected a protobuf message of embstore.v1, found garbage at byte {position}"
-                )
+_FIELDS_MAX = 4
+"""Of a message of this module; one more would repeat one, or is not known."""
 
 
-def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(message):
-            raise InvalidArgumentError(
-                f"expected a protobuf message of embstore.v1, found its end at byte {position}: "
-                "it was cut off"
-            )
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise InvalidArgumentError(
-        f"expected a protobuf message of embstore.v1, found no number at byte {position}"
+def _fields(message: memoryview) -> list[tuple[int, int | memoryview]]:
+    """Return (field number, value) of the first fields of a serialised message that has varint and
+    bytes fields only."""
+    found: list[tuple[int, int | memoryview]] = []
+    position, end = 0, len(message)
+    while position < end and len(found) < _FIELDS_MAX:
+        tag = value = 0
+        for of_value in (False, True):
+            number = shift = 0
+            byte = 0x80
+            while byte >= 0x80:
+                if position >= end or shift >= _VARINT_BITS:
+                    raise _garbage(position, "its end" if position >= end else "no number")
+                byte = message[position]
+                number |= (byte & 0x7F) << shift
+                position, shift = position + 1, shift + 7
+            tag, value = (tag, number) if of_value else (number, value)
+        if tag & 7 == 0:
+            found.append((tag >> 3, value))
+        elif tag & 7 == 2 and value <= end - position:
+            found.append((tag >> 3, message[position : position + value]))
+            position += value
+        else:
+            raise _garbage(position, "garbage")
+    return found
+
+
+_VARINT_BITS = 70
+
+
+def _garbage(position: int, what: str) -> InvalidArgumentError:
+    cut_off = ": it was cut off" if what == "its end" else ""
+    return InvalidArgumentError(
+        f"expected a protobuf message of embstore.v1, found {what} at byte {position}{cut_off}"
     )
 
 
-def split(message: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX) -> Received:
+def split(
+    message: bytes | memoryview,
+    header_bytes_max: int = HEADER_BYTES_MAX,
+    growth: Growth | None = None,
+) -> Received:
     """Take a bulk message apart, without a copy.
 
     Raises InvalidArgumentError: it is cut off, garbage, or has fields that a bulk message has not.
@@ -118,7 +126,7 @@ def split(message: bytes | memoryview, header_bytes_max: int = HEADER_BYTES_MAX)
         raise InvalidArgumentError(
             f"expected a header of at most {header_bytes_max} bytes, found {len(parts[1])}"
         )
-    return Received(bytes(parts.get(1, empty)), parts.get(3, empty))
+    return Received(bytes(parts.get(1, empty)), parts.get(3, empty), growth=growth)
 
 
 def parse(kind: type[M], serialised: bytes) -> M:
@@ -138,7 +146,7 @@ def parse(kind: type[M], serialised: bytes) -> M:
 
 
 def array_of(
-    received: Received, place: pb.Array, dtype: type[np.generic], dimensions: int, what: str
+    received: Received, place: pb.Array, dtype: str, dimensions: int, what: str
 ) -> NDArray[Any]:
     """Return an array of a bulk message, as a view where it is aligned; widened, or summed up, if
     it came smaller.
@@ -146,11 +154,13 @@ def array_of(
     Raises InvalidArgumentError: another dtype or number of dimensions, or outside the payload;
     `what` names the array in the message.
     """
+    expected = np.dtype(dtype)
+    if place.dtype == pb.DTYPE_INT64 and expected == np.uint32:
+        return _as_uint32(received, place, dimensions, what)
     if received.on_device is not None and place.offset >= DEVICE_OFFSET:
-        there = checked_place(place, dtype, dimensions, what)
+        there = checked_place(place, expected, dimensions, what)
         array: NDArray[Any] = received.on_device.array(there, what)  # or what the engine adopts
         return array
-    expected = np.dtype(dtype).newbyteorder("<")
     if place.dtype == pb.DTYPE_INT64_DELTA and expected == np.int64 and len(place.shape) == 1:
         return _summed_up(received, place, what)
     is_narrow = expected == np.float32 and place.dtype in NARROW.values()
@@ -185,6 +195,19 @@ def array_of(
             received.copies.bytes += size
         flat = flat.copy()
     return flat.reshape(shape)
+
+
+def _as_uint32(
+    received: Received, place: pb.Array, dimensions: int, what: str
+) -> NDArray[np.uint32]:
+    """Return an array of a sender whose language has no uint32. What is looked at is on the
+    host."""
+    wide = array_of(received._replace(on_device=None), place, "<i8", dimensions, what)
+    if len(wide) and not 0 <= wide.min() <= wide.max() <= 2**32 - 1:
+        raise InvalidArgumentError(
+            f"{what}: expected 0 to {2**32 - 1}, found {wide.min()} to {wide.max()}"
+        )
+    return wide.astype(np.uint32)
 
 
 def _summed_up(received: Received, place: pb.Array, what: str) -> NDArray[np.int64]:

@@ -178,11 +178,13 @@ def call(
 
 def call_of(body: bytes, name_bytes: int) -> Call:
     """Return the request of a frame."""
-    check(len(body) >= _CALL.size + name_bytes)
+    if len(body) < _CALL.size + name_bytes:
+        raise _garbage()
     seconds, header_bytes, offset, size = _CALL.unpack_from(body)
     begin = _CALL.size + name_bytes
     name = body[_CALL.size : begin].decode("ascii", "replace")
-    check(seconds == seconds and seconds > 0)
+    if not seconds > 0:
+        raise _garbage()
     header, inline, place = _parts(body, begin, header_bytes, offset, size)
     return Call(name, seconds, header, inline, place, size)
 
@@ -201,7 +203,8 @@ def answer(
 
 def answer_of(kind: int, body: bytes) -> Answer:
     """Return the answer of a frame."""
-    check(len(body) >= _ANSWER.size)
+    if len(body) < _ANSWER.size:
+        raise _garbage()
     header_bytes, offset, size = _ANSWER.unpack_from(body)
     header, inline, place = _parts(body, _ANSWER.size, header_bytes, offset, size)
     return Answer(kind == Kind.RESULT, header, inline, place, size)
@@ -223,15 +226,19 @@ def _parts(
 ) -> tuple[bytes, bytes, int | None]:
     """Return (header, inline payload, its offset in the area)."""
     end = begin + header_bytes
-    check(end <= len(body))
-    if offset != _INLINE:
-        check(end == len(body))
+    is_inline = offset == _INLINE
+    if end + (size if is_inline else 0) != len(body):
+        raise _garbage()
+    if not is_inline:
         return body[begin:end], b"", offset
-    check(len(body) - end == size)
     return body[begin:end], body[end:], None
 
 
 def check(is_right: bool) -> None:
     """Raise InvalidArgumentError, unless a frame is as it should be."""
     if not is_right:
-        raise InvalidArgumentError("expected a frame of the shared-memory protocol, found garbage")
+        raise _garbage()
+
+
+def _garbage() -> InvalidArgumentError:
+    return InvalidArgumentError("expected a frame of the shared-memory protocol, found garbage")

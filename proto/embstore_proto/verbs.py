@@ -12,7 +12,7 @@ arrays in the payload (frame.py), and, unless it is streamed anyway, a stream tw
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from types import NoneType
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 from embstore.commands import COMMANDS, Command, Retry
 from embstore.errors import InvalidArgumentError
@@ -164,23 +164,23 @@ class Verb:
         Arrays that came smaller than they are may grow to `call_bytes_max`; None: to any size.
         Raises InvalidArgumentError: garbage, fields that are not known, arrays that do not fit.
         """
+        growth = None if call_bytes_max is None else Growth(call_bytes_max)
         if isinstance(request, Received):
-            received, serialised = request if self.is_bulk else None, request.header
+            received = request._replace(growth=growth) if self.is_bulk else None
+            serialised = request.header
         elif self.is_bulk:
-            received = split(request, header_bytes_max)
+            received = split(request, header_bytes_max, growth)
             serialised = received.header
         else:
             received, serialised = None, bytes(request)
-        growth = None if call_bytes_max is None else Growth(call_bytes_max)
-        if received is not None:
-            received = received._replace(growth=growth)
         head = parse(self._head, serialised)
         names = head.DESCRIPTOR.fields_by_name
         origin = None
         if "origin" in names and head.HasField("origin"):
             origin = _ORIGIN.decode(head.origin, None)
         stages = "trace" in names and head.trace.stages
-        rows_dtype = _rows_dtype(head.rows_dtype) if "rows_dtype" in names else "float32"
+        number = head.rows_dtype if "rows_dtype" in names else pb.DTYPE_FLOAT32
+        rows_dtype = _ROWS_DTYPES.get(number) or _no_rows_dtype(number)
         command = self._command_codec.decode(head, received)
         grown_bytes = growth.bytes if growth else 0
         return Arrived(command, origin, stages, rows_dtype, grown_bytes)
@@ -222,12 +222,8 @@ _ROWS_DTYPES = {pb.DTYPE_UNSPECIFIED: "float32", pb.DTYPE_FLOAT32: "float32"}
 _ROWS_DTYPES |= {number: name for name, number in NARROW.items()}
 
 
-def _rows_dtype(number: pb.DType) -> str:
-    if number not in _ROWS_DTYPES:
-        raise InvalidArgumentError(
-            f"expected rows_dtype FLOAT32, FLOAT16 or BFLOAT16, found {number}"
-        )
-    return _ROWS_DTYPES[number]
+def _no_rows_dtype(number: pb.DType) -> NoReturn:
+    raise InvalidArgumentError(f"expected rows_dtype FLOAT32, FLOAT16 or BFLOAT16, found {number}")
 
 
 @dataclass(frozen=True)
@@ -266,14 +262,17 @@ class _Result:
     def encode(self, value: Any, head: Any, places: Any) -> None:
         if self._whole is not None:
             self._whole.encode(value, head, places)
-        elif self._field is not None:
+        elif self._field is not None and (value is not None or not self._field.is_optional):
             self._field.encode(value, head, places)
 
     def decode(self, head: Any, received: Received | None, context: Context) -> Any:
         if self._whole is not None:
             more = {"command": context.command} if self._has_command else {}
             return self._whole.decode(head, received, **more)
-        return None if self._field is None else self._field.decode(head, received, "the reply")
+        field = self._field
+        if field is None or (field.is_optional and not head.HasField(field.wire_name)):
+            return None
+        return field.decode(head, received, "the reply")
 
 
 _CONTEXT = codec(Context, pb.Context.DESCRIPTOR)

@@ -103,7 +103,7 @@ def test_documents_above_the_limit_are_refused_by_its_name(serving: Serving) -> 
         wide = profile_of({"ads": dict.fromkeys(range(ROWS), 1 << 40)})
         with pytest.raises(InvalidArgumentError, match=r"limits\.call_bytes_max"):
             client.import_profile(wide)
-        client.executor.limits = Limits()  # the server's own check
+        client.executor.transport.limits = Limits()  # the server's own check
         with pytest.raises(InvalidArgumentError, match=r"limits\.call_bytes_max"):
             client.import_profile(wide)
         client.import_profile(profile_of({"ads": falling(1000)}))

@@ -9,7 +9,7 @@ import pytest
 import embstore
 from embstore import RowWiseAdagrad, Uniform
 from embstore_client import shares
-from embstore_client.shares import UniqueKeys
+from embstore_client.shares import once_each
 from tests.serving import Server, patient
 
 ROWS, DIM = 20_000, 8
@@ -22,12 +22,8 @@ KEYS = {
 }
 
 
-def part(keys: Any) -> Any:
-    return embstore.commands.TableKeys("t", None, keys)
-
-
 def test_only_many_keys_whose_first_are_distinct_are_taken_as_they_are() -> None:
-    as_they_are = {name: UniqueKeys.of(part(keys)).inverse is None for name, keys in KEYS.items()}
+    as_they_are = {name: once_each(keys)[1] is None for name, keys in KEYS.items()}
     assert as_they_are == {
         "all distinct": True,
         "repeated later": True,

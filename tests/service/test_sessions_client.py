@@ -309,4 +309,4 @@ def test_close_is_harmless_and_forgets_what_was_announced(far: Far) -> None:
     far.server.give("CloseSession", *[CLOSED.SerializeToString()] * 2)
     far.sessions.close("m")
     far.sessions.close("m", forget=True)
-    assert not far.store.executor._places
+    assert not far.store.executor.members.places

@@ -212,7 +212,7 @@ def test_a_table_that_was_made_anew_is_found_whichever_thread_forgot_the_old_one
     send = executor.transport.send
 
     def forgetting(*args: Any, **options: Any) -> Any:
-        executor._tables.forget("ads")
+        executor.tables.forget("ads")
         return send(*args, **options)
 
     monkeypatch.setattr(executor.transport, "send", forgetting)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from embstore.results import Context
-from embstore_client.executor import _Place
+from embstore_client.members import Place
 from embstore_client.origins import Origins
 
 
@@ -39,7 +39,7 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
 
 
 def test_steps_are_announced_while_others_are_finished() -> None:
-    place = _Place()
+    place = Place()
     place.counts = {step: {} for step in range(1, 10_000)}
     steps = itertools.count(10_000)
 

@@ -22,8 +22,11 @@ _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
 
 def certificate_names(auth_context: Mapping[str, Sequence[bytes]]) -> list[str]:
     """Return the names in the certificate that gRPC has verified of a peer; none without."""
-    found = (auth_context.get(key, ()) for key in _CERTIFICATE_NAMES)
-    return [name.decode(errors="replace") for names in found for name in names]
+    return [
+        name.decode(errors="replace")
+        for key in _CERTIFICATE_NAMES
+        for name in auth_context.get(key, ())
+    ]
 
 
 class Callers:

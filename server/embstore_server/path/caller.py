@@ -117,7 +117,10 @@ def _key_count(part: Any) -> int:
         if found is not None:
             return length(found)
     inner = getattr(part, "tables", ()) or getattr(part, "steps", ()) or getattr(part, "ranks", ())
-    return sum(_key_count(one) for one in inner if isinstance(one, Part))
+    count = 0
+    for one in inner:
+        count += _key_count(one) if isinstance(one, Part) else 0
+    return count
 
 
 _OF_A_ROW_EACH = ("keys", "positions", "inverse", "gradients")

@@ -84,7 +84,7 @@ class ReplyRows:
         shapes: Sequence[tuple[int, int]],
         others: Sequence[NDArray[Any]] = (),
     ) -> Sequence[Any]:
-        room = self._room + sum(len(name) + _TABLE_ROOM for name in names)
+        room = self._room + sum(map(len, names)) + len(names) * _TABLE_ROOM
         self.blank = self._call.blank(room, shapes, others, self._dtype)
         return self.blank.arrays
 

@@ -94,7 +94,8 @@ class Reservation:
 
     def add(self, count: int) -> None:
         """Hold `count` bytes more, or raise OverloadedError."""
-        self.check_room(count)
+        if self._inflight.reserved_bytes != self.reserved_bytes:  # others hold some
+            self.check_room(count)
         self.add_unchecked(count)
 
     def add_unchecked(self, count: int) -> None:

@@ -53,7 +53,7 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     command = cast(C, given)
     names = concerned(command)
     caller.tables = () if names == (EVERYTHING,) else names
-    if any(len(name) > NAME_BYTES_MAX for name in names):  # nothing is remembered or logged of it
+    if max(map(len, names)) > NAME_BYTES_MAX:  # nothing is remembered or logged of it
         raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
     if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]

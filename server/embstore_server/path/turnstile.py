@@ -35,7 +35,10 @@ class Turnstile:
     @property
     def waiting_calls(self) -> int:
         """Calls that wait."""
-        return sum(turns.waiting for turns in self._lanes.values())
+        count = 0
+        for turns in self._lanes.values():
+            count += turns.waiting
+        return count
 
     def lane_calls(self, lane: str) -> int:
         """Return how many of them are of one lane."""

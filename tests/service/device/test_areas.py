@@ -113,7 +113,7 @@ def test_a_reply_that_needs_a_larger_area_brings_it(
     server: GpuServer, trainer: Trainer, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a table has become wider than the client has seen it."""
-    monkeypatch.setattr(device_calls, "reply_bytes", lambda *_: 0)
+    monkeypatch.setattr(device_calls, "_room_for", lambda _: 0)
     keys, _ = batch(rng(), 20_000, WIDE)
     expected = trainer.table("wide").lookup(keys)
     assert np.array_equal(trainer.table("wide").lookup(trainer.array(keys)).content(), expected)

@@ -28,7 +28,7 @@ from embstore.errors import InvalidArgumentError, OutcomeUnknownError, Unauthent
 from embstore.results import Place
 from embstore.values import same
 from embstore_client import connect
-from embstore_client.narrow_shares import narrower
+from embstore_client.narrow_shares import Narrow
 from embstore_proto import frame
 from embstore_proto.envelope import Origin
 from embstore_proto.narrow import WIRE_DTYPES
@@ -224,10 +224,10 @@ class Rounds(Judged):
     def _message(self, verb: Verb, command: c.Command[Any], origin: Origin | None = None) -> bytes:
         dtype = str(self._rng.choice(WIRE_DTYPES))
         try:
-            narrow = narrower(command, dtype) if dtype in frame.NARROW else None
+            sent = Narrow(dtype).less(command)[0] if dtype in frame.NARROW else command
         except InvalidArgumentError:  # a gradient that is too large
-            narrow = None
-        outgoing = verb.outgoing(narrow[0] if narrow else command, rows_dtype=dtype)
+            sent = command
+        outgoing = verb.outgoing(sent, rows_dtype=dtype)
         header = outgoing.serialised(origin)
         return header if outgoing.message is None else outgoing.message.joined(header)
 

@@ -6,9 +6,8 @@ receives few at a time. The others wait in HTTP/2's flow control, where each tak
 `port.UNREAD_BYTES`. Event loop only.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc
 
@@ -16,6 +15,8 @@ from embstore.errors import InvalidArgumentError
 from embstore_proto.frame import HEADER_BYTES_MAX
 from embstore_server.path.caller import Caller
 from embstore_server.path.turns import Turns
+
+T = TypeVar("T")
 
 CONTROL_MAX = 4
 """Requests without arrays that a lane receives at a time. They have a queue of their own, so that a
@@ -34,8 +35,7 @@ class Receiving:
 
     async def control(self, caller: Caller, context: Any) -> bytes:
         """Return the one message of a request without arrays."""
-        async with self.turn(caller.lane, CONTROL_MAX):
-            request = await _only(context)
+        request = _found(await self.in_turn(caller.lane, CONTROL_MAX, context.read))
         if len(request) > HEADER_BYTES_MAX:
             raise InvalidArgumentError(
                 f"expected a request of at most {HEADER_BYTES_MAX} bytes, found {len(request)}"
@@ -46,18 +46,20 @@ class Receiving:
         """Return the one message of a request with arrays."""
         most = caller.principal.limits.get("inflight_bytes", self._inflight_bytes_max)
         count = max(most // self._message_bytes_max, _BULK_MIN)
-        async with self.turn(caller.lane, count, is_bulk=True):
-            return await _only(context)
+        return _found(await self.in_turn(caller.lane, count, context.read, is_bulk=True))
 
-    @asynccontextmanager
-    async def turn(self, lane: str, most: int, *, is_bulk: bool = False) -> AsyncIterator[None]:
-        """Be one of the `most` that a lane receives, within the block."""
+    async def in_turn(
+        self, lane: str, most: int, read: Callable[[], Awaitable[T]], *, is_bulk: bool = False
+    ) -> T:
+        """Return what is read as one of the `most` that a lane receives."""
         key = lane, is_bulk
-        turns = self._lanes.setdefault(key, Turns(most.__gt__))
+        turns = self._lanes.get(key)
+        if turns is None:
+            turns = self._lanes[key] = Turns(most.__gt__)
         try:
             await turns.enter()
             try:
-                yield
+                return await read()
             finally:
                 turns.leave()
         finally:
@@ -65,8 +67,7 @@ class Receiving:
                 self._lanes.pop(key, None)
 
 
-async def _only(context: Any) -> bytes:
-    request: bytes = await context.read()
+def _found(request: bytes) -> bytes:
     if request is grpc.aio.EOF:
         raise InvalidArgumentError("expected a message, found the end of the request")
     return request

@@ -49,10 +49,14 @@ class Reflection:
 
     async def _each(self, requests: AsyncIterator[Any], lane: str) -> AsyncIterator[Any]:
         seconds = self._service.settings.handshake_timeout_s
+
+        async def read() -> Any:
+            async with asyncio.timeout(seconds):
+                return await anext(requests, None)
+
         while True:
             try:
-                async with self._receiving.turn(lane, CONTROL_MAX), asyncio.timeout(seconds):
-                    request = await anext(requests, None)
+                request = await self._receiving.in_turn(lane, CONTROL_MAX, read)
             except TimeoutError:
                 raise DeadlineError(f"no request came for {seconds:g} s") from None
             if request is None:

@@ -139,15 +139,16 @@ class GrpcIncoming:
     def caller(self, verb: str) -> Caller:
         """Return who calls, by when."""
         settings = self._service.settings
+        label, request, traceparent = _labels(self._metadata)
         remaining = self.context.time_remaining()
         seconds = settings.call_timeout_s if remaining is None else remaining
         return self._service.caller_of(
             verb,
             self.context.peer(),
             monotonic() + min(seconds, settings.call_timeout_max_s),
-            _label(self._metadata, "embstore-client"),
-            _label(self._metadata, "embstore-request"),
-            _label(self._metadata, "traceparent"),
+            label,
+            request,
+            traceparent,
             map_version(self._metadata.get(MAP_METADATA, "")),
         )
 
@@ -195,10 +196,14 @@ def _streamed(handler: Handler) -> Any:
     return grpc.stream_stream_rpc_method_handler(handler)
 
 
-def _label(metadata: dict[str, Any], key: str) -> str:
-    value = metadata.get(key, "")
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return text[:_METADATA_CHARACTERS_MAX]
+def _labels(metadata: dict[str, Any]) -> list[str]:
+    """Return what the metadata says of client, request and trace."""
+    labels: list[str] = []
+    for key in ("embstore-client", "embstore-request", "traceparent"):
+        value = metadata.get(key, "")
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        labels.append(text[:_METADATA_CHARACTERS_MAX])
+    return labels
 
 
 def _check_unary(size: int, limit: int, what: str, verb: str) -> None:

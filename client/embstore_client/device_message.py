@@ -1,0 +1,141 @@
+"""Messages whose arrays are in a GPU's memory: where these are put, and rows taken from.
+
+The GPU's memory is shared with the server (`device_area`); what lies on the host is the payload.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from embstore.arrays import device_address, is_on_device, shape_of
+from embstore.errors import InvalidArgumentError
+from embstore_client import device_area
+from embstore_client.device_area import OpenArea
+from embstore_proto import device_area as frames
+from embstore_proto.device_places import OnDevice, Place, Places, aligned
+from embstore_proto.frame import Framed, Message
+from embstore_proto.v1 import embstore_pb2 as pb
+
+DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i8"), 2: np.dtype("<f4")}
+"""Of keys, and of rows and gradients, by their dimensions."""
+_NOT_SHARED = (
+    "which is shared only with a server of this host and user, by shared memory, and the "
+    "connection is by gRPC"
+)
+
+
+def rows_not_shared() -> InvalidArgumentError:
+    """Return the error that rows of steps are asked for in memory that is not shared."""
+    return InvalidArgumentError(
+        f"expected rows of steps on the host, found them asked for in a GPU's memory, {_NOT_SHARED}"
+    )
+
+
+class DeviceMessage(Message):
+    """A message whose arrays are in a GPU's memory; those of the host are its payload."""
+
+    def __init__(self, outs: Sequence[Any]) -> None:
+        """`outs` are where the rows of each table go; None: they are lent."""
+        super().__init__()
+        self.outs = outs
+        self._places = Places()
+        self._arrays: list[tuple[Any, Place]] = []
+
+    def add(self, array: Any) -> pb.Array:
+        """Append an array, and return its place for the header."""
+        if not is_on_device(array):
+            return super().add(array)
+        shape = shape_of(array)
+        dtype = DTYPES.get(len(shape))
+        if dtype is None:
+            raise InvalidArgumentError(f"expected one or two dimensions, found shape {shape}")
+        device_address(array.__cuda_array_interface__, dtype)
+        place = self._places.add(shape, dtype)
+        self._arrays.append((array, place))
+        return place.stored()
+
+    def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
+        """Copy the arrays to where the server reads them, in a connection's area, which grows if it
+        must; return the frame that says so.
+
+        Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
+        server's GPU not be shared.
+        """
+        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
+        byte_count = self._places.byte_count
+        wanted = max(aligned(byte_count) + rows_bytes, 1)
+        area = connection.device_area_of(wanted, deadline)
+        self._follow(area)
+        for array, place in self._arrays:
+            if place.byte_count:
+                area.write(array, place.offset, place.byte_count)
+        area.record()
+        return frames.on_device(byte_count)
+
+    def _follow(self, area: OpenArea) -> None:
+        """Have what is copied, and done with the area, wait for the caller's streams."""
+        area.follow([array for array, _ in self._arrays] + [o for o in self.outs if o is not None])
+
+    def rows(self, area: OpenArea, lend: Callable[[], object] | None) -> OnDevice:
+        """Return what takes the rows of the answer from an area; `lend` returns what lent rows
+        keep, None: they are copied."""
+        return _Rows(area, self.outs, lend)
+
+    def total_bytes(self, header: bytes) -> int:
+        """Refuse to be sent without shared memory; so do all that a network needs."""
+        self._refuse()
+
+    def joined(self, header: bytes) -> bytes:
+        """See `total_bytes`."""
+        self._refuse()
+
+    def framed(self, header: bytes) -> Framed:
+        """See `total_bytes`."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise InvalidArgumentError(
+            f"expected arrays of the host, found some in a GPU's memory, {_NOT_SHARED}"
+        )
+
+
+class StepMessage(DeviceMessage):
+    """A lookup of a step, whose rows come in a GPU's memory; its own arrays are the host's."""
+
+    def _follow(self, area: OpenArea) -> None:
+        super()._follow(area)
+        if not self.outs or any(own is None for own in self.outs):  # rows that are lent
+            area.follow_current()
+
+    def _refuse(self) -> NoReturn:
+        raise rows_not_shared()
+
+
+class _Rows:
+    """The rows of one answer, table after table."""
+
+    def __init__(
+        self, area: OpenArea, outs: Sequence[Any], lend: Callable[[], object] | None
+    ) -> None:
+        self._area, self._lend = area, lend
+        self._outs = iter(outs)
+
+    def array(self, place: Place, what: str) -> Any:
+        """Return an array of the answer: the caller's, filled, or one of the area."""
+        if place.end > self._area.byte_count:
+            raise InvalidArgumentError(
+                f"{what}: expected rows in the GPU's memory, found them outside"
+            )
+        out = next(self._outs, None)
+        if out is not None:
+            if shape_of(out) != place.shape:
+                raise InvalidArgumentError(
+                    f"{what}: expected rows of shape {shape_of(out)}, found {place.shape}: the "
+                    "table has become another one"
+                )
+            self._area.read(place, out)
+            return out
+        return (
+            self._area.copied(place) if self._lend is None else self._area.lent(place, self._lend())
+        )

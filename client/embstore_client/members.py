@@ -1,0 +1,90 @@
+"""The layer of members: what this client knows of its places in sessions.
+
+A call of a step may wait for other ranks, so its deadline is the connection's and beyond it the
+session's `rank_timeout_ms`, as the server said when the member joined: a rank that is gone is named
+(RankFailedError) before it passes. Where there are no others, it is the connection's alone: a
+server that is gone is noticed as by any call. A lost call is sent again, since the server knows
+each by member and step.
+
+A session lives in the server's process. The next call after a restart raises SessionExpiredError,
+and has changed nothing; a call that finishes a step, of which an attempt was out when the server
+ended, raises OutcomeUnknownError. No step can be done twice or left out: open the name again, and
+go on after the `last_step` that it has then, which is that of the server's last commit. What was
+looked up or announced of later steps is void.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from embstore.commands import Command, Retry, Trait
+from embstore.errors import OutcomeUnknownError, SessionExpiredError
+from embstore.results import Membership, SessionFacts
+from embstore_client.call import Below, Call
+
+
+@dataclass
+class Place:
+    """What this client knows of a member."""
+
+    rank_timeout_s: float = 0.0
+    """0 of a member that another client has joined, until the server has told it."""
+    counts: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Of each announced and unfinished step how many keys each table has, in announced order."""
+
+    def finished(self, step: int) -> None:
+        """Forget a step, and those before it: steps are finished in their order."""
+        for number in [n for n in tuple(self.counts) if n <= step]:  # another thread announces
+            self.counts.pop(number, None)
+
+
+class Members:
+    """Deadlines and announced keys of members. One that another client has joined is as good."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s` is the connection's."""
+        self._timeout_s = timeout_s
+        self.places: dict[str, Place] = {}
+        """By member, until it leaves or has expired."""
+
+    def timeout_s(self, member: str) -> float:
+        """Return how long a call of a member's step may take."""
+        place = self.places.get(member)
+        return self._timeout_s + (place.rank_timeout_s if place is not None else 0.0)
+
+    def __call__(self, call: Call, below: Below) -> Any:
+        """Execute a call; nothing is known any more of a member whose session has ended."""
+        command: Any = call.command
+        if hasattr(command, "members"):
+            call.command = replace(command, members=tuple(self.places))
+        member = getattr(command, "member", None)
+        if member is None:
+            return below(call)
+        place = self.places.get(member) or Place()
+        if hasattr(command, "step"):
+            call.counts = place.counts.get(command.step, {})
+            if call.timeout_s is None:
+                call.timeout_s = self._timeout_s + place.rank_timeout_s
+        try:
+            value = below(call)
+        except (SessionExpiredError, OutcomeUnknownError):
+            self.places.pop(member, None)
+            raise
+        self._note(command, place, value)
+        return value
+
+    def _note(self, command: Command[Any], place: Place, value: Any) -> None:
+        """Remember what a member's command and its answer say."""
+        if isinstance(value, Membership):
+            self.places[value.member] = Place(value.rank_timeout_ms / 1000)
+        elif isinstance(value, SessionFacts):
+            others_ms = 0 if value.world_size == 1 else value.rank_timeout_ms
+            place.rank_timeout_s = others_ms / 1000
+        member, steps = getattr(command, "member", ""), getattr(command, "steps", ())
+        if steps:
+            self.places.setdefault(member, place)  # another client may have joined it
+        for step in steps:
+            place.counts[step.step] = {part.table: len(part.keys) for part in step.tables}
+        if command.retry is Retry.STEP:
+            place.finished(getattr(command, "step", 0))
+        if Trait.LEAVES in command.traits:
+            self.places.pop(member, None)
