@@ -15,17 +15,7 @@ from typing import Any
 
 Results = dict[str, Any]
 
-UNTOLD = (
-    "goals",
-    "skipped",
-    "failed",
-    "scale",
-    "hardware",
-    "packages",
-    "stats",
-    "a_step",
-    "lines",
-)
+UNTOLD = ("goals", "skipped", "failed", "scale", "hardware", "packages", "stats", "a_step", "lines")
 COLUMNS_MAX = 9
 """Of a table; a row of more figures is written as pairs of name and figure."""
 
