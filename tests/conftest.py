@@ -88,10 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import HealthCheck, settings
     except ModuleNotFoundError:
         return
-    unhurried: dict[str, Any] = {
-        "deadline": None,
-        "suppress_health_check": [HealthCheck.too_slow],
-    }
+    unhurried: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("unhurried", **unhurried)
     if not config.getoption("--hypothesis-profile", None):
         settings.load_profile("unhurried")

@@ -11,6 +11,7 @@ Requests and replies go whole, in a unary call, or as a stream of chunks cut as 
 
 import asyncio
 import contextlib
+import multiprocessing
 from collections.abc import AsyncIterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +21,6 @@ import numpy as np
 
 from embstore_client.grpc_wire import _OPTIONS as CHANNEL_OPTIONS  # the same, whatever they become
 from embstore_proto.frame import Framed
-from tests.bench.worker import Child
 
 SERVICE = "bare"
 SERVER_OPTIONS = [
@@ -96,8 +96,12 @@ class BareServer:
     """The server as a child process, and a client of it."""
 
     def __init__(self) -> None:
-        self._child = Child(_run, name="bare")
-        address = self._child.connection.recv()
+        context = multiprocessing.get_context("spawn")  # fork would share thread pools
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_run, args=(other,), name="bare")
+        self._process.start()
+        other.close()  # or the death of the server would not end recv()
+        address = self._connection.recv()
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._prepare = self._channel.unary_unary(f"/{SERVICE}/Prepare")
         self._whole = self._channel.unary_unary(f"/{SERVICE}/Whole")
@@ -117,4 +121,5 @@ class BareServer:
 
     def close(self) -> None:
         self._channel.close()
-        self._child.close()
+        self._connection.close()
+        self._process.join()

@@ -46,9 +46,7 @@ GOALS = (
     ),
     Goal("shared memory : in process", _over("shared-memory", BASE_LANE), "<= 1.3 times"),
     Goal(
-        "shared memory: faster than FBGEMM in process",
-        _over(FBGEMM, "shared-memory"),
-        ">= 4 times",
+        "shared memory: faster than FBGEMM in process", _over(FBGEMM, "shared-memory"), ">= 4 times"
     ),
     Goal("shared memory: faster than gRPC", _over("service", "shared-memory"), ">= 2.3 times"),
     Goal(

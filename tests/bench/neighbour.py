@@ -102,10 +102,7 @@ def _unread(store: Any, address: str, dim: int) -> None:
     channel = grpc.insecure_channel(address)
     method = channel.stream_stream("/embstore.v1.Embstore/LookupStream")
     token = os.environ["EMBSTORE_TOKEN"]
-    told = {
-        "metadata": (("authorization", f"Bearer {token}"),),
-        "timeout": 3600.0,
-    }
+    told = {"metadata": (("authorization", f"Bearer {token}"),), "timeout": 3600.0}
     held: list[Any] = []
 
     def send(index: int) -> None:

@@ -1,6 +1,6 @@
-"""Goals, the table that is printed at the end, and the JSON: of every benchmark here.
+"""Goals, the text that is printed at the end, and the JSON: of every benchmark here.
 
-The table has every figure of the results, by its path; what a program says of itself, and what is
+The text has every figure of the results, by its path; what a program says of itself, and what is
 too much to be read, is in the JSON alone.
 """
 
@@ -15,19 +15,7 @@ from typing import Any
 
 Results = dict[str, Any]
 
-UNTOLD = (
-    "goals",
-    "skipped",
-    "failed",
-    "scale",
-    "hardware",
-    "packages",
-    "stats",
-    "a_step",
-    "lines",
-)
-COLUMNS_MAX = 9
-"""Of a table; a row of more figures is written as pairs of name and figure."""
+UNTOLD = ("goals", "skipped", "failed", "scale", "hardware", "packages", "stats", "a_step", "lines")
 
 
 class NotMeasuredError(LookupError):
@@ -97,48 +85,27 @@ def judge(goals: Sequence[Goal], results: Results) -> list[dict[str, Any]]:
     return [goal.judge(results) for goal in goals]
 
 
-def _rows(found: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the figures that stand beside each other, by the path to them."""
+def _lines(found: Any, path: str = "") -> Iterator[str]:
+    """Yield a paragraph for the figures that stand beside each other, behind the path to them."""
     if isinstance(found, list):
         found = dict(enumerate(found))
     told = {str(name): value for name, value in found.items() if name not in UNTOLD}
     inner = {name: value for name, value in told.items() if _has_figures(value)}
-    if own := {name: value for name, value in told.items() if name not in inner}:
-        yield path, own
+    if own := ", ".join(f"{name} {_text(told[name])}" for name in told if name not in inner):
+        yield from textwrap.wrap(f"{path}: {own}", 110, subsequent_indent="    ")
     for name, value in inner.items():
-        yield from _rows(value, f"{path} {name}".strip())
+        yield from _lines(value, f"{path} {name}".strip())
 
 
 def _has_figures(value: Any) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, list) and any(isinstance(one, dict) for one in value)
-    )
+    inside = value if isinstance(value, list) else [value]
+    return any(isinstance(one, dict) for one in inside)
 
 
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(_text, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _lines(results: Results) -> list[str]:
-    tables: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
-    for path, row in _rows(results):
-        tables.setdefault(tuple(row), []).append((path, list(map(_text, row.values()))))
-    lines = []
-    for names, rows in tables.items():
-        if len(names) > COLUMNS_MAX or not rows[0][0]:
-            for path, texts in rows:
-                pairs = ", ".join(f"{n} {text}" for n, text in zip(names, texts, strict=True))
-                lines += textwrap.wrap(f"{path}: {pairs}", 110, subsequent_indent="    ")
-            continue
-        widths = [
-            max(map(len, column)) for column in zip(names, *(t for _, t in rows), strict=True)
-        ]
-        for path, texts in [("", names), *rows]:
-            cells = (text.rjust(width + 2) for text, width in zip(texts, widths, strict=True))
-            lines.append(f"{path:40}" + "".join(cells))
-    return lines
 
 
 def table(results: Results) -> str:

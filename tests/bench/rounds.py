@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tests.bench.scale import Scale
 from tests.bench.turns import in_turns
-from tests.bench.worker import FailedError, SkippedError, Worker
+from tests.bench.worker import Worker
 from tests.bench.workload import Keys, Rows, Workload
 
 Times = list[tuple[float, float]]
@@ -95,8 +95,8 @@ def play(
         try:
             spent = workers[worker].ask("run", lane, 1, scale.round_batches)
             times.setdefault(lane, []).extend(spent)
-        except (SkippedError, FailedError) as exc:
-            broken[worker] = str(exc)
+        except Exception as exc:  # the others go on
+            broken[worker] = f"{type(exc).__name__}: {exc}"
     return times, broken
 
 

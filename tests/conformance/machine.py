@@ -15,13 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from embstore.config import Limits
 from embstore.errors import CapacityError, CheckpointExistsError, TableExistsError
@@ -29,14 +23,7 @@ from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
 from tests.conformance.backends import TINY
 from tests.conformance.gate import Gated
-from tests.conformance.traces import (
-    TABLES,
-    any_values,
-    cut_into_bags,
-    near_keys,
-    values,
-    zipf_keys,
-)
+from tests.conformance.traces import TABLES, any_values, cut_into_bags, near_keys, values, zipf_keys
 from tests.conformance.twin import Twin, bits
 
 LIMITS = (

@@ -17,12 +17,7 @@ import pytest
 from embstore.config import Adagrad, Adam, Ftrl, Normal, RowWiseAdagrad, Sgd, Uniform
 from tests.conformance.backends import TINY
 from tests.conformance.cases import generator
-from tests.conformance.replay import (
-    creations,
-    expect,
-    random_commands,
-    read_bits,
-)
+from tests.conformance.replay import creations, expect, random_commands, read_bits
 from tests.conformance.traces import smallest_cache
 from tests.conformance.twin import digests
 

@@ -17,14 +17,7 @@ from hypothesis import settings
 from embstore.config import Limits
 from tests.conformance.backends import TINY
 from tests.conformance.cases import generator
-from tests.conformance.replay import (
-    across,
-    creations,
-    expect,
-    on,
-    random_reads,
-    random_writes,
-)
+from tests.conformance.replay import across, creations, expect, on, random_reads, random_writes
 from tests.conformance.traces import TABLES, smallest_cache
 from tests.conformance.twin import digests
 

@@ -23,7 +23,7 @@ EMBEDDED_ONLY = {
         "test_process.test_path_through_a_link",
     },
     "merges are held at their points; over the wire the state machine does that": {
-        "test_merges.gated",
+        "test_merges.gated"
     },
     "pools are looked into as their shares of the cache change": {
         "test_cache_split.test_hits_are_near_those_of_the_best_split",

@@ -14,15 +14,7 @@ import pytest
 from embstore.config import Sgd
 from embstore.errors import EmbstoreError, OutcomeUnknownError, StoreClosedError
 from tests.conformance.backends import TINY
-from tests.conformance.cases import (
-    OPTIMIZERS,
-    assert_same,
-    batch,
-    config,
-    is_waiting,
-    normal,
-    ones,
-)
+from tests.conformance.cases import OPTIMIZERS, assert_same, batch, config, is_waiting, normal, ones
 from tests.conformance.sessions.training import until
 
 THREADS = 4

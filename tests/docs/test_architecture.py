@@ -31,22 +31,22 @@ def paths(text: str) -> list[str]:
     return re.findall(r"`([\w.-]+/[\w./-]+)`", text)
 
 
-def test_every_path_of_the_page_exists() -> None:
+def test_every_path_of_the_page_exists():
     assert not {path for path in paths(PAGE) if not (ROOT / path).exists()}
 
 
 @pytest.mark.parametrize("row", ADDITIONS, ids=lambda row: row[0])
-def test_additions_touch_no_more_places_than_promised(row: list[str]) -> None:
+def test_additions_touch_no_more_places_than_promised(row):
     what, bound, places = row
     assert int(bound) == BOUNDS[what]
     assert 1 <= len(paths(places)) <= BOUNDS[what]
 
 
-def test_every_addition_is_listed() -> None:
+def test_every_addition_is_listed():
     assert [row[0] for row in ADDITIONS] == list(BOUNDS)
 
 
-def test_every_room_is_listed() -> None:
+def test_every_room_is_listed():
     listed = {
         path
         for row in table_rows(PAGE, "room | what it has | may import")

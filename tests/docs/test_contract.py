@@ -95,7 +95,7 @@ def part_of(table: Any, row: int, part: str) -> Any:
 
 
 @pytest.mark.parametrize("vector", OF_OPTIMIZERS, ids=lambda vector: vector.name)
-def test_updated_table_is_as_the_page_says(vector: Vector, store: Any) -> None:
+def test_updated_table_is_as_the_page_says(vector, store):
     if vector.name.startswith("digest"):
         table = updated(store, vector.name.removeprefix("digest "), vector.parameters)
         assert table.digest() == vector.value
@@ -105,7 +105,7 @@ def test_updated_table_is_as_the_page_says(vector: Vector, store: Any) -> None:
     assert bits(part_of(table, int(row), part)) == vector.value
 
 
-def test_identities_are_as_the_page_says() -> None:
+def test_identities_are_as_the_page_says():
     identities = [text.replace("\n", "") for text in re.findall(r"```json\n(.*?)```", PAGE, re.S)]
     kinds = [v for v in OF_OPTIMIZERS if v.name.startswith("digest")]
     assert len(identities) == len(kinds) == 3
@@ -150,7 +150,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_give_the_rows_of_the_page(name: str, store: Any) -> None:
+def test_commands_give_the_rows_of_the_page(name, store):
     assert bits(COMMANDS[name](store)) == OF_RULES[name].value
 
 
@@ -219,18 +219,18 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_functions_of_a_rule_give_the_value_of_the_page(name: str) -> None:
+def test_functions_of_a_rule_give_the_value_of_the_page(name):
     by_reference, by_arithmetic = RULES[name]
     assert by_reference() == by_arithmetic() == OF_RULES[name].value
 
 
-def test_every_vector_of_the_page_is_checked() -> None:
+def test_every_vector_of_the_page_is_checked():
     assert len(VECTORS) == len(re.findall(r"^\| `", VECTORS_PART, re.M))
     assert OF_RULES.keys() == RULES.keys() | COMMANDS.keys()
     known = {kind for kind in OPTIMIZERS if re.search(rf"`{kind} row ", VECTORS_PART)}
     assert known == OPTIMIZERS.keys(), "an optimizer has no vector on the page"
 
 
-def test_rules_that_the_code_cites_are_on_the_page() -> None:
+def test_rules_that_the_code_cites_are_on_the_page():
     numbers = {int(number) for number in re.findall(r"^## Rule (\d+)\. ", PAGE, re.M)}
     assert numbers == set(range(1, 13))

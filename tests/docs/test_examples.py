@@ -110,9 +110,7 @@ def paste(example: str, server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_python_example_runs_and_may_be_pasted_again(
-    name: str, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_example_runs_and_may_be_pasted_again(name, server, tmp_path, monkeypatch):
     page = name.rpartition("-")[0]
     if page in FRAMEWORKS:
         pytest.importorskip(
@@ -123,9 +121,7 @@ def test_python_example_runs_and_may_be_pasted_again(
         paste(EXAMPLES[name], server)
 
 
-def test_the_trainer_can_be_pasted_twice_and_learns(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_trainer_can_be_pasted_twice_and_learns(server, capsys):
     (trainer,) = (example for example in EXAMPLES.values() if '"loss"' in example)
     losses = []
     for _ in range(2):
@@ -136,9 +132,7 @@ def test_the_trainer_can_be_pasted_twice_and_learns(
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("page", [name for name in PAGES if any(map(is_run, COMMANDS[name]))])
-def test_commands_of_a_page_run_in_their_order(
-    page: str, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_a_page_run_in_their_order(page, server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ids = np.random.default_rng(1).zipf(1.2, 50_000) % 1_000_000
     parquet.write_table(pyarrow.table({"item_id": ids}), "days.parquet")
@@ -164,7 +158,7 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def test_flags_of_serve_are_settings() -> None:
+def test_flags_of_serve_are_settings():
     """Those on a GPU too, which are not started here."""
     devices = set()
     for words in ALL_COMMANDS:
@@ -175,7 +169,7 @@ def test_flags_of_serve_are_settings() -> None:
     assert devices == {"auto", "cuda:0"}
 
 
-def test_files_extras_and_targets_of_the_commands_exist() -> None:
+def test_files_extras_and_targets_of_the_commands_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
     for words in ALL_COMMANDS:
@@ -187,7 +181,7 @@ def test_files_extras_and_targets_of_the_commands_exist() -> None:
         assert words[0] != "make" or words[1] in targets
 
 
-def test_examples_import_from_one_root() -> None:
+def test_examples_import_from_one_root():
     roots = {
         module.partition(".")[0]
         for code in EXAMPLES.values()
@@ -196,17 +190,17 @@ def test_examples_import_from_one_root() -> None:
     assert roots == {"embstore"}
 
 
-def test_every_command_is_in_the_guide() -> None:
+def test_every_command_is_in_the_guide():
     named = {words[1] for words in ALL_COMMANDS if words[0] == "embstore"} | {"demo"}
     assert named == set(typer.main.get_command(app).commands)
 
 
-def test_the_table_of_settings_is_the_declared_one() -> None:
+def test_the_table_of_settings_is_the_declared_one():
     """Write it anew by `embstore_server.setup.settings.markdown_table`."""
     assert markdown_table() in GUIDE["operating"]
 
 
-def test_errors_are_in_the_table_with_their_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_in_the_table_with_their_codes(monkeypatch):
     rows = {row[0].split("`")[1]: row for row in table_rows(GUIDE["errors"], "class")}
     assert rows.keys() == {kind.__name__ for kind in ANSWERS}
     for kind, answer in ANSWERS.items():
@@ -225,7 +219,7 @@ def raising(error: EmbstoreError) -> Callable[..., None]:
     return app
 
 
-def test_metrics_of_the_guide_are_those_of_a_server(server: ServerProcess) -> None:
+def test_metrics_of_the_guide_are_those_of_a_server(server):
     paste(PREPARED, server)
     named = set(re.findall(r"`(embstore_\w+)`", GUIDE["operating"] + GUIDE["gpu"]))
     named.remove("embstore_device_scratch_bytes")  # of a GPU
@@ -244,7 +238,7 @@ def read(url: str) -> str:
         return text
 
 
-def test_routes_are_in_the_guide(server: ServerProcess) -> None:
+def test_routes_are_in_the_guide(server):
     paths = json.loads(read(f"http://{server.admin}/openapi.json"))["paths"]
     special = [p for p in paths if not p.startswith("/api/v1/commands/")]  # the guide shows one
     missing = [p for p in special if p.replace("{name}", "items") not in GUIDE["operating"]]
@@ -252,14 +246,14 @@ def test_routes_are_in_the_guide(server: ServerProcess) -> None:
     assert not missing
 
 
-def test_limits_of_the_guide_are_fields() -> None:
+def test_limits_of_the_guide_are_fields():
     (_, part) = GUIDE["operating"].split("## Capacity")
     named = set(re.findall(r"\(`(\w+)`\)", part))
     assert named <= {field.name for field in fields(Limits)}
     assert f"{Limits().log_rows_max:,} (`log_rows_max`)" in part
 
 
-def test_readme_is_a_front_page() -> None:
+def test_readme_is_a_front_page():
     assert len(README.splitlines()) <= 200
     for path in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / path).exists(), path

@@ -84,7 +84,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
         return path, *table.read_rows(KEYS)
 
 
-def test_tree_of_the_page_is_that_of_a_store(written: tuple[Path, Any, Any]) -> None:
+def test_tree_of_the_page_is_that_of_a_store(written):
     tree = re.search(r"```\nDATA/\n(.*?)```", PAGE, re.S)[1]
     patterns = [re.sub(r"\d+", r"\\d+", line.split()[0]) for line in tree.splitlines()]
     files = [str(p.relative_to(written[0])) for p in written[0].rglob("*") if p.is_file()]
@@ -94,7 +94,7 @@ def test_tree_of_the_page_is_that_of_a_store(written: tuple[Path, Any, Any]) -> 
         assert any(re.fullmatch(pattern, file) for pattern in patterns), file
 
 
-def test_shard(written: tuple[Path, Any, Any]) -> None:
+def test_shard(written):
     line, _, body = (written[0] / "SHARD").read_bytes().partition(b"\n")
     assert line.decode() == f"EMBSTORE SHARD 1 {blake2b(body, digest_size=32).hexdigest()}"
     found = json.loads(body)
@@ -105,7 +105,7 @@ def test_shard(written: tuple[Path, Any, Any]) -> None:
     assert ShardMap.from_json(json.dumps(found["shard_map"])).shards[1] == "127.0.0.1:2"
 
 
-def test_header_page(written: tuple[Path, Any, Any]) -> None:
+def test_header_page(written):
     store_id = json.loads((written[0] / "store.json").read_text())["store_id"]
     files = [p for name in ("log/*", "base/*", "commands/*") for p in written[0].glob(name)]
     magics = set()
@@ -133,7 +133,7 @@ def test_header_page(written: tuple[Path, Any, Any]) -> None:
     assert magics == set(re.findall(r"`(\S{8})`", magic_row[2]))
 
 
-def test_command_log(written: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_command_log(written, tmp_path):
     copy = tmp_path / "store"
     shutil.copytree(written[0], copy)
     with embstore.open(copy, durability="commands") as store:
@@ -161,7 +161,7 @@ def test_command_log(written: tuple[Path, Any, Any], tmp_path: Path) -> None:
     assert message.header.tables[0].table == "ads"
 
 
-def test_log_segment(written: tuple[Path, Any, Any]) -> None:
+def test_log_segment(written):
     path, weights, state = written
     (segment,) = path.glob("log/*")
     content = segment.read_bytes()
@@ -186,12 +186,12 @@ def test_log_segment(written: tuple[Path, Any, Any]) -> None:
         assert row[DIM] == state[KEYS.index(key)]
 
 
-def test_record_of_the_page_is_the_one_parsed_above() -> None:
+def test_record_of_the_page_is_the_one_parsed_above():
     sizes = [row[0] for row in table_rows(PAGE, "bytes | record | content")]
     assert sizes == ["8", "8", "4 * dim", "4 * state_dim", "to 16"]
 
 
-def test_base(written: tuple[Path, Any, Any]) -> None:
+def test_base(written):
     (file,) = written[0].glob("base/*")
     content = file.read_bytes()
     trailer = parsed("run trailer", content[-64:])
@@ -209,7 +209,7 @@ def test_base(written: tuple[Path, Any, Any]) -> None:
     assert index[40:] == (5).to_bytes(8, "little")
 
 
-def test_catalogue(written: tuple[Path, Any, Any]) -> None:
+def test_catalogue(written):
     line, _, body = (written[0] / "CATALOGUE").read_bytes().partition(b"\n")
     assert line.decode() == f"EMBSTORE CATALOGUE 4 {blake2b(body, digest_size=32).hexdigest()}"
     document = json.loads(body)
@@ -232,7 +232,7 @@ def test_catalogue(written: tuple[Path, Any, Any]) -> None:
     ("what", "name", "arrays"),
     [("profile", "0.counted", {"keys_0", "counts_0"}), ("hot set", "HOTSET", {"keys_0"})],
 )
-def test_archive(written: tuple[Path, Any, Any], what: str, name: str, arrays: set[str]) -> None:
+def test_archive(written, what, name, arrays):
     with zipfile.ZipFile(written[0] / "frequency" / name) as file:
         assert {member.compress_type for member in file.infolist()} == {zipfile.ZIP_STORED}
         assert {member.removesuffix(".npy") for member in file.namelist()} == arrays | {"header"}
@@ -246,12 +246,12 @@ def test_archive(written: tuple[Path, Any, Any], what: str, name: str, arrays: s
 @pytest.mark.parametrize(
     ("name", "kind"), [("bulk message", pb.LookupRequest), ("chunk", pb.Chunk)]
 )
-def test_fields_of_messages(name: str, kind: Any) -> None:
+def test_fields_of_messages(name, kind):
     on_page = {field: int(n) for n, field, _ in table_rows(PAGE, f"field | {name} | content")}
     assert on_page == {field.name: field.number for field in kind.DESCRIPTOR.fields}
 
 
-def test_every_bulk_message_has_the_same_fields() -> None:
+def test_every_bulk_message_has_the_same_fields():
     shape = {field.name for field in pb.LookupRequest.DESCRIPTOR.fields}
     for kind in pb.DESCRIPTOR.message_types_by_name.values():
         if "payload" in kind.fields_by_name:

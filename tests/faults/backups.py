@@ -21,11 +21,7 @@ def restored(
 ) -> Any:
     """Make a store of a backup."""
     return restore_from(
-        open_destination(str(source)),
-        UnsyncedFiles(path),
-        label,
-        store_id,
-        lambda done, of: None,
+        open_destination(str(source)), UnsyncedFiles(path), label, store_id, lambda done, of: None
     )
 
 

@@ -159,12 +159,7 @@ def script(seed: int, commands: int) -> list[Step]:
 
 
 def endure(
-    path: Path,
-    files: RefusingFiles,
-    seed: int,
-    steps: list[Step],
-    patience: int,
-    **options: Any,
+    path: Path, files: RefusingFiles, seed: int, steps: list[Step], patience: int, **options: Any
 ) -> str:
     """Take all steps on a disk that refuses, and check what each refusal has to mean.
 

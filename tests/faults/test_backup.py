@@ -53,9 +53,7 @@ def store(tmp_path: Path) -> Iterator[embstore.Store]:
         yield opened
 
 
-def test_a_backup_is_restored_with_the_digests_of_its_label(
-    store: embstore.Store, tmp_path: Path, way: str
-) -> None:
+def test_a_backup_is_restored_with_the_digests_of_its_label(store, tmp_path, way):
     store.checkpoint("kept")
     promise = content_of(store)
     train(store, SEED, COMMANDS_PER_LABEL - 1, label_last=False)
@@ -68,9 +66,7 @@ def test_a_backup_is_restored_with_the_digests_of_its_label(
     check_restored(tmp_path / "again", promise)
 
 
-def test_without_a_label_it_has_what_there_is_and_gives_up_no_checkpoint(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_without_a_label_it_has_what_there_is_and_gives_up_no_checkpoint(store, tmp_path):
     labels = [kept.label for kept in store.checkpoints()]
     promise = content_of(store)
     made = store.backup(str(tmp_path / "to"))
@@ -82,9 +78,7 @@ def test_without_a_label_it_has_what_there_is_and_gives_up_no_checkpoint(
     check_restored(tmp_path / "again", promise, cache_bytes=150_000, policy="lfu")
 
 
-def test_a_second_backup_takes_only_what_is_new(
-    store: embstore.Store, tmp_path: Path, way: str
-) -> None:
+def test_a_second_backup_takes_only_what_is_new(store, tmp_path, way):
     store.checkpoint("kept")  # what is older is not merged with what comes
     store.executor.storage.merges.finish()  # type: ignore[attr-defined]
     first = store.backup(str(tmp_path / "to"))
@@ -101,9 +95,7 @@ def test_a_second_backup_takes_only_what_is_new(
         check_restored(path, promise)
 
 
-def test_files_that_merges_replace_are_kept_until_they_are_copied(
-    store: embstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_merges_replace_are_kept_until_they_are_copied(store, tmp_path, monkeypatch):
     """Training, labels, folds and merges go on between any two files of the backup."""
     copy_always(monkeypatch)
     engine: Any = store.executor
@@ -135,7 +127,7 @@ def test_files_that_merges_replace_are_kept_until_they_are_copied(
     check_restored(tmp_path / "again", promise)
 
 
-def test_a_killed_backup_leaves_nothing_that_counts(store: embstore.Store, tmp_path: Path) -> None:
+def test_a_killed_backup_leaves_nothing_that_counts(store, tmp_path):
     store.checkpoint("kept")
     copy = tmp_path / "copy"
     links = tmp_path / "store" / "backup"
@@ -152,13 +144,7 @@ def test_a_killed_backup_leaves_nothing_that_counts(store: embstore.Store, tmp_p
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_backup_that_is_cut_off_is_not_taken_for_one(
-    store: embstore.Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    way: str,
-    verb: str,
-) -> None:
+def test_a_backup_that_is_cut_off_is_not_taken_for_one(store, tmp_path, monkeypatch, way, verb):
     """Refused at each call of a verb in turn, it leaves the backup before it; then it is made."""
     to, source = tmp_path / "to", UnsyncedFiles(tmp_path / "store")
     before = content_of(store)
@@ -201,9 +187,7 @@ def test_a_backup_that_is_cut_off_is_not_taken_for_one(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_restore_that_is_cut_off_leaves_no_store(
-    store: embstore.Store, tmp_path: Path, way: str, verb: str
-) -> None:
+def test_a_restore_that_is_cut_off_leaves_no_store(store, tmp_path, way, verb):
     promise = content_of(store)
     store.backup(str(tmp_path / "to"))
     path = tmp_path / "again"
@@ -220,9 +204,7 @@ def test_a_restore_that_is_cut_off_leaves_no_store(
     check_restored(path, promise)
 
 
-def test_a_crash_in_a_restore_leaves_what_does_not_open(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_a_crash_in_a_restore_leaves_what_does_not_open(store, tmp_path):
     class _Killed(BaseException):
         pass
 
@@ -242,7 +224,7 @@ def test_a_crash_in_a_restore_leaves_what_does_not_open(
         restored(tmp_path / "to", tmp_path / "crashed")
 
 
-def test_a_new_id_is_in_every_file(store: embstore.Store, tmp_path: Path) -> None:
+def test_a_new_id_is_in_every_file(store, tmp_path):
     promise, store_id = content_of(store), "ab" * 16
     store.backup(str(tmp_path / "to"))
     restored(tmp_path / "to", tmp_path / "again", store_id=store_id)
@@ -253,7 +235,7 @@ def test_a_new_id_is_in_every_file(store: embstore.Store, tmp_path: Path) -> Non
     check_restored(tmp_path / "same", promise)
 
 
-def test_damage_in_a_backup_is_no_store(store: embstore.Store, tmp_path: Path, way: str) -> None:
+def test_damage_in_a_backup_is_no_store(store, tmp_path, way):
     store.backup(str(tmp_path / "to"))
     name = next(name for name in files_of(tmp_path / "to") if name.startswith("base/"))
     content = (tmp_path / "to" / name).read_bytes()
@@ -271,9 +253,7 @@ def test_damage_in_a_backup_is_no_store(store: embstore.Store, tmp_path: Path, w
         restored(tmp_path / "to", tmp_path / "again")
 
 
-def test_a_backup_that_is_given_up_goes_with_the_files_that_only_it_has(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_a_backup_that_is_given_up_goes_with_the_files_that_only_it_has(store, tmp_path):
     to = tmp_path / "to"
     store.backup(str(to))
     train(store, SEED, 60)
@@ -287,9 +267,7 @@ def test_a_backup_that_is_given_up_goes_with_the_files_that_only_it_has(
     check_restored(tmp_path / "again", content_of(store))
 
 
-def test_backups_are_verified_where_they_are(
-    store: embstore.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
-) -> None:
+def test_backups_are_verified_where_they_are(store, tmp_path, capsys, way):
     def shown(status: int) -> Any:
         assert main(["verify", str(to), "--json"]) == status
         return json.loads(capsys.readouterr().out)
@@ -319,9 +297,7 @@ def test_backups_are_verified_where_they_are(
     assert not shown(0)["problems"]
 
 
-def test_backups_of_another_store_or_another_life_are_refused(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_backups_of_another_store_or_another_life_are_refused(store, tmp_path):
     to = tmp_path / "to"
     with open_store(tmp_path / "other") as other:
         train(other, SEED + 1, 5)
@@ -339,7 +315,7 @@ def test_backups_of_another_store_or_another_life_are_refused(
             twin.backup(str(tmp_path / "mine"))
 
 
-def test_what_cannot_be_backed_up_is_refused(store: embstore.Store, tmp_path: Path) -> None:
+def test_what_cannot_be_backed_up_is_refused(store, tmp_path):
     with pytest.raises(CheckpointNotFoundError):
         store.backup(str(tmp_path / "to"), "never")
     assert not (tmp_path / "to").exists()
@@ -355,9 +331,7 @@ def test_what_cannot_be_backed_up_is_refused(store: embstore.Store, tmp_path: Pa
     store.check_integrity()
 
 
-def test_a_store_that_is_closed_ends_the_backup(
-    store: embstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_closed_ends_the_backup(store, tmp_path, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
     outcome: list[BaseException] = []
     put = backups.back_up
@@ -388,7 +362,7 @@ def test_a_store_that_is_closed_ends_the_backup(
         restored(tmp_path / "to", tmp_path / "again")
 
 
-def test_a_read_only_store_is_backed_up_too(store: embstore.Store, tmp_path: Path) -> None:
+def test_a_read_only_store_is_backed_up_too(store, tmp_path):
     promise = content_of(store)
     store.close()
     with open_store(tmp_path / "store", read_only=True) as reader:
@@ -397,9 +371,7 @@ def test_a_read_only_store_is_backed_up_too(store: embstore.Store, tmp_path: Pat
     check_restored(tmp_path / "again", promise)
 
 
-def test_a_client_chooses_a_name_below_what_is_allowed(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_a_client_chooses_a_name_below_what_is_allowed(store, tmp_path):
     allowed, outside = tmp_path / "allowed", tmp_path / "way-out"
     outside.mkdir()
     allowed.mkdir()
@@ -433,9 +405,7 @@ def test_a_client_chooses_a_name_below_what_is_allowed(
             name_within(elsewhere, "s3://bucket/a")
 
 
-def test_urls_need_fsspec_and_say_so(
-    store: embstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_urls_need_fsspec_and_say_so(store, tmp_path, monkeypatch):
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
@@ -445,7 +415,7 @@ def test_urls_need_fsspec_and_say_so(
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a_url_has_backups_too(store: embstore.Store, tmp_path: Path, kind: str) -> None:
+def test_a_url_has_backups_too(store, tmp_path, kind):
     pytest.importorskip("fsspec", reason="needs the extra 'remote'")
     url = f"memory://{tmp_path.name}" if kind == "memory" else f"file://{tmp_path}/to"
     promise = content_of(store)
@@ -464,9 +434,7 @@ def test_a_url_has_backups_too(store: embstore.Store, tmp_path: Path, kind: str)
         store.backup("nothing-known://x")
 
 
-def test_the_commands_back_up_a_server_and_restore(
-    store: embstore.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_back_up_a_server_and_restore(store, tmp_path, capsys):
     promise = content_of(store)
     store.backup(str(tmp_path / "to"))
     path = tmp_path / "again"

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,7 @@ COMMANDS = 45
 )
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("turn", range(7))
-def test_an_error_is_refused_whole_or_fails_the_store(
-    quick_path: Path, verb: str, step: int, turn: int, options: dict[str, Any]
-) -> None:
+def test_an_error_is_refused_whole_or_fails_the_store(quick_path, verb, step, turn, options):
     files = RefusingFiles(quick_path / "store").refuse((verb,), 1 + turn * step, errno.EIO)
     endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1, **options)
 
@@ -46,9 +43,7 @@ def test_an_error_is_refused_whole_or_fails_the_store(
     [("write", 29), ("sync", 4), ("sync_directory", 4), ("truncate", 6), ("remove", 5)],
 )
 @pytest.mark.parametrize("turn", range(7))
-def test_lack_of_room_where_it_was_promised_is_no_silent_success(
-    quick_path: Path, verb: str, step: int, turn: int
-) -> None:
+def test_lack_of_room_where_it_was_promised_is_no_silent_success(quick_path, verb, step, turn):
     """Delayed allocation, quotas and file systems that copy on write may refuse as late as at a
     sync, at a removal, in room that was set aside. It is too late to refuse a command whole, so the
     store fails, and does not say that all is as it was."""
@@ -67,7 +62,7 @@ class HeldCompaction(RefusingFiles):
         assert point != "compaction:records" or self.released.wait(300)
 
 
-def test_merge_that_ends_after_a_failure_is_not_installed(quick_path: Path) -> None:
+def test_merge_that_ends_after_a_failure_is_not_installed(quick_path):
     """Its segments may be those of the commit that failed after its rename."""
     files = HeldCompaction(quick_path / "store")
     store = open_store(files.root, files=files)
@@ -89,9 +84,7 @@ def test_merge_that_ends_after_a_failure_is_not_installed(quick_path: Path) -> N
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["broken", "full"])
-def test_commit_that_cannot_clean_up_is_done_or_fails_the_store(
-    quick_path: Path, code: int
-) -> None:
+def test_commit_that_cannot_clean_up_is_done_or_fails_the_store(quick_path, code):
     """An error after the rename must not leave a store that goes on and denies its label."""
     files = RefusingFiles(quick_path / "store")
     store = open_store(files.root, files=files, checkpoints_keep=1)

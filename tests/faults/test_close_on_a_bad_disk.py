@@ -5,7 +5,6 @@ Merges may be running, and may be installed by the close.
 
 import errno
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,7 @@ COMMITTED, COMMANDS = 44, 45  # the last commit of its own, and where the close 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("verb", ["write", "sync", "sync_directory", "rename", "create", "remove"])
-def test_directory_is_free_after_a_close_that_failed(
-    quick_path: Path, verb: str, nth: int, code: int
-) -> None:
+def test_directory_is_free_after_a_close_that_failed(quick_path, verb, nth, code):
     files = RefusingFiles(quick_path / "store")
     dense = DenseStore()
     train(dense, SEED, COMMITTED)

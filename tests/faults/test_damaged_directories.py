@@ -9,17 +9,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-from tests.faults.damage import (
-    PAGE_BYTES,
-    SEED,
-    files_of,
-    make_store,
-    outcome,
-    results,
-    try_each,
-)
-from tests.faults.forks import Forks
-from tests.faults.promises import Promise, content_of
+from tests.faults.damage import PAGE_BYTES, SEED, files_of, make_store, outcome, results, try_each
+from tests.faults.promises import content_of
 from tests.faults.training import DenseStore, open_store, train
 
 PROPER = {"right", "CorruptTableError"}
@@ -63,15 +54,13 @@ def foreign(store: Path, other: str) -> Iterator[str]:
         yield name
 
 
-def test_cut_or_grown_file_is_an_error_or_harmless(
-    forks: Forks, made: tuple[Path, Promise]
-) -> None:
+def test_cut_or_grown_file_is_an_error_or_harmless(forks, made):
     path, expected = made
     came = results(forks, try_each, str(path), cut_or_grown, expected)
     assert {damage: what for damage, what in came.items() if what not in PROPER} == {}
 
 
-def test_lost_file_is_an_error(forks: Forks, made: tuple[Path, Promise]) -> None:
+def test_lost_file_is_an_error(forks, made):
     path, expected = made
     came = results(forks, try_each, str(path), lost, expected)
     assert came.pop("LOCK") == "right"
@@ -79,15 +68,13 @@ def test_lost_file_is_an_error(forks: Forks, made: tuple[Path, Promise]) -> None
     assert {name: what for name, what in came.items() if what != "CorruptTableError"} == {}
 
 
-def test_swapped_files_are_an_error(forks: Forks, made: tuple[Path, Promise]) -> None:
+def test_swapped_files_are_an_error(forks, made):
     path, expected = made
     came = results(forks, try_each, str(path), swapped, expected)
     assert {pair: what for pair, what in came.items() if what != "CorruptTableError"} == {}
 
 
-def test_foreign_file_is_an_error(
-    forks: Forks, made: tuple[Path, Promise], quick_path: Path
-) -> None:
+def test_foreign_file_is_an_error(forks, made, quick_path):
     path, expected = made
     other = quick_path / "other"
     assert make_store(other) == expected
@@ -95,7 +82,7 @@ def test_foreign_file_is_an_error(
     assert {name: what for name, what in came.items() if what != "CorruptTableError"} == {}
 
 
-def test_older_file_under_a_newer_name_is_an_error(quick_path: Path) -> None:
+def test_older_file_under_a_newer_name_is_an_error(quick_path):
     """As a backup put back in part would leave it; the newer rows would be initial again."""
     path = quick_path / "store"
     older: list[bytes] = []

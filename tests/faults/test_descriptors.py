@@ -4,11 +4,9 @@ import errno
 import gc
 import os
 import resource
-from pathlib import Path
 from typing import Any
 
 from embstore.host.descriptors import SPARE
-from tests.faults.forks import Forks
 from tests.faults.promises import check_content, content_of
 from tests.faults.training import commit, open_store, train
 
@@ -37,7 +35,7 @@ def train_without_descriptors(reports: Any, path: str) -> None:
     reports.send(content)
 
 
-def test_a_closed_store_keeps_no_descriptors(tmp_path: Path) -> None:
+def test_a_closed_store_keeps_no_descriptors(tmp_path):
     gc.collect()
     had = bool(SPARE._kept)  # of a store that another test has left open
     with open_store(tmp_path / "other"):
@@ -60,15 +58,13 @@ def fork_while_descriptors_are_filled(reports: Any, path: str) -> None:
     reports.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def test_a_fork_does_not_wait_for_what_another_thread_had(tmp_path: Path, forks: Forks) -> None:
+def test_a_fork_does_not_wait_for_what_another_thread_had(tmp_path, forks):
     child = forks.start(fork_while_descriptors_are_filled, str(tmp_path / "store"))
     assert child.reports.recv() == 0
     assert child.wait() == 0
 
 
-def test_commits_are_made_when_connections_have_all_descriptors(
-    tmp_path: Path, forks: Forks
-) -> None:
+def test_commits_are_made_when_connections_have_all_descriptors(tmp_path, forks):
     child = forks.start(train_without_descriptors, str(tmp_path / "store"))
     content = child.reports.recv()
     assert child.wait() == 0

@@ -38,9 +38,7 @@ def true_digest(path: Path) -> str:
         return found
 
 
-def test_a_digest_that_cannot_begin_forgets_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_digest_that_cannot_begin_forgets_nothing(path, monkeypatch):
     def no_memory(_: Any) -> Any:
         raise MemoryError
 
@@ -70,9 +68,7 @@ class Lacking(list[Any]):
 
 
 @pytest.mark.parametrize("what", ["_starts", "_copies"])
-def test_a_command_that_cannot_set_rows_aside_is_refused_and_leaves_the_digest_right(
-    path: Path, what: str
-) -> None:
+def test_a_command_that_cannot_set_rows_aside_is_refused_and_leaves_the_digest_right(path, what):
     ones, zeros = np.ones((ROWS, DIM), np.float32), np.zeros((10, DIM), np.float32)
     with opened(path) as store:
         create(store).assign(np.arange(ROWS), ones)

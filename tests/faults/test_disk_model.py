@@ -24,7 +24,7 @@ def durable(path: str, data: bytes, folder: str = "") -> list[Call]:
     return [*created(path, data), Call("sync", path), Call("sync_directory", folder)]
 
 
-def test_writes_tear_at_sectors_and_only_there(tmp_path: Path) -> None:
+def test_writes_tear_at_sectors_and_only_there(tmp_path):
     calls = durable("a", b"o" * 2048)
     calls += [Call("write", "a", offset=256, data=b"n" * 1500)]
     seen = {after(tmp_path, calls, torn([seed]))["a"] for seed in range(100)}
@@ -34,7 +34,7 @@ def test_writes_tear_at_sectors_and_only_there(tmp_path: Path) -> None:
     assert len(seen) == 2**4
 
 
-def test_what_a_failed_sync_lost_stays_lost(tmp_path: Path) -> None:
+def test_what_a_failed_sync_lost_stays_lost(tmp_path):
     calls = durable("a", b"o" * 1024)
     calls += [Call("write", "a", data=b"n" * 512), Call("failed_sync", "a")]
     calls += [Call("write", "a", offset=512, data=b"n" * 512), Call("sync", "a")]

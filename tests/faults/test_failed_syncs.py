@@ -7,7 +7,6 @@ counts as durable must have been written again. A power cut at the end tells.
 import errno
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,9 +43,7 @@ class FailingSync(RecordingFiles):
 @pytest.mark.parametrize("settled", [True, False], ids=["settled", "merging"])
 @pytest.mark.parametrize("nth", [1, 3, 8])
 @pytest.mark.parametrize("suffix", [".log", ".rows", "CATALOGUE.new", ".commands"])
-def test_what_a_failed_sync_lost_is_not_relied_on(
-    quick_path: Path, suffix: str, nth: int, settled: bool
-) -> None:
+def test_what_a_failed_sync_lost_is_not_relied_on(quick_path, suffix, nth, settled):
     session = Session(SEED, LOGGED if suffix == ".commands" else {})
     files = FailingSync(quick_path / "recorded", suffix, nth)
     try:

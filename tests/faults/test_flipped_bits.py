@@ -3,21 +3,15 @@
 Flips are tried in a child process, because a bad map could end it (SIGBUS).
 """
 
-from pathlib import Path
-
 import pytest
 
 from tests.faults.damage import results, try_flips
-from tests.faults.forks import Forks
-from tests.faults.promises import Promise
 
 PROPER = {"right", "CorruptTableError", "TableMismatchError"}
 
 
 @pytest.mark.parametrize("kind", ["store.json", "CATALOGUE", ".log", ".rows"])
-def test_flipped_bit_is_an_error_or_harmless(
-    forks: Forks, made: tuple[Path, Promise], kind: str
-) -> None:
+def test_flipped_bit_is_an_error_or_harmless(forks, made, kind):
     path, expected = made
     came = results(forks, try_flips, str(path), kind, expected)
     wrong = {flip: what for flip, what in came.items() if what not in PROPER}

@@ -5,9 +5,6 @@ whole: the digests of all tables are those from before, and the same call succee
 room.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from embstore.config import Limits
@@ -23,20 +20,18 @@ COMMANDS = 45
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("patience", [1, 4])
 @pytest.mark.parametrize("nth", [*range(1, 12), *range(13, 60, 5), *range(61, 500, 29)])
-def test_what_is_refused_changes_nothing(
-    quick_path: Path, nth: int, patience: int, options: dict[str, Any]
-) -> None:
+def test_what_is_refused_changes_nothing(quick_path, nth, patience, options):
     path, steps = quick_path / "store", script(SEED, COMMANDS)
     files = FullDisk(path).fill(nth, NO_ROOM[nth % 2])
     assert endure(path, files, SEED, steps, patience, **options) == "went on"
 
 
 @pytest.mark.parametrize("nth", [*range(2, 12, 3), *range(14, 400, 48)])
-def test_what_is_refused_changes_nothing_in_two_levels(quick_path: Path, nth: int) -> None:
+def test_what_is_refused_changes_nothing_in_two_levels(quick_path, nth):
     test_what_is_refused_changes_nothing(quick_path, nth, 4, TWO_LEVELS)
 
 
-def test_merge_without_room_is_done_later(quick_path: Path) -> None:
+def test_merge_without_room_is_done_later(quick_path):
     files = FullDisk(quick_path / "store")
     dense = DenseStore()
     train(dense, SEED, COMMANDS)

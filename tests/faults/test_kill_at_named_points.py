@@ -84,25 +84,19 @@ def expected_commands(point: str, reports: list[tuple[str, int]]) -> set[int]:
 
 @pytest.mark.parametrize("nth", [1, 4])
 @pytest.mark.parametrize("point", POINTS)
-def test_store_opens_as_the_point_says_and_goes_on(
-    tmp_path: Path, forks: Forks, point: str, nth: int
-) -> None:
+def test_store_opens_as_the_point_says_and_goes_on(tmp_path, forks, point, nth):
     crash_and_go_on(tmp_path, forks, point, nth, {})
 
 
 @pytest.mark.parametrize(
-    ("options", "nth"),
-    [(LOGGED, 1), (LOGGED, 4), (TWO_LEVELS, 1)],
-    ids=["1", "4", "two levels"],
+    ("options", "nth"), [(LOGGED, 1), (LOGGED, 4), (TWO_LEVELS, 1)], ids=["1", "4", "two levels"]
 )
 @pytest.mark.parametrize("point", [*POINTS, *POINTS_OF_THE_LOG])
-def test_no_command_is_lost_where_they_are_logged(
-    tmp_path: Path, forks: Forks, point: str, nth: int, options: dict[str, Any]
-) -> None:
+def test_no_command_is_lost_where_they_are_logged(tmp_path, forks, point, nth, options):
     crash_and_go_on(tmp_path, forks, point, nth, options)
 
 
-def test_rows_of_both_levels_are_dirty_when_commits_begin(tmp_path: Path) -> None:
+def test_rows_of_both_levels_are_dirty_when_commits_begin(tmp_path):
     seen = 0
     with open_store(tmp_path, **TWO_LEVELS) as store:
         for n in range(1, 40):
@@ -113,13 +107,9 @@ def test_rows_of_both_levels_are_dirty_when_commits_begin(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "nth"),
-    [(LOGGED, 1), (LOGGED, 2), (TWO_LEVELS, 2)],
-    ids=["1", "2", "two levels"],
+    ("options", "nth"), [(LOGGED, 1), (LOGGED, 2), (TWO_LEVELS, 2)], ids=["1", "2", "two levels"]
 )
-def test_a_replay_that_is_cut_short_is_done_again(
-    tmp_path: Path, forks: Forks, nth: int, options: dict[str, Any]
-) -> None:
+def test_a_replay_that_is_cut_short_is_done_again(tmp_path, forks, nth, options):
     child = forks.start(train_and_crash, str(tmp_path), COMMANDS, options)
     assert child.wait() == -signal.SIGKILL
     reports = child.remaining()

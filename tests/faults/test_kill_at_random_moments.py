@@ -6,14 +6,13 @@ else.
 """
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embstore.config import Limits
-from tests.faults.forks import Child, Forks
+from tests.faults.forks import Child
 from tests.faults.promises import check_content, commands_promised, content_of
 from tests.faults.training import (
     LOGGED,
@@ -69,9 +68,7 @@ def kill_at_a_random_moment(child: Child, rng: np.random.Generator) -> list[Any]
         pytest.param(LOGGED | {"recovery_s": 0.05}, id="short-log"),
     ],
 )
-def test_store_opens_at_its_last_commit_after_a_kill(
-    tmp_path: Path, forks: Forks, options: dict[str, Any], soak: int
-) -> None:
+def test_store_opens_at_its_last_commit_after_a_kill(tmp_path, forks, options, soak):
     seed = SEED + soak
     rng = generator(seed)
     dense = DenseStore()

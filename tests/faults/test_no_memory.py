@@ -14,7 +14,6 @@ import pytest
 
 from embstore.config import Normal, Sgd
 from embstore.errors import CapacityError
-from tests.faults.forks import Forks
 from tests.faults.promises import check_content, content_of
 from tests.faults.refusing import Step, script
 from tests.faults.starving import Starving
@@ -29,9 +28,7 @@ STARVED_TIMES = 3
 
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("turn", range(6))
-def test_memory_may_end_at_any_instruction(
-    quick_path: Path, turn: int, options: dict[str, Any]
-) -> None:
+def test_memory_may_end_at_any_instruction(quick_path, turn, options):
     path, steps = quick_path / "store", script(SEED, COMMANDS)
     rng = generator(SEED + turn)
     store = open_store(path, **options)
@@ -127,8 +124,8 @@ def _address_space() -> int:
 
 @pytest.mark.parametrize("cache_bytes", [90_000, 32 << 20], ids=["parts", "fits"])
 def test_calls_that_find_no_memory_are_refused_and_the_store_goes_on(
-    quick_path: Path, forks: Forks, cache_bytes: int
-) -> None:
+    quick_path, forks, cache_bytes
+):
     path = quick_path / "store"
     child = forks.start(read_without_memory, str(path), cache_bytes)
     assert child.wait() == 0

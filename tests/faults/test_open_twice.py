@@ -1,13 +1,11 @@
 """Two opens of one directory: one writer, or any number of readers, in one process or in two."""
 
 import errno
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embstore.errors import EmbstoreError, StorageError, StoreInUseError
-from tests.faults.forks import Forks
 from tests.faults.promises import NOTHING, content_of
 from tests.faults.refusing import RefusingFiles
 from tests.faults.training import open_store
@@ -25,9 +23,7 @@ EXCLUDING = pytest.mark.parametrize(
 
 
 @EXCLUDING
-def test_a_lock_file_that_was_removed_lets_nobody_in(
-    tmp_path: Path, first: Any, second: Any
-) -> None:
+def test_a_lock_file_that_was_removed_lets_nobody_in(tmp_path, first, second):
     open_store(tmp_path).close()
     with open_store(tmp_path, **first):
         (tmp_path / "LOCK").unlink()
@@ -45,7 +41,7 @@ def open_and_tell(reports: Any, path: str) -> None:
         reports.send(f"{type(exc).__name__}: {exc}")
 
 
-def test_two_processes_may_create_a_store_at_once(tmp_path: Path, forks: Forks) -> None:
+def test_two_processes_may_create_a_store_at_once(tmp_path, forks):
     for attempt in range(25):
         path = str(tmp_path / str(attempt))
         children = [forks.start(open_and_tell, path) for _ in range(3)]
@@ -57,7 +53,7 @@ def test_two_processes_may_create_a_store_at_once(tmp_path: Path, forks: Forks) 
 
 @pytest.mark.parametrize("verb", ["create", "write", "sync", "rename", "sync_directory"])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_creation_that_failed_holds_no_lock(tmp_path: Path, verb: str, nth: int) -> None:
+def test_creation_that_failed_holds_no_lock(tmp_path, verb, nth):
     files = RefusingFiles(tmp_path / "store").refuse((verb,), nth, errno.EIO)
     with pytest.raises(StorageError):
         open_store(files.root, files=files)

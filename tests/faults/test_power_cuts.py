@@ -9,7 +9,6 @@ chance.
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,9 +41,7 @@ CHOICES: dict[str, Callable[[int], Choose]] = {
 
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_call_may_be_the_last(
-    quick_path: Path, choice: str, options: dict[str, Any], pytestconfig: pytest.Config
-) -> None:
+def test_every_call_may_be_the_last(quick_path, choice, options, pytestconfig):
     share = SHARE if pytestconfig.getoption("soak") == 1 else 1
     place = list(CHOICES).index(choice) % share
     session = record(quick_path / "recorded", SEED, stretches=[33, 8, 20], settled=True, **options)
@@ -65,7 +62,7 @@ def test_every_call_may_be_the_last(
         pytest.param(TWO_LEVELS, id="two-levels"),
     ],
 )
-def test_cuts_while_merges_run(quick_path: Path, options: dict[str, Any]) -> None:
+def test_cuts_while_merges_run(quick_path, options):
     rng = generator(SEED)
     session = record(
         quick_path / "recorded", SEED + 1, stretches=[20, 40, 20], settled=False, **options

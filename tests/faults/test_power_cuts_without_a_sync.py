@@ -55,18 +55,14 @@ def is_kept_after(session: Session, disk: Disk, calls: int, choose: Choose, path
         pytest.param("sync_directory", "base", id="base-directory"),
     ],
 )
-def test_a_missing_sync_is_noticed(
-    quick_path: Path, session: Session, verb: str, suffix: str
-) -> None:
+def test_a_missing_sync_is_noticed(quick_path, session, verb, suffix):
     check_it_is_noticed(quick_path, session, verb, suffix)
 
 
 @pytest.mark.parametrize(
     ("verb", "suffix"), [("sync", ".commands"), ("sync_directory", "commands")]
 )
-def test_a_missing_sync_of_the_command_log_is_noticed(
-    quick_path: Path, logged_session: Session, verb: str, suffix: str
-) -> None:
+def test_a_missing_sync_of_the_command_log_is_noticed(quick_path, logged_session, verb, suffix):
     check_it_is_noticed(quick_path, logged_session, verb, suffix)
 
 

@@ -7,13 +7,11 @@ import os
 import shutil
 import signal
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults.disk import Disk
-from tests.faults.forks import Forks
 from tests.faults.promises import content_of
 from tests.faults.recording import RecordingFiles, UnsyncedFiles
 from tests.faults.test_kill_at_named_points import CrashingFiles
@@ -81,9 +79,7 @@ def check(store: Any, wanted: dict[str, Any], *, restored: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_call_may_be_the_last(
-    quick_path: Path, choice: str, options: dict[str, Any], pytestconfig: pytest.Config
-) -> None:
+def test_every_call_may_be_the_last(quick_path, choice, options, pytestconfig):
     share = SHARE if pytestconfig.getoption("soak") == 1 else 1
     place = list(CHOICES).index(choice) % share
     files = RecordingFiles(quick_path / "recorded")
@@ -121,9 +117,7 @@ def retain_until_killed(reports: Any, path: str, point: str, nth: int, options: 
 @pytest.mark.parametrize("options", [{}, LOGGED], ids=["checkpoint", "commands"])
 @pytest.mark.parametrize("nth", range(1, len(STEPS) + 1))
 @pytest.mark.parametrize("point", ["retention:decided", "retention:renamed"])
-def test_a_kill_is_before_the_step_or_after_it(
-    quick_path: Path, forks: Forks, point: str, nth: int, options: dict[str, Any]
-) -> None:
+def test_a_kill_is_before_the_step_or_after_it(quick_path, forks, point, nth, options):
     child = forks.start(retain_until_killed, str(quick_path), point, nth, options)
     assert child.wait() == -signal.SIGKILL
     (wanted,) = child.remaining()

@@ -29,7 +29,7 @@ def scrubber_of(store: embstore.Store, bytes_per_s: int = 1) -> Scrubber:
     return Scrubber(engine.storage, bytes_per_s)
 
 
-def test_a_pass_checks_every_record(store: embstore.Store) -> None:
+def test_a_pass_checks_every_record(store):
     scrubber = scrubber_of(store)
     pauses = []
     while not scrubber.found.passes:
@@ -41,7 +41,7 @@ def test_a_pass_checks_every_record(store: embstore.Store) -> None:
     assert not scrubber.found.problems
 
 
-def test_damage_is_told_once_with_table_and_keys(store: embstore.Store, tmp_path: Path) -> None:
+def test_damage_is_told_once_with_table_and_keys(store, tmp_path):
     scrubber = scrubber_of(store)
     found: list[list[str]] = []
     scrubber.found.after_problem = found.append
@@ -60,7 +60,7 @@ def test_damage_is_told_once_with_table_and_keys(store: embstore.Store, tmp_path
     assert not scrubber.found.problems
 
 
-def test_files_that_merges_remove_are_passed_over(store: embstore.Store) -> None:
+def test_files_that_merges_remove_are_passed_over(store):
     scrubber = scrubber_of(store)
     while scrubber.found.passes < 3:
         scrubber.step()
@@ -70,7 +70,7 @@ def test_files_that_merges_remove_are_passed_over(store: embstore.Store) -> None
     assert not scrubber.found.problems
 
 
-def test_an_open_store_scrubs_by_itself_and_stats_say_so(tmp_path: Path) -> None:
+def test_an_open_store_scrubs_by_itself_and_stats_say_so(tmp_path):
     path = tmp_path / "store"
     with open_store(path) as store:
         train(store, SEED, 30)
@@ -84,7 +84,7 @@ def test_an_open_store_scrubs_by_itself_and_stats_say_so(tmp_path: Path) -> None
         assert engine.scrubber.bytes == stats["scrubbed_bytes"] > 0
 
 
-def test_the_thread_keeps_no_store(tmp_path: Path) -> None:
+def test_the_thread_keeps_no_store(tmp_path):
     store = open_store(tmp_path / "store", scrub_bytes_per_s=1 << 20)
     engine: Any = store.executor
     thread, dropped = engine.scrubber._thread, weakref.ref(engine.scrubber)

@@ -82,9 +82,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
 }
 
 
-def test_a_folder_that_has_something_else_is_refused_and_stays_as_it_is(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_a_folder_that_has_something_else_is_refused_and_stays_as_it_is(store, tmp_path):
     for name, (make, folder, message) in REFUSED.items():
         to = tmp_path / name.replace("'", "")
         to.mkdir()
@@ -99,9 +97,7 @@ def test_a_folder_that_has_something_else_is_refused_and_stays_as_it_is(
     assert store.backup(str(tmp_path / "empty")).new_files
 
 
-def test_a_backup_removes_only_own_files_of_no_backup(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_a_backup_removes_only_own_files_of_no_backup(store, tmp_path):
     to = tmp_path / "to"
     store.backup(str(to))
     own = listing(to).keys()
@@ -132,9 +128,7 @@ def test_a_backup_removes_only_own_files_of_no_backup(
 
 
 @pytest.mark.parametrize("room", ["log", "labels"])
-def test_a_backup_follows_no_link_below_its_destination(
-    store: embstore.Store, tmp_path: Path, room: str
-) -> None:
+def test_a_backup_follows_no_link_below_its_destination(store, tmp_path, room):
     to, outside = tmp_path / "to", tmp_path / "outside"
     store.backup(str(to))
     (to / room).rename(outside)
@@ -149,9 +143,7 @@ def test_a_backup_follows_no_link_below_its_destination(
     assert listing(outside) == before
 
 
-def test_a_first_backup_that_is_cut_off_anywhere_is_made_again(
-    store: embstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_backup_that_is_cut_off_anywhere_is_made_again(store, tmp_path, monkeypatch):
     promise = content_of(store)
     verbs = ("create", "write", "sync", "rename", "link", "make_directory", "sync_directory")
     for nth in range(1, 1000):
@@ -176,7 +168,7 @@ def verified(to: Path) -> list[str]:
     return verify_backups(Files(to), lambda _: None, lambda *_: None).problems
 
 
-def test_a_marker_is_checked(store: embstore.Store, tmp_path: Path) -> None:
+def test_a_marker_is_checked(store, tmp_path):
     class Folder:
         """As at a URL, where a marker may be cut off."""
 
@@ -214,9 +206,7 @@ def test_a_marker_is_checked(store: embstore.Store, tmp_path: Path) -> None:
     assert main(["verify", str(to)]) == 1
 
 
-def test_a_restore_writes_into_nothing_but_an_empty_folder(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_a_restore_writes_into_nothing_but_an_empty_folder(store, tmp_path):
     store.backup(str(tmp_path / "to"))
     target, outside = tmp_path / "target", tmp_path / "outside"
     strew(target, outside)
@@ -242,7 +232,7 @@ def test_a_restore_writes_into_nothing_but_an_empty_folder(
     assert listing(tmp_path) == before
 
 
-def test_a_store_changes_only_its_own_files(tmp_path: Path) -> None:
+def test_a_store_changes_only_its_own_files(tmp_path):
     path, outside = tmp_path / "store", tmp_path / "outside"
     with open_store(path, files=UnsyncedFiles(path)) as opened:
         train(opened, SEED, 3)
@@ -264,14 +254,14 @@ def test_a_store_changes_only_its_own_files(tmp_path: Path) -> None:
     assert (outside / "victim").read_bytes() == b"precious"
 
 
-def test_a_directory_that_others_can_write_is_warned_of(tmp_path: Path) -> None:
+def test_a_directory_that_others_can_write_is_warned_of(tmp_path):
     open_store(tmp_path / "store").close()
     (tmp_path / "store").chmod(0o777)
     with pytest.warns(UserWarning, match="other accounts can change"):
         open_store(tmp_path / "store").close()
 
 
-def test_an_export_writes_the_file_that_was_named_and_no_other(tmp_path: Path) -> None:
+def test_an_export_writes_the_file_that_was_named_and_no_other(tmp_path):
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     strew(folder, outside)
     (folder / "rows.npy.part").write_bytes(b"of another program")
@@ -287,7 +277,7 @@ def test_an_export_writes_the_file_that_was_named_and_no_other(tmp_path: Path) -
     assert listing(outside).keys() == {"victim"}
 
 
-def test_a_cluster_starts_in_its_own_folder_alone(tmp_path: Path) -> None:
+def test_a_cluster_starts_in_its_own_folder_alone(tmp_path):
     strew(tmp_path / "folder", tmp_path / "outside")
     with pytest.raises(InvalidArgumentError, match="found other files"):
         check_directory(str(tmp_path / "folder"))

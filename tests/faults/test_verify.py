@@ -14,7 +14,6 @@ from embstore.storage.verify import Verification, verify
 from embstore_server.cli import main
 from tests.copies import copy_of_open
 from tests.faults.damage import SEED, Damage, files_of, flips_of
-from tests.faults.promises import Promise
 from tests.faults.recording import UnsyncedFiles
 from tests.faults.training import LOGGED, open_store, train
 
@@ -65,7 +64,7 @@ def offsets_of_records(path: Path) -> list[int]:
     return rng.integers(4096, 4096 + (size - 4096) // 2, 4).tolist()
 
 
-def test_a_good_store_has_nothing_wrong(made: tuple[Path, Promise]) -> None:
+def test_a_good_store_has_nothing_wrong(made):
     path, _ = made
     found = verified(path)
     assert not found.problems and not found.affected and not found.leftovers
@@ -73,7 +72,7 @@ def test_a_good_store_has_nothing_wrong(made: tuple[Path, Promise]) -> None:
     assert found.files == len([n for n in files_of(path) if n.startswith(("log/", "base/"))])
 
 
-def test_a_killed_store_with_a_command_log_has_nothing_wrong(tmp_path: Path) -> None:
+def test_a_killed_store_with_a_command_log_has_nothing_wrong(tmp_path):
     path, copy = tmp_path / "store", tmp_path / "copy"
     store = open_store(path, files=UnsyncedFiles(path), **LOGGED)
     train(store, SEED, 21)
@@ -88,7 +87,7 @@ def test_a_killed_store_with_a_command_log_has_nothing_wrong(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [".log", ".rows", "CATALOGUE"])
-def test_every_flipped_bit_is_found(made: tuple[Path, Promise], kind: str) -> None:
+def test_every_flipped_bit_is_found(made, kind):
     path, _ = made
     missed = []
     for flip in list(flips_of(path, kind))[::5]:
@@ -99,9 +98,7 @@ def test_every_flipped_bit_is_found(made: tuple[Path, Promise], kind: str) -> No
     assert not missed
 
 
-def test_a_flipped_bit_names_the_rows_that_cannot_be_read(
-    made: tuple[Path, Promise], tmp_path: Path
-) -> None:
+def test_a_flipped_bit_names_the_rows_that_cannot_be_read(made, tmp_path):
     path, copy = tmp_path / "store", tmp_path / "copy"
     shutil.copytree(made[0], path)
     seen = dict.fromkeys(("head", "label", "nobody"), 0)
@@ -129,9 +126,7 @@ def test_a_flipped_bit_names_the_rows_that_cannot_be_read(
     assert all(seen.values()), seen
 
 
-def test_a_file_that_is_cut_or_missing_names_its_tables(
-    made: tuple[Path, Promise], tmp_path: Path
-) -> None:
+def test_a_file_that_is_cut_or_missing_names_its_tables(made, tmp_path):
     path = tmp_path / "store"
     shutil.copytree(made[0], path)
     for name in files_of(path):
@@ -176,7 +171,7 @@ class _BadSector(Files):
         return reading
 
 
-def test_a_sector_that_cannot_be_read_costs_one_record(made: tuple[Path, Promise]) -> None:
+def test_a_sector_that_cannot_be_read_costs_one_record(made):
     path, _ = made
     name = next(name for name in files_of(path) if name.startswith("base/"))
     whole = verified(path)
@@ -186,7 +181,7 @@ def test_a_sector_that_cannot_be_read_costs_one_record(made: tuple[Path, Promise
     assert sum(a.rows or 0 for a in found.affected if not a.label) <= 1
 
 
-def test_damage_in_the_command_log_is_found(tmp_path: Path) -> None:
+def test_damage_in_the_command_log_is_found(tmp_path):
     path, copy = tmp_path / "store", tmp_path / "copy"
     store = open_store(path, files=UnsyncedFiles(path), **LOGGED)
     train(store, SEED, 3)
@@ -203,14 +198,12 @@ def test_damage_in_the_command_log_is_found(tmp_path: Path) -> None:
     assert "acknowledged" in problem
 
 
-def test_a_store_that_a_writer_has_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_a_writer_has_is_refused(tmp_path):
     with open_store(tmp_path / "store"), pytest.raises(StoreInUseError):
         verified(tmp_path / "store")
 
 
-def test_the_command_says_it_and_ends_with_1(
-    made: tuple[Path, Promise], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_it_and_ends_with_1(made, tmp_path, capsys):
     path, promise = tmp_path / "store", made[1]
     shutil.copytree(made[0], path)
     assert main(["verify", str(path), "--digests"]) == 0

@@ -62,7 +62,7 @@ def run(
     )  # fmt: skip
 
 
-def test_it_prints_what_is_documented(program: Path, tmp_path: Path) -> None:
+def test_it_prints_what_is_documented(program, tmp_path):
     (expected,) = re.findall(r"prints:\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     with ServerProcess(tmp_path / "served", "--cache-bytes", "64MiB") as server:
         done = run([str(program), server.address], tmp_path)

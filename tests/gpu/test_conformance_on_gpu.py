@@ -23,12 +23,7 @@ HOT_OCCURRENCES = 5000
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_training_with_hot_keys_is_the_references(backend, optimizer, dim):
     rng = generator(dim)
-    config = {
-        "dim": dim,
-        "rows": 3000,
-        "optimizer": optimizer,
-        "initializer": Normal(0.0, 0.1),
-    }
+    config = {"dim": dim, "rows": 3000, "optimizer": optimizer, "initializer": Normal(0.0, 0.1)}
     store, reference = backend.open_store(cache_bytes=4 << 20), ReferenceStore()
     for one in (store, reference):
         one.create_table("t", **config)

@@ -13,14 +13,7 @@ torch = pytest.importorskip("torch")
 
 from embstore_client import connect  # noqa: E402
 from tests import installed  # noqa: E402
-from tests.frameworks.gpu_training import (  # noqa: E402
-    back,
-    bags_of,
-    collection,
-    features,
-    ids_of,
-    moved,
-)
+from tests.frameworks.gpu_training import back, bags_of, collection, features, ids_of, moved  # noqa: E402
 from tests.frameworks.numpy_twin import Forward, Twin, kept  # noqa: E402
 from tests.gpu.test_shared_memory_on_gpu import PATIENCE_S, served  # noqa: E402
 
@@ -68,9 +61,7 @@ def forward_of(batch: Any, outputs: Any) -> Forward:
 
 
 @pytest.mark.parametrize("is_side_stream", [False, True])
-def test_a_loop_leaves_the_gpu_for_nothing(
-    module: Any, no_waits: Any, is_side_stream: bool
-) -> None:
+def test_a_loop_leaves_the_gpu_for_nothing(module, no_waits, is_side_stream):
     twin, all_read = Twin(module), threading.Event()
 
     def loader() -> Iterator[Any]:
@@ -93,7 +84,7 @@ def test_a_loop_leaves_the_gpu_for_nothing(
     twin.assert_same()
 
 
-def test_bags_and_ids_outside_a_loop(module: Any) -> None:
+def test_bags_and_ids_outside_a_loop(module):
     twin = Twin(module)
     for batch in batches():
         outputs = kept(module(there(batch)))
@@ -103,7 +94,7 @@ def test_bags_and_ids_outside_a_loop(module: Any) -> None:
     twin.assert_same()
 
 
-def test_weights_of_the_model_are_not_read(module: Any, no_waits: Any) -> None:
+def test_weights_of_the_model_are_not_read(module, no_waits):
     rng, all_read = np.random.default_rng(5), threading.Event()
     (ids, offsets), other = (
         bags_of(rng),

@@ -8,9 +8,7 @@ from embstore.arithmetic import update_scalars
 from embstore.arrays import EMPTY_KEY
 from embstore.config import RowWiseAdagrad
 from embstore.device.gpu import GpuDevice
-from embstore.device.values import (
-    Gradients,
-)
+from embstore.device.values import Gradients
 from embstore.layout import Layout
 from embstore.score import COUNT_UP, PENDING
 from tests.kernels.emulation.runtime import EmulatedRuntime

@@ -14,9 +14,7 @@ from embstore.arrays import EMPTY_KEY, KEY_BITS
 from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DeviceArray
-from embstore.device.values import (
-    TableParameters,
-)
+from embstore.device.values import TableParameters
 from embstore.layout import Layout
 from tests.kernels.emulation.runtime import EmulatedRuntime
 

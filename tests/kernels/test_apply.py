@@ -58,11 +58,7 @@ def test_updates_are_those_of_the_numpy_twin(optimizer, dim, finite):
         expected[of_table, :dim], expected[of_table, dim:width] = weights, state
     for device in devices():
         memory = slots_with(device, before, keys=np.arange(60), scores=np.arange(60))
-        d_slots, d_keys, d_g = (
-            up(device, slots),
-            up(device, keys),
-            up(device, g),
-        )
+        d_slots, d_keys, d_g = (up(device, slots), up(device, keys), up(device, g))
         of_tables = parameters(3, scalars=scalars)
         device.rows.apply(optimizer.kind, memory, d_slots, d_keys, d_g, of_tables)
         rows, *metadata, dirty = contents_of(device, memory, 60)

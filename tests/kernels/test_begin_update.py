@@ -6,10 +6,7 @@ import pytest
 
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import COMPUTE
-from embstore.device.values import (
-    Gradients,
-    PoolUpdate,
-)
+from embstore.device.values import Gradients, PoolUpdate
 from embstore.score import CLOCK_BITS, COUNT_UP
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.samples import (

@@ -9,9 +9,7 @@ import pytest
 
 from embstore.arithmetic import denormals
 from embstore.device.cpu import CpuDevice
-from embstore.device.values import (
-    Gradients,
-)
+from embstore.device.values import Gradients
 from embstore.errors import DeviceError, InvalidArgumentError
 from embstore.host.memory import HUGE_PAGE_BYTES, release
 from embstore.host.workers import Workers

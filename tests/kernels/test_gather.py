@@ -5,15 +5,7 @@ import pytest
 
 from embstore.arrays import KEY_MASK
 from embstore.device import gpu_rows, staging
-from embstore.score import (
-    CLOCK_BITS,
-    COUNT_KEEP,
-    COUNT_NONE,
-    COUNT_UP,
-    FORESEEN,
-    PENDING,
-    PIN_ONE,
-)
+from embstore.score import CLOCK_BITS, COUNT_KEEP, COUNT_NONE, COUNT_UP, FORESEEN, PENDING, PIN_ONE
 from tests.kernels.samples import (
     DIMS,
     awkward,

@@ -9,27 +9,11 @@ import numpy as np
 import pytest
 
 from embstore.arrays import EMPTY_KEY
-from embstore.device.values import (
-    Gradients,
-)
+from embstore.device.values import Gradients
 from embstore.errors import DeviceError
 from embstore.score import PENDING, PIN_ONE
-from tests.kernels.gpu_samples import (
-    CPU,
-    everything,
-    expected,
-    made,
-    one_table,
-    sums_of,
-)
-from tests.kernels.samples import (
-    awkward,
-    contents_of,
-    down,
-    row_keys,
-    slots_with,
-    up,
-)
+from tests.kernels.gpu_samples import CPU, everything, expected, made, one_table, sums_of
+from tests.kernels.samples import awkward, contents_of, down, row_keys, slots_with, up
 from tests.kernels.test_insert import check_integrity
 
 shuffled = pytest.mark.parametrize(

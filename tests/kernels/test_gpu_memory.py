@@ -11,20 +11,8 @@ from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_memory import RESERVE_BYTES
 from embstore.errors import CapacityError, InvalidArgumentError
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.kernels.gpu_samples import (
-    SEED,
-    everything,
-    expected,
-    made,
-)
-from tests.kernels.samples import (
-    contents_of,
-    down,
-    records,
-    slots_with,
-    up,
-    wide,
-)
+from tests.kernels.gpu_samples import SEED, everything, expected, made
+from tests.kernels.samples import contents_of, down, records, slots_with, up, wide
 
 # Memory
 

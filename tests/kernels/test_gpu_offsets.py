@@ -3,17 +3,9 @@
 import numpy as np
 import pytest
 
-from embstore.device.values import (
-    Gradients,
-)
+from embstore.device.values import Gradients
 from embstore.score import COUNT_NONE
-from tests.kernels.gpu_samples import (
-    CPU,
-    SEED,
-    made,
-    one_table,
-    sums_of,
-)
+from tests.kernels.gpu_samples import CPU, SEED, made, one_table, sums_of
 from tests.kernels.samples import (
     awkward,
     batch_of,

@@ -6,15 +6,7 @@ import pytest
 from embstore.arithmetic import initial_rows
 from embstore.config import Constant, Normal, Uniform
 from embstore.layout import Layout
-from tests.kernels.samples import (
-    DIMS,
-    bits,
-    devices,
-    parameters,
-    row_keys,
-    rows_in,
-    slots_with,
-)
+from tests.kernels.samples import DIMS, bits, devices, parameters, row_keys, rows_in, slots_with
 
 SEED = 12
 INITIALIZERS = (Constant(-0.25), Uniform(-0.01, 0.01), Normal(0.5, 0.02))

@@ -24,10 +24,7 @@ def check_integrity(device, index, expected):
     bucket_keys = down(device, index.bucket_keys).ravel()
     present = bucket_keys != EMPTY_KEY
     bucket_slots = down(device, index.bucket_slots).ravel()[present]
-    keys = [
-        *bucket_keys[present].tolist(),
-        *down(device, index.stash_keys)[:used].tolist(),
-    ]
+    keys = [*bucket_keys[present].tolist(), *down(device, index.stash_keys)[:used].tolist()]
     slots = [*bucket_slots.tolist(), *down(device, index.stash_slots)[:used].tolist()]
     assert len(keys) == len(expected)
     assert dict(zip(keys, slots, strict=True)) == expected

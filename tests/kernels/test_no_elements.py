@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from embstore.device.values import (
-    Gradients,
-)
+from embstore.device.values import Gradients
 from embstore.optimizers import OPTIMIZERS
 from embstore.score import COUNT_UP, PENDING
 from tests.kernels.samples import (

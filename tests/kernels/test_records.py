@@ -5,13 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from embstore.storage.records import (
-    copy_records,
-    crc_word,
-    crc_word_by_table,
-    pack,
-    unpack,
-)
+from embstore.storage.records import copy_records, crc_word, crc_word_by_table, pack, unpack
 
 SEED = 41
 FULL = 0xFFFFFFFF

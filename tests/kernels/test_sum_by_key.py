@@ -6,19 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.arithmetic import LARGE, bag_gradients, scale_sums, sums
-from embstore.device.values import (
-    Gradients,
-)
-from tests.kernels.samples import (
-    DIMS,
-    awkward,
-    batch_of,
-    bits,
-    devices,
-    gpu_device,
-    host_rows,
-    up,
-)
+from embstore.device.values import Gradients
+from tests.kernels.samples import DIMS, awkward, batch_of, bits, devices, gpu_device, host_rows, up
 
 SEED = 9
 

@@ -6,14 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.device import gpu_work, staging
-from tests.kernels.samples import (
-    cpu_devices,
-    devices,
-    down,
-    gpu_device,
-    row_keys,
-    up,
-)
+from tests.kernels.samples import cpu_devices, devices, down, gpu_device, row_keys, up
 
 SEED = 20240607
 
@@ -38,11 +31,7 @@ def found(device, segments):
     batch = synchronized(device, segments)
     assert batch.found.outside == -1
     assert batch.position_count == batch.bounds[-1]
-    arrays = (
-        down(device, batch.unique_keys),
-        down(device, batch.inverse),
-        batch.bounds,
-    )
+    arrays = (down(device, batch.unique_keys), down(device, batch.inverse), batch.bounds)
     return tuple(array.tolist() for array in arrays)
 
 
@@ -80,11 +69,7 @@ def test_distinct_is_unique_of_keys_that_are(counts):
     for device in devices():
         batch = device.keys.distinct(segments)
         device.keys.synchronize(batch)
-        arrays = (
-            down(device, batch.unique_keys),
-            down(device, batch.inverse),
-            batch.bounds,
-        )
+        arrays = (down(device, batch.unique_keys), down(device, batch.inverse), batch.bounds)
         assert tuple(array.tolist() for array in arrays) == found(device, segments)
         assert [array.dtype for array in arrays] == [np.int64, np.int32, np.int64]
 

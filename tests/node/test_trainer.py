@@ -7,7 +7,6 @@ are sent again, and are applied once.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "optimizer": RowWiseAdagrad(0.1),
         "initializer": Uniform(-0.1, 0.1),
     },
-    "wide": {
-        "dim": 256,
-        "rows": 5000,
-        "optimizer": Adam(0.01),
-        "initializer": Normal(0.0, 0.02),
-    },
+    "wide": {"dim": 256, "rows": 5000, "optimizer": Adam(0.01), "initializer": Normal(0.0, 0.02)},
 }
 BATCHES = {"ads": 64, "wide": 3000}
 PLAIN = ["ads", "ads", "ads", "wide", "wide", "ads", "wide"]
@@ -42,7 +36,7 @@ STEPS = 4
 COMPATIBLE = {"Apache-2.0", "MIT", "ISC", "BSD-3-Clause"}
 
 
-def test_digests_are_those_of_an_embedded_store(tmp_path: Path) -> None:
+def test_digests_are_those_of_an_embedded_store(tmp_path):
     installed()
     with (
         ServerProcess(tmp_path / "served", "--cache-bytes", "64MiB") as server,
@@ -110,7 +104,7 @@ def gradients_of(keys: Any, rows: Any) -> Any:
     return rows - ((keys % 7 - 3) / np.float32(4)).astype(np.float32)[:, None]
 
 
-def test_packages_are_bounded_below_and_may_be_used() -> None:
+def test_packages_are_bounded_below_and_may_be_used():
     """And the lock says nothing of where they were fetched from."""
     lock = json.loads((HERE / "package-lock.json").read_text())
     package = json.loads((HERE / "package.json").read_text())

@@ -48,7 +48,7 @@ def run(guarded: ServerProcess) -> Iterator[Callable[[str], Any]]:
         yield run
 
 
-def test_sizes_are_read_as_they_are_written(run: Callable[[str], Any]) -> None:
+def test_sizes_are_read_as_they_are_written(run):
     """Review: "1,5 GiB" was 15 GiB."""
     given = ["1.5 GiB", "1,024 MiB", "4g", "512", "0.25K"]
     sizes = run(f"return {given}.map(parseBytes)")
@@ -58,14 +58,14 @@ def test_sizes_are_read_as_they_are_written(run: Callable[[str], Any]) -> None:
         assert "Expected a size" in str(refused), bad
 
 
-def test_the_present_size_is_offered_as_it_is(run: Callable[[str], Any]) -> None:
+def test_the_present_size_is_offered_as_it_is(run):
     """Review: A budget of 1 GiB and a byte was offered as 1 GiB, and confirmed as that."""
     sizes = [1 << 30, (1 << 30) + 1, 1_234_567_891, 3 << 29]
     assert run(f"return {sizes}.map(exactly).map(parseBytes)") == sizes
     assert run("return exactly(12 * 2 ** 20)") == "12 MiB"
 
 
-def test_ages_and_shares_do_not_round_up_to_what_they_are_not(run: Callable[[str], Any]) -> None:
+def test_ages_and_shares_do_not_round_up_to_what_they_are_not(run):
     """Review: An age of 7,199 s was "1 h 60 min", and 99.9999 % of hits were "100.00 %"."""
     ages = run("return [59.7, 3599, 7199, 172799, 172801].map(age)")
     assert ages == ["1 min", "1 h 0 min", "2 h 0 min", "2 days", "2 days"]
@@ -73,7 +73,7 @@ def test_ages_and_shares_do_not_round_up_to_what_they_are_not(run: Callable[[str
     assert shares == ["100 %", "99.99 %", "99.50 %", "50.0 %", "0 %", "0.0 %"]
 
 
-def test_counters_that_begin_anew_have_no_rate(run: Callable[[str], Any]) -> None:
+def test_counters_that_begin_anew_have_no_rate(run):
     """Review: After a restore, and of a session that was opened again, rates were negative."""
     now = run(
         LOOKS + "history.push(look(1, {keys: 100, hits: 50, steps: 9}));"
@@ -85,7 +85,7 @@ def test_counters_that_begin_anew_have_no_rate(run: Callable[[str], Any]) -> Non
     assert "hit/sgd 4" not in now and "steps/ctr" not in now
 
 
-def test_rates_are_by_the_clock_of_the_server(run: Callable[[str], Any]) -> None:
+def test_rates_are_by_the_clock_of_the_server(run):
     """Review: An answer that was late by a second made rates of two seconds a third lower."""
     now = run(
         LOOKS + "const late = look(3, {keys: 200, hits: 100, calls: [4, 0]}); late.at = 4;"
@@ -95,7 +95,7 @@ def test_rates_are_by_the_clock_of_the_server(run: Callable[[str], Any]) -> None
     assert now[1][0]["perSecond"] == 2
 
 
-def test_a_restart_an_absence_and_a_clock_set_back_are_gaps(run: Callable[[str], Any]) -> None:
+def test_a_restart_an_absence_and_a_clock_set_back_are_gaps(run):
     """Review: After an hour in the background "the last ten seconds" were that hour."""
     for after in ("look(3600, {keys: 99})", "look(5, {keys: 99, instance: 'b'})", "look(2)"):
         now, recent, times = run(
@@ -107,7 +107,7 @@ def test_a_restart_an_absence_and_a_clock_set_back_are_gaps(run: Callable[[str],
         assert times == sorted(set(times))
 
 
-def test_looking_takes_a_small_part_of_the_engine(run: Callable[[str], Any]) -> None:
+def test_looking_takes_a_small_part_of_the_engine(run):
     """Review: Stats count all slots anew, and were asked for every two seconds all the same."""
     found = run(
         "const {restMs} = await import('/page/history.js'); const of = (p50) => "
@@ -117,7 +117,7 @@ def test_looking_takes_a_small_part_of_the_engine(run: Callable[[str], Any]) -> 
     assert found == [2000, 2000, 2000, 8000, 20000]
 
 
-def test_what_has_ended_is_forgotten(run: Callable[[str], Any]) -> None:
+def test_what_has_ended_is_forgotten(run):
     """Review: Each session that was ever seen kept its points for as long as the page was open."""
     kept = run(
         LOOKS + "for (let i = 0; i < 3000; i += 1) history.push(look(1 + 2 * i, "
@@ -128,7 +128,7 @@ def test_what_has_ended_is_forgotten(run: Callable[[str], Any]) -> None:
     assert points == 1000 and series < 1100 and looks < 10
 
 
-def test_lines_that_are_shown_together_have_different_colours(run: Callable[[str], Any]) -> None:
+def test_lines_that_are_shown_together_have_different_colours(run):
     """Review: The ninth name that was ever seen had the colour of the first."""
     colours = run(
         "const chart = {colours: new Map()}; const give = (names) => "
@@ -139,7 +139,7 @@ def test_lines_that_are_shown_together_have_different_colours(run: Callable[[str
     assert colours == [["kept", 0], ["run 29", 1]]
 
 
-def test_a_token_that_no_header_can_have_is_refused(run: Callable[[str], Any]) -> None:
+def test_a_token_that_no_header_can_have_is_refused(run):
     """Review: It was kept, and every look said that the server did not answer."""
     said, kept = run(
         "const {hasToken, setToken} = await import('/page/api.js');"
@@ -163,7 +163,7 @@ const file = (stats) => runs.file(stats.sessions.open[0], stats).samples;
 """
 
 
-def test_a_run_of_any_length_has_so_many_samples(run: Callable[[str], Any]) -> None:
+def test_a_run_of_any_length_has_so_many_samples(run):
     found = run(
         f"{SESSIONS} for (let n = 0; n < 5000; n += 1) runs.note({{at: 2 * n, stats: seen(n)}});"
         "return file(seen(5000))"
@@ -174,7 +174,7 @@ def test_a_run_of_any_length_has_so_many_samples(run: Callable[[str], Any]) -> N
     assert found["planning.collect"] == found["lookup_keys"] == steps
 
 
-def test_a_session_that_was_opened_again_is_another_run(run: Callable[[str], Any]) -> None:
+def test_a_session_that_was_opened_again_is_another_run(run):
     others = {
         "counts from nothing": "seen(3)",
         "another server": 'seen(12, {service: {instance: "b"}})',

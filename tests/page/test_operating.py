@@ -4,7 +4,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +34,7 @@ def give(page: Browser, name: str) -> None:
     page.press("#confirm")
 
 
-def test_a_token_is_asked_for_and_stays_in_the_tab(page: Browser) -> None:
+def test_a_token_is_asked_for_and_stays_in_the_tab(page):
     page.until("it says so", lambda: page.text("#state") == "token needed")
     give(page, "")
     page.until("it is not known", lambda: "does not know this token" in page.text("#dialog"))
@@ -47,7 +46,7 @@ def test_a_token_is_asked_for_and_stays_in_the_tab(page: Browser) -> None:
     assert token_of("operator") not in page.script("return document.cookie + location.href")
 
 
-def test_who_gives_no_token_is_left_alone(page: Browser) -> None:
+def test_who_gives_no_token_is_left_alone(page):
     """Review: The dialog came back two seconds after it was closed, and each look asked twice."""
     page.until("it asks", lambda: page.find("#dialog").is_displayed())
     page.press("#cancel")
@@ -59,7 +58,7 @@ def test_who_gives_no_token_is_left_alone(page: Browser) -> None:
     page.until("it is ready", lambda: page.text("#state") == "ready")
 
 
-def test_a_token_that_is_taken_back_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_token_that_is_taken_back_is_asked_for_again(tmp_path):
     tokens = write_tokens(tmp_path / "tokens")
     with ServerProcess(tmp_path / "store", "--tokens", str(tokens)) as server:
         with browsing(server.admin) as browser:
@@ -78,7 +77,7 @@ def test_a_token_that_is_taken_back_is_asked_for_again(tmp_path: Path) -> None:
             browser.until("it is ready again", lambda: browser.text("#state") == "ready")
 
 
-def test_who_may_only_look_is_told_so(page: Browser) -> None:
+def test_who_may_only_look_is_told_so(page):
     give(page, "dashboard")
     page.until("it is ready", lambda: page.text("#state") == "ready")
     page.ask("#checkpoint")
@@ -86,13 +85,13 @@ def test_who_may_only_look_is_told_so(page: Browser) -> None:
     page.until("it is not allowed", lambda: "token is not allowed" in page.text("#dialog .problem"))
 
 
-def test_who_may_not_look_is_told_so(page: Browser) -> None:
+def test_who_may_not_look_is_told_so(page):
     give(page, "writer")
     page.until("it is not allowed", lambda: "token is not allowed" in page.text("#banner"))
     assert page.text("#state") == "not allowed"  # and not: no answer
 
 
-def test_the_cache_is_resized(page: Browser) -> None:
+def test_the_cache_is_resized(page):
     give(page, "operator")
     page.until("there are tables", lambda: "items" in page.text("#tables"))
     page.ask("#resize")
@@ -103,7 +102,7 @@ def test_the_cache_is_resized(page: Browser) -> None:
     assert "No session is open" in page.text("#sessions")
 
 
-def test_the_policy_is_changed(page: Browser) -> None:
+def test_the_policy_is_changed(page):
     give(page, "operator")
     for policy in ("rank", "lru"):
         page.ask("#policy")
@@ -117,7 +116,7 @@ HOSTILE = '<img src=x onerror="document.title=1">' + "\N{SNOWMAN}long" * 30
 """The name of a session: markup, no space to break a line at, and characters beyond ASCII."""
 
 
-def test_names_are_text_and_fit_a_phone(page: Browser, guarded: ServerProcess) -> None:
+def test_names_are_text_and_fit_a_phone(page, guarded):
     """Review: A long name made legend, dialog and page wider than the screen; a session called ".."
     could not be ended, as that is no part of a path."""
     page.screen(*SIZES["phone"], "light")
@@ -152,9 +151,7 @@ def test_names_are_text_and_fit_a_phone(page: Browser, guarded: ServerProcess) -
     assert page.all("#main img") == [] and page.script("return document.title") == "embstore"
 
 
-def test_who_closes_a_dialog_learns_all_the_same_what_came_of_it(
-    page: Browser, guarded: ServerProcess
-) -> None:
+def test_who_closes_a_dialog_learns_all_the_same_what_came_of_it(page, guarded):
     """Review: The dialog that was open by then was closed in place of the one that was done, and a
     refusal was shown to nobody."""
     give(page, "operator")
@@ -174,7 +171,7 @@ def test_who_closes_a_dialog_learns_all_the_same_what_came_of_it(
         page.press("#cancel")
 
 
-def test_a_server_that_answers_nothing_is_missed(page: Browser, guarded: ServerProcess) -> None:
+def test_a_server_that_answers_nothing_is_missed(page, guarded):
     """Review: A process that was stopped, or a network that was cut, left the page "ready"."""
     give(page, "operator")
     page.until("it is ready", lambda: page.text("#state") == "ready")
@@ -186,7 +183,7 @@ def test_a_server_that_answers_nothing_is_missed(page: Browser, guarded: ServerP
     page.until("it is there again", lambda: page.text("#state") == "ready")
 
 
-def test_a_server_that_is_gone_is_said_and_awaited(tmp_path: Path) -> None:
+def test_a_server_that_is_gone_is_said_and_awaited(tmp_path):
     with ServerProcess(tmp_path / "store") as server:
         with browsing(server.admin) as browser:
             browser.open()

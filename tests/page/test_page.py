@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,7 +115,7 @@ def only_refusals(page: Browser) -> bool:
     return bool(said) and all("Failed to load resource" in line and "409" in line for line in said)
 
 
-def test_every_part_shows_the_training(page: Browser) -> None:
+def test_every_part_shows_the_training(page):
     for part, expected in TABLES.items():
         page.until(
             f"{part} shows {expected}", lambda p=part, e=expected: e in "".join(rows(page, p))
@@ -131,7 +130,7 @@ def test_every_part_shows_the_training(page: Browser) -> None:
     assert re.search(r"\b[0-9a-f-]{16,}\b", page.text("#slow tbody"))  # ids of requests
 
 
-def test_the_page_fits_its_screen(page: Browser) -> None:
+def test_the_page_fits_its_screen(page):
     page.until("rows are there", lambda: rows(page, "verbs"))
     page.until("a chart is drawn", lambda: is_drawn(page, "throughput"))
     page.until("there are two layouts", lambda: page.find("#layout").is_displayed())
@@ -144,7 +143,7 @@ def test_the_page_fits_its_screen(page: Browser) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 1366, 1400, 1680])
-def test_no_column_is_cut_on_a_desktop(browser: Browser, width: int) -> None:
+def test_no_column_is_cut_on_a_desktop(browser, width):
     browser.screen(width, 900, "dark")
     browser.open()
     for part, expected in TABLES.items():
@@ -157,7 +156,7 @@ def test_no_column_is_cut_on_a_desktop(browser: Browser, width: int) -> None:
     assert cut == []
 
 
-def test_the_hottest_tables_are_those_of_all_keys(browser: Browser, store: Store) -> None:
+def test_the_hottest_tables_are_those_of_all_keys(browser, store):
     """Not of those lookups alone that are counted by key."""
     browser.screen(*SIZES["desktop"], "dark")
     browser.open()
@@ -169,7 +168,7 @@ def test_the_hottest_tables_are_those_of_all_keys(browser: Browser, store: Store
     assert sum(shares) == pytest.approx(100, abs=1)
 
 
-def test_text_is_legible(page: Browser) -> None:
+def test_text_is_legible(page):
     """At least 4.5 to 1, as WCAG has it, of text that matters."""
     page.until("rows are there", lambda: rows(page, "verbs"))
     pairs = [("--text", "--card"), ("--muted", "--card"), ("--muted", "--ground")]
@@ -203,7 +202,7 @@ NAMED = {
 """Roles that say nothing without a name."""
 
 
-def test_who_hears_the_page_is_told_what_everything_is(page: Browser) -> None:
+def test_who_hears_the_page_is_told_what_everything_is(page):
     """Review: Tables, charts and columns had no names, and all buttons that end a session one."""
     page.until("rows are there", lambda: rows(page, "sessions"))
     page.until("a chart is drawn", lambda: is_drawn(page, "throughput"))
@@ -219,7 +218,7 @@ def test_who_hears_the_page_is_told_what_everything_is(page: Browser) -> None:
     assert ("heading", "embstore") in found
 
 
-def test_the_switch_changes_the_colours_and_is_remembered(page: Browser) -> None:
+def test_the_switch_changes_the_colours_and_is_remembered(page):
     theme = "return document.documentElement.dataset.theme"
     before = page.script(theme)
     page.press("#theme")
@@ -231,7 +230,7 @@ def test_the_switch_changes_the_colours_and_is_remembered(page: Browser) -> None
     assert page.script(theme) == before
 
 
-def test_pause_stops_looking_and_resume_goes_on(page: Browser) -> None:
+def test_pause_stops_looking_and_resume_goes_on(page):
     page.press("#pause")
     assert page.text("#pause") == "Resume"
     page.press("#pause")
@@ -240,7 +239,7 @@ def test_pause_stops_looking_and_resume_goes_on(page: Browser) -> None:
     page.until("it looks again", lambda: any(u.endswith("/stats") for u in page.requests()))
 
 
-def test_choices_change_what_is_drawn(page: Browser) -> None:
+def test_choices_change_what_is_drawn(page):
     for selector, value in (("#span", "120"), ("#quantile", "p50"), ("#layout", "adagrad 32")):
         page.until(
             f"{selector} has {value}",
@@ -250,9 +249,7 @@ def test_choices_change_what_is_drawn(page: Browser) -> None:
     assert "adagrad 32" in page.text("#miss-ratio .note")
 
 
-def test_a_checkpoint_is_made_and_shown_with_its_age(
-    page: Browser, store: Store, request: Any
-) -> None:
+def test_a_checkpoint_is_made_and_shown_with_its_age(page, store, request):
     label = re.sub(r"\W+", "-", request.node.name)
     page.ask("#checkpoint")
     page.write("#field-label", label)
@@ -275,7 +272,7 @@ def button(page: Browser, part: str, name: str) -> str:
     return selector
 
 
-def test_a_checkpoint_is_protected_and_dropped(page: Browser, store: Store, request: Any) -> None:
+def test_a_checkpoint_is_protected_and_dropped(page, store, request):
     label = re.sub(r"\W+", "-", request.node.name)
     store.checkpoint(label)
     page.ask(button(page, "checkpoints", f"Protect {label}"))
@@ -303,7 +300,7 @@ def test_a_checkpoint_is_protected_and_dropped(page: Browser, store: Store, requ
     assert only_refusals(page)
 
 
-def test_the_cache_is_not_resized_while_a_session_is_open(page: Browser) -> None:
+def test_the_cache_is_not_resized_while_a_session_is_open(page):
     page.ask("#resize")
     page.write("#field-size", "much")
     page.press("#confirm")
@@ -316,7 +313,7 @@ def test_the_cache_is_not_resized_while_a_session_is_open(page: Browser) -> None
     assert only_refusals(page)
 
 
-def test_a_session_is_ended_when_it_is_confirmed(page: Browser, store: Store) -> None:
+def test_a_session_is_ended_when_it_is_confirmed(page, store):
     store.executor.execute(OpenSession("spare", ("users",), shared=True))
     store.executor.execute(JoinSession("spare", 0))
     page.until("it is listed", lambda: "spare" in page.text("#sessions tbody"))
@@ -335,7 +332,7 @@ def test_a_session_is_ended_when_it_is_confirmed(page: Browser, store: Store) ->
     assert [one["name"] for one in store.stats()["sessions"]["open"]] == [SESSION]
 
 
-def test_a_run_is_saved_and_drawn(page: Browser, tmp_path: Path) -> None:
+def test_a_run_is_saved_and_drawn(page, tmp_path):
     """What this page has seen of the session; `embstore report` takes it as a trainer's own."""
     allowed = {"behavior": "allow", "downloadPath": str(tmp_path)}
     page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)

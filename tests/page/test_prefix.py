@@ -5,7 +5,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from embstore_client import connect
-from embstore_server.setup.launch import ServerProcess
 from tests.page.browser import SIZES, browsing, why_not
 from tests.page.prefixed import PREFIX, prefixed
 from tests.page.test_operating import give
@@ -15,7 +14,7 @@ from tests.service.access.tenants import token_of
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-def test_the_page_is_whole_below_a_prefix(guarded: ServerProcess) -> None:
+def test_the_page_is_whole_below_a_prefix(guarded):
     with prefixed(guarded.admin) as proxy, browsing(proxy) as page:
         page.screen(*SIZES["desktop"], "dark")
         page.open(PREFIX.rstrip("/"))

@@ -1,7 +1,6 @@
 """Backups of a server by the command line, while clients train."""
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +8,12 @@ import pytest
 import embstore
 from embstore.errors import PermissionDeniedError
 from embstore_server.setup.launch import ServerProcess
-from tests.service.shell import Shell
-from tests.serving import Server, patient
+from tests.serving import patient
 
 OPTIONS = {"cache_bytes": 1 << 20, "device": "cpu"}
 
 
-def test_a_label_is_backed_up_while_a_client_trains(
-    server: Server, typed: Shell, shell: Shell, tmp_path: Path
-) -> None:
+def test_a_label_is_backed_up_while_a_client_trains(server, typed, shell, tmp_path):
     begun, ended = threading.Event(), threading.Event()
 
     def train() -> None:
@@ -56,9 +52,7 @@ def test_a_label_is_backed_up_while_a_client_trains(
         last.check_integrity()
 
 
-def test_a_server_writes_backups_where_it_was_told_to_and_nowhere_else(
-    tmp_path: Path, shell: Shell
-) -> None:
+def test_a_server_writes_backups_where_it_was_told_to_and_nowhere_else(tmp_path, shell):
     with ServerProcess(tmp_path / "store") as running, patient(running.address) as store:
         with pytest.raises(PermissionDeniedError, match="--backup-within"):
             store.backup(str(tmp_path / "to"))

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ async def labels_of(rest: Rest) -> dict[str, set[str]]:
     }
 
 
-async def test_each_query_asks_for_what_is_there(rest: Rest) -> None:
+async def test_each_query_asks_for_what_is_there(rest):
     await rest.on_engine(train)
     await rest.get("/api/v1/tables")
     found = await labels_of(rest)
@@ -61,7 +60,7 @@ async def test_each_query_asks_for_what_is_there(rest: Rest) -> None:
             assert {label.strip() for label in group.split(",")} <= known, f"{name}: by ({group})"
 
 
-def test_rates_are_of_counters_and_quantiles_of_buckets() -> None:
+def test_rates_are_of_counters_and_quantiles_of_buckets():
     gauges_that_count = {"embstore_table_counted_accesses"}
     for name, query in queries().items():
         for metric in re.findall(r"\b(?:rate|increase)\((\w+)", query):
@@ -70,7 +69,7 @@ def test_rates_are_of_counters_and_quantiles_of_buckets() -> None:
             assert metric.endswith("_bucket"), name
 
 
-def test_legends_name_labels_of_their_query() -> None:
+def test_legends_name_labels_of_their_query():
     for panel in panels():
         for target in panel["targets"]:
             named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
@@ -82,7 +81,7 @@ def test_legends_name_labels_of_their_query() -> None:
             assert named <= grouped, panel["title"]
 
 
-def test_panels_have_their_places() -> None:
+def test_panels_have_their_places():
     ids = [panel["id"] for panel in panels()]
     assert len(set(ids)) == len(ids)
     taken = set()
@@ -98,7 +97,7 @@ def test_panels_have_their_places() -> None:
         taken |= cells
 
 
-def test_each_alert_says_what_it_is_and_the_guide_what_to_do() -> None:
+def test_each_alert_says_what_it_is_and_the_guide_what_to_do():
     guide = (ROOT / "docs" / "guide" / "operating.md").read_text()
     assert len(ALERTS) == sum(len(group["rules"]) for group in GROUPS)
     for name, rule in ALERTS.items():
@@ -106,7 +105,7 @@ def test_each_alert_says_what_it_is_and_the_guide_what_to_do() -> None:
         assert f"`{name}`" in guide
 
 
-def test_the_files_that_compose_mounts_are_there() -> None:
+def test_the_files_that_compose_mounts_are_there():
     text = (DOCKER / "compose.yaml").read_text()
     mounted = re.findall(r"- (\./[\w./-]+):", text)
     assert len(mounted) >= 4
@@ -116,7 +115,7 @@ def test_the_files_that_compose_mounts_are_there() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
-def test_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_promtool_finds_nothing_wrong(tmp_path):
     for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
         command = ["promtool", "check", kind, str(DOCKER / name)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

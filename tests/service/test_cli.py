@@ -24,8 +24,7 @@ from embstore_proto.status import ANSWERS
 from embstore_server.cli import connection, exits, parameters
 from embstore_server.setup.settings import Settings, declared
 from embstore_tools.commands import bench
-from tests.service.shell import Ended, Shell, Terminal
-from tests.serving import Server
+from tests.service.shell import Ended, Terminal
 
 ADS = ["--dim", "8", "--rows", "1000", "--optimizer", "rowwise_adagrad", "--learning-rate", "0.01"]
 UNIFORM = ["--initializer", "uniform:-0.01,0.01"]
@@ -52,7 +51,7 @@ def add_ads(store: embstore.Store) -> embstore.Table:
 # The whole
 
 
-def test_help_names_commands_and_exit_statuses(shell: Shell) -> None:
+def test_help_names_commands_and_exit_statuses(shell):
     shown = shell("--help")
     assert shown == shell("-h")
     assert shown.status == 0
@@ -74,23 +73,23 @@ def loaded_by(*words: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     heavy = {"numpy", "numba", "grpc", "google", "fastapi", "uvicorn", "asyncio"}
     assert not heavy & {module.partition(".")[0] for module in loaded_by("--help")}
 
 
-def test_a_command_loads_no_other() -> None:
+def test_a_command_loads_no_other():
     loaded = loaded_by("digest", "--help")
     assert "embstore_server.cli.store" in loaded
     assert not {m for m in loaded if m.startswith("embstore_tools")}
     assert "embstore_server.setup.settings" not in loaded
 
 
-def test_a_mistyped_command_is_answered_with_the_nearest(shell: Shell) -> None:
+def test_a_mistyped_command_is_answered_with_the_nearest(shell):
     assert "Did you mean 'table'?" in shell("tabel").err
 
 
-def test_the_package_runs_as_a_module(shell: Shell) -> None:
+def test_the_package_runs_as_a_module(shell):
     words = [sys.executable, "-m", "embstore_server", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.stdout == shell("--version").out == f"embstore {embstore.__version__}\n"
@@ -99,20 +98,18 @@ def test_the_package_runs_as_a_module(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "words", [["stats", "--bogus"], ["table", "create", "ads"], ["table", "maek"]]
 )
-def test_a_command_line_that_makes_no_sense_ends_with_2(words: list[str], shell: Shell) -> None:
+def test_a_command_line_that_makes_no_sense_ends_with_2(words, shell):
     ended = shell(*words)
     assert (ended.status, ended.out) == (exits.USAGE, "")
 
 
-def test_every_exit_status_is_explained() -> None:
+def test_every_exit_status_is_explained():
     used = {answer.exit for answer in ANSWERS.values()}
     by_signal = {128 + SIGINT, 128 + SIGPIPE, 128 + SIGTERM}
     assert {exits.OK, exits.FAILED, *used, *by_signal} == exits.MEANINGS.keys()
 
 
-def test_an_error_is_told_in_a_line_without_a_trace(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_told_in_a_line_without_a_trace(shell, monkeypatch):
     def unreached(*way: Any) -> Any:
         raise DeadlineError("no server answered")
 
@@ -120,15 +117,13 @@ def test_an_error_is_told_in_a_line_without_a_trace(
     assert shell("stats", "--json") == Ended(exits.NO_ANSWER, "", "error: no server answered\n")
 
 
-def test_a_mistake_of_ours_is_not_hidden(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_not_hidden(shell, monkeypatch):
     monkeypatch.setattr(connection, "connected", lambda *way: nullcontext(None))
     with pytest.raises(AttributeError):
         shell("stats")
 
 
-def test_flags_and_variables_say_where_the_server_is(
-    shell: Shell, store: embstore.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_and_variables_say_where_the_server_is(shell, store, monkeypatch):
     ways: list[Any] = []
 
     def connected(*way: Any) -> Any:
@@ -147,7 +142,7 @@ def test_flags_and_variables_say_where_the_server_is(
 # Tables
 
 
-def test_table_create_makes_the_table(shell: Shell, store: embstore.Store) -> None:
+def test_table_create_makes_the_table(shell, store):
     made = shell("table", "create", "ads", *ADS, *UNIFORM, "--epsilon", "1e-6", "--json")
     assert made.status == 0
     assert store.table("ads").optimizer == embstore.RowWiseAdagrad(0.01, epsilon=1e-6)
@@ -164,9 +159,7 @@ def test_table_create_makes_the_table(shell: Shell, store: embstore.Store) -> No
     assert (again.status, again.err) == (0, "")
 
 
-def test_table_create_with_another_learning_rate_names_the_command_that_sets_it(
-    shell: Shell, store: embstore.Store
-) -> None:
+def test_table_create_with_another_learning_rate_names_the_command_that_sets_it(shell, store):
     shell("table", "create", "ads", *ADS, *UNIFORM)
     again = shell("table", "create", "ads", *ADS, *UNIFORM, "--learning-rate", "0.9")
     assert again.status == 0 and store.table("ads").learning_rate == 0.01
@@ -191,9 +184,7 @@ def test_table_create_with_another_learning_rate_names_the_command_that_sets_it(
         ),
     ],
 )
-def test_table_create_knows_every_optimizer(
-    kind: str, more: list[str], made: Any, shell: Shell, store: embstore.Store
-) -> None:
+def test_table_create_knows_every_optimizer(kind, more, made, shell, store):
     words = ["--dim", "4", "--rows", "10", "--optimizer", kind, "--learning-rate", "0.5", *more]
     ended = shell("table", "create", "a/b", *words, "--initializer", "normal:0,0.02", "--seed", "9")
     assert ended.status == 0
@@ -202,9 +193,7 @@ def test_table_create_knows_every_optimizer(
     assert store.table("a/b").seed == 9
 
 
-def test_flags_come_from_the_fields_of_optimizers_and_initializers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flags_come_from_the_fields_of_optimizers_and_initializers(monkeypatch):
     @dataclass(frozen=True)
     class Toy:
         learning_rate: float
@@ -237,24 +226,20 @@ def test_flags_come_from_the_fields_of_optimizers_and_initializers(
         [*UNIFORM, "--dim", "0"],
     ],
 )
-def test_table_create_refuses_what_no_table_can_be(
-    words: list[str], shell: Shell, store: embstore.Store
-) -> None:
+def test_table_create_refuses_what_no_table_can_be(words, shell, store):
     ended = shell("table", "create", "ads", *ADS, *words)
     assert (ended.status, ended.out) == (exits.USAGE, "")
     assert ended.err.startswith("error: ")
     assert store.tables() == []
 
 
-def test_table_create_with_another_identity_is_a_conflict(
-    shell: Shell, store: embstore.Store
-) -> None:
+def test_table_create_with_another_identity_is_a_conflict(shell, store):
     add_ads(store)
     ended = shell("table", "create", "ads", *ADS, "--initializer", "constant:0")
     assert ended.status == exits.CONFLICT
 
 
-def test_table_list(shell: Shell, store: embstore.Store) -> None:
+def test_table_list(shell, store):
     assert shell("table", "list", "--json").document == []
     add_ads(store)
     (listed,) = shell("table", "list", "--json").document
@@ -264,7 +249,7 @@ def test_table_list(shell: Shell, store: embstore.Store) -> None:
     assert "1,000" in shown
 
 
-def test_table_show(shell: Shell, store: embstore.Store) -> None:
+def test_table_show(shell, store):
     add_ads(store).update([1, 2], np.ones((2, 8), np.float32))
     shown = shell("table", "show", "ads", "--json").document
     assert (shown["rows"], shown["dim"], shown["t"], shown["dirty_rows"]) == (1000, 8, 1, 2)
@@ -274,7 +259,7 @@ def test_table_show(shell: Shell, store: embstore.Store) -> None:
     assert shell("table", "show", "nope").status == exits.NOT_FOUND
 
 
-def test_table_drop_with_yes(shell: Shell, store: embstore.Store) -> None:
+def test_table_drop_with_yes(shell, store):
     add_ads(store)
     dropped = shell("table", "drop", "ads", "--yes", "--json")
     assert dropped.document == {"name": "ads", "command": store.command}
@@ -288,14 +273,7 @@ def test_table_drop_with_yes(shell: Shell, store: embstore.Store) -> None:
     [(Terminal("y\n"), 0), (Terminal("n\n"), exits.FAILED), (io.StringIO("y\n"), exits.USAGE)],
     ids=["yes", "no", "nobody to ask"],
 )
-def test_what_is_lost_is_asked_for_on_a_terminal(
-    words: str,
-    stdin: io.StringIO,
-    status: int,
-    shell: Shell,
-    store: embstore.Store,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_lost_is_asked_for_on_a_terminal(words, stdin, status, shell, store, monkeypatch):
     store.checkpoint("none")
     add_ads(store)
     stdin.seek(0)  # another test may have read it
@@ -309,7 +287,7 @@ def test_what_is_lost_is_asked_for_on_a_terminal(
 # The store
 
 
-def test_stats(shell: Shell, store: embstore.Store) -> None:
+def test_stats(shell, store):
     add_ads(store).lookup([1, 1, 2])
     found = shell("stats", "--json").document
     assert found["store_id"] == store.store_id
@@ -322,7 +300,7 @@ def test_stats(shell: Shell, store: embstore.Store) -> None:
     assert ["memory", "free", "bytes"] in [line[:3] for line in lines]
 
 
-def test_restore_waits_for_sessions_or_ends_them(shell: Shell, store: embstore.Store) -> None:
+def test_restore_waits_for_sessions_or_ends_them(shell, store):
     add_ads(store)
     store.checkpoint("kept")
     store.sessions.open("run", ["ads"])
@@ -333,7 +311,7 @@ def test_restore_waits_for_sessions_or_ends_them(shell: Shell, store: embstore.S
     assert shell("restore", "other", "--yes").status == exits.NOT_FOUND
 
 
-def test_checkpoint_and_its_list(shell: Shell, store: embstore.Store) -> None:
+def test_checkpoint_and_its_list(shell, store):
     add_ads(store)
     made = shell("checkpoint", "step-1", "--metadata", '{"step": 1}', "--json").document
     expected = {"label": "step-1", "command": 1, "tables": 1, "metadata": {"step": 1}}
@@ -349,14 +327,12 @@ def test_checkpoint_and_its_list(shell: Shell, store: embstore.Store) -> None:
 @pytest.mark.parametrize(
     "words", [[], ["a", "--list"], ["--list", "--metadata", "{}"], ["a", "--metadata", "{"], [""]]
 )
-def test_checkpoint_refuses_bad_arguments(
-    words: list[str], shell: Shell, store: embstore.Store
-) -> None:
+def test_checkpoint_refuses_bad_arguments(words, shell, store):
     assert shell("checkpoint", *words).status == exits.USAGE
     assert store.checkpoints() == []
 
 
-def test_digest_of_all_and_of_some(shell: Shell, store: embstore.Store) -> None:
+def test_digest_of_all_and_of_some(shell, store):
     expected = {"ads": add_ads(store).digest()}
     shell("table", "create", "users", *ADS, "--initializer", "constant:1")
     expected["users"] = store.table("users").digest()
@@ -372,7 +348,7 @@ def test_digest_of_all_and_of_some(shell: Shell, store: embstore.Store) -> None:
 BENCH = ["bench", "--rows", "100", "--dim", "4", "--keys", "50", "--calls", "5"]
 
 
-def test_bench_measures_and_drops_its_table(shell: Shell, store: embstore.Store) -> None:
+def test_bench_measures_and_drops_its_table(shell, store):
     found = shell(*BENCH, "--json").document
     assert found["load"]["keys"] == 50
     for kind in ("lookup", "update"):
@@ -387,12 +363,8 @@ def test_bench_measures_and_drops_its_table(shell: Shell, store: embstore.Store)
 @pytest.mark.parametrize("raised", [CapacityError("full"), KeyboardInterrupt()])
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_bench_that_fails_drops_its_table_and_tells_what_failed_first(
-    raised: BaseException,
-    is_closed: bool,
-    shell: Shell,
-    store: embstore.Store,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    raised, is_closed, shell, store, monkeypatch
+):
     def fail(*arguments: Any) -> Any:
         if is_closed:  # so that the table cannot be dropped either
             store.close()
@@ -407,7 +379,7 @@ def test_bench_that_fails_drops_its_table_and_tells_what_failed_first(
 
 
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM])
-def test_bench_drops_its_table_when_a_signal_ends_it(number: int, server: Server) -> None:
+def test_bench_drops_its_table_when_a_signal_ends_it(number, server):
     """In a process of its own, in the middle of its calls: the first ones load libraries, of which
     some swallow an interrupt."""
     words = [*BENCH[:-1], "100000000", "--address", server.address, "--timeout", "600"]
@@ -437,7 +409,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> list[Setting
     return served
 
 
-def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_takes_every_setting_as_a_flag(shell, monkeypatch):
     served = serve_with(monkeypatch)
     tls = {"tls_cert": Path("c"), "tls_key": Path("k"), "follow_ca": Path("a")}
     tls |= {"tls_client_ca": Path("a"), "tokens": Path("t"), "follow_token": Path("f")}
@@ -470,9 +442,7 @@ def test_serve_takes_every_setting_as_a_flag(shell: Shell, monkeypatch: pytest.M
     assert served == [expected]
 
 
-def test_serve_reads_environment_and_file(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_serve_reads_environment_and_file(shell, monkeypatch, tmp_path):
     served = serve_with(monkeypatch, status=1)
     config = tmp_path / "e.toml"
     config.write_text('data = "d"\nread_only = true\n')
@@ -481,7 +451,7 @@ def test_serve_reads_environment_and_file(
     assert (served[0].data, served[0].policy, served[0].read_only) == (Path("d"), "lfu", False)
 
 
-def test_serve_tells_all_that_is_wrong(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_tells_all_that_is_wrong(shell, monkeypatch):
     served = serve_with(monkeypatch)
     ended = shell("serve", "--listen", "0.0.0.0:1", "--threads", "x")
     assert ended.status == exits.USAGE

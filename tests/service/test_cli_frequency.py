@@ -7,8 +7,6 @@ from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore_server.cli import exits
 from tests.service.frequency_samples import falling, hot_set_of, profile_of
-from tests.service.shell import Shell
-from tests.serving import Server
 
 
 def saved_profile(path: Path, table: str = "ads") -> Path:
@@ -25,7 +23,7 @@ def saved_hot_set(path: Path, version: int = 1, **keys: Any) -> Path:
 # Profiles
 
 
-def test_a_counted_profile_is_exported(server: Server, typed: Shell, tmp_path: Path) -> None:
+def test_a_counted_profile_is_exported(server, typed, tmp_path):
     server.on_engine(lambda store: store.table("ads").lookup([1, 2, 2]))
     file = tmp_path / "out.profile"
     ended = typed("export-profile", "-o", str(file))
@@ -36,7 +34,7 @@ def test_a_counted_profile_is_exported(server: Server, typed: Shell, tmp_path: P
     assert told["tables"]["ads"] == {"rows": 2, "accesses": 3, "error": 0}
 
 
-def test_a_profile_is_imported_and_exported_again(typed: Shell, tmp_path: Path) -> None:
+def test_a_profile_is_imported_and_exported_again(typed, tmp_path):
     file = saved_profile(tmp_path / "in.profile", "C1")
     ended = typed("import-profile", file, "--rename", "C1=ads")
     assert (ended.status, ended.err) == (0, "")
@@ -48,7 +46,7 @@ def test_a_profile_is_imported_and_exported_again(typed: Shell, tmp_path: Path) 
     assert tables["ads"]["profile_rows"] == 500
 
 
-def test_wrong_profiles_are_told_with_their_files(typed: Shell, tmp_path: Path) -> None:
+def test_wrong_profiles_are_told_with_their_files(typed, tmp_path):
     other = saved_profile(tmp_path / "other.profile", "items")
     (tmp_path / "text").write_text("no profile")
     nowhere, export = tmp_path / "no" / "where", ("export-profile", "-o")
@@ -69,7 +67,7 @@ def test_wrong_profiles_are_told_with_their_files(typed: Shell, tmp_path: Path) 
 # Warming
 
 
-def test_the_cache_is_warmed(typed: Shell, tmp_path: Path) -> None:
+def test_the_cache_is_warmed(typed, tmp_path):
     assert typed("warm").out == "warmed: 0 rows brought in\n"
     typed("import-profile", saved_profile(tmp_path / "in.profile"))
     ended = typed("warm", "--share", "0.9")
@@ -85,7 +83,7 @@ def test_the_cache_is_warmed(typed: Shell, tmp_path: Path) -> None:
 # Hot sets
 
 
-def test_a_hot_set_is_pinned_and_unpinned(typed: Shell, tmp_path: Path) -> None:
+def test_a_hot_set_is_pinned_and_unpinned(typed, tmp_path):
     file = saved_hot_set(tmp_path / "hot", 3, ads=[1, 2, 5])
     ended = typed("pin-hotset", file)
     assert (ended.status, ended.out) == (0, "pinned version 3: 3 of 3 rows, 96 B\n")
@@ -98,7 +96,7 @@ def test_a_hot_set_is_pinned_and_unpinned(typed: Shell, tmp_path: Path) -> None:
     assert typed("unpin-hotset").status == 0
 
 
-def test_wrong_hot_sets_are_told(typed: Shell, tmp_path: Path) -> None:
+def test_wrong_hot_sets_are_told(typed, tmp_path):
     other = saved_hot_set(tmp_path / "other", items=[1])
     assert typed("pin-hotset", other).status == exits.NOT_FOUND
     ended = typed("pin-hotset", saved_profile(tmp_path / "in.profile"))

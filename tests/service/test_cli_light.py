@@ -6,13 +6,11 @@ The packages of extras are hidden from a fresh interpreter, as if they were not 
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from embstore.version import pip_install
 from embstore_server.cli import exits
-from tests.serving import Server
 from tests.style.sources import ROOT
 
 WITHOUT_EXTRAS = """if True:
@@ -56,9 +54,7 @@ def light(*words: str) -> "subprocess.CompletedProcess[str]":
     ],
     ids=" ".join,
 )
-def test_commands_for_a_server_need_no_extra(
-    words: list[str], server: Server, tmp_path: Path
-) -> None:
+def test_commands_for_a_server_need_no_extra(words, server, tmp_path):
     words = [word.replace("{folder}", str(tmp_path)) for word in words]
     done = light(*words, "--address", server.address, "--timeout", "300")
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,13 +72,13 @@ def test_commands_for_a_server_need_no_extra(
         ("fast", ["hotset", "--profile", "p", "--budget", "1MiB"]),
     ],
 )
-def test_a_command_that_needs_more_says_which_extra(extra: str, words: list[str]) -> None:
+def test_a_command_that_needs_more_says_which_extra(extra, words):
     done = light(*words)
     assert (done.returncode, done.stdout) == (exits.FAILED, "")
     expected = f"error: this command needs numba, which is not installed: {pip_install(extra)}"
     assert done.stderr.splitlines() == [expected]
 
 
-def test_the_packages_of_the_command_line_are_no_extra() -> None:
+def test_the_packages_of_the_command_line_are_no_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"typer", "rich"} <= {d.partition(">")[0] for d in project["dependencies"]}

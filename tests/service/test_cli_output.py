@@ -16,9 +16,7 @@ import pytest
 
 from embstore_server.cli import exits, main, watching
 from embstore_server.cli.top_view import Look, drawn
-from tests.service.shell import Shell
 from tests.service.test_rest_sessions import train
-from tests.serving import Server
 
 FULL = Path("/dev/full")
 COMMANDS = [["--help"], ["--version"], ["table", "list"], ["stats", "--json"], ["sessions"]]
@@ -36,12 +34,8 @@ def nobody_reads() -> Iterator[Any]:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(
-    words: list[str],
-    nobody_reads: Any,
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words, nobody_reads, server, monkeypatch, capsys
+):
     monkeypatch.setenv("EMBSTORE_ADDRESS", server.address)
     monkeypatch.setattr(sys, "stdout", nobody_reads)
     assert main(words) == exits.READER_GONE
@@ -51,12 +45,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_full_disk_is_said_in_a_line(
-    words: list[str],
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_full_disk_is_said_in_a_line(words, server, monkeypatch, capsys):
     monkeypatch.setenv("EMBSTORE_ADDRESS", server.address)
     with FULL.open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
@@ -65,7 +54,7 @@ def test_a_full_disk_is_said_in_a_line(
     assert capsys.readouterr().err == said
 
 
-def test_python_has_nothing_to_add_when_it_ends(nobody_reads: Any) -> None:
+def test_python_has_nothing_to_add_when_it_ends(nobody_reads):
     words = [sys.executable, "-m", "embstore_server", "--version"]
     done = subprocess.run(
         words, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, timeout=600
@@ -90,7 +79,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
-def test_watching_into_a_pipe_writes_a_line_a_look(typed: Shell, looks: list[float]) -> None:
+def test_watching_into_a_pipe_writes_a_line_a_look(typed, looks):
     ended = typed("stats", "--watch", "--every", "0.5", "--json")
     lines = [json.loads(line) for line in ended.out.splitlines()]
     assert (ended.status, ended.err) == (0, "")
@@ -98,7 +87,7 @@ def test_watching_into_a_pipe_writes_a_line_a_look(typed: Shell, looks: list[flo
     assert looks == [0.5, 0.5, 0.5]
 
 
-def test_sessions_are_watched_too(typed: Shell, looks: list[float]) -> None:
+def test_sessions_are_watched_too(typed, looks):
     for words in (["sessions"], ["sessions", "list"]):
         looks.clear()
         ended = typed(*words, "--watch")
@@ -106,18 +95,14 @@ def test_sessions_are_watched_too(typed: Shell, looks: list[float]) -> None:
     assert looks == [2.0, 2.0, 2.0]
 
 
-def test_watching_ends_when_nobody_reads(
-    looks: list[float], nobody_reads: Any, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watching_ends_when_nobody_reads(looks, nobody_reads, server, monkeypatch):
     monkeypatch.setenv("EMBSTORE_ADDRESS", server.address)
     monkeypatch.setattr(sys, "stdout", nobody_reads)
     assert main(["stats", "--watch"]) == exits.READER_GONE
     assert looks == []
 
 
-def test_a_stream_without_a_descriptor_that_fails_is_an_answer_as_well(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stream_without_a_descriptor_that_fails_is_an_answer_as_well(monkeypatch, capsys):
     class Refusing(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -132,7 +117,7 @@ def test_a_stream_without_a_descriptor_that_fails_is_an_answer_as_well(
 PATIENCE_S = 120.0
 
 
-def test_once_shows_every_part(typed: Shell, server: Server) -> None:
+def test_once_shows_every_part(typed, server):
     server.store.table("ads").lookup([1, 2, 2])
     train(server.store)
     shown = typed("top", "--once", "--every", "0.1")
@@ -141,7 +126,7 @@ def test_once_shows_every_part(typed: Shell, server: Server) -> None:
         assert word in shown.out, word
 
 
-def test_once_shows_rates(typed: Shell, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_shows_rates(typed, server, monkeypatch):
     """They were of the look before, which there was not: each was "-"."""
     slept: list[float] = []
 
@@ -156,16 +141,16 @@ def test_once_shows_rates(typed: Shell, server: Server, monkeypatch: pytest.Monk
     assert rates["keys"] not in ("0", "0.0") and slept == [2.0]
 
 
-def test_a_pipe_gets_one_look(typed: Shell, server: Server) -> None:
+def test_a_pipe_gets_one_look(typed, server):
     assert typed("top", "--every", "0.1").out.count("no session is open") == 1
 
 
-def test_json_is_the_document_of_stats(typed: Shell, server: Server) -> None:
+def test_json_is_the_document_of_stats(typed, server):
     found = json.loads(typed("top", "--once", "--json", "--every", "0.1").out)
     assert found.keys() == server.on_engine(lambda store: store.stats()).keys()
 
 
-def test_rates_are_of_what_has_grown_since_the_look_before(server: Server) -> None:
+def test_rates_are_of_what_has_grown_since_the_look_before(server):
     ads = server.store.table("ads")
     before = server.store.stats()
     ads.lookup(list(range(100)))
@@ -179,7 +164,7 @@ def test_rates_are_of_what_has_grown_since_the_look_before(server: Server) -> No
 
 
 @pytest.mark.parametrize("words", [["top"], ["stats", "--watch"]], ids=" ".join)
-def test_a_terminal_is_drawn_over_until_ctrl_c(words: list[str], server: Server) -> None:
+def test_a_terminal_is_drawn_over_until_ctrl_c(words, server):
     command = [sys.executable, "-m", "embstore_server", *words, "--every", "0.1"]
     ours, theirs = pty.openpty()
     env = os.environ | {"TERM": "xterm", "COLUMNS": "160", "LINES": "50"}

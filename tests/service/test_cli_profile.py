@@ -20,7 +20,7 @@ from embstore_server.cli import exits, main
 from embstore_server.sizing.prediction import hit_rates
 from embstore_tools.demo import synthetic
 from embstore_tools.demo.columns import scaled_rows, table_name
-from tests.service.shell import Shell, Terminal
+from tests.service.shell import Terminal
 
 ROWS, SAMPLES = 3000, 20_000
 
@@ -52,9 +52,7 @@ def profile_path(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 # profile
 
 
-def test_profile_of_criteo_has_the_tables_of_the_demo(
-    shell: Shell, folder: Path, tmp_path: Path
-) -> None:
+def test_profile_of_criteo_has_the_tables_of_the_demo(shell, folder, tmp_path):
     path = tmp_path / "out.profile"
     found = shell("profile", folder / "day.tsv", "-o", path, "--json").document
     assert [*found["tables"]] == [table_name(column) for column in range(26)]
@@ -65,7 +63,7 @@ def test_profile_of_criteo_has_the_tables_of_the_demo(
     assert Profile.load(path).tables.keys() == found["tables"].keys()
 
 
-def test_profile_counts_columns_as_tables(shell: Shell, folder: Path, tmp_path: Path) -> None:
+def test_profile_counts_columns_as_tables(shell, folder, tmp_path):
     path, files = tmp_path / "p", [folder / "day.parquet"] * 2
     words = ["--table", "ad=ads", "--table", "tags=a/tags", "--hash-rows", "ads=1000"]
     found = shell("profile", *files, *words, "-o", path, "--json").document
@@ -78,9 +76,7 @@ def test_profile_counts_columns_as_tables(shell: Shell, folder: Path, tmp_path: 
     assert found["tables"]["ads"]["coverage"]["accesses"][-1] == 1
 
 
-def test_profile_by_a_rate_is_the_same_each_time(
-    shell: Shell, folder: Path, tmp_path: Path
-) -> None:
+def test_profile_by_a_rate_is_the_same_each_time(shell, folder, tmp_path):
     words = ["profile", folder / "day.parquet", "--table", "ad=ads", "--rate", "0.05"]
     found = shell(*words, "--seed", "7", "-o", tmp_path / "a", "--json").document
     assert 0.04 < found["counted_samples"] / SAMPLES < 0.06
@@ -91,9 +87,7 @@ def test_profile_by_a_rate_is_the_same_each_time(
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
 
 
-def test_a_column_of_text_files_that_is_no_integer_is_named_with_what_takes_it(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_a_column_of_text_files_that_is_no_integer_is_named_with_what_takes_it(shell, tmp_path):
     (tmp_path / "x.csv").write_text("user,item\n1,2\n4,5.0\n")
     words = ["profile", tmp_path / "x.csv", "--table", "item=i", "-o", tmp_path / "p"]
     ended = shell(*words)
@@ -103,9 +97,7 @@ def test_a_column_of_text_files_that_is_no_integer_is_named_with_what_takes_it(
     assert shell(*words, "--hash-rows", "i=1000").status == 0
 
 
-def test_text_ids_are_hashed_as_the_refusal_says(
-    shell: Shell, folder: Path, tmp_path: Path
-) -> None:
+def test_text_ids_are_hashed_as_the_refusal_says(shell, folder, tmp_path):
     ads = parquet.read_table(folder / "day.parquet")["ad"].to_pylist()
     words = pa.array([None if ad == 0 else f"{ad:x}x" for ad in ads])
     parquet.write_table(pa.table({"ad": words}), tmp_path / "words.parquet")
@@ -123,7 +115,7 @@ def row_of_text(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") % 1_000_000
 
 
-def test_profile_shows_skew_and_coverage(shell: Shell, folder: Path, tmp_path: Path) -> None:
+def test_profile_shows_skew_and_coverage(shell, folder, tmp_path):
     words = ["--table", "ad=ads", "--table", "tags=tags", "-o", tmp_path / "p"]
     ended = shell("profile", folder / "day.parquet", *words, "--picture", tmp_path / "p.png")
     assert (ended.status, ended.err) == (0, "")
@@ -132,9 +124,7 @@ def test_profile_shows_skew_and_coverage(shell: Shell, folder: Path, tmp_path: P
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_profile_draws_its_progress_on_a_terminal(
-    shell: Shell, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_draws_its_progress_on_a_terminal(shell, folder, tmp_path, monkeypatch):
     drawn = Terminal()
     monkeypatch.setattr(sys, "stderr", drawn)
     monkeypatch.setenv("TERM", "xterm")
@@ -172,14 +162,7 @@ def test_profile_draws_its_progress_on_a_terminal(
         (["{}/day.parquet", "--table", "ad=a", "--seed", str(2**63)], "seed"),
     ],
 )
-def test_profile_refuses(
-    words: list[str],
-    said: str,
-    shell: Shell,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_profile_refuses(words, said, shell, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = shell("profile", "-o", "out.profile", *(word.format(folder) for word in words))
     assert (ended.status, ended.out) == (exits.USAGE, "")
@@ -189,9 +172,7 @@ def test_profile_refuses(
 
 
 @pytest.mark.parametrize("flag", ["--output", "--picture"])
-def test_what_is_no_file_is_not_replaced(
-    flag: str, shell: Shell, folder: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_file_is_not_replaced(flag, shell, folder, tmp_path):
     """A device was replaced by the profile, /dev/full among others. (A pipe is none either.)"""
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
@@ -212,9 +193,7 @@ def test_what_is_no_file_is_not_replaced(
         ("matplotlib", ["day.tsv", "--picture", "x.png"]),
     ],
 )
-def test_what_is_missing_names_the_extra(
-    module: str, words: list[str], shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_names_the_extra(module, words, shell, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setitem(sys.modules, module, None)
     ended = shell("profile", *words, "-o", "refused.profile")
@@ -223,7 +202,7 @@ def test_what_is_missing_names_the_extra(
     assert not Path("refused.profile").exists()
 
 
-def test_criteo_is_profiled_without_the_extra(folder: Path, tmp_path: Path) -> None:
+def test_criteo_is_profiled_without_the_extra(folder, tmp_path):
     code = f"""if True:
         import sys
         for module in ("pyarrow", "matplotlib", "plotext"):
@@ -239,7 +218,7 @@ def test_criteo_is_profiled_without_the_extra(folder: Path, tmp_path: Path) -> N
 # size
 
 
-def test_size_gives_hit_rates_and_traffic(shell: Shell, profile_path: Path) -> None:
+def test_size_gives_hit_rates_and_traffic(shell, profile_path):
     found = shell("size", "--profile", profile_path, "--json").document
     assert found["rows"] == ROWS + 20
     assert found["method"] == "recorded"
@@ -255,7 +234,7 @@ def test_size_gives_hit_rates_and_traffic(shell: Shell, profile_path: Path) -> N
     assert ahead["fetched_bytes"][0] == ahead["fetched_rows"][0] * 80
 
 
-def test_size_answers_how_much_cache_is_needed(shell: Shell, profile_path: Path) -> None:
+def test_size_answers_how_much_cache_is_needed(shell, profile_path):
     words = ["size", "--profile", profile_path, "--policy", "lru", "--target-hit-rate", "0.8"]
     [needed] = shell(*words, "--json").document["needed"].values()
     slots = needed["slots"]
@@ -266,13 +245,13 @@ def test_size_answers_how_much_cache_is_needed(shell: Shell, profile_path: Path)
     assert f"under lru ({slots:,} slots, " in shown
 
 
-def test_size_says_when_no_cache_is_enough(shell: Shell, profile_path: Path) -> None:
+def test_size_says_when_no_cache_is_enough(shell, profile_path):
     words = ["size", "--profile", profile_path, "--policy", "lfu", "--target-hit-rate", "1"]
     assert shell(*words, "--json").document["needed"] == {"lfu": None}
     assert "with room for all rows, not 100.0%" in shell(*words).out
 
 
-def test_size_of_one_call_says_how_to_have_more(shell: Shell, folder: Path, tmp_path: Path) -> None:
+def test_size_of_one_call_says_how_to_have_more(shell, folder, tmp_path):
     """All hit rates were 0.0 %, without a reason."""
     words = ["profile", folder / "day.tsv", "-o", tmp_path / "p"]
     assert shell(*words).status == 0
@@ -285,7 +264,7 @@ def test_size_of_one_call_says_how_to_have_more(shell: Shell, folder: Path, tmp_
     assert "lru" in shell(*sized).out.splitlines()[-1]
 
 
-def test_size_of_other_rows(shell: Shell, profile_path: Path) -> None:
+def test_size_of_other_rows(shell, profile_path):
     words = ["size", "--profile", profile_path, "--policy", "lru", "--json"]
     wide = shell(*words, "--dim", "64", "--optimizer", "adam").document
     narrow = shell(*words, "--row-bytes", "60").document
@@ -294,7 +273,7 @@ def test_size_of_other_rows(shell: Shell, profile_path: Path) -> None:
     assert wide["cache_bytes"][-1] > 6 * narrow["cache_bytes"][-1]
 
 
-def test_size_of_two_levels(shell: Shell, profile_path: Path) -> None:
+def test_size_of_two_levels(shell, profile_path):
     """Both hit as one cache that is as large as both; keys of level two are in the GPU's memory."""
     words = ["size", "--profile", profile_path, "--policy", "lru", "--row-bytes", "64"]
     alone = shell(*words, "--json").document
@@ -318,9 +297,7 @@ def test_size_of_two_levels(shell: Shell, profile_path: Path) -> None:
     assert "both" not in shell("size", "--profile", profile_path).out
 
 
-def test_size_shows_a_table_a_plot_and_a_picture(
-    shell: Shell, profile_path: Path, tmp_path: Path
-) -> None:
+def test_size_shows_a_table_a_plot_and_a_picture(shell, profile_path, tmp_path):
     words = ["--profile", profile_path, "--lookahead", "3", "--picture", tmp_path / "s.png"]
     ended = shell("size", *words)
     assert (ended.status, ended.err) == (0, "")
@@ -329,7 +306,7 @@ def test_size_shows_a_table_a_plot_and_a_picture(
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_size_from_counts_alone(shell: Shell, profile_path: Path, tmp_path: Path) -> None:
+def test_size_from_counts_alone(shell, profile_path, tmp_path):
     whole = Profile.load(profile_path)
     Profile(whole.tables).save(tmp_path / "counts")
     words = ["size", "--profile", tmp_path / "counts"]
@@ -342,7 +319,7 @@ def test_size_from_counts_alone(shell: Shell, profile_path: Path, tmp_path: Path
 # hotset
 
 
-def test_hotset_is_chosen_and_written(shell: Shell, profile_path: Path, tmp_path: Path) -> None:
+def test_hotset_is_chosen_and_written(shell, profile_path, tmp_path):
     path = tmp_path / "h"
     words = ["--budget", "16KiB", "-o", path, "--version", "3", "--row-bytes", "16"]
     found = shell("hotset", "--profile", profile_path, *words, "--json").document
@@ -357,9 +334,7 @@ def test_hotset_is_chosen_and_written(shell: Shell, profile_path: Path, tmp_path
     assert 0 < found["samples"] < found["accesses"] < 1
 
 
-def test_hotset_shows_what_it_covers(
-    shell: Shell, profile_path: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_hotset_shows_what_it_covers(shell, profile_path, folder, tmp_path):
     ended = shell("hotset", "--profile", profile_path, "--budget", "40KB")
     assert (ended.status, ended.err) == (0, "")
     for word in ("rows of 80 bytes are hot, ", "accesses or more", "kept samples"):
@@ -396,9 +371,7 @@ def test_hotset_shows_what_it_covers(
         (["size", "--picture", "no/such.png"], "--picture: expected a regular file"),
     ],
 )
-def test_size_and_hotset_refuse(
-    words: list[str], said: str, shell: Shell, profile_path: Path
-) -> None:
+def test_size_and_hotset_refuse(words, said, shell, profile_path):
     ended = shell(*words, "--profile", profile_path)
     assert (ended.status, ended.out) == (exits.USAGE, "")
     assert ended.err.startswith("error: ")
@@ -407,20 +380,20 @@ def test_size_and_hotset_refuse(
 
 @pytest.mark.parametrize("words", [["size"], ["hotset", "--budget", "1MiB"]])
 @pytest.mark.parametrize("name", ["absent", "day.tsv", "day.parquet"])
-def test_files_that_are_no_profile(words: list[str], name: str, shell: Shell, folder: Path) -> None:
+def test_files_that_are_no_profile(words, name, shell, folder):
     ended = shell(*words, "--profile", folder / name)
     assert (ended.status, ended.out) == (exits.USAGE, "")
     assert str(folder / name) in ended.err
 
 
-def test_an_empty_profile_has_no_size(shell: Shell, tmp_path: Path) -> None:
+def test_an_empty_profile_has_no_size(shell, tmp_path):
     Profile({}).save(tmp_path / "p")
     ended = shell("size", "--profile", tmp_path / "p")
     assert ended.status == exits.USAGE
     assert "expected a profile with accesses, found none counted at a rate of 1\n" in ended.err
 
 
-def test_size_of_a_rate_that_counted_nothing(shell: Shell, folder: Path, tmp_path: Path) -> None:
+def test_size_of_a_rate_that_counted_nothing(shell, folder, tmp_path):
     """Calls are recorded whatever the rate: shares of no rows were a ZeroDivisionError."""
     words = ["--table", "ad=ads", "--rate", "1e-30", "-o", tmp_path / "p"]
     assert shell("profile", folder / "day.parquet", *words).status == 0

@@ -1,6 +1,5 @@
 """Commands for operators: every verb that is not a trainer's has one; what is lost is asked for."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,7 @@ from embstore.commands import COMMANDS, Command
 from embstore_client.executor import RemoteExecutor
 from embstore_server.cli import exits
 from tests.service.frequency_samples import DIM
-from tests.service.shell import Shell
 from tests.service.test_rest_sessions import train
-from tests.serving import Server
 
 CREATE = (
     "table create new --dim 4 --rows 9 --optimizer sgd --learning-rate 1 --initializer constant:0"
@@ -59,14 +56,12 @@ OF_TRAINERS = {
 }
 
 
-def test_every_verb_of_an_operator_has_a_command() -> None:
+def test_every_verb_of_an_operator_has_a_command():
     assert COMMAND_OF.keys() | OF_FILES | OF_CLUSTERS | OF_TRAINERS == COMMANDS.keys()
     assert not COMMAND_OF.keys() & OF_TRAINERS
 
 
-def test_the_command_of_a_verb_sends_it(
-    typed: Shell, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_of_a_verb_sends_it(typed, server, tmp_path, monkeypatch):
     sent: set[str] = set()
     execute: Any = RemoteExecutor.execute
 
@@ -86,10 +81,9 @@ def test_the_command_of_a_verb_sends_it(
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["clear-counts", "promote", "sessions close ctr", "table drop ads", "restore one"],
+    "words", ["clear-counts", "promote", "sessions close ctr", "table drop ads", "restore one"]
 )
-def test_what_is_lost_is_asked_for(words: str, typed: Shell, server: Server) -> None:
+def test_what_is_lost_is_asked_for(words, typed, server):
     server.on_engine(train)
     server.on_engine(lambda store: store.checkpoint("one"))
     before = server.on_engine(lambda store: store.command)
@@ -100,7 +94,7 @@ def test_what_is_lost_is_asked_for(words: str, typed: Shell, server: Server) -> 
     assert server.on_engine(lambda store: len(store.sessions.stats())) == 1
 
 
-def test_upkeep_says_what_it_did(typed: Shell, server: Server) -> None:
+def test_upkeep_says_what_it_did(typed, server):
     rows = server.on_engine(lambda store: store.table("ads").rows)
     grown = typed("table", "grow", "ads", str(rows + 5), "--json").document
     assert grown == {"name": "ads", "rows": rows + 5, "command": 3}
@@ -115,9 +109,7 @@ def test_upkeep_says_what_it_did(typed: Shell, server: Server) -> None:
     assert typed("promote", "-y").out == "the server is the leader\n"
 
 
-def test_a_violated_invariant_is_an_error(
-    typed: Shell, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_violated_invariant_is_an_error(typed, server, monkeypatch):
     def violated(*_: Any, **__: Any) -> None:
         raise AssertionError("two slots have key 1")
 
@@ -141,9 +133,7 @@ def test_a_violated_invariant_is_an_error(
         ("embstore restore --w", ["--wait"]),
     ],
 )
-def test_a_shell_completes(
-    line: str, offered: list[str], shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_completes(line, offered, shell, monkeypatch):
     monkeypatch.setenv("_EMBSTORE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))

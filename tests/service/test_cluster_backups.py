@@ -14,7 +14,6 @@ from embstore.handles.store import Store
 from embstore.storage import shard as places
 from embstore.storage.files import Files
 from embstore_client import connect
-from tests.service.shell import Shell
 from tests.service.test_shards import PATIENCE_S, Shards, next_map
 
 KEYS = np.arange(0, 4000, 3)
@@ -59,9 +58,7 @@ def backup(shards: Shards, tmp_path: Path) -> tuple[Path, str]:
     return to, digest
 
 
-def test_a_cluster_starts_from_its_backup(
-    shards: Shards, backup: tuple[Path, str], tmp_path: Path, shell: Shell
-) -> None:
+def test_a_cluster_starts_from_its_backup(shards, backup, tmp_path, shell):
     to, digest = backup
     made = shell("restore-from", to, tmp_path / "again", "--label", "one", "--json")
     assert made.status == 0, made.err
@@ -78,9 +75,7 @@ def test_a_cluster_starts_from_its_backup(
             assert store.table("t").t == 2
 
 
-def test_a_shard_alone_is_restored_as_that_shard(
-    shards: Shards, backup: tuple[Path, str], tmp_path: Path, shell: Shell
-) -> None:
+def test_a_shard_alone_is_restored_as_that_shard(shards, backup, tmp_path, shell):
     """Where its disk is lost, and the others wait at the label."""
     to, digest = backup
     for shard in range(2):
@@ -143,9 +138,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_does_not_belong_together_is_not_restored(
-    case: str, backup: tuple[Path, str], tmp_path: Path, shell: Shell
-) -> None:
+def test_what_does_not_belong_together_is_not_restored(case, backup, tmp_path, shell):
     to, _ = backup
     spoil, message = REFUSALS[case]
     spoil(to)
@@ -155,9 +148,7 @@ def test_what_does_not_belong_together_is_not_restored(
     assert not (tmp_path / "again").exists()
 
 
-def test_a_directory_that_has_something_is_left_alone(
-    backup: tuple[Path, str], tmp_path: Path, shell: Shell
-) -> None:
+def test_a_directory_that_has_something_is_left_alone(backup, tmp_path, shell):
     to, _ = backup
     mine = tmp_path / "again" / "shard-1" / "mine"
     mine.parent.mkdir(parents=True)

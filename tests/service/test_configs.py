@@ -17,7 +17,7 @@ def message() -> pb.TableConfig:
 
 
 @pytest.mark.parametrize("initializer", [Constant(0.0), Uniform(0.0, 0.0)])
-def test_values_of_zero_are_sent(initializer: Constant | Uniform) -> None:
+def test_values_of_zero_are_sent(initializer):
     config = TableConfig.checked(
         "a/b", dim=4096, rows=2**40, optimizer=Sgd(0.0), initializer=initializer, seed=0
     )
@@ -26,14 +26,14 @@ def test_values_of_zero_are_sent(initializer: Constant | Uniform) -> None:
     assert config_of(pb.TableConfig.FromString(sent.SerializeToString())) == config
 
 
-def test_what_is_absent_has_its_default(message: pb.TableConfig) -> None:
+def test_what_is_absent_has_its_default(message):
     message.adam.learning_rate = 0.5
     assert config_of(message) == TableConfig.checked(
         "a", dim=4, rows=9, optimizer=Adam(0.5), initializer=Uniform(0, 1)
     )
 
 
-def test_no_optimizer_and_an_unknown_key_space_are_refused(message: pb.TableConfig) -> None:
+def test_no_optimizer_and_an_unknown_key_space_are_refused(message):
     with pytest.raises(InvalidArgumentError, match="expected an optimizer, one of sgd, adagrad"):
         config_of(message)
     message.sgd.learning_rate = 0.5

@@ -24,7 +24,6 @@ from embstore_server.setup.parsing import BYTES
 from embstore_server.setup.settings import Settings, declared, load
 from embstore_server.telemetry.metrics import Metrics
 from embstore_server.transports.rest.app import make_rest
-from tests.service.shell import Shell
 from tests.style.sources import ROOT
 
 SYSTEMD = ROOT / "deploy" / "systemd"
@@ -59,7 +58,7 @@ def settings_of(words: list[str], environ: dict[str, str], config: Path | None =
 # systemd
 
 
-def test_the_unit_has_settings_that_a_server_takes() -> None:
+def test_the_unit_has_settings_that_a_server_takes():
     environ = dict(re.findall(r"^Environment=(\w+)=(.*)$", UNIT, re.MULTILINE))
     own = {name: value for name, value in environ.items() if name.startswith("EMBSTORE_")}
     made = settings_of([], own, SYSTEMD / "embstore.toml")
@@ -71,7 +70,7 @@ def test_the_unit_has_settings_that_a_server_takes() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_finds_nothing_wrong_and_little_exposed(tmp_path: Path) -> None:
+def test_systemd_finds_nothing_wrong_and_little_exposed(tmp_path):
     unit = tmp_path / "embstore.service"  # whose program is here
     unit.write_text(UNIT.replace("/opt/embstore/bin/embstore", sys.executable))
     for words in (["verify"], ["security", "--offline=true", "--threshold=25"]):
@@ -144,20 +143,20 @@ def is_valid(manifest: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     "manifest", [*MANIFESTS, *RAY_MANIFESTS], ids=lambda one: one["metadata"]["name"]
 )
-def test_a_manifest_is_what_the_schemas_say(manifest: dict[str, Any]) -> None:
+def test_a_manifest_is_what_the_schemas_say(manifest):
     assert is_valid(manifest)
     for wrong in ({"spce": {}}, {"apiVersion": "v9"}, {"spec": {"ports": [{"port": "grpc"}]}}):
         assert not is_valid(manifest | wrong)
 
 
-def test_the_schema_sees_into_the_container() -> None:
+def test_the_schema_sees_into_the_container():
     broken = copy.deepcopy(one("StatefulSet"))
     (container,) = broken["spec"]["template"]["spec"]["containers"]
     container["securityContext"]["readOnlyRootFileSystem"] = True  # a large S too many
     assert not is_valid(broken)
 
 
-def test_the_container_has_settings_that_a_server_takes_and_memory_for_them() -> None:
+def test_the_container_has_settings_that_a_server_takes_and_memory_for_them():
     (container,) = pod()["containers"]
     verb, *words = container["args"]
     made = settings_of(words, {})
@@ -174,7 +173,7 @@ def test_the_container_has_settings_that_a_server_takes_and_memory_for_them() ->
     assert pod()["terminationGracePeriodSeconds"] >= made.drain_s + 120
 
 
-def test_probes_ask_what_the_server_answers(tmp_path: Path) -> None:
+def test_probes_ask_what_the_server_answers(tmp_path):
     (container,) = pod()["containers"]
     service = Host(Settings(tmp_path), lambda: pytest.fail("not opened"), Metrics()).service
     routes = make_rest(service).openapi()["paths"]
@@ -184,7 +183,7 @@ def test_probes_ask_what_the_server_answers(tmp_path: Path) -> None:
         assert asked["path"] in routes
 
 
-def test_the_pod_writes_where_the_image_does_and_has_no_right_of_root() -> None:
+def test_the_pod_writes_where_the_image_does_and_has_no_right_of_root():
     (container,) = pod()["containers"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -205,7 +204,7 @@ def test_the_pod_writes_where_the_image_does_and_has_no_right_of_root() -> None:
     assert mounted["/data"] == claim["metadata"]["name"]
 
 
-def test_names_and_labels_find_the_pod() -> None:
+def test_names_and_labels_find_the_pod():
     labels = one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
     assert one("StatefulSet")["spec"]["selector"]["matchLabels"] == labels
     assert one("StatefulSet")["spec"]["replicas"] == 1, "a store has one writer"
@@ -235,7 +234,7 @@ def pods() -> list[dict[str, Any]]:
     return [group["template"]["spec"] for group in groups()]
 
 
-def test_the_schema_sees_into_groups_and_containers() -> None:
+def test_the_schema_sees_into_groups_and_containers():
     for spoil in (
         lambda spec: spec["workerGroupSpecs"][1].update(replica=1),
         lambda spec: spec["headGroupSpec"]["rayStartParams"].update({"num-cpus": 0}),
@@ -247,7 +246,7 @@ def test_the_schema_sees_into_groups_and_containers() -> None:
         assert not is_valid(broken)
 
 
-def test_each_host_has_a_volume_of_its_own_and_keeps_its_address() -> None:
+def test_each_host_has_a_volume_of_its_own_and_keeps_its_address():
     claims = {m["metadata"]["name"] for m in RAY_MANIFESTS if m["kind"] == "PersistentVolumeClaim"}
     mounted = []
     for pod in pods():
@@ -262,7 +261,7 @@ def test_each_host_has_a_volume_of_its_own_and_keeps_its_address() -> None:
         assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 1
 
 
-def test_pods_are_told_apart_by_node_and_kept_by_their_labels() -> None:
+def test_pods_are_told_apart_by_node_and_kept_by_their_labels():
     (budget,) = [one for one in RAY_MANIFESTS if one["kind"] == "PodDisruptionBudget"]
     labels = budget["spec"]["selector"]["matchLabels"]
     for group in groups():
@@ -273,7 +272,7 @@ def test_pods_are_told_apart_by_node_and_kept_by_their_labels() -> None:
         assert rule["labelSelector"]["matchLabels"] == labels
 
 
-def test_probes_ask_ports_that_ray_listens_at() -> None:
+def test_probes_ask_ports_that_ray_listens_at():
     for group, pod in zip(groups(), pods(), strict=True):
         (container,) = pod["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -286,7 +285,7 @@ def test_probes_ask_ports_that_ray_listens_at() -> None:
         assert ports.get("gcs", 6379) == 6379
 
 
-def test_ray_takes_calls_with_a_token_only_and_runs_as_the_image_does() -> None:
+def test_ray_takes_calls_with_a_token_only_and_runs_as_the_image_does():
     (user,) = re.findall(r"--uid (\d+)", DOCKERFILE)
     for pod in pods():
         (container,) = pod["containers"]
@@ -300,7 +299,7 @@ def test_ray_takes_calls_with_a_token_only_and_runs_as_the_image_does() -> None:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_command_that_is_shown_fits_the_hosts(shell: Shell) -> None:
+def test_the_command_that_is_shown_fits_the_hosts(shell):
     (line,) = re.findall(r"embstore cluster start (.*)", RAY_TEXT)
     words = line.split()
     given = dict(zip(words[::2], words[1::2], strict=True))

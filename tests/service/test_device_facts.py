@@ -2,7 +2,7 @@
 thread works on it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from embstore.device.gpu import GpuDevice
 from embstore.stats import declared
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.service.rest import Rest
 from tests.serving import Server, patient
 
 CPU = {"model", "memory_bytes", "memory_free_bytes", "threads"}
@@ -55,9 +54,7 @@ def served(path: Path, device: Device) -> Iterator[embstore.Store]:
     [(lambda: CpuDevice(1), CPU), (lambda: GpuDevice(EmulatedRuntime(), 1), GPU)],
     ids=["cpu", "gpu"],
 )
-def test_client_is_told_every_fact(
-    device: Callable[[], Device], names: set[str], tmp_path: Path
-) -> None:
+def test_client_is_told_every_fact(device, names, tmp_path):
     made = device()
     with served(tmp_path / "store", made) as store:
         facts = store.device_facts
@@ -75,7 +72,7 @@ class Blank(CpuDevice):
         return dict.fromkeys(CPU | GPU, 0) | texts
 
 
-def test_every_fact_has_a_field_and_zero_is_sent(tmp_path: Path) -> None:
+def test_every_fact_has_a_field_and_zero_is_sent(tmp_path):
     device = Blank(1)
     with served(tmp_path / "store", device) as store:
         assert store.device_facts == device.facts()
@@ -83,7 +80,7 @@ def test_every_fact_has_a_field_and_zero_is_sent(tmp_path: Path) -> None:
     assert {stat.name for stat in declared(DeviceFacts)} == CPU | GPU
 
 
-def test_statistics_ask_the_device_again_and_nothing_else_does(tmp_path: Path) -> None:
+def test_statistics_ask_the_device_again_and_nothing_else_does(tmp_path):
     device = Watched(1)
     with served(tmp_path / "store", device) as store:
         asked = device.asked
@@ -93,7 +90,7 @@ def test_statistics_ask_the_device_again_and_nothing_else_does(tmp_path: Path) -
         assert store.device_facts["memory_free_bytes"] == asked + 1 == device.asked
 
 
-async def test_rest_and_metrics_tell_the_same(rest: Rest) -> None:
+async def test_rest_and_metrics_tell_the_same(rest):
     samples = await rest.samples()
     facts = rest.service.store.device_facts
     told = (await rest.get("/api/v1/server"))["device_info"]
@@ -113,9 +110,7 @@ LOOP, ENGINE = "event loop", "engine"
     [(lambda: CpuDevice(1), LOOP), (lambda: GpuDevice(EmulatedRuntime(), 1), ENGINE)],
     ids=["cpu", "gpu"],
 )
-def test_the_thread_that_does_a_brief_call(
-    device: Callable[[], Device], thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_thread_that_does_a_brief_call(device, thread, tmp_path, monkeypatch):
     made: Any = device()
     threads: set[str] = set()
     look_up = made.rows.look_up

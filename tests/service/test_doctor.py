@@ -45,7 +45,7 @@ def _narrow() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def test_a_narrow_process_is_told_what_to_widen() -> None:
+def test_a_narrow_process_is_told_what_to_widen():
     shared = Path("/dev/shm")
     words = [sys.executable, "-m", "embstore_server", "doctor", str(shared), "--json"]
     done = subprocess.run(
@@ -61,9 +61,7 @@ def test_a_narrow_process_is_told_what_to_widen() -> None:
     assert {"ok", "warn", "fail"} >= {one.status for one in found.values()}
 
 
-def test_people_get_a_line_each_with_what_to_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_get_a_line_each_with_what_to_change(tmp_path, capsys):
     status = main(["doctor", str(tmp_path / "not" / "yet")])
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines if line[0] != " "} <= {"ok", "warn", "fail"}
@@ -104,12 +102,7 @@ FILES: list[Case] = [
     (limits.of_maps, {"proc/sys/vm/max_map_count": "262144\n"}, "ok", ()),
     (machine.of_clock_source, {CLOCK: "hpet\n"}, "warn", ("hpet", "tsc")),
     (machine.of_clock_source, {CLOCK: "kvm-clock\n"}, "ok", ()),
-    (
-        partial(machine.of_cores, 16),
-        {CPU_MAX: "100000 100000"},
-        "warn",
-        ("allows 1",),
-    ),
+    (partial(machine.of_cores, 16), {CPU_MAX: "100000 100000"}, "warn", ("allows 1",)),
     (partial(machine.of_cores, 16), {CPU_MAX: "max 100000"}, "ok", ()),
     (machine.of_processor, {"proc/cpuinfo": OLD_CPU}, "warn", ("Some CPU", "AVX2")),
     (machine.of_processor, {"proc/cpuinfo": OLD_CPU.replace("avx", "avx avx2")}, "ok", ()),
@@ -136,17 +129,11 @@ FILES: list[Case] = [
 
 
 @pytest.mark.parametrize(("look", "files", "status", "said"), FILES)
-def test_what_files_say(
-    look: Callable[[System], Finding],
-    files: Mapping[str, str],
-    status: str,
-    said: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
+def test_what_files_say(look, files, status, said, tmp_path):
     check(look(system(tmp_path, files)), status, *said)
 
 
-def test_what_numbers_say() -> None:
+def test_what_numbers_say():
     for count, status in ((200, "fail"), (1024, "warn"), (65536, "ok"), (-1, "ok")):
         check(limits.of_descriptors(count), status)
     check(limits.of_locked_memory(65536, has_gpu=False), "ok")
@@ -173,14 +160,14 @@ def test_what_numbers_say() -> None:
     check(installed.of_versions({"numba": "1", "fastapi": "1", "uvicorn": "1"}), "ok", "Python 3.")
 
 
-def test_this_system_is_asked(tmp_path: Path) -> None:
+def test_this_system_is_asked(tmp_path):
     found = disk.measured(tmp_path)
     assert min(found.write_bytes_per_s, found.sync_s, found.read_s) > 0
     assert machine.clock_is_synchronized() in (True, False, None)
     assert installed.version_of("numpy") and not installed.version_of("no-such-package")
 
 
-def test_a_directory_that_takes_no_files(tmp_path: Path) -> None:
+def test_a_directory_that_takes_no_files(tmp_path):
     file = tmp_path / "file"
     file.touch()
     (finding,) = disk.looked_at(System(), file)
@@ -206,7 +193,7 @@ files.example:/export {0}/far nfs4 rw,relatime,vers=4.2 0 0
         ("farther", "overlay", "warn"),
     ],
 )
-def test_file_systems(place: str, kind: str, status: str, tmp_path: Path) -> None:
+def test_file_systems(place, kind, status, tmp_path):
     mounted = system(tmp_path / "root", {"proc/mounts": MOUNTS.format(tmp_path)})
     found = disk.file_system(mounted, tmp_path / place)
     assert found == kind
@@ -214,7 +201,7 @@ def test_file_systems(place: str, kind: str, status: str, tmp_path: Path) -> Non
 
 
 @needs_glibc
-def test_denormals() -> None:
+def test_denormals():
     check(in_new_thread(machine.of_denormals), "ok")
     check(in_new_thread(machine.of_denormals, FLUSH_TO_ZERO), "warn", "flush-to-zero")
 
@@ -224,7 +211,7 @@ NVRM = (
 )
 
 
-def test_gpus(tmp_path: Path) -> None:
+def test_gpus(tmp_path):
     def unusable() -> str:
         raise RuntimeError("cudaErrorInsufficientDriver")
 

@@ -76,22 +76,16 @@ def trained(
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_rows_of_short_bags_come_early(
-    store: embstore.Store, reference: ReferenceStore, mode: str
-) -> None:
+def test_rows_of_short_bags_come_early(store, reference, mode):
     trained(store, reference, 2, mode=mode, is_early=True)
 
 
-def test_long_bags_are_pooled_by_the_server(
-    store: embstore.Store, reference: ReferenceStore
-) -> None:
+def test_long_bags_are_pooled_by_the_server(store, reference):
     trained(store, reference, 40, mode="sum", is_early=False)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rounding_comes_behind_pooling(
-    store: embstore.Store, reference: ReferenceStore, dtype: str
-) -> None:
+def test_rounding_comes_behind_pooling(store, reference, dtype):
     """However early rows are there: a server rounds what it has pooled."""
     info = cast(Any, store.executor).connected_by
     keys = [{"a": np.arange(100) + 7 * n} for n in range(4)]

@@ -12,7 +12,6 @@ import embstore
 from embstore.config import Adam, Constant, Sgd
 from embstore.errors import EmbstoreError
 from embstore_client.files import export_table, import_table
-from tests.service.shell import Shell
 from tests.service.test_hints import call_in
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra 'data'")
@@ -40,14 +39,14 @@ def refusal(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def test_a_table_of_too_few_rows_is_grown(store: embstore.Store, tmp_path: Path) -> None:
+def test_a_table_of_too_few_rows_is_grown(store, tmp_path):
     np.save(tmp_path / "a.npy", ROWS)
     table = made(store, rows=5)
     call_in(refusal(lambda: import_table(table, tmp_path / "a.npy")), table)
     assert import_table(table, tmp_path / "a.npy").rows == 9
 
 
-def test_state_that_does_not_fit_is_left_out(store: embstore.Store, tmp_path: Path) -> None:
+def test_state_that_does_not_fit_is_left_out(store, tmp_path):
     place, bare = tmp_path / "a.parquet", tmp_path / "bare.parquet"
     table, other = made(store), made(store, "other", optimizer=Sgd(0.1))
     table.update(KEYS, ROWS)
@@ -62,9 +61,7 @@ def test_state_that_does_not_fit_is_left_out(store: embstore.Store, tmp_path: Pa
     assert import_table(made(store, "new"), place, with_state=True).t == 1
 
 
-def test_what_npy_cannot_have_goes_to_the_formats_that_are_named(
-    store: embstore.Store, tmp_path: Path
-) -> None:
+def test_what_npy_cannot_have_goes_to_the_formats_that_are_named(store, tmp_path):
     wide = made(store, "wide", rows=2**40)
     wide.assign(KEYS, ROWS)
     for how in ({}, {"with_state": True}):
@@ -77,7 +74,7 @@ def test_what_npy_cannot_have_goes_to_the_formats_that_are_named(
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
-def test_one_of_several_is_named(store: embstore.Store, tmp_path: Path, ending: str) -> None:
+def test_one_of_several_is_named(store, tmp_path, ending):
     table, place = made(store), tmp_path / f"a.{ending}"
     lists = pa.array(list(ROWS))
     if ending == "npz":
@@ -96,9 +93,7 @@ def test_one_of_several_is_named(store: embstore.Store, tmp_path: Path, ending: 
     assert import_table(table, place, **names).rows == 9
 
 
-def test_a_profile_is_made_as_the_refusals_say(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_is_made_as_the_refusals_say(shell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parquet.write_table(pa.table({"user": KEYS, "item": KEYS}), "day.parquet")
     pa.csv.write_csv(pa.table({"user": KEYS, "item": KEYS}), "day.csv")

@@ -12,7 +12,6 @@ import embstore
 from embstore.config import Adam, Uniform
 from embstore.errors import InvalidArgumentError
 from embstore_client.files import about_file, import_table
-from tests.service.shell import Shell
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra 'data'")
 csv = pytest.importorskip("pyarrow.csv")
@@ -56,16 +55,14 @@ def check(table: embstore.Table, place: Path, keys: Any = KEYS, **how: Any) -> N
 @pytest.mark.parametrize("rows", [WEIGHTS, DOUBLES], ids=["float32", "float64"])
 @pytest.mark.parametrize("key", [pa.int64(), pa.int32(), pa.uint64(), pa.uint16()], ids=str)
 @pytest.mark.parametrize("kind", [pa.list_, pa.large_list, lambda item: pa.list_(item, DIM)])
-def test_parquet_lists(
-    table: embstore.Table, tmp_path: Path, rows: Any, key: Any, kind: Any
-) -> None:
+def test_parquet_lists(table, tmp_path, rows, key, kind):
     lists = pa.array(list(rows), kind(pa.from_numpy_dtype(rows.dtype)))
     columns = {"name": ["x"] * len(KEYS), "embedding": lists, "id": pa.array(KEYS, key)}
     parquet.write_table(pa.table(columns), tmp_path / "ads.parquet")
     check(table, tmp_path / "ads.parquet")
 
 
-def test_parquet_columns_of_elements(table: embstore.Table, tmp_path: Path) -> None:
+def test_parquet_columns_of_elements(table, tmp_path):
     elements = {f"e{i}": DOUBLES[:, i] for i in range(DIM)}
     columns = {"item": KEYS, "name": ["x"] * len(KEYS), "seen": KEYS} | elements
     parquet.write_table(pa.table(columns), tmp_path / "ads.parquet")
@@ -74,9 +71,7 @@ def test_parquet_columns_of_elements(table: embstore.Table, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("packed", [None, "gzip", "zstd", "bz2", "lz4"])
 @pytest.mark.parametrize("ending", ["csv", "tsv"])
-def test_text_with_a_header(
-    table: embstore.Table, tmp_path: Path, ending: str, packed: str | None
-) -> None:
+def test_text_with_a_header(table, tmp_path, ending, packed):
     elements = {f"e{i}": DOUBLES[:, i] for i in range(DIM)}
     end = {None: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2", "lz4": ".lz4"}[packed]
     place, options = tmp_path / f"ads.{ending}{end}", csv.WriteOptions()
@@ -89,7 +84,7 @@ def test_text_with_a_header(
 
 
 @pytest.mark.parametrize("ending", ["txt", "txt.gz", "vec", "vec.zst"])
-def test_glove(table: embstore.Table, tmp_path: Path, ending: str) -> None:
+def test_glove(table, tmp_path, ending):
     words = [",", '"', ".", "'s", "the", *(f"wörd{i}" for i in range(len(KEYS) - 5))]
     lines = [
         f"{word} {' '.join(map(repr, row))}\n"
@@ -117,9 +112,7 @@ def test_glove(table: embstore.Table, tmp_path: Path, ending: str) -> None:
         ("a.txt", "the 1 2 3 4\n. . 1 2 3 4\n", "a whole file of its format"),
     ],
 )
-def test_text_that_is_refused(
-    table: embstore.Table, tmp_path: Path, name: str, text: str, said: str
-) -> None:
+def test_text_that_is_refused(table, tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
     before = table.digest()
     with pytest.raises(InvalidArgumentError, match=rf"a\.(csv|txt): expected.*{said}|{said}"):
@@ -127,7 +120,7 @@ def test_text_that_is_refused(
     assert table.digest() == before
 
 
-def test_npz(table: embstore.Table, tmp_path: Path) -> None:
+def test_npz(table, tmp_path):
     place = tmp_path / "ads.npz"
     np.savez(place, DOUBLES)
     check(table, place, keys=np.arange(len(KEYS)))
@@ -145,7 +138,7 @@ def test_npz(table: embstore.Table, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["<f8", ">f8", ">f4", "<f4"])
-def test_npy_of_other_floats(table: embstore.Table, tmp_path: Path, dtype: str) -> None:
+def test_npy_of_other_floats(table, tmp_path, dtype):
     np.save(tmp_path / "ads.npy", DOUBLES.astype(dtype))
     check(table, tmp_path / "ads.npy", keys=np.arange(len(KEYS)))
 
@@ -162,7 +155,7 @@ def write_safetensors(place: Path, tensors: dict[str, tuple[str, Any]]) -> None:
     place.write_bytes(len(text).to_bytes(8, "little") + text + content)
 
 
-def test_safetensors_of_other_types(table: embstore.Table, tmp_path: Path) -> None:
+def test_safetensors_of_other_types(table, tmp_path):
     pytest.importorskip("safetensors")
     place = tmp_path / "ads.safetensors"
     halves = (WEIGHTS.view(np.uint32) >> 16).astype(np.uint16)
@@ -177,9 +170,7 @@ def test_safetensors_of_other_types(table: embstore.Table, tmp_path: Path) -> No
         import_table(table, place)
 
 
-def test_the_commands(
-    store: embstore.Store, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands(store, tmp_path, shell, monkeypatch):
     """`--create` opened the file without the name of its tensor."""
     from contextlib import nullcontext
 

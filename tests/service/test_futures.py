@@ -31,7 +31,6 @@ from embstore_client import (
     connect_async,
     futures,
 )
-from tests.service.faults.served import Served
 from tests.service.frequency_samples import DIM, add
 from tests.serving import patient
 
@@ -74,7 +73,7 @@ GRADIENTS = np.ones((1, DIM), np.float32)
 # What calls return
 
 
-def test_calls_are_futures_that_give_what_the_verbs_do(store: Store) -> None:
+def test_calls_are_futures_that_give_what_the_verbs_do(store):
     ads = store.table("ads")
     with background(store) as behind:
         table = behind.of(ads)
@@ -89,7 +88,7 @@ def test_calls_are_futures_that_give_what_the_verbs_do(store: Store) -> None:
 
 
 @pytest.mark.parametrize("way", ["grpc", "shared_memory"])
-def test_calls_are_awaited(way: str, server: Served) -> None:
+def test_calls_are_awaited(way, server):
     address = server.address if way == "grpc" else f"unix:{server.socket}"
     options = PATIENT | ({"transport": "grpc"} if way == "grpc" else {})
 
@@ -114,7 +113,7 @@ def test_calls_are_awaited(way: str, server: Served) -> None:
     assert (digest, t) == (served, 1)
 
 
-def test_errors_are_those_of_the_verbs(store: Store) -> None:
+def test_errors_are_those_of_the_verbs(store):
     async def fail() -> None:
         with background(store) as behind:
             table = behind.of(store.table("ads"))
@@ -131,7 +130,7 @@ def test_errors_are_those_of_the_verbs(store: Store) -> None:
 # Order
 
 
-def test_writes_are_done_in_the_order_in_which_they_were_made(store: Store, tmp_path: Path) -> None:
+def test_writes_are_done_in_the_order_in_which_they_were_made(store, tmp_path):
     with background(store) as behind:
         table = behind.of(store.table("ads"))
         calls = []
@@ -146,7 +145,7 @@ def test_writes_are_done_in_the_order_in_which_they_were_made(store: Store, tmp_
         assert store.table("ads").digest() == alone.table("ads").digest()
 
 
-def test_reads_go_beside_writes(server: Served) -> None:
+def test_reads_go_beside_writes(server):
     with patient(server.address) as store, background(store) as behind:
         table = behind.of(store.table("ads"))
         with server.held():
@@ -159,7 +158,7 @@ def test_reads_go_beside_writes(server: Served) -> None:
 # Cancelling
 
 
-def test_a_call_that_waits_for_its_turn_is_cancelled_and_never_sent(server: Served) -> None:
+def test_a_call_that_waits_for_its_turn_is_cancelled_and_never_sent(server):
     with patient(server.address) as store, background(store) as behind:
         table = behind.of(store.table("ads"))
         with server.held():
@@ -170,7 +169,7 @@ def test_a_call_that_waits_for_its_turn_is_cancelled_and_never_sent(server: Serv
             second.result()
 
 
-def test_a_call_that_has_begun_is_finished_though_its_task_is_cancelled(server: Served) -> None:
+def test_a_call_that_has_begun_is_finished_though_its_task_is_cancelled(server):
     async def train() -> int:
         async with connect_async(server.address, transport="grpc", **PATIENT) as store:
             table = await store.table("ads")
@@ -191,7 +190,7 @@ def test_a_call_that_has_begun_is_finished_though_its_task_is_cancelled(server: 
 # The event loop
 
 
-def test_the_event_loop_runs_while_a_call_waits_at_the_server(server: Served) -> None:
+def test_the_event_loop_runs_while_a_call_waits_at_the_server(server):
     async def train() -> None:
         async with connect_async(server.address, transport="grpc", **PATIENT) as store:
             table = await store.table("ads")
@@ -206,7 +205,7 @@ def test_the_event_loop_runs_while_a_call_waits_at_the_server(server: Served) ->
     asyncio.run(train())
 
 
-def test_a_connection_is_awaited_too() -> None:
+def test_a_connection_is_awaited_too():
     async def fail() -> None:
         with pytest.raises(DeadlineError, match="no embstore server was ready"):
             await connect_async("127.0.0.1:1", connect_timeout_s=0.05)
@@ -214,7 +213,7 @@ def test_a_connection_is_awaited_too() -> None:
     asyncio.run(fail())
 
 
-def test_a_connection_that_nobody_waits_for_is_closed(server: Served) -> None:
+def test_a_connection_that_nobody_waits_for_is_closed(server):
     made: list[Store] = []
 
     async def give_up() -> connect_async:
@@ -245,7 +244,7 @@ def test_a_connection_that_nobody_waits_for_is_closed(server: Served) -> None:
 # Bounds, and closing
 
 
-def test_calls_and_threads_are_bounded(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_and_threads_are_bounded(server, monkeypatch):
     monkeypatch.setattr(futures, "CALLS_MAX", 12)
     with patient(server.address) as store, background(store, threads=3) as behind:
         table = behind.of(store.table("ads"))
@@ -261,13 +260,13 @@ def test_calls_and_threads_are_bounded(server: Served, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("threads", [0, -1, "two"])
-def test_threads_are_one_or_more(threads: Any, server: Served) -> None:
+def test_threads_are_one_or_more(threads, server):
     with patient(server.address) as store:
         with pytest.raises(InvalidArgumentError, match="expected threads to be 1 or more"):
             background(store, threads=threads)
 
 
-def test_closing_cuts_off_what_has_begun_and_gives_up_the_rest(server: Served) -> None:
+def test_closing_cuts_off_what_has_begun_and_gives_up_the_rest(server):
     async def train() -> None:
         store = await connect_async(server.address, transport="grpc", **PATIENT)
         table = await store.table("ads")
@@ -286,7 +285,7 @@ def test_closing_cuts_off_what_has_begun_and_gives_up_the_rest(server: Served) -
     asyncio.run(train())
 
 
-def test_closing_ends_every_wait_and_callbacks_may_call(server: Served) -> None:
+def test_closing_ends_every_wait_and_callbacks_may_call(server):
     """What waits for its turn is told, and nothing that hears of it can hang."""
     told: list[Any] = []
 
@@ -341,9 +340,7 @@ def test_a_verb_that_has_no_line_is_done_in_order(server: Served) -> None:
         (Store, BackgroundStore, {"run", "session", "close"}),
     ],
 )
-def test_declared_verbs_have_the_arguments_of_their_handle(
-    handle: type, behind: type, apart: set[str]
-) -> None:
+def test_declared_verbs_have_the_arguments_of_their_handle(handle, behind, apart):
     verbs = {
         name: verb
         for name, verb in vars(handle).items()

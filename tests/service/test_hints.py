@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,6 @@ from embstore.errors import (
     TableHeldError,
 )
 from embstore_server.access.tokens import read
-from tests.service.shell import Shell
-from tests.serving import Server
 
 TABLE: dict[str, Any] = {"dim": 4, "optimizer": Sgd(1.0), "initializer": Constant(0.0)}
 CREATE = "new --dim 4 --rows 9 --optimizer sgd --learning-rate 1 --initializer constant:0"
@@ -52,7 +49,7 @@ def call_in(text: str, of: Any) -> Any:
     return eval(f"of.{found[1]}", {"of": of, "int64": np.int64, "float32": np.float32})
 
 
-def test_a_label_that_is_kept_is_dropped(shell: Shell, server: Server) -> None:
+def test_a_label_that_is_kept_is_dropped(shell, server):
     with connect(server.address) as store:
         store.checkpoint("it's one")
         text = refusal(lambda: store.checkpoint("it's one"), CheckpointExistsError)
@@ -70,9 +67,7 @@ def both_ways(text: str, method: str, words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["Python", "command line"])
-def test_what_a_store_refuses_is_mended_in_python_and_on_the_command_line(
-    shell: Shell, server: Server, way: str
-) -> None:
+def test_what_a_store_refuses_is_mended_in_python_and_on_the_command_line(shell, server, way):
     """A store cannot know which of both its caller has."""
     with connect(server.address) as store:
 
@@ -115,14 +110,14 @@ def test_what_a_store_refuses_is_mended_in_python_and_on_the_command_line(
             drop_table()
 
 
-def test_a_file_of_tokens_is_made(shell: Shell, tmp_path: Path) -> None:
+def test_a_file_of_tokens_is_made(shell, tmp_path):
     tokens = tmp_path / "tokens.json"
     added = shell(*command_in(refusal(lambda: read(tokens))))
     assert added.status == 0, added.err
     assert list(read(tokens)) == ["ann"]
 
 
-def test_a_table_to_import_is_created(shell: Shell, server: Server, tmp_path: Path) -> None:
+def test_a_table_to_import_is_created(shell, server, tmp_path):
     np.save(tmp_path / "rows.npy", np.ones((9, 4), np.float32))
     words = "import", "new", tmp_path / "rows.npy", "--address", server.address
     refused = shell(*words, "--create")
@@ -131,7 +126,7 @@ def test_a_table_to_import_is_created(shell: Shell, server: Server, tmp_path: Pa
     assert done.status == 0, done.err
 
 
-def test_a_table_that_is_otherwise_grows_or_is_dropped(server: Server) -> None:
+def test_a_table_that_is_otherwise_grows_or_is_dropped(server):
     with connect(server.address) as store:
         table = store.create_table("t", rows=9, **TABLE)
         text = refusal(lambda: store.create_table("t", rows=20, **TABLE), TableExistsError)
@@ -144,7 +139,7 @@ def test_a_table_that_is_otherwise_grows_or_is_dropped(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f8", "f4", "f2", "u8"])
-def test_arrays_are_converted(server: Server, kind: str) -> None:
+def test_arrays_are_converted(server, kind):
     with connect(server.address) as store:
         table = store.create_table("t", rows=9, **TABLE)
         keys, grads = np.array([3], kind), np.ones((1, 4))
@@ -165,7 +160,7 @@ def test_arrays_are_converted(server: Server, kind: str) -> None:
     ],
     ids=["uint64", "text", "bytes", "objects", "list"],
 )
-def test_ids_that_are_no_rows_are_hashed(server: Server, keys: Any) -> None:
+def test_ids_that_are_no_rows_are_hashed(server, keys):
     """The hint was .astype('int64'), which makes negative keys of some, and an error of others."""
     with connect(server.address) as store:
         table = store.create_table("t", rows=9, **TABLE)
@@ -189,14 +184,14 @@ def test_ids_that_are_no_rows_are_hashed(server: Server, keys: Any) -> None:
     ],
     ids=str,
 )
-def test_what_no_conversion_makes_keys_has_no_hint(server: Server, keys: Any) -> None:
+def test_what_no_conversion_makes_keys_has_no_hint(server, keys):
     with connect(server.address) as store:
         table = store.create_table("t", rows=9, **TABLE)
         assert refusal(lambda: table.lookup(keys)).endswith(f"int64, found {keys.dtype}")
         assert "astype" not in refusal(lambda: table.update([3], keys.astype(str).reshape(1, 1)))
 
 
-def test_an_update_that_is_not_finite_is_skipped(server: Server) -> None:
+def test_an_update_that_is_not_finite_is_skipped(server):
     with connect(server.address) as store:
         table = store.create_table("t", rows=9, **TABLE)
         grads = np.full((1, 4), np.nan, np.float32)

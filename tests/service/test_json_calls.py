@@ -17,7 +17,6 @@ from tests.service.access.tenants import SPACES, Caller, serving
 from tests.service.access.test_matrix import OF_A_SESSION
 from tests.service.faults.served import Served
 from tests.service.rest import BASE, Rest
-from tests.service.shell import Shell
 from tests.serving import on_loop
 
 OTHERS = sorted(VERBS.keys() - JSON_VERBS.keys())
@@ -45,9 +44,7 @@ def check_reply(name: str, found: Any, store_id: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-def test_a_verb_is_called_over_rest_and_by_the_command_line(
-    name: str, server: Served, typed: Shell
-) -> None:
+def test_a_verb_is_called_over_rest_and_by_the_command_line(name, server, typed):
     if name in OF_A_SESSION:
         with Caller(server.address) as caller:
             for space in SPACES:
@@ -76,20 +73,20 @@ def test_a_verb_is_called_over_rest_and_by_the_command_line(
     check_reply(name, typed("call", name, *words).document, server.store.store_id)
 
 
-async def test_a_verb_without_json_is_refused_over_rest(rest: Rest) -> None:
+async def test_a_verb_without_json_is_refused_over_rest(rest):
     for name in OTHERS:
         told = await rest.post(f"/api/v1/commands/{name}", {}, 400)
         assert told["message"].startswith(f"{name} carries arrays")
 
 
-def test_a_verb_without_json_is_refused_by_the_command_line(typed: Shell) -> None:
+def test_a_verb_without_json_is_refused_by_the_command_line(typed):
     for name in OTHERS:
         ended = typed("call", name)
         assert (ended.status, ended.out) == (exits.USAGE, "")
         assert f"{name} carries arrays" in ended.err
 
 
-async def test_what_is_no_json_of_the_request_is_refused(rest: Rest) -> None:
+async def test_what_is_no_json_of_the_request_is_refused(rest):
     headers = {"content-type": "application/json"}
     path = "/api/v1/commands/GetTable"
     for text in (b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"table": 7}'):
@@ -97,18 +94,18 @@ async def test_what_is_no_json_of_the_request_is_refused(rest: Rest) -> None:
         assert (answer.status_code, answer.json()["error"]) == (400, "InvalidArgumentError")
 
 
-async def test_errors_are_those_of_the_verb_over_rest(rest: Rest) -> None:
+async def test_errors_are_those_of_the_verb_over_rest(rest):
     told = await rest.post("/api/v1/commands/GetTable", {"table": "nope"}, 404)
     assert told["error"] == "TableNotFoundError"
     await rest.post("/api/v1/commands/Nothing", {}, 404)
 
 
-def test_errors_are_those_of_the_verb_by_the_command_line(typed: Shell) -> None:
+def test_errors_are_those_of_the_verb_by_the_command_line(typed):
     assert typed("call", "GetTable", '{"table": "nope"}').status == exits.NOT_FOUND
     assert typed("call", "Nothing").status == exits.USAGE
 
 
-async def test_a_call_with_an_origin_is_applied_once(rest: Rest) -> None:
+async def test_a_call_with_an_origin_is_applied_once(rest):
     origin = {"client_id": "operator", "sequence": 1}
     body = {"origin": origin, "table": "ads", "rows": 2000}
     first, again = [await rest.post("/api/v1/commands/GrowTable", body) for _ in range(2)]

@@ -44,7 +44,7 @@ def failed() -> ZeroDivisionError:
         return exc
 
 
-def test_a_plain_line(lines: Lines) -> None:
+def test_a_plain_line(lines):
     configured()
     event(logging.INFO, "ready", listen="127.0.0.1:50051", epoch=1, tls=None, on=True, text="a b")
     (line,) = lines()
@@ -54,7 +54,7 @@ def test_a_plain_line(lines: Lines) -> None:
     assert time.endswith("Z")
 
 
-def test_a_json_line(lines: Lines) -> None:
+def test_a_json_line(lines):
     configured(log_format="json")
     event(logging.WARNING, "slow call", ms=12.5, path=Path("x"), parts=[1, 2])
     (line,) = lines()
@@ -67,7 +67,7 @@ def test_a_json_line(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["plain", "json"])
-def test_no_field_writes_a_line_of_its_own(log_format: str, lines: Lines) -> None:
+def test_no_field_writes_a_line_of_its_own(log_format, lines):
     configured(log_format=log_format)
     event(logging.INFO, "call", client=HOSTILE, after=1)
     event(logging.INFO, HOSTILE)
@@ -76,21 +76,21 @@ def test_no_field_writes_a_line_of_its_own(log_format: str, lines: Lines) -> Non
     assert all(line.isprintable() for line in written)
 
 
-def test_a_json_field_is_read_back_as_it_was(lines: Lines) -> None:
+def test_a_json_field_is_read_back_as_it_was(lines):
     configured(log_format="json")
     event(logging.INFO, "call", client=HOSTILE)
     assert json.loads(lines()[0])["client"] == HOSTILE
 
 
 @pytest.mark.parametrize("value", ["a=b", 'a"b', "a b", "", "a\\ b", "a\tb"])
-def test_a_plain_value_that_could_be_misread_is_quoted(value: str, lines: Lines) -> None:
+def test_a_plain_value_that_could_be_misread_is_quoted(value, lines):
     configured()
     event(logging.INFO, "call", client=value)
     quoted = lines()[0].split("client=", 1)[1]
     assert json.loads(quoted) == value
 
 
-def test_fields_do_not_replace_time_level_and_event(lines: Lines) -> None:
+def test_fields_do_not_replace_time_level_and_event(lines):
     configured(log_format="json")
     event(logging.INFO, "call", level="x", event="y", time="z", name="n")
     found = json.loads(lines()[0])
@@ -98,7 +98,7 @@ def test_fields_do_not_replace_time_level_and_event(lines: Lines) -> None:
     assert found["time"] != "z"
 
 
-def test_a_trace_follows_a_plain_line_indented(lines: Lines) -> None:
+def test_a_trace_follows_a_plain_line_indented(lines):
     configured()
     event(logging.ERROR, "internal error", exc_info=failed(), verb="Lookup")
     first, *trace = lines()
@@ -107,7 +107,7 @@ def test_a_trace_follows_a_plain_line_indented(lines: Lines) -> None:
     assert all(line.startswith("    ") for line in trace)
 
 
-def test_a_trace_is_a_field_in_json(lines: Lines) -> None:
+def test_a_trace_is_a_field_in_json(lines):
     configured(log_format="json")
     event(logging.ERROR, "internal error", exc_info=failed())
     (line,) = lines()
@@ -115,7 +115,7 @@ def test_a_trace_is_a_field_in_json(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("name", ["uvicorn.error", "uvicorn.access", "grpc", "asyncio", "other"])
-def test_what_others_log_takes_the_same_form(name: str, lines: Lines) -> None:
+def test_what_others_log_takes_the_same_form(name, lines):
     configured(log_format="json")
     logging.getLogger(name).warning("lost %s", HOSTILE)
     (line,) = lines()
@@ -124,7 +124,7 @@ def test_what_others_log_takes_the_same_form(name: str, lines: Lines) -> None:
     assert found["message"] == f"lost {HOSTILE}"
 
 
-def test_warnings_are_logged(lines: Lines) -> None:
+def test_warnings_are_logged(lines):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         configured()
@@ -133,7 +133,7 @@ def test_warnings_are_logged(lines: Lines) -> None:
     assert "WARNING py.warnings message=" in line
 
 
-def test_others_are_silent_below_a_warning_unless_debugging(lines: Lines) -> None:
+def test_others_are_silent_below_a_warning_unless_debugging(lines):
     configured()
     logging.getLogger("uvicorn.error").info("Started server process")
     event(logging.DEBUG, "detail")
@@ -145,21 +145,21 @@ def test_others_are_silent_below_a_warning_unless_debugging(lines: Lines) -> Non
     assert len(lines()) == 2
 
 
-def test_a_level_silences_what_is_below(lines: Lines) -> None:
+def test_a_level_silences_what_is_below(lines):
     configured(log_level="error")
     event(logging.WARNING, "slow call")
     logging.getLogger("grpc").warning("x")
     assert lines() == []
 
 
-def test_configuring_twice_writes_each_line_once(lines: Lines) -> None:
+def test_configuring_twice_writes_each_line_once(lines):
     configured()
     configured()
     event(logging.INFO, "ready")
     assert len(lines()) == 1
 
 
-def test_what_a_library_says_again_and_again_is_said_once_a_minute() -> None:
+def test_what_a_library_says_again_and_again_is_said_once_a_minute():
     now = [100.0]
     seldom = Seldom(lambda: now[0])
 
@@ -179,7 +179,7 @@ def test_what_a_library_says_again_and_again_is_said_once_a_minute() -> None:
     assert not said("Invalid HTTP request received.")
 
 
-def test_messages_that_differ_by_numbers_and_addresses_are_alike() -> None:
+def test_messages_that_differ_by_numbers_and_addresses_are_alike():
     seldom = Seldom(lambda: 0.0)
 
     def passes(text: str) -> bool:
@@ -191,7 +191,7 @@ def test_messages_that_differ_by_numbers_and_addresses_are_alike() -> None:
     assert passes("Failed to export <object at 0x7f3b>")
 
 
-def test_our_own_events_are_left_out_only_where_they_are_alike(lines: Lines) -> None:
+def test_our_own_events_are_left_out_only_where_they_are_alike(lines):
     configured()
     for n in range(3):
         event(logging.WARNING, "slow call", ms=n)
@@ -205,7 +205,7 @@ def test_our_own_events_are_left_out_only_where_they_are_alike(lines: Lines) -> 
     assert "n=3 left_out=2" in lines()[-1]
 
 
-def test_the_kinds_of_messages_that_are_remembered_are_few() -> None:
+def test_the_kinds_of_messages_that_are_remembered_are_few():
     seldom = Seldom(lambda: 0.0)
     for n in range(3000):
         text = str(n).translate(str.maketrans("0123456789", "abcdefghij"))

@@ -11,7 +11,6 @@ import embstore
 from embstore.config import Adagrad, Adam, Ftrl, Sgd, Uniform
 from embstore.errors import InvalidArgumentError, StorageError
 from embstore_client.files import about_file, export_table, import_table
-from tests.service.shell import Shell
 
 DIM, ROWS = 4, 100
 KEYS = np.arange(0, 60, 2, dtype=np.int64)
@@ -71,7 +70,7 @@ def changed(array: Any, at: int, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_files_of_other_programs(table: embstore.Table, tmp_path: Path, kind: str) -> None:
+def test_files_of_other_programs(table, tmp_path, kind):
     place = written(tmp_path / f"ads.{kind}", KEYS, WEIGHTS)
     assert about_file(place) is None
     done = import_table(table, place)
@@ -86,9 +85,7 @@ def test_files_of_other_programs(table: embstore.Table, tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_keys_and_rows_that_are_not_a_tables(
-    table: embstore.Table, tmp_path: Path, kind: str
-) -> None:
+def test_keys_and_rows_that_are_not_a_tables(table, tmp_path, kind):
     place = tmp_path / f"ads.{kind}"
     for keys, found in (
         (changed(KEYS, 9, KEYS[8]), "16 after 16"),
@@ -110,7 +107,7 @@ def test_keys_and_rows_that_are_not_a_tables(
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_what_was_written_before_is_said(table: embstore.Table, tmp_path: Path, kind: str) -> None:
+def test_what_was_written_before_is_said(table, tmp_path, kind):
     place = written(tmp_path / f"ads.{kind}", KEYS, changed(WEIGHTS, 25, np.nan))
     with pytest.raises(InvalidArgumentError, match=r"key 50\. 20 rows of the file were"):
         import_table(table, place, batch_rows=10)
@@ -124,9 +121,7 @@ def test_what_was_written_before_is_said(table: embstore.Table, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", [*WHOLE, "npy"])
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
-def test_files_that_were_cut_off(
-    store: embstore.Store, table: embstore.Table, tmp_path: Path, kind: str, share: float
-) -> None:
+def test_files_that_were_cut_off(store, table, tmp_path, kind, share):
     if kind != "npy":
         pytest.importorskip({"parquet": "pyarrow"}.get(kind, kind))
     table.update(KEYS, WEIGHTS)
@@ -139,7 +134,7 @@ def test_files_that_were_cut_off(
     refused(made(store, "other"), place, "a whole file of its format")
 
 
-def test_arrays_that_are_no_table(table: embstore.Table, tmp_path: Path) -> None:
+def test_arrays_that_are_no_table(table, tmp_path):
     place = tmp_path / "ads.npy"
     np.save(place, np.zeros((ROWS + 1, DIM), np.float32))
     refused(table, place, "at most the 100 rows", "found 101", "grow it")
@@ -160,7 +155,7 @@ def test_arrays_that_are_no_table(table: embstore.Table, tmp_path: Path) -> None
         import_table(table, tmp_path / "none.npy")
 
 
-def test_tensors_by_name(table: embstore.Table, tmp_path: Path) -> None:
+def test_tensors_by_name(table, tmp_path):
     save_file = pytest.importorskip("safetensors.numpy").save_file
     place = tmp_path / "model.safetensors"
     tensors = {"a.weight": WEIGHTS, "b.weight": WEIGHTS + 1, "bias": WEIGHTS[0]}
@@ -173,7 +168,7 @@ def test_tensors_by_name(table: embstore.Table, tmp_path: Path) -> None:
     refused(table, place, "30 keys", "(29,)")
 
 
-def test_columns_by_name(table: embstore.Table, tmp_path: Path) -> None:
+def test_columns_by_name(table, tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     place, kind = tmp_path / "ads.parquet", pa.list_(pa.float32(), DIM)
     rows = list(WEIGHTS)
@@ -200,7 +195,7 @@ def test_columns_by_name(table: embstore.Table, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_state_of_another_optimizer(store: embstore.Store, tmp_path: Path, kind: str) -> None:
+def test_state_of_another_optimizer(store, tmp_path, kind):
     pytest.importorskip({"parquet": "pyarrow"}.get(kind, kind))
     adam = made(store, "adam")
     adam.update(KEYS, WEIGHTS)
@@ -217,7 +212,7 @@ def test_state_of_another_optimizer(store: embstore.Store, tmp_path: Path, kind:
     refused(adam, place, "no more than the 1 updates", "t = 2", "go back", with_state=True)
 
 
-def test_what_a_file_says_must_make_sense(table: embstore.Table, tmp_path: Path) -> None:
+def test_what_a_file_says_must_make_sense(table, tmp_path):
     save_file = pytest.importorskip("safetensors.numpy").save_file
     place = tmp_path / "ads.safetensors"
     for said in ("", "[]", "{}", '{"version": 2, "config": {}}', '{"version": 1, "config": 3}'):
@@ -225,9 +220,7 @@ def test_what_a_file_says_must_make_sense(table: embstore.Table, tmp_path: Path)
         refused(table, place, "what embstore writes into the metadata")
 
 
-def test_the_commands(
-    store: embstore.Store, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands(store, tmp_path, shell, monkeypatch):
     pytest.importorskip("safetensors", reason="needs the extra 'data'")
     from contextlib import nullcontext
 

@@ -56,12 +56,12 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
 
 
-def test_bounds_grow_from_100_us_to_60_s() -> None:
+def test_bounds_grow_from_100_us_to_60_s():
     assert (BOUNDS[0], BOUNDS[-1]) == (1e-4, 60.0)
     assert all(1 < high / low <= 3 for low, high in pairwise(BOUNDS))
 
 
-def test_quantiles_are_within_their_bucket() -> None:
+def test_quantiles_are_within_their_bucket():
     generator = np.random.default_rng(7)
     seconds = np.exp(generator.normal(-5, 1.5, 5000))
     found = latency(*seconds.tolist())
@@ -72,17 +72,17 @@ def test_quantiles_are_within_their_bucket() -> None:
     assert found["mean"] == pytest.approx(float(seconds.mean()))
 
 
-def test_quantile_divides_a_bucket_linearly() -> None:
+def test_quantile_divides_a_bucket_linearly():
     found = latency(*[0.015] * 4)  # (0.01, 0.02]
     assert found["p50"] == pytest.approx(0.015)
     assert found["p95"] == pytest.approx(0.0195)
 
 
-def test_quantile_above_the_last_bound_is_that_bound() -> None:
+def test_quantile_above_the_last_bound_is_that_bound():
     assert latency(1e6)["p50"] == BOUNDS[-1]
 
 
-def test_histograms_add_up() -> None:
+def test_histograms_add_up():
     metrics = Metrics()
     for seconds in (0.00005, 0.003, 0.004, 100.0):
         observe(metrics, seconds=seconds)
@@ -96,7 +96,7 @@ def test_histograms_add_up() -> None:
     assert value(samples, f"{name}_bucket", verb="Lookup", le="+Inf") == 4
 
 
-def test_call_that_never_reached_the_engine_has_no_wait() -> None:
+def test_call_that_never_reached_the_engine_has_no_wait():
     metrics = Metrics()
     observe(metrics)
     observe(metrics, code="UNAVAILABLE", wait_s=0.0, run_s=0.0)

@@ -68,7 +68,7 @@ def drawn(path: Path, tmp_path: Path) -> str:
     return out.read_text()
 
 
-def test_the_samples_add_up_to_what_the_run_did(kept: tuple[Path, Any]) -> None:
+def test_the_samples_add_up_to_what_the_run_did(kept):
     path, stats = kept
     run = read(path)
     assert run.total("step") == stats.steps == STEPS
@@ -80,9 +80,7 @@ def test_the_samples_add_up_to_what_the_run_did(kept: tuple[Path, Any]) -> None:
     assert any(name.startswith("planning.") for name in run.samples)
 
 
-def test_the_report_is_one_file_without_a_script_or_a_request(
-    kept: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_the_report_is_one_file_without_a_script_or_a_request(kept, tmp_path):
     text = drawn(kept[0], tmp_path)
     found = Document(text)
     assert not found.loads
@@ -95,9 +93,7 @@ def test_the_report_is_one_file_without_a_script_or_a_request(
     assert len(text) < 300_000
 
 
-def test_the_advice_is_of_the_rows_that_were_accessed(
-    kept: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_the_advice_is_of_the_rows_that_were_accessed(kept, tmp_path):
     (accesses,) = json.loads(kept[0].read_text())["accesses"]
     assert accesses["tables"] == ["items"] and accesses["rows_of_tables"] == ROWS
     assert accesses["share"] == sorted(accesses["share"])
@@ -107,9 +103,7 @@ def test_the_advice_is_of_the_rows_that_were_accessed(
     assert f"{wanted:,} rows, " in Document(drawn(kept[0], tmp_path)).text
 
 
-def test_a_long_run_keeps_few_samples(
-    kept: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_run_keeps_few_samples(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SAMPLES_MAX", 8)
     with embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 17) as store:
         sgd, zero = embstore.Sgd(0.1), embstore.Constant(0.0)
@@ -134,9 +128,7 @@ def test_a_long_run_keeps_few_samples(
         ('{"kind": "embstore run 1", "session": {}}', "not whole"),
     ],
 )
-def test_what_is_no_file_of_a_run_is_refused(
-    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_file_of_a_run_is_refused(text, said, tmp_path, capsys):
     path = tmp_path / "run.json"
     if text is not None:
         path.write_text(text)

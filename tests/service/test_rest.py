@@ -1,10 +1,8 @@
 """Every route of REST, over a real store and engine thread."""
 
-import asyncio
 import json
 import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,7 @@ OF_A_STORE = {
 # Probes
 
 
-async def test_health_and_readiness_follow_the_store(
-    tmp_path: Path, runner: asyncio.Runner
-) -> None:
+async def test_health_and_readiness_follow_the_store(tmp_path, runner):
     async with unopened(tmp_path / "store") as (rest, opening):
         assert await rest.get("/healthz") == {"status": "ok"}
         told = await rest.get("/readyz", 503)
@@ -43,9 +39,7 @@ async def test_health_and_readiness_follow_the_store(
         await rest.stop()
 
 
-async def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(
-    tmp_path: Path, runner: asyncio.Runner
-) -> None:
+async def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(tmp_path, runner):
     async with unopened(tmp_path / "store") as (rest, opening):
         for path in (*PATHS, "/api/v1/frequency", "/api/v1/cache/warm", *DOCUMENTS):
             told = await rest.get(path, 503)
@@ -62,7 +56,7 @@ async def test_before_the_store_is_open_calls_are_refused_and_scrapes_answered(
         await rest.stop()
 
 
-async def test_failed_store_is_not_ready_but_told(rest: Rest) -> None:
+async def test_failed_store_is_not_ready_but_told(rest):
     before = await rest.samples()
     rest.service.store.executor.storage.fail(StorageError(5, "the disk said no"))
     assert "the disk said no" in (await rest.get("/readyz", 503))["reason"]
@@ -77,7 +71,7 @@ async def test_failed_store_is_not_ready_but_told(rest: Rest) -> None:
     assert after["embstore_stats_age_seconds"] > before["embstore_stats_age_seconds"]
 
 
-async def test_counters_of_a_scrape_grow_by_what_was_done(rest: Rest) -> None:
+async def test_counters_of_a_scrape_grow_by_what_was_done(rest):
     await rest.on_engine(lambda store: store.table("ads").lookup([1, 2]))
     before = await rest.samples()
     await rest.on_engine(lambda store: store.table("ads").lookup([1, 2, 2, 7]))
@@ -105,7 +99,7 @@ def _build(rest: Rest) -> tuple[str, str, str]:
     return rest.service.instance, rest.service.store.store_id, embstore.__version__
 
 
-async def test_scrape_while_the_engine_is_busy_tells_the_last_figures(rest: Rest) -> None:
+async def test_scrape_while_the_engine_is_busy_tells_the_last_figures(rest):
     before = await rest.samples()
     async with rest.busy_engine():
         during = await rest.samples()
@@ -119,7 +113,7 @@ async def test_scrape_while_the_engine_is_busy_tells_the_last_figures(rest: Rest
 # What the server and the store are
 
 
-async def test_server_tells_settings_limits_and_queue(rest: Rest) -> None:
+async def test_server_tells_settings_limits_and_queue(rest):
     async with rest.busy_engine():
         told = await rest.get("/api/v1/server")
     service = rest.service
@@ -142,7 +136,7 @@ async def test_server_tells_settings_limits_and_queue(rest: Rest) -> None:
     assert "uniform" in told["initializers"]
 
 
-async def test_every_limit_of_the_proto_is_told(rest: Rest) -> None:
+async def test_every_limit_of_the_proto_is_told(rest):
     from embstore_proto.v1 import embstore_pb2 as pb
 
     limits = (await rest.get("/api/v1/server"))["limits"]
@@ -150,7 +144,7 @@ async def test_every_limit_of_the_proto_is_told(rest: Rest) -> None:
     assert limits.keys() >= {field.name for field in pb.ServerLimits.DESCRIPTOR.fields}
 
 
-async def test_stats_are_those_of_the_store_and_of_the_process(rest: Rest) -> None:
+async def test_stats_are_those_of_the_store_and_of_the_process(rest):
     def use(store: embstore.Store) -> Any:
         ads = store.table("ads")
         ads.lookup([1, 2, 2, 3])
@@ -185,7 +179,7 @@ async def test_stats_are_those_of_the_store_and_of_the_process(rest: Rest) -> No
 # Tables
 
 
-async def test_tables_are_listed_by_name(rest: Rest) -> None:
+async def test_tables_are_listed_by_name(rest):
     told = await rest.get("/api/v1/tables")
     assert [table["name"] for table in told["tables"]] == ["ads", "ads/stats"]
     assert told["tables"][0] == {
@@ -206,7 +200,7 @@ async def test_tables_are_listed_by_name(rest: Rest) -> None:
     assert told["context"]["command"] == 3
 
 
-async def test_slash_of_a_name_may_be_written_either_way(rest: Rest) -> None:
+async def test_slash_of_a_name_may_be_written_either_way(rest):
     table = {"dim": 4, "rows": 9, "optimizer": Sgd(learning_rate=1), "initializer": Uniform(-1, 1)}
     await rest.on_engine(lambda store: store.create_table("a/b", **table))
     for name in ("a/b", "a%2Fb", "a%2fb", "%61/b"):
@@ -215,7 +209,7 @@ async def test_slash_of_a_name_may_be_written_either_way(rest: Rest) -> None:
         assert (told["name"], told["stats"]["rows"]) == ("a/b", 9)
 
 
-async def test_table_called_stats_is_told_apart_by_its_slash(rest: Rest) -> None:
+async def test_table_called_stats_is_told_apart_by_its_slash(rest):
     told = await rest.get("/api/v1/tables/ads/stats")
     assert (told["name"], told["stats"]["rows"]) == ("ads", 1000)
     for path in ("ads%2Fstats", "ads%2fstats"):
@@ -226,7 +220,7 @@ async def test_table_called_stats_is_told_apart_by_its_slash(rest: Rest) -> None
         assert (told["name"], told["stats"]["rows"]) == ("ads/stats", 50)
 
 
-async def test_table_that_is_not_there_is_404(rest: Rest) -> None:
+async def test_table_that_is_not_there_is_404(rest):
     for name in ("none", "none/stats", "", "ads/", "%252F", "%00", "%ff", "a%20b"):
         told = await rest.get(f"/api/v1/tables/{name}", 404)
         assert told["error"] == "TableNotFoundError"
@@ -236,7 +230,7 @@ async def test_table_that_is_not_there_is_404(rest: Rest) -> None:
 # Durability and cache
 
 
-async def test_checkpoint_is_made_and_listed(rest: Rest) -> None:
+async def test_checkpoint_is_made_and_listed(rest):
     assert (await rest.get("/api/v1/checkpoints"))["checkpoints"] == []
     metadata = {"step": 1, "dense": [1.5, None]}
     body = {"label": "step-1", "metadata_json": json.dumps(metadata)}
@@ -250,7 +244,7 @@ async def test_checkpoint_is_made_and_listed(rest: Rest) -> None:
     assert again["error"] == "CheckpointExistsError"
 
 
-async def test_flush_writes_one_table_or_all(rest: Rest) -> None:
+async def test_flush_writes_one_table_or_all(rest):
     def dirty(store: embstore.Store) -> None:
         store.table("ads").update([5], np.ones((1, 8), np.float32))
         store.table("ads/stats").update([6, 7], np.ones((2, 4), np.float32))
@@ -263,7 +257,7 @@ async def test_flush_writes_one_table_or_all(rest: Rest) -> None:
     assert told["error"] == "TableNotFoundError"
 
 
-async def test_cache_is_resized(rest: Rest) -> None:
+async def test_cache_is_resized(rest):
     await rest.post("/api/v1/commands/ResizeCache", {"cache_bytes": 1 << 21})
     assert (await rest.get("/api/v1/stats"))["cache"]["budget_bytes"] == 1 << 21
     assert (await rest.get("/api/v1/server"))["cache_bytes"] == 1 << 21
@@ -274,7 +268,7 @@ async def test_cache_is_resized(rest: Rest) -> None:
 
 
 @pytest.mark.rest(read_only=True)
-async def test_read_only_store_refuses_a_checkpoint(rest: Rest) -> None:
+async def test_read_only_store_refuses_a_checkpoint(rest):
     told = await rest.post("/api/v1/commands/Checkpoint", {"label": "one"}, 403)
     assert told["error"] == "PermissionDeniedError"
     assert (await rest.get("/api/v1/server"))["read_only"] is True
@@ -284,7 +278,7 @@ async def test_read_only_store_refuses_a_checkpoint(rest: Rest) -> None:
 # HEAD: what GET answers, without the body
 
 
-async def test_every_route_of_get_answers_head(rest: Rest) -> None:
+async def test_every_route_of_get_answers_head(rest):
     paths = (await rest.client.get("/openapi.json")).json()["paths"]
     asked = [path for path, methods in paths.items() if "get" in methods]
     assert len(asked) > 10
@@ -303,7 +297,7 @@ async def test_every_route_of_get_answers_head(rest: Rest) -> None:
         assert headed.headers["x-request-id"]
 
 
-async def test_head_of_what_is_not_there_or_changes_something(rest: Rest) -> None:
+async def test_head_of_what_is_not_there_or_changes_something(rest):
     for path, status in (("/api/v1/none", 404), ("/api/v1/commands/Flush", 405)):
         answer = await rest.client.head(path)
         assert (answer.status_code, answer.content) == (status, b"")

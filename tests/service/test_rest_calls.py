@@ -15,7 +15,7 @@ from embstore_server.transports.rest.hit_rates import Predictions
 from tests.service.rest import Rest
 
 
-async def test_times_of_calls_are_histograms_that_add_up(rest: Rest) -> None:
+async def test_times_of_calls_are_histograms_that_add_up(rest):
     for _ in range(3):
         await rest.get("/api/v1/tables")
     found = await rest.get("/api/v1/calls")
@@ -28,13 +28,13 @@ async def test_times_of_calls_are_histograms_that_add_up(rest: Rest) -> None:
     assert "GetCalls" in (await rest.get("/api/v1/calls"))["verbs"]
 
 
-async def test_times_of_calls_need_no_engine(rest: Rest) -> None:
+async def test_times_of_calls_need_no_engine(rest):
     async with rest.busy_engine():
         assert (await rest.get("/api/v1/calls"))["slow_calls"] == []
 
 
 @pytest.mark.rest(slow_call_ms=0.001)
-async def test_slow_calls_are_kept_the_latest_first(rest: Rest) -> None:
+async def test_slow_calls_are_kept_the_latest_first(rest):
     await rest.get("/api/v1/tables", x_request_id="first")
     await rest.get("/api/v1/tables/nope", 404, x_request_id="second", user_agent="somebody")
     latest, before, *_ = (await rest.get("/api/v1/calls"))["slow_calls"]
@@ -53,13 +53,13 @@ async def test_slow_calls_are_kept_the_latest_first(rest: Rest) -> None:
     assert "first" not in [one["request"] for one in kept]
 
 
-async def test_hit_rates_are_empty_where_nothing_was_counted(rest: Rest) -> None:
+async def test_hit_rates_are_empty_where_nothing_was_counted(rest):
     found = await rest.get("/api/v1/hit-rates?wait=true")
     assert (found["curves"], found["policy"], found["predicting"]) == ([], "lru", False)
 
 
 @pytest.mark.rest(count_rate=1.0)
-async def test_hit_rates_grow_with_the_cache_and_have_the_present_size(rest: Rest) -> None:
+async def test_hit_rates_grow_with_the_cache_and_have_the_present_size(rest):
     def look_up(store: Store) -> None:
         rng = np.random.default_rng(3)
         for _ in range(50):
@@ -83,9 +83,7 @@ async def test_hit_rates_grow_with_the_cache_and_have_the_present_size(rest: Res
     assert again["age_s"] > found["age_s"] and not again["predicting"]
 
 
-async def test_a_prediction_that_fails_is_logged_and_not_begun_again_at_once(
-    rest: Rest, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_prediction_that_fails_is_logged_and_not_begun_again_at_once(rest, caplog):
     """Nobody waits for it, so nobody saw why, and each look at the page began another."""
     rest.service.store.executor.storage.fail(StorageError(errno.EIO, "the disk said no"))
     made = Predictions(rest.service)
@@ -107,7 +105,7 @@ def made_at(rest: Rest) -> Any:
     return predictions.made_at
 
 
-async def test_a_store_that_has_counted_nothing_is_left_alone_for_a_while(rest: Rest) -> None:
+async def test_a_store_that_has_counted_nothing_is_left_alone_for_a_while(rest):
     """Review: A page that looked every two seconds had all counts copied every two seconds."""
     assert (await rest.get(HIT_RATES))["curves"] == []
     first = made_at(rest)
@@ -115,7 +113,7 @@ async def test_a_store_that_has_counted_nothing_is_left_alone_for_a_while(rest: 
     assert made_at(rest) == first
 
 
-async def test_another_budget_or_policy_is_predicted_at_once(rest: Rest) -> None:
+async def test_another_budget_or_policy_is_predicted_at_once(rest):
     """Review: For a minute after the cache was resized, the size of "today" was that of before."""
     assert (await rest.get(HIT_RATES))["policy"] == "lru"
     before = [made_at(rest)]

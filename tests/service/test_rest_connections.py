@@ -34,9 +34,7 @@ def taken(listener: Listener, count: int, clients: ExitStack) -> list[socket.soc
     return found
 
 
-def test_one_address_leaves_half_to_the_others(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_address_leaves_half_to_the_others(listener, monkeypatch):
     with ExitStack() as clients:
         with monkeypatch.context() as far:
             far.setattr(connections, "_is_near", lambda host: False)
@@ -44,7 +42,7 @@ def test_one_address_leaves_half_to_the_others(
         assert len(taken(listener, MOST, clients)) == MOST // 2
 
 
-def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(listener: Listener) -> None:
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(listener):
     """As asyncio makes transports: it turns Nagle's algorithm off where it sees that it is TCP."""
 
     async def accepted(connection: socket.socket) -> bool:
@@ -60,7 +58,7 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(listener: L
         assert asyncio.run(accepted(taken(listener, 1, clients)[0]))
 
 
-def test_a_body_that_breaks_off_after_its_answer_ends_the_connection_quietly() -> None:
+def test_a_body_that_breaks_off_after_its_answer_ends_the_connection_quietly():
     async def refusing(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body"})
@@ -90,10 +88,10 @@ def test_a_body_that_breaks_off_after_its_answer_ends_the_connection_quietly() -
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
-def test_loopback_may_have_all(host: str) -> None:
+def test_loopback_may_have_all(host):
     assert connections._is_near(host)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1", "2001:db8::1"])
-def test_other_addresses_may_not(host: str) -> None:
+def test_other_addresses_may_not(host):
     assert not connections._is_near(host)

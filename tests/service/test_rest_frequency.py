@@ -15,7 +15,7 @@ CONTENT = PROFILE.to_bytes()
 # Profiles
 
 
-async def test_a_profile_is_put_and_got_as_a_file(rest: Rest) -> None:
+async def test_a_profile_is_put_and_got_as_a_file(rest):
     done = await rest.put("/api/v1/profile", CONTENT)
     assert done["tables"] == {"ads": 500}
     assert done["context"]["store_id"]
@@ -28,19 +28,19 @@ async def test_a_profile_is_put_and_got_as_a_file(rest: Rest) -> None:
 
 
 @pytest.mark.rest(count_rate=1.0)
-async def test_what_was_counted_is_got_by_default(rest: Rest) -> None:
+async def test_what_was_counted_is_got_by_default(rest):
     await rest.on_engine(lambda store: store.table("ads").lookup([1, 2, 2]))
     counted = Profile.from_bytes(await rest.file("/api/v1/profile")).tables["ads"]
     assert (counted.keys.tolist(), counted.counts.tolist()) == ([1, 2], [1, 2])
 
 
-async def test_tables_are_renamed_in_the_query(rest: Rest) -> None:
+async def test_tables_are_renamed_in_the_query(rest):
     content = profile_of({"C1": falling(500)}).to_bytes()
     done = await rest.put("/api/v1/profile?rename=C1=ads", content)
     assert done["tables"] == {"ads": 500}
 
 
-async def test_a_wrong_profile_changes_nothing(rest: Rest) -> None:
+async def test_a_wrong_profile_changes_nothing(rest):
     await rest.put("/api/v1/profile", profile_of({"ads": {7: 1}}).to_bytes())
     for query, content, status in (
         ("", profile_of({"items": {1: 1}}).to_bytes(), 404),
@@ -54,7 +54,7 @@ async def test_a_wrong_profile_changes_nothing(rest: Rest) -> None:
     assert "query.source" in refusal["message"]
 
 
-async def test_a_document_must_be_declared_as_one(rest: Rest) -> None:
+async def test_a_document_must_be_declared_as_one(rest):
     """A page of another site may not send it without asking first (guard)."""
     content = CONTENT
     for declared in ("application/json", "text/plain"):
@@ -64,7 +64,7 @@ async def test_a_document_must_be_declared_as_one(rest: Rest) -> None:
     await rest.post("/api/v1/profile", {}, 405)
 
 
-async def test_a_document_above_the_limit_is_refused_by_its_name(rest: Rest) -> None:
+async def test_a_document_above_the_limit_is_refused_by_its_name(rest):
     limit = rest.service.store.limits.call_bytes_max
     for path in ("/api/v1/profile", "/api/v1/hot-set"):
         refusal = await rest.put(path, b"x", 400, content_length=str(limit + 1))
@@ -72,7 +72,7 @@ async def test_a_document_above_the_limit_is_refused_by_its_name(rest: Rest) -> 
     assert rest.service.inflight.reserved_bytes == 0
 
 
-async def test_a_document_may_be_larger_than_other_bodies(rest: Rest) -> None:
+async def test_a_document_may_be_larger_than_other_bodies(rest):
     refusal = await rest.put("/api/v1/profile", bytes(2 << 20), 400)
     assert "expected an embstore profile" in refusal["message"]
 
@@ -80,7 +80,7 @@ async def test_a_document_may_be_larger_than_other_bodies(rest: Rest) -> None:
 # Hot sets
 
 
-async def test_a_hot_set_is_put_got_and_unpinned(rest: Rest) -> None:
+async def test_a_hot_set_is_put_got_and_unpinned(rest):
     refusal = await rest.get("/api/v1/hot-set", 404)
     assert refusal["message"] == "no hot set is pinned"
     done = await rest.put("/api/v1/hot-set", hot_set_of(2, ads=[1, 5]).to_bytes())
@@ -108,7 +108,7 @@ async def warmed(rest: Rest) -> dict[str, Any]:
 
 
 @pytest.mark.rest(policy="rank")
-async def test_the_cache_is_warmed_in_the_background(rest: Rest) -> None:
+async def test_the_cache_is_warmed_in_the_background(rest):
     none = (await rest.get("/api/v1/cache/warm"))["warming"]
     assert none == {"rows": 0, "of": 0, "running": False, "error": None}
     await rest.put("/api/v1/profile", CONTENT)
@@ -120,11 +120,11 @@ async def test_the_cache_is_warmed_in_the_background(rest: Rest) -> None:
 
 
 @pytest.mark.parametrize("body", [{"share": 0}, {"share": 1.5}, {"share": "all"}, {"slots": 3}])
-async def test_a_share_that_is_none_is_refused(rest: Rest, body: Any) -> None:
+async def test_a_share_that_is_none_is_refused(rest, body):
     await rest.post("/api/v1/cache/warm", body, 400)
 
 
-async def test_another_share_waits_for_the_end_of_the_one_that_runs(rest: Rest) -> None:
+async def test_another_share_waits_for_the_end_of_the_one_that_runs(rest):
     await rest.put("/api/v1/profile", CONTENT)
     await rest.post("/api/v1/cache/warm", {"share": 0.5}, 202)
     await rest.post("/api/v1/cache/warm", {"share": 0.5}, 202)

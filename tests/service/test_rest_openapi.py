@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -31,7 +30,7 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(branch)
 
 
-def test_openapi_document_is_whole(openapi: dict[str, Any]) -> None:
+def test_openapi_document_is_whole(openapi):
     assert openapi["openapi"].startswith("3.1")
     assert openapi["info"]["version"] == embstore.__version__
     schemas = openapi["components"]["schemas"]
@@ -51,7 +50,7 @@ def test_openapi_document_is_whole(openapi: dict[str, Any]) -> None:
                 assert told == {"$ref": "#/components/schemas/ErrorReply"}
 
 
-def test_openapi_examples_fit_their_models(openapi: dict[str, Any]) -> None:
+def test_openapi_examples_fit_their_models(openapi):
     """Validated as a client would: by the schemas themselves, and with no field that they lack."""
     schemas = openapi["components"]["schemas"]
     closed = {name: one | {"additionalProperties": False} for name, one in schemas.items()}
@@ -64,7 +63,7 @@ def test_openapi_examples_fit_their_models(openapi: dict[str, Any]) -> None:
     assert shown >= 20
 
 
-def test_commands_show_the_fields_of_their_messages(openapi: dict[str, Any]) -> None:
+def test_commands_show_the_fields_of_their_messages(openapi):
     for name, verb in JSON_VERBS.items():
         operation = openapi["paths"][f"/api/v1/commands/{name}"]["post"]
         bodies = operation["requestBody"], operation["responses"]["200"]
@@ -73,9 +72,7 @@ def test_commands_show_the_fields_of_their_messages(openapi: dict[str, Any]) -> 
             assert fields.keys() == set(message.DESCRIPTOR.fields_by_name), name
 
 
-def test_document_asks_for_a_token_where_the_server_does(
-    openapi: dict[str, Any], tmp_path: Path
-) -> None:
+def test_document_asks_for_a_token_where_the_server_does(openapi, tmp_path):
     async def found() -> Any:
         async with unopened(tmp_path, tokens=write_tokens(tmp_path / "tokens")) as (rest, _):
             return await rest.get("/openapi.json")
@@ -86,7 +83,7 @@ def test_document_asks_for_a_token_where_the_server_does(
     assert not any("security" in o for path in openapi["paths"].values() for o in path.values())
 
 
-def test_every_field_says_what_it_is(openapi: dict[str, Any]) -> None:
+def test_every_field_says_what_it_is(openapi):
     bare = [
         f"{name}.{field}"
         for name, schema in openapi["components"]["schemas"].items()

@@ -10,7 +10,7 @@ import pytest
 
 from embstore.errors import EmbstoreError
 from embstore_server.transports.rest.guard import BODY_BYTES_MAX
-from tests.service.rest import BASE, Rest
+from tests.service.rest import BASE
 
 # Refusals
 
@@ -38,7 +38,7 @@ BAD_BODIES = [
 ]
 
 
-async def test_body_that_does_not_fit_is_refused(rest: Rest) -> None:
+async def test_body_that_does_not_fit_is_refused(rest):
     for path, body, said in BAD_BODIES:
         told = await rest.post(path, body, 400)
         assert told["error"] == "InvalidArgumentError"
@@ -51,7 +51,7 @@ async def test_body_that_does_not_fit_is_refused(rest: Rest) -> None:
 BAD_NUMBER, DEEP = b'{"label": NaN}', b'{"label":' + b"[" * 200_000
 
 
-async def test_body_that_is_no_json_is_refused(rest: Rest) -> None:
+async def test_body_that_is_no_json_is_refused(rest):
     for content in (b"{", b"\xff", BAD_NUMBER, DEEP):
         for path in (CHECKPOINT, WARM):
             headers = {"content-type": "application/json"}
@@ -60,7 +60,7 @@ async def test_body_that_is_no_json_is_refused(rest: Rest) -> None:
         assert answer.json()["error"] == "InvalidArgumentError"
 
 
-async def test_large_body_is_refused(rest: Rest) -> None:
+async def test_large_body_is_refused(rest):
     headers = {"content-type": "application/json"}
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -76,7 +76,7 @@ async def test_large_body_is_refused(rest: Rest) -> None:
     assert answer.status_code == 200
 
 
-async def test_unknown_route_and_method_have_our_form(rest: Rest) -> None:
+async def test_unknown_route_and_method_have_our_form(rest):
     for path in ("/none", "/api/v1/none", "/docs", "/api/v1/stats/"):
         told = await rest.get(path, 404)
         assert told.keys() == {"error", "message", "request"}
@@ -87,14 +87,12 @@ async def test_unknown_route_and_method_have_our_form(rest: Rest) -> None:
     assert "GET" in answer.headers["allow"] or "POST" in answer.headers["allow"]
 
 
-async def test_no_name_is_not_all_tables(rest: Rest) -> None:
+async def test_no_name_is_not_all_tables(rest):
     told = await rest.get("/api/v1/tables//stats", 404)
     assert told["error"] == "TableNotFoundError"
 
 
-async def test_our_own_mistake_is_logged_and_answered_without_its_text(
-    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_our_own_mistake_is_logged_and_answered_without_its_text(rest, monkeypatch, caplog):
     def broken(engine: Any) -> Any:
         raise RuntimeError("a secret")
 
@@ -109,9 +107,7 @@ async def test_our_own_mistake_is_logged_and_answered_without_its_text(
     assert "a secret" in caplog.text
 
 
-async def test_memory_that_runs_out_is_no_mistake_of_ours(
-    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_memory_that_runs_out_is_no_mistake_of_ours(rest, monkeypatch, caplog):
     def broken(engine: Any) -> Any:
         return bytearray(1 << 62)
 
@@ -125,9 +121,7 @@ async def test_memory_that_runs_out_is_no_mistake_of_ours(
     assert (await rest.get("/api/v1/stats"))["service"]["ready"], "it only read"
 
 
-async def test_memory_that_runs_out_after_a_change_leaves_its_outcome_unknown(
-    rest: Rest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_memory_that_runs_out_after_a_change_leaves_its_outcome_unknown(rest, monkeypatch):
     def broken(*_: Any, **__: Any) -> Any:
         return bytearray(1 << 62)
 
@@ -139,8 +133,8 @@ async def test_memory_that_runs_out_after_a_change_leaves_its_outcome_unknown(
 
 
 async def test_a_mistake_is_logged_also_where_look_ahead_tells_it_to_a_session(
-    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    rest, monkeypatch, caplog
+):
     def broken(engine: Any) -> Any:
         raise EmbstoreError("look-ahead failed: a secret")
 
@@ -155,7 +149,7 @@ TIMEOUTS = "X_Request_Timeout", "X_Prometheus_Scrape_Timeout_Seconds"
 
 
 @pytest.mark.rest(call_timeout_s=0.2)
-async def test_deadline_is_kept_and_shortened_by_a_header(rest: Rest) -> None:
+async def test_deadline_is_kept_and_shortened_by_a_header(rest):
     async with rest.busy_engine():
         for header in TIMEOUTS:
             told = await rest.get("/api/v1/stats", 504, **{header: "0.05"})
@@ -165,7 +159,7 @@ async def test_deadline_is_kept_and_shortened_by_a_header(rest: Rest) -> None:
         assert rest.service.worker.waiting_calls == 0
 
 
-async def test_timeout_that_is_none_is_refused(rest: Rest) -> None:
+async def test_timeout_that_is_none_is_refused(rest):
     for header in TIMEOUTS:
         for text in ("0", "-1", "nan", "inf", "soon", ""):
             told = await rest.get("/api/v1/stats", 400, **{header: text})
@@ -173,7 +167,7 @@ async def test_timeout_that_is_none_is_refused(rest: Rest) -> None:
 
 
 @pytest.mark.rest(queue_calls_max=1)
-async def test_full_queue_is_answered_503(rest: Rest) -> None:
+async def test_full_queue_is_answered_503(rest):
     async with rest.busy_engine():
         waiting = rest.service.worker.submit(
             "Test", lambda store: None, lane="test", deadline=monotonic() + 300
@@ -184,7 +178,7 @@ async def test_full_queue_is_answered_503(rest: Rest) -> None:
     await waiting.outcome
 
 
-async def test_request_keeps_its_id_or_gets_one(rest: Rest) -> None:
+async def test_request_keeps_its_id_or_gets_one(rest):
     told = await rest.get("/api/v1/tables/none", 404, X_Request_Id="trainer-7.step:3")
     assert told["request"] == "trainer-7.step:3"
     answer = await rest.client.get("/healthz", headers={"x-request-id": "trainer-7"})
@@ -198,7 +192,7 @@ async def test_request_keeps_its_id_or_gets_one(rest: Rest) -> None:
 # Browsers
 
 
-async def test_loopback_answers_only_to_its_own_names(rest: Rest) -> None:
+async def test_loopback_answers_only_to_its_own_names(rest):
     for host in ("evil.example", "evil.example:8080", "10.0.0.1", "localhost.evil"):
         for path in ("/healthz", "/metrics", "/api/v1/tables"):
             told = await rest.get(path, 403, Host=host)
@@ -207,12 +201,12 @@ async def test_loopback_answers_only_to_its_own_names(rest: Rest) -> None:
         await rest.get("/api/v1/tables", Host=host)
 
 
-async def test_a_host_that_is_no_name_and_no_address_is_refused(rest: Rest) -> None:
+async def test_a_host_that_is_no_name_and_no_address_is_refused(rest):
     for host in ("[::1].evil.com", "[::1", "::1", "127.0.0.1:1@evil.com", "localhost:80:80", "[]"):
         await rest.get("/healthz", 403, Host=host)
 
 
-async def test_a_body_of_two_lengths_is_refused(rest: Rest) -> None:
+async def test_a_body_of_two_lengths_is_refused(rest):
     both = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
     answer = await rest.client.post("/api/v1/tables/ads/flush", content=b"{}", headers=both)
     assert (answer.status_code, answer.headers["connection"]) == (400, "close")
@@ -222,7 +216,7 @@ FOREIGN_HOSTS = ("evil.example", "evil.example:80", "a.local.evil", "127.0.0.1.n
 
 
 @pytest.mark.rest(admin="0.0.0.0:8080", insecure=True)
-async def test_other_addresses_answer_to_names_of_their_own_network(rest: Rest) -> None:
+async def test_other_addresses_answer_to_names_of_their_own_network(rest):
     """A page at a public name may have it resolve to this machine."""
     own = ("embstore:8080", "10.0.0.1", "[fe80::1]:8080", "a.svc.cluster.local.", "a.internal:1")
     for host in (*own, "localhost"):
@@ -235,7 +229,7 @@ async def test_other_addresses_answer_to_names_of_their_own_network(rest: Rest) 
 
 
 @pytest.mark.rest(admin="0.0.0.0:8080", insecure=True, allowed_hosts=("Store.example", "*.b.c"))
-async def test_further_names_are_allowed_by_a_setting(rest: Rest) -> None:
+async def test_further_names_are_allowed_by_a_setting(rest):
     for host in ("store.example:8080", "a.b.c", "10.0.0.1", "embstore.training.svc"):
         await rest.get("/api/v1/tables", Host=host)
     for host in (*FOREIGN_HOSTS, "b.c", "a.store.example"):
@@ -243,12 +237,12 @@ async def test_further_names_are_allowed_by_a_setting(rest: Rest) -> None:
 
 
 @pytest.mark.rest(admin="0.0.0.0:8080", insecure=True, allowed_hosts=("*",))
-async def test_any_name_can_be_allowed(rest: Rest) -> None:
+async def test_any_name_can_be_allowed(rest):
     for host in FOREIGN_HOSTS:
         await rest.get("/api/v1/tables", Host=host)
 
 
-async def test_only_a_page_of_its_own_origin_is_answered(rest: Rest) -> None:
+async def test_only_a_page_of_its_own_origin_is_answered(rest):
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9090", ""):
         told = await rest.post(CHECKPOINT, {"label": "one"}, 403, Origin=origin)
         assert told["error"] == "PermissionDeniedError"
@@ -256,7 +250,7 @@ async def test_only_a_page_of_its_own_origin_is_answered(rest: Rest) -> None:
     await rest.post(CHECKPOINT, {"label": "one"}, Origin=BASE)
 
 
-async def test_body_not_declared_json_is_refused(rest: Rest) -> None:
+async def test_body_not_declared_json_is_refused(rest):
     forms = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x")
     for declared in (*forms, "", None):
         headers = {} if declared is None else {"content-type": declared}

@@ -6,9 +6,6 @@ import embstore
 from embstore.lookahead.stats import SessionStats
 from embstore.stats import declared
 from embstore_server.cli import exits
-from tests.service.rest import Rest
-from tests.service.shell import Shell
-from tests.serving import Server
 
 END = "/api/v1/commands/EndSession"
 
@@ -26,11 +23,11 @@ def train(store: embstore.Store) -> str:
 # REST
 
 
-async def test_no_session_is_live(rest: Rest) -> None:
+async def test_no_session_is_live(rest):
     assert (await rest.get("/api/v1/sessions"))["sessions"] == []
 
 
-async def test_live_sessions_are_listed_by_name(rest: Rest) -> None:
+async def test_live_sessions_are_listed_by_name(rest):
     await rest.on_engine(train)
     await rest.on_engine(lambda store: store.sessions.open("a", ["ads/stats"], world_size=2))
     found = await rest.get("/api/v1/sessions")
@@ -43,12 +40,12 @@ async def test_live_sessions_are_listed_by_name(rest: Rest) -> None:
     assert found["context"]["store_id"]
 
 
-async def test_a_session_is_told_without_its_members(rest: Rest) -> None:
+async def test_a_session_is_told_without_its_members(rest):
     member = await rest.on_engine(train)
     assert member not in json.dumps(await rest.get("/api/v1/sessions"))
 
 
-async def test_a_session_is_ended_by_its_name_whatever_that_has(rest: Rest) -> None:
+async def test_a_session_is_ended_by_its_name_whatever_that_has(rest):
     """Review: Names were decoded twice, so that of these two the other one was ended."""
     names = ["a/b", "a%2Fb", "100%25", "snow ☃", "a:b/c?d"]
     for name in names:
@@ -63,7 +60,7 @@ async def test_a_session_is_ended_by_its_name_whatever_that_has(rest: Rest) -> N
 # Metrics
 
 
-async def test_metrics_of_a_session_end_with_it(rest: Rest) -> None:
+async def test_metrics_of_a_session_end_with_it(rest):
     assert (await rest.samples())["embstore_sessions"] == 0
     member = await rest.on_engine(train)
     samples = await rest.samples()
@@ -80,7 +77,7 @@ async def test_metrics_of_a_session_end_with_it(rest: Rest) -> None:
 # The command
 
 
-def test_the_command_shows_live_sessions(server: Server, typed: Shell) -> None:
+def test_the_command_shows_live_sessions(server, typed):
     server.on_engine(train)
     lines = [line.split() for line in typed("sessions").out.splitlines()]
     assert lines[0] == ["ctr"]
@@ -90,7 +87,7 @@ def test_the_command_shows_live_sessions(server: Server, typed: Shell) -> None:
     assert (found["name"], found["last_step"]) == ("ctr", 1)
 
 
-def test_the_command_ends_a_session(server: Server, typed: Shell) -> None:
+def test_the_command_ends_a_session(server, typed):
     server.on_engine(train)
     asked = typed("sessions", "close", "ctr")
     assert asked.status == exits.USAGE and "--yes" in asked.err
@@ -101,7 +98,7 @@ def test_the_command_ends_a_session(server: Server, typed: Shell) -> None:
     assert again.status == exits.FAILED and "no session 'ctr' is open" in again.err
 
 
-async def test_rest_restores_when_sessions_are_ended(rest: Rest) -> None:
+async def test_rest_restores_when_sessions_are_ended(rest):
     await rest.post("/api/v1/commands/Checkpoint", {"label": "kept"})
     await rest.on_engine(train)
     refused = await rest.post("/api/v1/commands/Restore", {"label": "kept"}, 409)

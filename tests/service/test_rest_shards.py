@@ -1,6 +1,5 @@
 """The REST border of a shard: it tells all, and takes nothing that all shards have to hear."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,7 @@ def state(rest: Rest) -> Any:
 
 
 @pytest.mark.parametrize("is_shard", [True, False])
-async def test_what_all_have_to_hear_is_refused_of_a_shard(
-    tmp_path: Path, runner: asyncio.Runner, is_shard: bool
-) -> None:
+async def test_what_all_have_to_hear_is_refused_of_a_shard(tmp_path, runner, is_shard):
     options = shard_options(tmp_path) if is_shard else {}
 
     async with serving(tmp_path / "store", **options) as rest:
@@ -63,7 +60,7 @@ async def test_what_all_have_to_hear_is_refused_of_a_shard(
                 assert "all of its shards" in answer.text
 
 
-async def test_what_is_of_a_shard_alone_is_answered(tmp_path: Path, runner: asyncio.Runner) -> None:
+async def test_what_is_of_a_shard_alone_is_answered(tmp_path, runner):
     async with serving(tmp_path / "store", **shard_options(tmp_path)) as rest:
         assert (await rest.get("/api/v1/stats"))["shard"]["number"] == 0
         await rest.post("/api/v1/commands/Flush")
@@ -71,7 +68,7 @@ async def test_what_is_of_a_shard_alone_is_answered(tmp_path: Path, runner: asyn
         await rest.post("/api/v1/commands/CheckIntegrity", {})
 
 
-def test_every_verb_that_writes_is_refused_by_json() -> None:
+def test_every_verb_that_writes_is_refused_by_json():
     """A new one, too: what it does follows from its effect."""
     writes = {name for name in JSON_VERBS if COMMANDS[name].effect is Effect.WRITES}
     assert writes <= REFUSED.keys() <= {*JSON_VERBS}

@@ -169,7 +169,7 @@ def grads(step: int, count: int, dim: int = DIM) -> Any:
 
 
 @pytest.mark.parametrize("piece_bytes", [0, 7, 1 << 20], ids=["unary", "pieces of 7", "one piece"])
-def test_a_session_trains_as_plain_updates_do(stub: Any, reference: Any, piece_bytes: int) -> None:
+def test_a_session_trains_as_plain_updates_do(stub, reference, piece_bytes):
     assert opened(stub).last_step == 0
     rank = Rank(stub, "s", piece_bytes=piece_bytes)
     assert rank.announce(STEPS).announced_step == 3
@@ -186,7 +186,7 @@ def test_a_session_trains_as_plain_updates_do(stub: Any, reference: Any, piece_b
     assert rank.renew().last_step == 3
 
 
-def test_a_session_tells_what_it_was_opened_with(stub: Any) -> None:
+def test_a_session_tells_what_it_was_opened_with(stub):
     options: dict[str, Any] = {"lookahead_steps_max": 4, "world_size": 2, "planner": "group:2"}
     found = opened(stub, "a", "wide", rank_timeout_ms=7_000, **options)
     assert (found.name, found.tables, found.world_size) == ("s", ["a", "wide"], 2)
@@ -197,7 +197,7 @@ def test_a_session_tells_what_it_was_opened_with(stub: Any) -> None:
     assert refused(lambda: opened(stub, "a", "wide", rank_timeout_ms=8_000, **options)) == HELD
 
 
-def test_a_join_is_answered_again_to_the_same_member_alone(stub: Any) -> None:
+def test_a_join_is_answered_again_to_the_same_member_alone(stub):
     opened(stub)
     request = pb.JoinSessionRequest(name="s", rank=0, member="0123456789abcdef")
     first, again = stub.JoinSession(request), stub.JoinSession(request)
@@ -213,7 +213,7 @@ def test_a_join_is_answered_again_to_the_same_member_alone(stub: Any) -> None:
 # Early and late rows
 
 
-def test_rows_that_no_earlier_step_has_come_early(rank: Rank, reference: Any) -> None:
+def test_rows_that_no_earlier_step_has_come_early(rank, reference):
     second = [3, 8, 9, 7]
     rank.announce({1: [7, 3], 2: second})
     coming = rank.lookup(2)
@@ -230,7 +230,7 @@ def test_rows_that_no_earlier_step_has_come_early(rank: Rank, reference: Any) ->
     assert assembled([early, late], 4).tobytes() == reference.lookup(second).tobytes()
 
 
-def test_the_first_step_and_one_that_wants_no_early_rows_come_in_one_message(rank: Rank) -> None:
+def test_the_first_step_and_one_that_wants_no_early_rows_come_in_one_message(rank):
     rank.announce({1: [7, 3], 2: [8, 9]})
     (first,) = rank.lookup(1)
     assert not first.header.tables[0].HasField("positions")
@@ -240,7 +240,7 @@ def test_the_first_step_and_one_that_wants_no_early_rows_come_in_one_message(ran
     assert not second.header.tables[0].HasField("positions")
 
 
-def test_a_step_whose_rows_all_come_early_still_tells_when_it_is_ready(rank: Rank) -> None:
+def test_a_step_whose_rows_all_come_early_still_tells_when_it_is_ready(rank):
     rank.announce({1: [7], 2: [8, 9]})
     coming = rank.lookup(2)
     assert len(rows_of(next(coming), 2)[1]) == 2
@@ -249,7 +249,7 @@ def test_a_step_whose_rows_all_come_early_still_tells_when_it_is_ready(rank: Ran
     assert len(rows_of(late, 2)[1]) == 0
 
 
-def test_both_messages_of_many_pieces_are_whole(stub: Any) -> None:
+def test_both_messages_of_many_pieces_are_whole(stub):
     opened(stub, "wide")
     rank = Rank(stub, "s")
     first, second = range(1000), range(500, 2000)
@@ -269,9 +269,7 @@ def test_both_messages_of_many_pieces_are_whole(stub: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["<i8", "<u4"])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_bags_of_a_step_are_the_references(
-    rank: Rank, reference: Any, dtype: str, mode: str
-) -> None:
+def test_bags_of_a_step_are_the_references(rank, reference, dtype, mode):
     rank.announce({1: [7, 3, 99]})
     inverse, offsets = [0, 1, 0, 2], [0, 1, 1, 4]
     reply = rank.pooled(1, inverse, dtype, offsets, mode=pb.PoolingMode.Value(_MODES[mode]))
@@ -285,7 +283,7 @@ _MODES = {"sum": "POOLING_MODE_SUM", "mean": "POOLING_MODE_MEAN"}
 @pytest.mark.parametrize(
     "inverse", [[0, 3], [0, -1], [0, 1 << 31]], ids=["beyond", "below", "too large"]
 )
-def test_an_inverse_beyond_the_announced_keys_is_refused(rank: Rank, inverse: list[int]) -> None:
+def test_an_inverse_beyond_the_announced_keys_is_refused(rank, inverse):
     rank.announce({1: [7, 3, 99]})
     assert refused(lambda: rank.pooled(1, inverse, "<i8", [0, 2])) == INVALID
     assert len(assembled(rank.lookup(1), 3)) == 3
@@ -300,7 +298,7 @@ def pair(stub: Any) -> tuple[Rank, Rank]:
     return Rank(stub, "s", 0), Rank(stub, "s", 1)
 
 
-def test_calls_that_wait_hold_no_thread(stub: Any, pair: tuple[Rank, Rank]) -> None:
+def test_calls_that_wait_hold_no_thread(stub, pair):
     for rank in pair:
         rank.announce({1: [7]})
     request = pb.ReleaseStepRequest(member=pair[0].member, step=1)
@@ -312,7 +310,7 @@ def test_calls_that_wait_hold_no_thread(stub: Any, pair: tuple[Rank, Rank]) -> N
     assert {call.result().context.command for call in waiting} == {done.context.command}
 
 
-def test_a_cancelled_lookup_leaves_the_step(stub: Any, rank: Rank) -> None:
+def test_a_cancelled_lookup_leaves_the_step(stub, rank):
     rank.announce({1: [7], 2: [8, 7]})
     call = stub.LookupStep(pb.LookupStepRequest(member=rank.member, step=2))
     assert next(call).total_bytes
@@ -321,7 +319,7 @@ def test_a_cancelled_lookup_leaves_the_step(stub: Any, rank: Rank) -> None:
     assert len(assembled(rank.lookup(2), 2)) == 2
 
 
-def test_a_server_that_stops_ends_calls_that_wait(stub: Any, server: Server, rank: Rank) -> None:
+def test_a_server_that_stops_ends_calls_that_wait(stub, server, rank):
     rank.announce({1: [7], 2: [8]})
     coming = rank.lookup(2)
     assert next(coming).header.early
@@ -337,7 +335,7 @@ def test_a_server_that_stops_ends_calls_that_wait(stub: Any, server: Server, ran
 HELD = ("FAILED_PRECONDITION", "TableHeldError")
 
 
-def test_an_announcement_names_each_step_and_table_once(rank: Rank) -> None:
+def test_an_announcement_names_each_step_and_table_once(rank):
     header = pb.AnnounceRequest.Header(member=rank.member)
     for _ in range(2):
         header.steps.add(step=1)
@@ -352,9 +350,7 @@ def test_an_announcement_names_each_step_and_table_once(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("given", [["a", "wide", "idle"], ["a", "a", "wide"]])
-def test_an_update_of_a_step_names_announced_tables_and_no_others(
-    stub: Any, server: Server, given: list[str]
-) -> None:
+def test_an_update_of_a_step_names_announced_tables_and_no_others(stub, server, given):
     """Each at most once, in any order; one without keys counts, one left out does not."""
     server.on_engine(lambda store: add(store, "idle"))
     opened(stub, "a", "wide", "idle")
@@ -377,7 +373,7 @@ def test_an_update_of_a_step_names_announced_tables_and_no_others(
     assert dict(update(["wide", "a"]).header.t) == {"a": 1, "wide": 1, "idle": 0}
 
 
-def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank: Rank) -> None:
+def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank):
     header = pb.AnnounceRequest.Header(member=rank.member)
     for step in range(1, 1026):
         header.steps.add(step=step)
@@ -388,7 +384,7 @@ def test_more_steps_than_any_session_may_announce_are_not_looked_at(rank: Rank) 
 # Figures
 
 
-def test_bytes_and_engine_time_of_a_lookup_are_counted(server: Server, rank: Rank) -> None:
+def test_bytes_and_engine_time_of_a_lookup_are_counted(server, rank):
     rank.announce({1: [7], 2: [7, 8]})
     coming = rank.lookup(2)
     next(coming)

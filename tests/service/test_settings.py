@@ -50,7 +50,7 @@ class More(Settings):
     pause_s: float = setting(parsing.SECONDS, "Time between two things.", 2.5, panel="Limits")
 
 
-def test_a_setting_is_declared_in_one_place(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_setting_is_declared_in_one_place(tmp_path, capsys):
     config = written(tmp_path / "e.toml", "pause_s = 4")
     assert load(DATA | {"pause_s": "3"}, {}, config, More).pause_s == 3.0
     assert load(DATA, {"EMBSTORE_PAUSE_S": "5"}, config, More).pause_s == 5.0
@@ -85,7 +85,7 @@ class MoreOfStore(Settings):
     rest_s: float = of_store("rest_s", parsing.SECONDS, of=MoreOptions)
 
 
-def test_an_option_of_the_store_is_described_in_one_place() -> None:
+def test_an_option_of_the_store_is_described_in_one_place():
     assert declared(MoreOfStore)["rest_s"].default == 1.5
     assert "| `--rest-s` | SECONDS | 1.5 | Seconds that the store rests. |" in markdown_table(
         MoreOfStore
@@ -94,7 +94,7 @@ def test_an_option_of_the_store_is_described_in_one_place() -> None:
     assert MoreOptions(**made.store_options(MoreOptions)).rest_s == 3.0
 
 
-def test_settings_of_the_store_are_its_options() -> None:
+def test_settings_of_the_store_are_its_options():
     options = {f.name: f.default for f in fields(StoreOptions)}
     made = load(DATA, {}, None).store_options()
     assert options.keys() - made.keys() == {"limits"}
@@ -102,13 +102,13 @@ def test_settings_of_the_store_are_its_options() -> None:
     assert {name: value for name, value in made.items() if value != options[name]} == served
 
 
-def test_every_setting_accepts_its_default() -> None:
+def test_every_setting_accepts_its_default():
     for one in declared().values():
         if one.default not in (None, MISSING):
             assert one.kind.read(one.default) == one.default
 
 
-def test_flag_wins_over_variable_over_file_over_default(tmp_path: Path) -> None:
+def test_flag_wins_over_variable_over_file_over_default(tmp_path):
     config = written(
         tmp_path / "embstore.toml",
         'data = "from-file"\npolicy = "lfu"\nthreads = 3\ncache_bytes = "3GiB"\ndrain_s = 1\n',
@@ -123,7 +123,7 @@ def test_flag_wins_over_variable_over_file_over_default(tmp_path: Path) -> None:
     assert made.log_format == "plain"
 
 
-def test_a_variable_names_the_file_and_a_flag_another(tmp_path: Path) -> None:
+def test_a_variable_names_the_file_and_a_flag_another(tmp_path):
     first = written(tmp_path / "first.toml", 'data = "first"')
     other = written(tmp_path / "other.toml", 'data = "other"')
     variables = {"EMBSTORE_CONFIG": str(first)}
@@ -160,14 +160,7 @@ BYTES = {
         ({}, {}, "", "allowed_hosts", None),
     ],
 )
-def test_a_value_is_read(
-    flags: dict[str, Any],
-    environ: dict[str, str],
-    file: str,
-    name: str,
-    value: Any,
-    tmp_path: Path,
-) -> None:
+def test_a_value_is_read(flags, environ, file, name, value, tmp_path):
     config = written(tmp_path / "e.toml", file)
     assert getattr(load(DATA | flags, environ, config), name) == value
 
@@ -196,7 +189,7 @@ def test_a_value_is_read(
         *(("admin", v) for v in ("OFF", "8080", "[::1]")),
     ],
 )
-def test_a_bad_value_is_refused_by_its_source(name: str, value: Any, tmp_path: Path) -> None:
+def test_a_bad_value_is_refused_by_its_source(name, value, tmp_path):
     (line,) = problems(DATA | {name: value})
     flag = "--" + name.replace("_", "-")
     assert line == f"{flag}: expected {KINDS[name].expected}, found {value!r}"
@@ -205,7 +198,7 @@ def test_a_bad_value_is_refused_by_its_source(name: str, value: Any, tmp_path: P
         assert line.startswith(f"EMBSTORE_{name.upper()}: expected ")
 
 
-def test_a_bad_value_in_the_file_names_file_and_key(tmp_path: Path) -> None:
+def test_a_bad_value_in_the_file_names_file_and_key(tmp_path):
     config = written(tmp_path / "e.toml", "threads = 1.5\nread_only = 1\n")
     assert problems(DATA, {}, config) == [
         f"{config}: threads: expected {KINDS['threads'].expected}, found 1.5",
@@ -213,19 +206,19 @@ def test_a_bad_value_in_the_file_names_file_and_key(tmp_path: Path) -> None:
     ]
 
 
-def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest(tmp_path):
     config = written(tmp_path / "e.toml", "cache-bytes = 1\n[qqq]\nzzz = 1\n")
     near, far = problems(DATA, {}, config)
     assert near.endswith("no setting is called 'cache-bytes'; did you mean cache_bytes?")
     assert "'qqq'; expected data, cache_bytes" in far
 
 
-def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
+def test_an_unknown_variable_is_refused_with_the_nearest():
     (line,) = problems(DATA, {"EMBSTORE_CHECKPOINT_KEEP": "3"})
     assert line.endswith("did you mean EMBSTORE_CHECKPOINTS_KEEP?")
 
 
-def test_variables_of_the_client_and_of_others_are_left_alone() -> None:
+def test_variables_of_the_client_and_of_others_are_left_alone():
     load(
         DATA,
         {"EMBSTORE_ADDRESS": "h:1", "EMBSTORE_TIMEOUT": "x", "EMBSTORE_TLS_CA": "y", "PATH": "z"},
@@ -233,7 +226,7 @@ def test_variables_of_the_client_and_of_others_are_left_alone() -> None:
     )
 
 
-def test_variables_that_kubernetes_sets_for_a_service_are_no_settings() -> None:
+def test_variables_that_kubernetes_sets_for_a_service_are_no_settings():
     links = {
         "EMBSTORE_SERVICE_HOST": "10.0.0.1",
         "EMBSTORE_SERVICE_PORT": "50051",
@@ -252,9 +245,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_settings() -> None:
     ("content", "said"),
     [(b"data = ", "expected TOML"), (b"data = '\xff'", "expected TOML"), (None, "No such file")],
 )
-def test_a_file_that_cannot_be_read_is_refused(
-    content: bytes | None, said: str, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused(content, said, tmp_path):
     config = tmp_path / "e.toml"
     if content is not None:
         config.write_bytes(content)
@@ -265,14 +256,14 @@ def test_a_file_that_cannot_be_read_is_refused(
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:0", "[::1]:0", "localhost:1"])
 @pytest.mark.parametrize("admin", ["off", "127.0.0.1:0"])
-def test_loopback_needs_no_tls_and_two_free_ports_are_no_conflict(address: str, admin: str) -> None:
+def test_loopback_needs_no_tls_and_two_free_ports_are_no_conflict(address, admin):
     made = load(DATA | {"listen": address, "admin": admin}, {}, None)
     assert (made.listen, made.admin) == (address, admin)
 
 
 @pytest.mark.parametrize("name", ["listen", "admin"])
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "db.example:1"])
-def test_other_addresses_are_refused_with_both_ways_out(name: str, address: str) -> None:
+def test_other_addresses_are_refused_with_both_ways_out(name, address):
     (line,) = problems(DATA | {name: address})
     assert line.startswith(f"{name}: {address} is not a loopback address")
     assert "--tls-cert" in line
@@ -308,17 +299,17 @@ def test_other_addresses_are_refused_with_both_ways_out(name: str, address: str)
         ),
     ],
 )
-def test_relations_are_checked(flags: dict[str, Any], said: str) -> None:
+def test_relations_are_checked(flags, said):
     (line,) = problems(DATA | flags)
     assert said in line
 
 
-def test_settings_made_directly_are_held_to_the_relations() -> None:
+def test_settings_made_directly_are_held_to_the_relations():
     with pytest.raises(InvalidArgumentError, match="loopback"):
         Settings(data=Path("d"), listen="0.0.0.0:1")
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_told_at_once(tmp_path):
     config = written(tmp_path / "e.toml", 'polcy = "lfu"\ndrain_s = -1\n')
     lines = problems(
         {"threads": "0", "call_timeout_s": 10, "call_timeout_max_s": 5},
@@ -330,26 +321,26 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert all(name in line for name, line in zip(told, lines, strict=True))
 
 
-def test_a_relation_of_a_bad_value_or_of_none_is_not_told() -> None:
+def test_a_relation_of_a_bad_value_or_of_none_is_not_told():
     (line,) = problems(DATA | {"call_timeout_max_s": "never", "call_timeout_s": 1e6})
     assert line.startswith("--call-timeout-max-s")
     (line,) = problems({})
     assert "--data" in line and "EMBSTORE_DATA" in line
 
 
-def test_described_settings_are_json_and_hold_no_key() -> None:
+def test_described_settings_are_json_and_hold_no_key():
     described = load(DATA | {"tls_cert": "c.pem", "tls_key": "k.pem"}, {}, None).describe()
     assert described["tls_key"] == "k.pem"
     assert described["data"] == "store"
     assert all(isinstance(v, str | int | float | bool | None) for v in described.values())
 
 
-def test_bytes_are_written_for_people() -> None:
+def test_bytes_are_written_for_people():
     texts = [bytes_text(n) for n in (0, 1023, 1 << 20, 3 << 29)]
     assert texts == ["0 B", "1023 B", "1 MiB", "1.5 GiB"]
 
 
-def test_addresses_are_split() -> None:
+def test_addresses_are_split():
     assert split_address("127.0.0.1:50051") == ("127.0.0.1", 50051)
     assert split_address("[::1]:0") == ("::1", 0)
     assert split_address("localhost:8080") == ("localhost", 8080)

@@ -19,7 +19,6 @@ from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client import connect
 from embstore_client.connecting import connect_one
 from embstore_server.transports.rest.exposition import exposition
-from tests.service.shell import Shell
 from tests.serving import Server
 
 PATIENCE_S = 300.0
@@ -86,7 +85,7 @@ def next_map(shard_map: ShardMap, **changes: Any) -> ShardMap:
 # A server that knows its place
 
 
-def test_a_shard_says_which_it_is(shards: Shards) -> None:
+def test_a_shard_says_which_it_is(shards):
     server = shards.serve(1)
     with one(server.address) as store:
         info = store.server_info()
@@ -105,7 +104,7 @@ def test_a_shard_says_which_it_is(shards: Shards) -> None:
     assert f"embstore_shard_partitions {PARTITIONS / 2}" in metrics
 
 
-def test_a_store_of_its_own_is_no_shard(shards: Shards, tmp_path: Path) -> None:
+def test_a_store_of_its_own_is_no_shard(shards, tmp_path):
     server = shards.plain(tmp_path / "own", "127.0.0.1:0")
     with connect(server.address, timeout_s=PATIENCE_S, transport="grpc") as store:
         info = store.server_info()
@@ -137,7 +136,7 @@ REFUSALS: dict[str, tuple[Callable[[Shards], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_shard_is_opened_as_nothing_else(case: str, shards: Shards) -> None:
+def test_a_shard_is_opened_as_nothing_else(case, shards):
     newer = next_map(shards.map)
     shards.serve(0, newer).stop()
     before = (shards.data(0) / "SHARD").read_bytes()
@@ -150,7 +149,7 @@ def test_a_shard_is_opened_as_nothing_else(case: str, shards: Shards) -> None:
         assert store.server_info().shard_map == newer
 
 
-def test_a_store_that_had_commands_becomes_no_shard(shards: Shards) -> None:
+def test_a_store_that_had_commands_becomes_no_shard(shards):
     with embstore.open(shards.data(0), device="cpu") as store:
         table = store.create_table(
             "t", dim=2, rows=9, optimizer=Sgd(1.0), initializer=Uniform(0, 1)
@@ -164,7 +163,7 @@ def test_a_store_that_had_commands_becomes_no_shard(shards: Shards) -> None:
         assert store.table("t").digest() == digest
 
 
-def test_a_map_has_to_have_the_shard(shards: Shards, tmp_path: Path) -> None:
+def test_a_map_has_to_have_the_shard(shards, tmp_path):
     settings = {"shard_map": shards.file_of(shards.map), "shard": 2}
     with pytest.raises(
         InvalidArgumentError, match=r"map-ads-1\.json: expected a shard from 0 to 1"
@@ -180,7 +179,7 @@ def test_a_map_has_to_have_the_shard(shards: Shards, tmp_path: Path) -> None:
         shards.plain(shards.data(0), "127.0.0.1:0", shard_map=broken, shard=0)
 
 
-def test_the_next_map_is_taken_and_stays(shards: Shards) -> None:
+def test_the_next_map_is_taken_and_stays(shards):
     server = shards.serve(0)
     newer = next_map(shards.map, shards=(shards.map.shards[0], "127.0.0.1:9"))
     others = tuple(p % 2 for p in range(1, PARTITIONS + 1))
@@ -204,7 +203,7 @@ def test_the_next_map_is_taken_and_stays(shards: Shards) -> None:
         assert store.server_info().shard_map == newer
 
 
-def test_the_next_map_comes_as_a_file(shards: Shards, shell: Shell) -> None:
+def test_the_next_map_comes_as_a_file(shards, shell):
     server, newer = shards.serve(0), next_map(shards.map)
     words = ["set-shard-map", str(shards.file_of(newer)), "--address", server.address, "--json"]
     assert shell(*words).document == {"shard": 0, "cluster": "ads", "version": 2}
@@ -215,7 +214,7 @@ def test_the_next_map_comes_as_a_file(shards: Shards, shell: Shell) -> None:
 # The others
 
 
-def test_a_connection_to_any_shard_finds_all(shards: Shards) -> None:
+def test_a_connection_to_any_shard_finds_all(shards):
     for shard in range(2):
         shards.serve(shard)
     for address in shards.map.shards:
@@ -231,7 +230,7 @@ def test_a_connection_to_any_shard_finds_all(shards: Shards) -> None:
             assert (info.shard, info.shard_map) == (None, shards.map)
 
 
-def test_operators_reach_the_one_server(shards: Shards, shell: Shell) -> None:
+def test_operators_reach_the_one_server(shards, shell):
     servers = [shards.serve(shard) for shard in range(2)]
     for shard, server in enumerate(servers):
         stats = shell("stats", "--address", server.address, "--json").document
@@ -241,7 +240,7 @@ def test_operators_reach_the_one_server(shards: Shards, shell: Shell) -> None:
     assert "shard 1 of cluster 'ads'" in shell("table", "list", "--address", servers[0].address).err
 
 
-def test_a_missing_shard_is_named(shards: Shards) -> None:
+def test_a_missing_shard_is_named(shards):
     shards.serve(0)
     options: dict[str, Any] = {"timeout_s": PATIENCE_S, "transport": "grpc"}
     message = f"shard 1 of cluster 'ads', at {shards.map.shards[1]}: "
@@ -251,7 +250,7 @@ def test_a_missing_shard_is_named(shards: Shards) -> None:
         connect(shards.map.shards[0], connect_timeout_s=0.1, **options)
 
 
-def test_a_server_that_is_not_the_shard_is_refused(shards: Shards, tmp_path: Path) -> None:
+def test_a_server_that_is_not_the_shard_is_refused(shards, tmp_path):
     shards.serve(0)
     address = shards.map.shards[1]
     for attempt, message in (

@@ -53,9 +53,7 @@ def server(tmp_path: Path, log: Log) -> Iterator[Server]:
         yield server
 
 
-def test_a_slow_call_says_of_which_tables_it_was_and_where_its_time_went(
-    server: Server, log: Log
-) -> None:
+def test_a_slow_call_says_of_which_tables_it_was_and_where_its_time_went(server, log):
     with patient(server.address, token=token_of("trainer"), label="job-7") as store:
         store.update({"ads": ([1, 2, 3], np.ones((3, DIM), np.float32))})
         store.lookup({"ads": [1, 2, 3], "users": [4]})
@@ -74,7 +72,7 @@ def test_a_slow_call_says_of_which_tables_it_was_and_where_its_time_went(
     assert len({one["request"] for one in (update, lookup, digest)} - {""}) == 3
 
 
-def test_a_slow_step_says_of_which_session_it_was(server: Server, log: Log) -> None:
+def test_a_slow_step_says_of_which_session_it_was(server, log):
     with patient(server.address, token=token_of("trainer")) as store:
         with store.session(["ads"], name="job", lookahead=2) as session:
             for step in session.steps([np.arange(5)] * 3, keys=lambda batch: {"ads": batch}):
@@ -86,7 +84,7 @@ def test_a_slow_step_says_of_which_session_it_was(server: Server, log: Log) -> N
     assert "step" in slow(log, "LookupStep")["stage_ms"]
 
 
-def test_a_lookup_that_waits_for_nothing_says_it_too(server: Server, log: Log) -> None:
+def test_a_lookup_that_waits_for_nothing_says_it_too(server, log):
     with patient(f"unix:{server.socket}", token=token_of("trainer")) as store:
         for _ in range(2):  # the second is answered at once
             store.table("users").lookup([1, 2])
@@ -94,7 +92,7 @@ def test_a_lookup_that_waits_for_nothing_says_it_too(server: Server, log: Log) -
     assert (found["tables"], found["keys"]) == ("users", 2)
 
 
-def test_each_event_is_one_line_of_json_without_a_secret(server: Server, log: Log) -> None:
+def test_each_event_is_one_line_of_json_without_a_secret(server, log):
     for name in ("trainer", "operator"):
         with patient(server.address, token=token_of(name)) as store:
             store.table("ads").lookup([1])

@@ -57,9 +57,7 @@ class Starting:
         raise WireError(StatusCode.UNAVAILABLE, "nothing listens there", error)
 
 
-def test_a_start_is_waited_for_as_long_as_it_gets_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_start_is_waited_for_as_long_as_it_gets_on(monkeypatch, caplog):
     now = 0.0
 
     def sleep(seconds: float) -> None:
@@ -109,7 +107,7 @@ def entries(server: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
     return map(json.loads, server.stderr)
 
 
-def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: Path) -> None:
+def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path):
     listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     nothing = {"XDG_CACHE_HOME": str(tmp_path / "compiled"), "NUMBA_CPU_NAME": "x86-64-v2"}
     options = ["--listen", listen, "--admin", admin]
@@ -135,9 +133,7 @@ def test_a_first_start_says_how_far_it_is_and_ends_at_once_at_sigterm(tmp_path: 
     assert not (tmp_path / "store").exists()
 
 
-def test_the_log_says_how_large_level_two_may_be_and_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_how_large_level_two_may_be_and_why(tmp_path, monkeypatch, caplog):
     gpu = GpuDevice(EmulatedRuntime(), 1)
     monkeypatch.setattr(opening, "open_device", lambda *_: gpu)
     monkeypatch.setattr(opening, "free_bytes", lambda: 1 << 30)
@@ -148,7 +144,7 @@ def test_the_log_says_how_large_level_two_may_be_and_why(
     assert said["embstore_fields"]["host_cache"].startswith("a quarter of the host's free memory")
 
 
-def test_a_server_is_ready_without_what_only_compilers_and_rest_need() -> None:
+def test_a_server_is_ready_without_what_only_compilers_and_rest_need():
     _, modules = start()
     assert not {"numba", "fastapi", "starlette"} & modules
     assert len(modules) <= MODULES_MAX
@@ -162,9 +158,7 @@ async def answer_of(app: Any, path: str, method: str = "GET", **headers: str) ->
         return answer.status_code, answer.content
 
 
-def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(
-    tmp_path: Path,
-) -> None:
+def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(tmp_path):
     async def compared() -> None:
         service = Host(Settings(tmp_path / "store"), lambda: None, Metrics()).service  # type: ignore
         late, whole = Late(service), make_rest(service)
@@ -184,7 +178,7 @@ def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(
     asyncio.run(compared())
 
 
-def test_connect_at_once_works_at_the_first_try_after_an_installation(tmp_path: Path) -> None:
+def test_connect_at_once_works_at_the_first_try_after_an_installation(tmp_path):
     """Kernels of one folder are compiled: of all it takes a minute of processor time."""
     for part in ("embstore", "server", "client", "proto"):
         left_out = shutil.ignore_patterns("embstore.storage.*", "__pycache__")

@@ -69,7 +69,7 @@ def toy() -> dict[str, Any]:
     return document(Toy, {"jumps": 4, "wheel": wheel})
 
 
-def test_a_declared_stat_is_in_the_document(toy: dict[str, Any]) -> None:
+def test_a_declared_stat_is_in_the_document(toy):
     assert toy == {
         "jumps": 4,
         "size_bytes": 3 << 20,
@@ -82,7 +82,7 @@ def test_a_declared_stat_is_in_the_document(toy: dict[str, Any]) -> None:
     }
 
 
-def test_a_declared_stat_is_in_the_model(toy: dict[str, Any]) -> None:
+def test_a_declared_stat_is_in_the_model(toy):
     model = model_of(Toy)
     assert model.model_validate(toy).model_dump() == toy
     schema = model.model_json_schema()
@@ -92,7 +92,7 @@ def test_a_declared_stat_is_in_the_model(toy: dict[str, Any]) -> None:
     assert model.model_validate(example_of(Toy))
 
 
-def test_a_declared_stat_is_in_the_metrics(toy: dict[str, Any]) -> None:
+def test_a_declared_stat_is_in_the_metrics(toy):
     assert samples(Toy, toy) == {
         ("embstore_jumps_total",): 4,
         ("embstore_size_bytes",): 3 << 20,
@@ -103,9 +103,7 @@ def test_a_declared_stat_is_in_the_metrics(toy: dict[str, Any]) -> None:
     }
 
 
-def test_a_declared_stat_is_in_the_commands_output(
-    toy: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_declared_stat_is_in_the_commands_output(toy, capsys):
     output.show(toy, partial(drawn, "toy", Toy, toy), as_json=False)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     for line in (
@@ -144,13 +142,13 @@ def leaves(of: type, stats: dict[str, Any]) -> Iterator[tuple[Stat, dict[str, An
                 yield from leaves(stat.part, one)
 
 
-def test_every_stat_of_a_store_is_declared_and_helps(stats: dict[str, Any]) -> None:
+def test_every_stat_of_a_store_is_declared_and_helps(stats):
     found = list(leaves(StoreStats, stats))
     assert len(found) > 100
     assert all(stat.help.endswith(".") for stat, _ in found)
 
 
-def test_every_number_of_a_store_is_a_metric(stats: dict[str, Any]) -> None:
+def test_every_number_of_a_store_is_a_metric(stats):
     stats["device_facts"] = dict.fromkeys(stat.name for stat in declared(DeviceFacts))
     numbers, fresh = {}, count(1000)
     for stat, owner in leaves(StoreStats, stats):
@@ -189,7 +187,7 @@ KEPT = """
 """Metrics that dashboards use, without their prefix."""
 
 
-def test_metrics_keep_their_names(stats: dict[str, Any]) -> None:
+def test_metrics_keep_their_names(stats):
     metrics = Metrics()
     metrics.observe_call(
         "Lookup", "OK", seconds=0.1, wait_s=0.1, run_s=0.1, received_bytes=1, sent_bytes=1
@@ -198,7 +196,7 @@ def test_metrics_keep_their_names(stats: dict[str, Any]) -> None:
     assert {f"embstore_{name}" for name in KEPT} <= set(re.findall(r"^# TYPE (\w+)", scrape, re.M))
 
 
-def test_metrics_have_the_labels_and_values_of_their_parts(stats: dict[str, Any]) -> None:
+def test_metrics_have_the_labels_and_values_of_their_parts(stats):
     gpu = {"model": "a GPU", "driver_version": "12.9", "runtime_version": "12.8", "memory_bytes": 9}
     more = {"device": "cuda:1", "device_facts": gpu, "memory": {"cache_bytes": 7}}
     found = samples(ScrapedStats, stats | more)
@@ -224,9 +222,7 @@ def test_metrics_have_the_labels_and_values_of_their_parts(stats: dict[str, Any]
     assert ("embstore_device_scratch_bytes",) not in found
 
 
-def test_every_stat_of_a_store_is_in_the_model_and_the_commands_output(
-    stats: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_stat_of_a_store_is_in_the_model_and_the_commands_output(stats, capsys):
     assert model_of(StoreStats).model_validate(stats).model_dump(exclude_unset=True) == stats
     output.show(stats, partial(drawn, "store", StoreStats, stats), as_json=False)
     shown = " ".join(capsys.readouterr().out.split())

@@ -67,9 +67,7 @@ def format_of(kind: str) -> str:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("kind", WHOLE)
-def test_an_export_with_state_makes_an_equal_table(
-    open_store: Open, tmp_path: Path, kind: str, optimizer: Any
-) -> None:
+def test_an_export_with_state_makes_an_equal_table(open_store, tmp_path, kind, optimizer):
     store, file = open_store(), tmp_path / f"ads.{format_of(kind)}"
     table = trained(made(store, optimizer=optimizer), generator(1701))
     seen: list[tuple[int, int]] = []
@@ -90,7 +88,7 @@ def _noting(seen: list[tuple[int, int]]) -> Callable[[int, int], None]:
 
 
 @pytest.mark.parametrize("kind", [*WHOLE, "npy"])
-def test_an_import_without_state_assigns(open_store: Open, tmp_path: Path, kind: str) -> None:
+def test_an_import_without_state_assigns(open_store, tmp_path, kind):
     table = trained(made(open_store()), generator(1702))
     export_table(table, tmp_path / f"ads.{kind if kind == 'npy' else format_of(kind)}")
     other, third = made(open_store("other")), made(open_store("third"))
@@ -101,9 +99,7 @@ def test_an_import_without_state_assigns(open_store: Open, tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("initializer", [Uniform(-1.0, 1.0), Normal(0.0, 1.0), Constant(0.5)])
-def test_a_npy_file_has_every_row_by_its_number(
-    open_store: Open, tmp_path: Path, initializer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_npy_file_has_every_row_by_its_number(open_store, tmp_path, initializer, monkeypatch):
     monkeypatch.setattr("embstore_client.files.npy_file._FILLED_ELEMENTS", 70 * DIM)
     store = open_store()
     table = made(store, initializer=initializer)
@@ -120,7 +116,7 @@ def test_a_npy_file_has_every_row_by_its_number(
     assert np.load(tmp_path / "empty.npy").shape == (7, DIM)
 
 
-def test_what_other_programs_read(open_store: Open, tmp_path: Path) -> None:
+def test_what_other_programs_read(open_store, tmp_path):
     load_file = pytest.importorskip("safetensors.numpy").load_file
     parquet = pytest.importorskip("pyarrow.parquet")
     table = trained(made(open_store()), generator(1705))
@@ -144,9 +140,7 @@ def test_what_other_programs_read(open_store: Open, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", WHOLE)
 @pytest.mark.parametrize("seed", range(2))
-def test_what_was_since_on_top_of_an_export_is_the_later_export(
-    open_store: Open, tmp_path: Path, kind: str, seed: int
-) -> None:
+def test_what_was_since_on_top_of_an_export_is_the_later_export(open_store, tmp_path, kind, seed):
     rng, store, kind = generator(1710 + seed), open_store(checkpoints_keep=2), format_of(kind)
     optimizer = list(OPTIMIZERS.values())[seed + 1]
     table = made(store, optimizer=optimizer)
@@ -183,8 +177,8 @@ def test_what_was_since_on_top_of_an_export_is_the_later_export(
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("kind", WHOLE)
 def test_what_was_since_is_refused_but_on_top_of_what_was_before(
-    open_store: Open, tmp_path: Path, kind: str, with_state: bool
-) -> None:
+    open_store, tmp_path, kind, with_state
+):
     """t alone cannot say: it stays 0 where rows are assigned, and where state is left out."""
     rng, kind = generator(1730), format_of(kind)
     store, other = open_store(), open_store("other")
@@ -238,9 +232,7 @@ KILLED = """if True:
 
 
 @pytest.mark.parametrize("kind", [*WHOLE, "npy"])
-def test_a_killed_export_leaves_nothing_under_its_name(
-    open_store: Open, tmp_path: Path, kind: str
-) -> None:
+def test_a_killed_export_leaves_nothing_under_its_name(open_store, tmp_path, kind):
     kind = kind if kind == "npy" else format_of(kind)
     store, place = open_store(), tmp_path / f"ads.{kind}"
     trained(made(store), generator(1721))
@@ -261,7 +253,7 @@ def test_a_killed_export_leaves_nothing_under_its_name(
     assert import_table(other, place).rows > 0
 
 
-def test_an_export_that_fails_leaves_what_was_there(open_store: Open, tmp_path: Path) -> None:
+def test_an_export_that_fails_leaves_what_was_there(open_store, tmp_path):
     table, place = trained(made(open_store()), generator(1722)), tmp_path / "ads.npy"
 
     def fail(done: int, of: int) -> None:
@@ -278,9 +270,7 @@ def test_an_export_that_fails_leaves_what_was_there(open_store: Open, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_an_import_that_was_interrupted_is_done_again(
-    open_store: Open, tmp_path: Path, kind: str
-) -> None:
+def test_an_import_that_was_interrupted_is_done_again(open_store, tmp_path, kind):
     table = trained(made(open_store()), generator(1723))
     place = tmp_path / f"ads.{format_of(kind)}"
     export_table(table, place, with_state=True)
@@ -298,7 +288,7 @@ def test_an_import_that_was_interrupted_is_done_again(
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "npy"])
-def test_memory_is_bounded_by_a_batch(open_store: Open, tmp_path: Path, kind: str) -> None:
+def test_memory_is_bounded_by_a_batch(open_store, tmp_path, kind):
     kind = kind if kind == "npy" else format_of(kind)
     store, place = open_store(limits=embstore.config.Limits()), tmp_path / f"ads.{kind}"
     table = made(store, dim=256, rows=20_000)
@@ -317,7 +307,7 @@ def test_memory_is_bounded_by_a_batch(open_store: Open, tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("url", ["memory://embstore-tests", "file://{}/deep/down"])
-def test_urls(open_store: Open, tmp_path: Path, url: str) -> None:
+def test_urls(open_store, tmp_path, url):
     pytest.importorskip("fsspec", reason="needs the extra 'remote'")
     kind = format_of("safetensors")
     table = trained(made(open_store()), generator(1724))
@@ -332,7 +322,7 @@ def test_urls(open_store: Open, tmp_path: Path, url: str) -> None:
         export_table(table, "nothing-known://x/ads.npy")
 
 
-def test_urls_need_fsspec_and_say_so(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_need_fsspec_and_say_so(open_store, monkeypatch):
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
@@ -341,9 +331,7 @@ def test_urls_need_fsspec_and_say_so(open_store: Open, monkeypatch: pytest.Monke
         export_table(made(open_store()), "memory://x/ads.npy")
 
 
-def test_what_cannot_be_exported(
-    open_store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_exported(open_store, tmp_path, monkeypatch):
     store = open_store()
     table = made(store)
     store.checkpoint("one")
@@ -356,11 +344,7 @@ def test_what_cannot_be_exported(
     with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
         export_table(table, tmp_path / "ads.npy", batch_rows=0)
     wide = store.create_table(
-        "wide",
-        dim=8,
-        rows=2**40,
-        optimizer=OPTIMIZERS["sgd"],
-        initializer=Constant(0.0),
+        "wide", dim=8, rows=2**40, optimizer=OPTIMIZERS["sgd"], initializer=Constant(0.0)
     )
     with pytest.raises(CapacityError, match="all 1099511627776 rows of table 'wide'"):
         export_table(wide, tmp_path / "wide.npy")
@@ -371,9 +355,7 @@ def test_what_cannot_be_exported(
     assert sorted(os.listdir(tmp_path)) == ["store"]
 
 
-def test_a_race_for_the_unfinished_file_loses_nobodys_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_race_for_the_unfinished_file_loses_nobodys_file(tmp_path, monkeypatch):
     """Another export ends between opening the file and locking it."""
     place, lock = tmp_path / "a.npy", places.fcntl.flock
 
@@ -391,7 +373,7 @@ def test_a_race_for_the_unfinished_file_loses_nobodys_file(
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
-def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
     (tmp_path / "a.npy.embstore-part").symlink_to(precious)

@@ -60,9 +60,7 @@ def transport() -> Iterator[Transport]:
 @pytest.mark.parametrize("name", COMMANDS)
 @settings(max_examples=1)
 @given(data=st.data())
-def test_a_timeout_advises_by_the_effect_of_its_command(
-    transport: Transport, name: str, data: Any
-) -> None:
+def test_a_timeout_advises_by_the_effect_of_its_command(transport, name, data):
     verb = VERBS[name]
     request = verb.outgoing(data.draw(command(verb.command)))
     with pytest.raises(DeadlineError) as caught:

@@ -95,9 +95,7 @@ def check_within(span: ReadableSpan, parent: ReadableSpan) -> None:
 
 
 @pytest.mark.parametrize("transport", ["grpc", "shared_memory", "auto"])
-def test_a_trace_goes_from_a_trainers_span_to_a_read_of_files(
-    traced: Traced, transport: str
-) -> None:
+def test_a_trace_goes_from_a_trainers_span_to_a_read_of_files(traced, transport):
     with traced.connect(transport) as store:
         with trainer_span():
             store.lookup({"ads": [1, 2, 3]})
@@ -127,7 +125,7 @@ def test_a_trace_goes_from_a_trainers_span_to_a_read_of_files(
     assert said["rpc.response.status_code"] == client.attributes["rpc.response.status_code"] == "OK"
 
 
-def test_a_step_of_a_session_says_which_and_waits_in_its_span(traced: Traced) -> None:
+def test_a_step_of_a_session_says_which_and_waits_in_its_span(traced):
     with traced.connect("grpc") as store:
         with store.session(["ads"], name="job", lookahead=2) as session:
             for step in session.steps([np.arange(5)] * 2, keys=lambda batch: {"ads": batch}):
@@ -143,7 +141,7 @@ def test_a_step_of_a_session_says_which_and_waits_in_its_span(traced: Traced) ->
     assert f"client {SERVICE}/RenewLease" not in spans, "nothing but what is in the span"
 
 
-def test_a_refusal_is_an_error_at_the_client_and_named_at_the_server(traced: Traced) -> None:
+def test_a_refusal_is_an_error_at_the_client_and_named_at_the_server(traced):
     with traced.connect("grpc", token=token_of("operator")) as store:
         with trainer_span(), pytest.raises(TableNotFoundError):
             store.table("nothing")
@@ -169,16 +167,14 @@ def spans_of(caller: TimedCaller, code: str = "OK") -> tuple[ReadableSpan, ...]:
 
 
 @pytest.mark.parametrize("code", ["OK", "INVALID_ARGUMENT", "INTERNAL", "UNAVAILABLE"])
-def test_what_is_the_servers_fault_is_an_error_of_its_span(code: str) -> None:
+def test_what_is_the_servers_fault_is_an_error_of_its_span(code):
     (span,) = spans_of(TimedCaller("Lookup", "ipv4:127.0.0.1:1", 0.0), code)
     is_error = span.status.status_code is StatusCode.ERROR
     assert is_error == (code in ("INTERNAL", "UNAVAILABLE"))
 
 
 @pytest.mark.parametrize("is_sampled", [False, True])
-def test_what_the_trainer_does_not_sample_the_server_does_not(
-    traced: Traced, is_sampled: bool
-) -> None:
+def test_what_the_trainer_does_not_sample_the_server_does_not(traced, is_sampled):
     process_spans()
     context = SpanContext(
         trace_id=0xABC, span_id=0xDEF, is_remote=False, trace_flags=TraceFlags(int(is_sampled))
@@ -190,7 +186,7 @@ def test_what_the_trainer_does_not_sample_the_server_does_not(
     assert bool(found) == is_sampled
 
 
-def test_a_call_outside_of_a_span_begins_a_trace_at_the_server(traced: Traced) -> None:
+def test_a_call_outside_of_a_span_begins_a_trace_at_the_server(traced):
     with traced.connect("grpc") as store:
         store.lookup({"ads": [1]})
     spans = traced.spans()
@@ -199,13 +195,13 @@ def test_a_call_outside_of_a_span_begins_a_trace_at_the_server(traced: Traced) -
 
 
 @pytest.mark.parametrize("traceparent", ["", "garbage", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-def test_a_traceparent_that_names_nothing_is_as_none(traceparent: str) -> None:
+def test_a_traceparent_that_names_nothing_is_as_none(traceparent):
     (span,) = spans_of(TimedCaller("Lookup", "rest:", 0.0, traceparent=traceparent))
     assert span.parent is None
     assert span.attributes["embstore.transport"] == "rest"
 
 
-def test_rest_is_traced_by_its_header(traced: Traced) -> None:
+def test_rest_is_traced_by_its_header(traced):
     async def stats() -> int:
         transport = httpx.ASGITransport(make_rest(traced.server.service))
         headers = {
@@ -222,7 +218,7 @@ def test_rest_is_traced_by_its_header(traced: Traced) -> None:
     assert (call.parent.span_id, call.attributes["embstore.transport"]) == (0xDEF, "rest")
 
 
-def test_a_future_belongs_to_the_span_in_which_it_was_begun(traced: Traced) -> None:
+def test_a_future_belongs_to_the_span_in_which_it_was_begun(traced):
     with traced.connect("grpc") as store, background(store) as behind:
         with trainer_span():
             call = behind.lookup({"ads": [1]})
@@ -232,7 +228,7 @@ def test_a_future_belongs_to_the_span_in_which_it_was_begun(traced: Traced) -> N
     check_below(spans[f"{SERVICE}/Lookup"], spans[f"client {SERVICE}/Lookup"])
 
 
-def test_a_trace_of_shared_memory_belongs_to_one_call(traced: Traced) -> None:
+def test_a_trace_of_shared_memory_belongs_to_one_call(traced):
     with traced.connect("shared_memory") as store:
         ads = store.table("ads")
         with trainer_span():
@@ -245,7 +241,7 @@ def test_a_trace_of_shared_memory_belongs_to_one_call(traced: Traced) -> None:
     assert found[1].attributes["embstore.keys"] == 1
 
 
-def test_laps_add_up_to_the_seconds_and_are_bounded() -> None:
+def test_laps_add_up_to_the_seconds_and_are_bounded():
     times = LapTimes()
     for _ in range(LAPS_MAX):
         for stage, seconds in (("read", 0.25), ("insert", 0.5)):
@@ -256,7 +252,7 @@ def test_laps_add_up_to_the_seconds_and_are_bounded() -> None:
     assert {round(lap.ended - lap.began, 6) for lap in times.laps} == {0.25, 0.5}
 
 
-def test_stages_that_a_call_waited_in_are_spans_of_their_own() -> None:
+def test_stages_that_a_call_waited_in_are_spans_of_their_own():
     caller = TimedCaller("Update", "ipv4:127.0.0.1:1", 0.0)
     parts = (Lap("apply", caller.started + 1, caller.started + 2),)
     caller.laps += [

@@ -5,7 +5,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,8 +53,8 @@ def black_hole() -> Iterator[BlackHole]:
 
 
 def test_a_server_sends_its_spans_to_the_collector_that_the_environment_names(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, collector, monkeypatch
+):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     with ServerProcess(tmp_path) as process:
@@ -80,9 +79,7 @@ def test_a_server_sends_its_spans_to_the_collector_that_the_environment_names(
     assert resource["deployment.environment.name"] == "test"
 
 
-def test_what_a_stopping_server_has_done_last_is_sent(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_stopping_server_has_done_last_is_sent(tmp_path, collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "rows")
     with ServerProcess(tmp_path) as process:
@@ -93,9 +90,7 @@ def test_what_a_stopping_server_has_done_last_is_sent(
     assert collector.resources[0]["service.name"] == "rows"
 
 
-def test_a_collector_that_does_not_answer_stops_no_call_and_spans_are_counted(
-    tmp_path: Path, black_hole: BlackHole
-) -> None:
+def test_a_collector_that_does_not_answer_stops_no_call_and_spans_are_counted(tmp_path, black_hole):
     queue_calls = 8
     exporter = OTLPSpanExporter(f"{black_hole.url}/v1/traces", timeout=300.0)
     traces = Traces(exporter, queue_calls_max=queue_calls, every_s=0.001)
@@ -118,9 +113,7 @@ def test_a_collector_that_does_not_answer_stops_no_call_and_spans_are_counted(
     assert traces.spans["dropped"] >= before + queue_calls
 
 
-def test_a_server_stops_though_its_collector_does_not_answer(
-    tmp_path: Path, black_hole: BlackHole, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_stops_though_its_collector_does_not_answer(tmp_path, black_hole, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", black_hole.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
     with ServerProcess(tmp_path) as process:
@@ -133,7 +126,7 @@ def test_a_server_stops_though_its_collector_does_not_answer(
     assert ended["spans"]["dropped"] > 0
 
 
-def test_a_collector_that_refuses_is_counted_as_failed() -> None:
+def test_a_collector_that_refuses_is_counted_as_failed():
     with BlackHole() as closed:
         url = closed.url
     exporter = OTLPSpanExporter(f"{url}/v1/traces", timeout=0.01)
@@ -143,7 +136,7 @@ def test_a_collector_that_refuses_is_counted_as_failed() -> None:
     assert traces.spans == {"exported": 0, "failed": 1, "dropped": 0}
 
 
-def test_an_exporter_that_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exporter_that_raises_ends_nothing(caplog):
     class Broken:
         calls = 0
 
@@ -182,11 +175,11 @@ def tracing_caller() -> object:
         ({ENDPOINTS[0]: "http://c", "OTEL_TRACES_EXPORTER": "none"}, ""),
     ],
 )
-def test_the_environment_says_whether_traces_are_made(environ: dict[str, str], asks: str) -> None:
+def test_the_environment_says_whether_traces_are_made(environ, asks):
     assert tracing.variable_of(environ) == asks
 
 
-def test_another_protocol_is_told_and_the_server_serves(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_protocol_is_told_and_the_server_serves(caplog):
     environ = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
@@ -225,10 +218,10 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_server_that_nobody_asks_for_traces_loads_no_sdk() -> None:
+def test_a_server_that_nobody_asks_for_traces_loads_no_sdk():
     assert run(LOADED) == ""
 
 
-def test_a_client_without_a_span_loads_nothing(server: Server) -> None:
+def test_a_client_without_a_span_loads_nothing(server):
     loaded = run(CALLED, server.address)
     assert loaded == "opentelemetry", "a namespace, in which the SDK was looked for, has no code"

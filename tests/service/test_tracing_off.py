@@ -8,21 +8,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
-
 from embstore.version import pip_install
 from embstore_client import tracing
 from embstore_server.doctor import installed
 from embstore_server.telemetry import tracing as server_tracing
-from tests.serving import Server, on_loop, patient
+from tests.serving import on_loop, patient
 
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
-def test_a_server_without_the_extra_says_what_is_missing_and_serves(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_without_the_extra_says_what_is_missing_and_serves(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, EXPORTER, None)
     with caplog.at_level(logging.WARNING, "embstore"):
         assert server_tracing.begun({VARIABLE: "http://user:secret@127.0.0.1:4318"}) is None
@@ -34,7 +30,7 @@ def test_a_server_without_the_extra_says_what_is_missing_and_serves(
     assert "secret" not in str(said)
 
 
-def test_doctor_says_that_traces_are_asked_for_and_the_extra_is_missing() -> None:
+def test_doctor_says_that_traces_are_asked_for_and_the_extra_is_missing():
     (sdk, exporter), environ = server_tracing.PACKAGES, {VARIABLE: "http://127.0.0.1:4318"}
     assert not list(installed.of_traces({}, {sdk: "", exporter: ""}))
     (found,) = installed.of_traces(environ, {sdk: "1.45.2", exporter: ""})
@@ -48,9 +44,7 @@ def test_doctor_says_that_traces_are_asked_for_and_the_extra_is_missing() -> Non
     assert (found.status, "http/protobuf" in found.change) == ("warn", True)
 
 
-def test_without_traces_no_code_of_theirs_is_called(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_traces_no_code_of_theirs_is_called(server, monkeypatch):
     monkeypatch.setattr(tracing, "find_spec", lambda name: None)
     called: Counter[str] = Counter()
 

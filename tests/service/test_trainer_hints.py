@@ -14,7 +14,6 @@ import pytest
 
 from embstore import Constant, Sgd, Store, connect
 from embstore.errors import EmbstoreError, SessionExpiredError, TableHeldError
-from tests.service.shell import Shell
 from tests.service.test_hints import refusal
 from tests.serving import Server
 
@@ -38,9 +37,7 @@ def train(run: Any, count: int = 1) -> None:
         step.update({"t": ONES})
 
 
-def test_a_session_of_a_trainer_that_has_gone_is_ended(
-    server: Server, store: Store, shell: Shell
-) -> None:
+def test_a_session_of_a_trainer_that_has_gone_is_ended(server, store, shell):
     with suppress(SessionExpiredError), store.session(["t"], name="it's gone"):
         with pytest.raises(TableHeldError) as refused:
             store.session(["t"], name="next", wait_s=0).__enter__()
@@ -53,7 +50,7 @@ def test_a_session_of_a_trainer_that_has_gone_is_ended(
     assert store.table("t").t == 1
 
 
-def test_a_table_that_a_session_holds_is_written_beside_a_shared_one(store: Store) -> None:
+def test_a_table_that_a_session_holds_is_written_beside_a_shared_one(store):
     table = store.table("t")
     with store.session(["t"]), connect(store.executor.connected_by["address"]) as other:
         text = refusal(lambda: other.table("t").update(KEYS, ONES), TableHeldError)
@@ -63,7 +60,7 @@ def test_a_table_that_a_session_holds_is_written_beside_a_shared_one(store: Stor
     assert table.t == 1
 
 
-def test_a_table_in_use_is_free_when_its_session_is_closed(store: Store) -> None:
+def test_a_table_in_use_is_free_when_its_session_is_closed(store):
     run = store.session(["t"])
     with run:
         text = refusal(lambda: store.drop_table("t"), TableHeldError)
@@ -71,7 +68,7 @@ def test_a_table_in_use_is_free_when_its_session_is_closed(store: Store) -> None
     store.drop_table("t")
 
 
-def test_a_session_that_is_open_otherwise_gets_another_name(store: Store) -> None:
+def test_a_session_that_is_open_otherwise_gets_another_name(store):
     store.sessions.open("job", ["t"])
     text = refusal(lambda: store.sessions.open("job", ["t"], lookahead_steps_max=3), TableHeldError)
     assert text.endswith("close it, or give another name")
@@ -79,7 +76,7 @@ def test_a_session_that_is_open_otherwise_gets_another_name(store: Store) -> Non
     store.sessions.open("job", ["t"], lookahead_steps_max=3)
 
 
-def test_gradients_of_a_step_that_are_not_finite_are_skipped(store: Store) -> None:
+def test_gradients_of_a_step_that_are_not_finite_are_skipped(store):
     with store.session(["t"]) as run:
         for step in steps(run):
             rows = np.full((2, 4), np.nan, np.float32)
@@ -88,7 +85,7 @@ def test_gradients_of_a_step_that_are_not_finite_are_skipped(store: Store) -> No
             assert step.update({"t": rows}, **{name: value}).skipped
 
 
-def test_a_loop_that_was_left_goes_on_in_another_run(store: Store) -> None:
+def test_a_loop_that_was_left_goes_on_in_another_run(store):
     with store.session(["t"], name="job") as run:
         for step in steps(run, 3):
             step.update({"t": ONES})
@@ -100,7 +97,7 @@ def test_a_loop_that_was_left_goes_on_in_another_run(store: Store) -> None:
 
 
 @pytest.mark.parametrize("left", [3, 1])
-def test_a_session_that_goes_on_is_told_where_its_batches_begin(store: Store, left: int) -> None:
+def test_a_session_that_goes_on_is_told_where_its_batches_begin(store, left):
     with store.session(["t"], name="job") as run:
         train(run, 2)
     with store.session(["t"], name="job") as run, pytest.warns(UserWarning) as warned:
@@ -114,7 +111,7 @@ def test_a_session_that_goes_on_is_told_where_its_batches_begin(store: Store, le
     assert store.table("t").t == 2 + (left == 1)
 
 
-def test_a_call_that_is_too_large_is_split(store: Store) -> None:
+def test_a_call_that_is_too_large_is_split(store):
     wide = store.create_table("wide", **TABLE | {"dim": 1024, "rows": 1 << 20})
     keys = np.arange(1 << 18)
     text = refusal(lambda: wide.lookup(keys))
@@ -124,7 +121,7 @@ def test_a_call_that_is_too_large_is_split(store: Store) -> None:
     assert len(wide.lookup(keys[:part], admit=False)) == part
 
 
-def test_a_token_is_not_sent_in_clear_text_unless_the_network_is_trusted() -> None:
+def test_a_token_is_not_sent_in_clear_text_unless_the_network_is_trusted():
     text = refusal(lambda: connect("embstore.invalid:1", token="secret"))
     assert "give tls_ca" in text
     ((name, value),) = re.findall(r"or (insecure)=(True)", text)
@@ -132,7 +129,7 @@ def test_a_token_is_not_sent_in_clear_text_unless_the_network_is_trusted() -> No
         connect("embstore.invalid:1", token="secret", **{name: bool(value)}, timeout_s=1)
 
 
-def test_rows_are_set_when_no_announced_step_is_open(store: Store) -> None:
+def test_rows_are_set_when_no_announced_step_is_open(store):
     sessions = store.sessions
     sessions.open("job", ["t"])
     member = sessions.join("job", 0).member

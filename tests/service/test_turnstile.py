@@ -45,13 +45,13 @@ def lanes(runner: asyncio.Runner) -> Lanes:
     return Lanes()
 
 
-async def test_who_is_alone_is_never_kept(lanes: Lanes) -> None:
+async def test_who_is_alone_is_never_kept(lanes):
     for _ in range(3):
         await lanes.call("a")
     assert lanes.inside == [True] * 3
 
 
-async def test_beside_another_lane_one_call_at_a_time_gets_in(lanes: Lanes) -> None:
+async def test_beside_another_lane_one_call_at_a_time_gets_in(lanes):
     await lanes.call("b")
     first = await lanes.call("a")
     await lanes.call("a")
@@ -66,7 +66,7 @@ async def test_beside_another_lane_one_call_at_a_time_gets_in(lanes: Lanes) -> N
     assert lanes.inside == [True, True, True, False, False]
 
 
-async def test_all_get_in_when_others_have_gone(lanes: Lanes) -> None:
+async def test_all_get_in_when_others_have_gone(lanes):
     await lanes.call("b")
     first = await lanes.call("a")
     for _ in range(3):
@@ -80,9 +80,7 @@ async def test_all_get_in_when_others_have_gone(lanes: Lanes) -> None:
 
 
 @pytest.mark.parametrize("when", ["it waits", "it gets in", "it has not heard that it may"])
-async def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(
-    lanes: Lanes, when: str
-) -> None:
+async def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(lanes, when):
     await lanes.call("b")
     first = await lanes.call("a")
     waits, last = await lanes.call("a"), await lanes.call("a")
@@ -133,7 +131,7 @@ def held(tmp_path: Path, runner: asyncio.Runner) -> Iterator[Held]:
     runner.run(made.worker.stop())
 
 
-async def test_who_has_waited_is_not_refused_for_those_who_came_later(held: Held) -> None:
+async def test_who_has_waited_is_not_refused_for_those_who_came_later(held):
     """They took the place that it had among those who wait."""
     later = [held.submit(len, lane_calls_max=2) for _ in range(2)]
     with pytest.raises(OverloadedError):
@@ -144,14 +142,14 @@ async def test_who_has_waited_is_not_refused_for_those_who_came_later(held: Held
     await asyncio.gather(*(task.outcome for task in later), return_exceptions=True)
 
 
-async def test_a_deadline_that_passed_in_the_queue_is_told_and_nothing_done(held: Held) -> None:
+async def test_a_deadline_that_passed_in_the_queue_is_told_and_nothing_done(held):
     late = held.submit(pytest.fail, deadline=monotonic() - 1)
     held.opened.set()
     with pytest.raises(DeadlineError, match="in the queue; nothing has changed"):
         await late.outcome
 
 
-async def test_stopping_finishes_what_waits_and_refuses_what_comes(held: Held) -> None:
+async def test_stopping_finishes_what_waits_and_refuses_what_comes(held):
     waits = held.submit(lambda _: 1)
     stopping = asyncio.create_task(held.worker.stop())
     await asyncio.wait([stopping], timeout=0)

@@ -25,7 +25,6 @@ from embstore_server.telemetry.metrics import Metrics
 from embstore_server.transports.rest.serving import rest_server
 from tests.service.access.certificates import Authority, server_settings
 from tests.service.access.tenants import serving as tenants
-from tests.service.shell import Shell
 from tests.serving import Server, on_loop
 
 WAIT_S = 900.0
@@ -103,14 +102,8 @@ SAID = {
 
 @pytest.mark.parametrize(("port", "words"), SAID, ids=lambda one: one.replace(" ", "") or "-")
 def test_a_command_says_at_once_what_is_wrong(
-    port: str,
-    words: str,
-    ports: dict[str, str],
-    authority: Authority,
-    stranger: Authority,
-    tmp_path: Path,
-    shell: Shell,
-) -> None:
+    port, words, ports, authority, stranger, tmp_path, shell
+):
     (tmp_path / "garbage").write_text("none")
     cert, key = stranger.pair("forged", "somebody")
     files = {"own": authority.file, "other": stranger.file, "garbage": tmp_path / "garbage"}
@@ -129,23 +122,21 @@ def test_a_command_says_at_once_what_is_wrong(
         ("unix:/none/socket", "No such file or directory"),
     ],
 )
-def test_what_is_not_there_is_said_at_once(address: str, said: str, shell: Shell) -> None:
+def test_what_is_not_there_is_said_at_once(address, said, shell):
     ended = shell("stats", "--address", address, "--timeout", str(WAIT_S))
     assert ended.status == exits.NO_ANSWER
     assert said in ended.err
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1", ":1", "http://127.0.0.1:1"])
-def test_what_is_no_address_is_refused(address: str, shell: Shell) -> None:
+def test_what_is_no_address_is_refused(address, shell):
     ended = shell("stats", "--address", address)
     assert ended.status == exits.USAGE
     assert 'expected an address "host:port", with a port up to 65535' in ended.err
     assert repr(address) in ended.err
 
 
-def test_a_wrong_token_is_said_at_once(
-    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_token_is_said_at_once(tmp_path, shell, monkeypatch):
     with tenants(tmp_path) as server:
         for token in ("", "reader.guessed", "nobody.guessed"):
             monkeypatch.setenv("EMBSTORE_TOKEN", token)
@@ -154,9 +145,7 @@ def test_a_wrong_token_is_said_at_once(
             assert "token" in ended.err
 
 
-def test_connect_waits_for_a_server_that_is_being_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connect_waits_for_a_server_that_is_being_started(tmp_path, monkeypatch):
     failed, why = Event(), unreached.why_unreached
 
     def noted(*way: Any) -> Any:
@@ -181,7 +170,7 @@ def test_connect_waits_for_a_server_that_is_being_started(
                 assert store.tables() == []
 
 
-def test_connect_does_not_wait_for_what_no_waiting_mends(ports: dict[str, str]) -> None:
+def test_connect_does_not_wait_for_what_no_waiting_mends(ports):
     for port in ("rest", "tls"):
         with pytest.raises(InvalidArgumentError, match="expected"):
             connect(ports[port], connect_timeout_s=WAIT_S)

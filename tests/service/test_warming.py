@@ -1,9 +1,8 @@
 """Hot sets are swapped and caches warmed while clients go on."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,7 +20,6 @@ from tests.service.frequency_samples import (
     DIM,
     PATIENCE_S,
     ROWS,
-    Serving,
     add,
     falling,
     hot_set_of,
@@ -84,9 +82,7 @@ def train_by_steps(client: Store, batches: Iterable[Any], expected: Any) -> None
 
 @pytest.mark.parametrize("train", [train_by_calls, train_by_steps])
 @pytest.mark.parametrize("policy", ["lru", "lfu", "rank"])
-def test_hot_sets_are_swapped_under_load_and_no_bit_changes(
-    serving: Serving, train: Callable[..., None], policy: str
-) -> None:
+def test_hot_sets_are_swapped_under_load_and_no_bit_changes(serving, train, policy):
     """A trainer goes on while sets are swapped: the digest is the reference's (issue 6)."""
     expected = add(ReferenceStore(), "ads")
     with (
@@ -147,9 +143,7 @@ def gated(server: Server, ranked: Store) -> Gated:
     return Gated(server)
 
 
-def test_a_warm_up_of_the_same_share_is_joined_others_wait_and_calls_go_on(
-    ranked: Store, gated: Gated
-) -> None:
+def test_a_warm_up_of_the_same_share_is_joined_others_wait_and_calls_go_on(ranked, gated):
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(ranked.warm_cache, 0.5)
         assert gated.begun.wait(PATIENCE_S)
@@ -165,7 +159,7 @@ def test_a_warm_up_of_the_same_share_is_joined_others_wait_and_calls_go_on(
     assert gated.shares == [0.5, 0.25]
 
 
-def test_a_warm_up_goes_on_when_its_caller_has_left(ranked: Store, gated: Gated, stub: Any) -> None:
+def test_a_warm_up_goes_on_when_its_caller_has_left(ranked, gated, stub):
     replies = stub.WarmCache(pb.WarmCacheRequest(share=0.5))
     assert not next(replies).finished
     replies.cancel()
@@ -174,7 +168,7 @@ def test_a_warm_up_goes_on_when_its_caller_has_left(ranked: Store, gated: Gated,
     assert gated.shares == [0.5]
 
 
-def test_an_error_in_progress_ends_the_following_alone(ranked: Store) -> None:
+def test_an_error_in_progress_ends_the_following_alone(ranked):
     def stop(done: int, of: int) -> None:
         raise KeyError("enough")
 
@@ -183,9 +177,7 @@ def test_an_error_in_progress_ends_the_following_alone(ranked: Store) -> None:
     assert ranked.warm_cache(0.5) == ROWS
 
 
-def test_stopping_does_not_wait_for_a_warm_up_to_be_followed(
-    server: Server, gated: Gated, stub: Any
-) -> None:
+def test_stopping_does_not_wait_for_a_warm_up_to_be_followed(server, gated, stub):
     replies = stub.WarmCache(pb.WarmCacheRequest(share=0.5))
     assert not next(replies).finished
     assert gated.begun.wait(PATIENCE_S)
@@ -198,7 +190,7 @@ def test_stopping_does_not_wait_for_a_warm_up_to_be_followed(
         stopping.result()
 
 
-def test_the_cache_is_warmed_at_start(tmp_path: Path) -> None:
+def test_the_cache_is_warmed_at_start(tmp_path):
     with embstore.open(tmp_path, cache_bytes=CACHE_BYTES, device="cpu") as store:
         add(store, "ads")
         store.import_profile(profile_of({"ads": falling(ROWS)}))

@@ -12,8 +12,6 @@ import embstore
 from embstore.config import Limits
 from embstore_server.cli import connection, exits
 from tests.decayed import DECAYED, name_of
-from tests.service.conftest import Shell
-from tests.service.rest import Rest
 
 KEYS = np.arange(30)
 SHAPE: dict[str, Any] = {"dim": 4, "rows": 100, "initializer": embstore.Uniform(-1.0, 1.0)}
@@ -35,9 +33,7 @@ def train(table: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", DECAYED, ids=name_of)
-def test_an_exported_table_is_made_again_and_trains_on_alike(
-    optimizer: Any, shell: Shell, store: embstore.Store, tmp_path: Path
-) -> None:
+def test_an_exported_table_is_made_again_and_trains_on_alike(optimizer, shell, store, tmp_path):
     place, digests = str(tmp_path / "ads.safetensors"), []
     table = store.create_table("ads", optimizer=optimizer, **SHAPE)
     train(table)
@@ -54,7 +50,7 @@ def test_an_exported_table_is_made_again_and_trains_on_alike(
 
 
 @pytest.mark.parametrize("optimizer", DECAYED, ids=name_of)
-def test_a_store_that_is_opened_again_trains_on_alike(optimizer: Any, tmp_path: Path) -> None:
+def test_a_store_that_is_opened_again_trains_on_alike(optimizer, tmp_path):
     """From its catalogue, and from a command log that has the table's creation."""
     digests = []
     for durability in ("checkpoint", "commands"):
@@ -73,7 +69,7 @@ def test_a_store_that_is_opened_again_trains_on_alike(optimizer: Any, tmp_path: 
     assert len(set(digests)) == 1
 
 
-def test_the_command_line_shows_it(shell: Shell, store: embstore.Store) -> None:
+def test_the_command_line_shows_it(shell, store):
     more = ["--optimizer", "adam", "--weight-decay", "0.1", "--decoupled-weight-decay"]
     assert shell("table", "create", "ads", *WORDS, *more).status == 0
     assert "weight_decay=0.1 decoupled_weight_decay=1" in shell("table", "show", "ads").out
@@ -91,16 +87,14 @@ def test_the_command_line_shows_it(shell: Shell, store: embstore.Store) -> None:
         (["ftrl", "--weight-decay", "1"], "ftrl has no --weight-decay; leave it out"),
     ],
 )
-def test_the_command_line_refuses_it(
-    words: list[str], told: str, shell: Shell, store: embstore.Store
-) -> None:
+def test_the_command_line_refuses_it(words, told, shell, store):
     ended = shell("table", "create", "ads", *WORDS, "--optimizer", *words)
     assert ended.status == exits.USAGE
     assert told in ended.err
     assert store.tables() == []
 
 
-async def test_rest_tells_it(rest: Rest) -> None:
+async def test_rest_tells_it(rest):
     optimizer = embstore.Sgd(0.1, weight_decay=0.2, decoupled_weight_decay=True)
     made: Any = {"optimizer": optimizer, **SHAPE}
     await rest.on_engine(lambda store: store.create_table("decayed", **made))

@@ -126,7 +126,7 @@ def pair(
 # Training
 
 
-def test_training_is_that_of_a_twin_with_rounded_gradients(pair: Pair) -> None:
+def test_training_is_that_of_a_twin_with_rounded_gradients(pair):
     for count in (1, 40, 700, 0, 3):
         batch = pair.batch({"ads": count, "users": count // 2, "wide": count // 3})
         keys = {name: part[0] for name, part in batch.items()}
@@ -138,7 +138,7 @@ def test_training_is_that_of_a_twin_with_rounded_gradients(pair: Pair) -> None:
     pair.check()
 
 
-def test_rows_come_in_the_order_of_the_call(pair: Pair) -> None:
+def test_rows_come_in_the_order_of_the_call(pair):
     table, twin = pair.store.table("ads"), pair.twin.table("ads")
     for keys in ([], [5], [1, 2, 9], [9, 2, 1], [7, 7, 7], [999, 0, 500, 0]):
         expected = rounded(twin.lookup(keys), pair.dtype)
@@ -152,7 +152,7 @@ def accesses(store: Store) -> int:
     return sum(pool["accesses"] for pool in store.stats()["cache"]["pools"])
 
 
-def test_accesses_are_counted_as_without(pair: Pair) -> None:
+def test_accesses_are_counted_as_without(pair):
     keys, counts = [3, 9, 3, 1], [2, 5, 2**31, 7]
     before = [accesses(store) for store in (pair.store, pair.twin)]
     for store in (pair.store, pair.twin):
@@ -164,7 +164,7 @@ def test_accesses_are_counted_as_without(pair: Pair) -> None:
     assert grown == [2 + 5 + 2**31 + 7 + 3 + 2 * (2**32 - 1)] * 2
 
 
-def test_bags_have_their_gradients_rounded_one_by_one(pair: Pair) -> None:
+def test_bags_have_their_gradients_rounded_one_by_one(pair):
     offsets, weights = [0, 3, 3, 90], np.linspace(-1, 2, 90).astype(np.float32)
     for mode, given in (("sum", None), ("mean", None), ("sum", weights)):
         keys, gradients = pair.keys("users", 90), pair.gradients("users", 3)
@@ -178,14 +178,14 @@ def test_bags_have_their_gradients_rounded_one_by_one(pair: Pair) -> None:
     pair.check()
 
 
-def test_each_rank_has_its_own_sums_rounded(pair: Pair) -> None:
+def test_each_rank_has_its_own_sums_rounded(pair):
     ranks = [pair.batch({"ads": n, "wide": n // 2}) for n in (60, 0, 200)]
     pair.store.update_ranks(ranks, gradient_scale=1 / 3)
     pair.twin.update_ranks([pair.rounded_batch(rank) for rank in ranks], gradient_scale=1 / 3)
     pair.check()
 
 
-def test_sessions_have_early_rows_and_the_same_digests(pair: Pair) -> None:
+def test_sessions_have_early_rows_and_the_same_digests(pair):
     members = {}
     for store in (pair.store, pair.twin):
         store.sessions.open("run", tuple(TABLES))
@@ -220,7 +220,7 @@ def test_sessions_have_early_rows_and_the_same_digests(pair: Pair) -> None:
     pair.check()
 
 
-def test_rows_that_are_put_assigned_or_read_are_exact(pair: Pair) -> None:
+def test_rows_that_are_put_assigned_or_read_are_exact(pair):
     rows = np.array([[1 + 2**-20, 1e30, -1e-40, np.inf, -np.inf, np.nan, -0.0, 70000]], np.float32)
     for store in (pair.store, pair.twin):
         table = store.table("ads")
@@ -235,7 +235,7 @@ def test_rows_that_are_put_assigned_or_read_are_exact(pair: Pair) -> None:
 # What is refused
 
 
-def test_a_finite_gradient_that_would_overflow_is_refused_before_it_is_sent(pair: Pair) -> None:
+def test_a_finite_gradient_that_would_overflow_is_refused_before_it_is_sent(pair):
     beyond = 65520.0 if pair.dtype == "float16" else 3.4e38
     largest = "65504" if pair.dtype == "float16" else "3.38953139e\\+38"
     bad, good = np.full((2, 8), -beyond, np.float32), np.ones((2, 8), np.float32)
@@ -262,7 +262,7 @@ def test_a_finite_gradient_that_would_overflow_is_refused_before_it_is_sent(pair
     assert done.t == {"ads": t + 1}
 
 
-def test_the_sum_counts_and_not_its_parts(pair: Pair) -> None:
+def test_the_sum_counts_and_not_its_parts(pair):
     half = np.full((2, 8), 40000.0 if pair.dtype == "float16" else 2e38, np.float32)
     table, twin = pair.store.table("ads"), pair.twin.table("ads")
     half[1] *= -1
@@ -275,7 +275,7 @@ def test_the_sum_counts_and_not_its_parts(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_was_not_finite_is_the_servers_to_refuse_or_skip(pair: Pair, value: float) -> None:
+def test_what_was_not_finite_is_the_servers_to_refuse_or_skip(pair, value):
     gradients = np.ones((3, 8), np.float32)
     gradients[1, 2] = value
     table = pair.store.table("ads")
@@ -287,7 +287,7 @@ def test_what_was_not_finite_is_the_servers_to_refuse_or_skip(pair: Pair, value:
 
 
 @pytest.mark.parametrize("key", [-1, -(2**63), 1000, 2**63 - 1])
-def test_keys_out_of_range_are_refused_as_ever(pair: Pair, key: int) -> None:
+def test_keys_out_of_range_are_refused_as_ever(pair, key):
     table = pair.store.table("ads")
     gradients = np.ones((2, 8), np.float32)
     for call in (lambda: table.lookup([key, 3]), lambda: table.update([3, key], gradients)):
@@ -296,15 +296,13 @@ def test_keys_out_of_range_are_refused_as_ever(pair: Pair, key: int) -> None:
     pair.check()
 
 
-def test_other_types_are_refused(server: Server) -> None:
+def test_other_types_are_refused(server):
     for wrong in ("float64", "half", None, np.float16):
         with pytest.raises(InvalidArgumentError, match="expected wire_dtype to be"):
             connect(server.address, wire_dtype=wrong)  # type: ignore[arg-type]
 
 
-def test_a_server_that_does_not_know_them_is_too_old(
-    server: Server, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_know_them_is_too_old(server, address, monkeypatch):
     old = [pb.DTYPE_INT64, pb.DTYPE_FLOAT32, pb.DTYPE_UINT32, pb.DTYPE_UINT8]
     monkeypatch.setattr("embstore_proto.fields.DTYPES", old)
     for dtype in NARROW:
@@ -323,7 +321,7 @@ def lookup_header(keys: Any, **fields: Any) -> Any:
     return header
 
 
-def test_messages_of_float32_are_what_they_were() -> None:
+def test_messages_of_float32_are_what_they_were():
     part = TableKeys("ads", None, np.array([5, 3]), None)
     outgoing = VERBS["Lookup"].outgoing(Lookup((part,)))
     place = pb.Array(dtype=pb.DTYPE_INT64, shape=[2])
@@ -333,7 +331,7 @@ def test_messages_of_float32_are_what_they_were() -> None:
     assert exact.head == VERBS["ReadRows"].outgoing(ReadRows(part)).head
 
 
-def test_a_small_request_becomes_no_large_one() -> None:
+def test_a_small_request_becomes_no_large_one():
     encoded: Any = deltas.encode(np.arange(1000))
     outgoing = VERBS["Lookup"].outgoing(Lookup((TableKeys("ads", None, encoded, None),)))
     assert outgoing.message is not None
@@ -356,14 +354,14 @@ def test_a_small_request_becomes_no_large_one() -> None:
         ({"size": 4, "shape": []}, "expected int64 of 1 dimensions"),
     ],
 )
-def test_keys_outside_the_payload_are_refused(place: dict[str, Any], message: str) -> None:
+def test_keys_outside_the_payload_are_refused(place, message):
     header = lookup_header(pb.Array(dtype=pb.DTYPE_INT64_DELTA, **place))
     request = pb.LookupRequest(header=header, payload=b"\x01" * 4).SerializeToString()
     with pytest.raises(InvalidArgumentError, match=f"keys: .*{message}"):
         VERBS["Lookup"].arrived(request)
 
 
-def test_rows_are_asked_for_in_a_type_of_rows() -> None:
+def test_rows_are_asked_for_in_a_type_of_rows():
     for dtype in (pb.DTYPE_UINT8, pb.DTYPE_INT64_DELTA, 77):
         header = pb.LookupRequest.Header(rows_dtype=dtype)
         with pytest.raises(InvalidArgumentError, match=f"expected rows_dtype .* found {dtype}"):
@@ -371,7 +369,7 @@ def test_rows_are_asked_for_in_a_type_of_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_a_blank_message_is_rounded_into(dtype: str) -> None:
+def test_a_blank_message_is_rounded_into(dtype):
     rows = [np.linspace(-3, 9, n * 5).astype(np.float32).reshape(n, 5) for n in (3, 0, 7)]
     blank = frame.Blank(100, [part.shape for part in rows], dtype=dtype)
     header = pb.RowsReply.Header()
@@ -410,7 +408,7 @@ def traffic_of(server: Server, dtype: str) -> tuple[int, int]:
         return grpc.received_bytes - received, grpc.sent_bytes - sent
 
 
-def test_half_the_bytes_travel(server: Server) -> None:
+def test_half_the_bytes_travel(server):
     received, sent = traffic_of(server, "float32")
     keys = len(np.unique(np.random.default_rng(0).integers(0, 100_000, 4000)))
     for dtype in NARROW:

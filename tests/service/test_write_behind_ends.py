@@ -81,7 +81,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
-def test_no_loop_begins_after_a_step_that_could_not_be_sent(store: Store) -> None:
+def test_no_loop_begins_after_a_step_that_could_not_be_sent(store):
     """All steps of the loop were sent, and the last has failed when the loop waits for them."""
 
     def otherwise(command: Any, execute: Callable[[], Any]) -> Any:
@@ -100,7 +100,7 @@ def test_no_loop_begins_after_a_step_that_could_not_be_sent(store: Store) -> Non
             next(run.steps(range(3, 40), keys_of))
 
 
-def test_nobody_waits_for_steps_of_a_failed_run_at_a_store_that_is_silent(store: Store) -> None:
+def test_nobody_waits_for_steps_of_a_failed_run_at_a_store_that_is_silent(store):
     is_over, is_silent = threading.Event(), threading.Event()
 
     def otherwise(command: Any, execute: Callable[[], Any]) -> Any:
@@ -125,7 +125,7 @@ def test_nobody_waits_for_steps_of_a_failed_run_at_a_store_that_is_silent(store:
     assert "train them again" in note
 
 
-def test_an_interrupt_anywhere_in_an_update_ends_the_run(store: Store, tmp_path: Path) -> None:
+def test_an_interrupt_anywhere_in_an_update_ends_the_run(store, tmp_path):
     """KeyboardInterrupt at each line of an update in turn: the run ends, so do its threads, and
     what is left is some steps, whole."""
     lines = interrupted(store, at=1 << 30)
@@ -174,7 +174,7 @@ def interrupted(store: Store, at: int) -> int:
     return lines
 
 
-def test_an_update_that_one_table_refuses_changes_no_other(store: Store) -> None:
+def test_an_update_that_one_table_refuses_changes_no_other(store):
     most = 2**64 - 1
     one = np.zeros((1, DIM), np.float32)
     store.table("b").put_rows([0], one, np.zeros((1, 2 * DIM), np.float32), most)
@@ -187,7 +187,7 @@ def test_an_update_that_one_table_refuses_changes_no_other(store: Store) -> None
     assert store.table("a").t == 3
 
 
-def test_a_checkpoint_of_a_module_has_every_step_that_its_loop_has_finished(store: Store) -> None:
+def test_a_checkpoint_of_a_module_has_every_step_that_its_loop_has_finished(store):
     """The store is held back until the trainer waits for it, or has what it wanted."""
     is_held = threading.Event()
     trainer = threading.current_thread()
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_a_module_has_every_step_that_its_loop_has_finished(stor
     assert (steps.last_step, store.table("a").t) == (7, 7)
 
 
-def test_steps_before_their_turn_keep_none_out_whose_turn_it_is(tmp_path: Path) -> None:
+def test_steps_before_their_turn_keep_none_out_whose_turn_it_is(tmp_path):
     """They hold all the bytes of calls that a server takes, and wait for that one."""
     path, count, steps = tmp_path / "served", 4_000, range(1, 6)
     size = 4 * DIM * count

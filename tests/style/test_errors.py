@@ -28,20 +28,20 @@ def drawn_tree() -> dict[str, tuple[str, ...]]:
     return tree
 
 
-def test_every_class_derives_from_embstore_error() -> None:
+def test_every_class_derives_from_embstore_error():
     strays = [name for name, cls in CLASSES.items() if not issubclass(cls, errors.EmbstoreError)]
     assert not strays
 
 
-def test_drawn_tree_is_the_tree_of_classes() -> None:
+def test_drawn_tree_is_the_tree_of_classes():
     real = {name: tuple(base.__name__ for base in cls.__bases__) for name, cls in CLASSES.items()}
     assert drawn_tree() == real
 
 
-def test_every_class_has_a_docstring_of_its_own() -> None:
+def test_every_class_has_a_docstring_of_its_own():
     bare = [name for name, cls in CLASSES.items() if not (vars(cls).get("__doc__") or "").strip()]
     assert not bare
 
 
-def test_every_class_is_called_an_error() -> None:
+def test_every_class_is_called_an_error():
     assert [name for name in CLASSES if not name.endswith("Error")] == []

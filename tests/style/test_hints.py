@@ -71,7 +71,7 @@ def _commands_of(group: Any, above: str) -> Iterator[tuple[str, Any]]:
             yield from _commands_of(command, f"{name} ")
 
 
-def test_commands_that_texts_name_are_there() -> None:
+def test_commands_that_texts_name_are_there():
     wrong = [
         f"{where}: embstore {name}"
         for where, text in texts()
@@ -81,7 +81,7 @@ def test_commands_that_texts_name_are_there() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_flags_that_texts_name_are_there() -> None:
+def test_flags_that_texts_name_are_there():
     options = [option for command in commands().values() for option in command.params]
     flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     flags |= {setting.flag for setting in declared().values()} | OTHERS | {"--help"}
@@ -95,7 +95,7 @@ def test_flags_that_texts_name_are_there() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_functions_that_texts_name_are_there() -> None:
+def test_functions_that_texts_name_are_there():
     owners = {"store.": Store, "table.": Table, "embstore.": embstore}
     defined = OTHER_FUNCTIONS | {
         node.name

@@ -13,15 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.style.sources import (
-    ROOT,
-    module_name,
-    nodes,
-    parse,
-    place,
-    project_files,
-    run_python,
-)
+from tests.style.sources import ROOT, module_name, nodes, parse, place, project_files, run_python
 
 ENGINE_LEVELS = (  # the lowest first
     {"cache_split", "durability", "errors", "score", "stats", "values", "version"},
@@ -121,13 +113,13 @@ def internal_imports(package: str) -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("package", LEVELS)
-def test_every_unit_has_one_level(package: str) -> None:
+def test_every_unit_has_one_level(package):
     listed = sorted(unit for level in LEVELS[package] for unit in level)
     assert listed == sorted({unit_of(module_name(path)) for path in FILES_OF[package]})
 
 
 @pytest.mark.parametrize("package", LEVELS)
-def test_nothing_imports_upward(package: str) -> None:
+def test_nothing_imports_upward(package):
     levels = LEVELS[package]
     level_of = {unit: n for n, level in enumerate(levels) for unit in level}
     wrong = [
@@ -139,7 +131,7 @@ def test_nothing_imports_upward(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", LEVELS)
-def test_units_do_not_import_each_other_in_a_circle(package: str) -> None:
+def test_units_do_not_import_each_other_in_a_circle(package):
     graph: dict[str, set[str]] = {}
     for unit, other, _ in internal_imports(package):
         graph.setdefault(unit, set()).add(other)
@@ -149,7 +141,7 @@ def test_units_do_not_import_each_other_in_a_circle(package: str) -> None:
         pytest.fail(" -> ".join(reversed(exc.args[1])))
 
 
-def test_one_module_of_the_engine_and_one_of_the_client_import_cupy() -> None:
+def test_one_module_of_the_engine_and_one_of_the_client_import_cupy():
     wrong = [
         f"{place(path, node)}: imports {module}"
         for path in project_files(".py")
@@ -165,7 +157,7 @@ ABOUT_COMPILED_CODE = ("embstore/arithmetic/cached.py", "embstore/arithmetic/com
 """Where it is kept, for which processor, and in which environment: before, Numba read it."""
 
 
-def test_engine_knows_no_network_and_no_environment() -> None:
+def test_engine_knows_no_network_and_no_environment():
     wrong = [
         f"{place(path, node)}: imports {module}"
         for path in FILES
@@ -187,7 +179,7 @@ def _names_environment(node: ast.ImportFrom) -> bool:
     return any(alias.name in ("environ", "environb", "getenv") for alias in node.names)
 
 
-def test_modules_only_define() -> None:
+def test_modules_only_define():
     """No work at import time: no bare calls or loops at module level, no eager compilation."""
     wrong = [
         f"{place(path, node)}: {type(node).__name__} at module level"
@@ -224,16 +216,16 @@ def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 LOADED = "print(*sorted({m.partition('.')[0] for m in sys.modules} & {'numba', 'cupy', 'numpy'}))"
 
 
-def test_import_embstore_loads_no_numba_cupy_or_numpy() -> None:
+def test_import_embstore_loads_no_numba_cupy_or_numpy():
     assert run_python(f"import sys, embstore; dir(embstore); {LOADED}") == ""
 
 
-def test_what_a_light_client_imports_loads_no_numba_or_cupy() -> None:
+def test_what_a_light_client_imports_loads_no_numba_or_cupy():
     code = f"import sys; from embstore import Adam, CapacityError; import embstore.arrays; {LOADED}"
     assert run_python(code) == "numpy"
 
 
-def test_importing_every_module_compiles_nothing() -> None:
+def test_importing_every_module_compiles_nothing():
     pytest.importorskip("numba", reason="needs the extra 'fast'")
     loads = {
         ROOT / "embstore" / name for name in ("device/cuda.py", "jax.py", "keras.py", "torch.py")

@@ -21,14 +21,14 @@ VERBS = sorted(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_twins_and_a_test_file(verb: str) -> None:
+def test_every_verb_has_twins_and_a_test_file(verb):
     twins = [KERNELS / f"{verb}.cu", *([KERNELS / f"{verb}.py"] if verb not in OF_GPUS else [])]
     files = [*twins, TESTS / f"test_{verb}.py"]
     assert not [str(path.relative_to(ROOT)) for path in files if not path.is_file()]
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in OF_GPUS])
-def test_a_cuda_source_names_its_twin_and_every_kernel_of_it(verb: str) -> None:
+def test_a_cuda_source_names_its_twin_and_every_kernel_of_it(verb):
     source = (KERNELS / f"{verb}.cu").read_text(encoding="utf-8")
     head = " ".join(line[2:].strip() for line in source.splitlines() if line.startswith("//"))
     assert re.search(rf"[Tt]win: {verb}\.py\b", head), f"{verb}.cu does not name {verb}.py"
@@ -46,7 +46,7 @@ def _kernels(verb: str) -> list[str]:
     ]
 
 
-def test_kernels_lie_in_one_flat_folder() -> None:
+def test_kernels_lie_in_one_flat_folder():
     elsewhere = [
         str(path.relative_to(ROOT))
         for pattern in ("*.cu", "*.cuh")

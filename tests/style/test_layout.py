@@ -20,7 +20,7 @@ def products_with_4(path: Path) -> Iterator[ast.BinOp]:
                 yield node
 
 
-def test_no_bytes_of_rows_are_counted_with_a_literal() -> None:
+def test_no_bytes_of_rows_are_counted_with_a_literal():
     found = [
         place(path, node)
         for package in ("embstore", "client", "server", "proto")

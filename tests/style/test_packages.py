@@ -100,7 +100,7 @@ def product_imports() -> Iterator[tuple[Path, str, str]]:
             yield from ((path, module, place(path, node)) for module, node in imports(path))
 
 
-def test_packages_import_what_they_may() -> None:
+def test_packages_import_what_they_may():
     found: dict[str, set[str]] = {folder: set() for folder in PACKAGES}
     for path, module, _ in product_imports():
         if module.startswith("embstore"):
@@ -108,7 +108,7 @@ def test_packages_import_what_they_may() -> None:
     assert found == PACKAGES
 
 
-def test_wire_and_client_use_the_light_part_of_embstore() -> None:
+def test_wire_and_client_use_the_light_part_of_embstore():
     wrong = [
         f"{where}: imports {module}"
         for path, module, where in product_imports()
@@ -120,7 +120,7 @@ def test_wire_and_client_use_the_light_part_of_embstore() -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_library_is_used_in_its_places_alone(library: str) -> None:
+def test_a_library_is_used_in_its_places_alone(library):
     users = [
         (str(path.relative_to(ROOT)), where)
         for path, module, where in product_imports()
@@ -153,7 +153,7 @@ SLOW_TO_IMPORT = {
 }
 
 
-def test_importing_the_client_costs_little_beyond_its_libraries() -> None:
+def test_importing_the_client_costs_little_beyond_its_libraries():
     """Importing NumPy, gRPC and protobuf is most of the time, and happens at the first use."""
     at_import, at_use = run_python(NOT_AT_IMPORT).split("\n")
     assert not at_import
@@ -172,7 +172,7 @@ LOADED = """if True:
 """
 
 
-def test_importing_the_client_loads_numpy_grpc_and_protobuf_alone() -> None:
+def test_importing_the_client_loads_numpy_grpc_and_protobuf_alone():
     loaded, engine = run_python(LOADED).split("\n")
     assert set(loaded.split()) <= {"numpy", "google", "cython_runtime", "typing_extensions"}
     assert engine == "False"

@@ -7,7 +7,7 @@ from tests.style.sources import nodes, place, project_files
 CLASS_LINES = 300
 
 
-def test_large_classes_say_why_they_are_one() -> None:
+def test_large_classes_say_why_they_are_one():
     wrong = [
         f"{place(path, node)}: {node.name}"
         for package in ("embstore", "proto", "client", "server")

@@ -31,7 +31,7 @@ def all_nodes(*, under: str = "") -> Iterator[tuple[Path, ast.AST]]:
         yield from ((path, node) for node in nodes(path))
 
 
-def test_tests_never_sleep() -> None:
+def test_tests_never_sleep():
     sleeps = [
         place(path, node)
         for path, node in all_nodes(under="tests")
@@ -50,26 +50,26 @@ def _is_sleep(node: ast.AST) -> bool:
     return False
 
 
-def test_what_is_left_to_do_names_its_issue() -> None:
+def test_what_is_left_to_do_names_its_issue():
     found = [where for where, line in text_lines() if LEFT_TO_DO.search(line)]
     assert not found, f"write the issue's number (#N) on the line: {found}"
 
 
-def test_no_paths_of_one_machine() -> None:
+def test_no_paths_of_one_machine():
     checkout = re.compile(rf"(?<![\w.]){re.escape(str(ROOT))}(?![\w-])")
     patterns = [MACHINE_PATH, *([checkout] if len(ROOT.parts) > 2 else [])]
     found = [where for where, line in text_lines() if any(p.search(line) for p in patterns)]
     assert not found
 
 
-def test_no_text_installs_from_an_index_before_there_is_a_release() -> None:
+def test_no_text_installs_from_an_index_before_there_is_a_release():
     """Documents and errors say `pip install ".[extra]"` in a clone: nothing is published yet."""
     named = re.compile(r"\bembstore\[\w|pip3? install (?:[\"']?embstore\b)")
     asked = [(w, line) for w, line in text_lines() if not w.startswith("pyproject.toml")]
     assert not [where for where, line in asked if named.search(line)]
 
 
-def test_no_error_is_swallowed() -> None:
+def test_no_error_is_swallowed():
     swallowed = [place(path, node) for path, node in all_nodes() if _swallows(node)]
     assert not swallowed, f"catch what you can answer: {swallowed}"
 
@@ -91,7 +91,7 @@ def _is_broad(caught: ast.expr) -> bool:
     return any(isinstance(p, ast.Name) and p.id in ("Exception", "BaseException") for p in parts)
 
 
-def test_no_name_that_says_nothing() -> None:
+def test_no_name_that_says_nothing():
     banned = [
         place(path)
         for path in project_files(".py")
@@ -100,7 +100,7 @@ def test_no_name_that_says_nothing() -> None:
     assert not banned, f"name the idea: {banned}"
 
 
-def test_every_module_of_the_engine_has_a_docstring() -> None:
+def test_every_module_of_the_engine_has_a_docstring():
     bare = [
         place(path)
         for path in project_files(".py", under="embstore")

@@ -6,13 +6,13 @@ from tests.conftest import COMPLETE_BACKEND, OTHER_BACKENDS, marks, slow_tests
 from tests.style.sources import ROOT
 
 
-def test_every_slow_test_is_there() -> None:
+def test_every_slow_test_is_there():
     for name in slow_tests((ROOT / "tests" / "slow.txt").read_text("utf-8")):
         path, _, function = name.partition("::")
         assert f"def {function}" in (ROOT / path).read_text("utf-8"), name
 
 
-def test_a_case_of_conformance_is_not_complete_on_two_backends() -> None:
+def test_a_case_of_conformance_is_not_complete_on_two_backends():
     for case in range(20):
         name = f"tests/conformance/test_any.py::test_one[{{}}-{case}]"
         found = Counter(marks(name.format(one), {}) for one in ("embedded", *OTHER_BACKENDS))
@@ -20,7 +20,7 @@ def test_a_case_of_conformance_is_not_complete_on_two_backends() -> None:
         assert marks(name.format(COMPLETE_BACKEND), {}) == ("slow", "complete")
 
 
-def test_of_a_slow_test_every_nth_case_is_quick_and_every_mth_of_the_others_not_complete() -> None:
+def test_of_a_slow_test_every_nth_case_is_quick_and_every_mth_of_the_others_not_complete():
     names = [f"tests/unit/test_any.py::test_one[{case}]" for case in range(600)]
     found = Counter(marks(name, {"tests/unit/test_any.py::test_one": (3, 2)}) for name in names)
     assert all(150 < count < 250 for count in found.values()), found

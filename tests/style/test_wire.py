@@ -2,7 +2,6 @@
 
 import inspect
 import subprocess
-from pathlib import Path
 
 import pytest
 from grpc import StatusCode
@@ -20,7 +19,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_class_has_an_answer_and_comes_back_as_itself(kind: type) -> None:
+def test_every_error_class_has_an_answer_and_comes_back_as_itself(kind):
     error = kind("expected this, found that")
     answer = answer_of(error)
     trailing = ((ERROR_METADATA, kind.__name__),)
@@ -29,22 +28,22 @@ def test_every_error_class_has_an_answer_and_comes_back_as_itself(kind: type) ->
     assert str(back) == str(error)
 
 
-def test_the_map_has_no_class_that_the_tree_lacks() -> None:
+def test_the_map_has_no_class_that_the_tree_lacks():
     assert set(ANSWERS) == set(CLASSES)
 
 
-def test_other_errors_do_not_tell_their_text() -> None:
+def test_other_errors_do_not_tell_their_text():
     assert message_of(RuntimeError("secret")) == "internal error"
     assert answer_of(RuntimeError("secret")).code is StatusCode.INTERNAL
 
 
-def test_a_long_message_fits_a_status() -> None:
+def test_a_long_message_fits_a_status():
     text = message_of(errors.InvalidArgumentError("x" * 100_000))
     assert len(text) < 3000
     assert "100000 characters" in text
 
 
-def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
+def test_the_generated_code_is_that_of_the_proto_file(tmp_path):
     compiler = ROOT / ".venv-proto" / "bin" / "python"
     if not compiler.exists():
         pytest.skip("needs .venv-proto, which `make check` and `make proto` make")
@@ -65,14 +64,14 @@ def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
         assert committed.read_text() == path.read_text(), f"run make proto: {path.name} differs"
 
 
-def test_the_proto_file_names_packages_of_other_languages() -> None:
+def test_the_proto_file_names_packages_of_other_languages():
     """Go's compiler refuses a file without one, and Java made one class of all."""
     options = pb.DESCRIPTOR.GetOptions()
     assert options.go_package == "embstore_proto/v1;embstorev1"
     assert options.java_package == "embstore.v1" and options.java_multiple_files
 
 
-def test_the_generated_code_runs_with_every_protobuf() -> None:
+def test_the_generated_code_runs_with_every_protobuf():
     """Code of newer compilers compares versions when it is loaded, and refuses or warns."""
     generated = (ROOT / "proto" / "embstore_proto" / "v1" / "embstore_pb2.py").read_text()
     assert "ValidateProtobufRuntimeVersion" not in generated

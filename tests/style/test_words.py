@@ -59,7 +59,7 @@ def defined(node: ast.AST) -> Iterator[str]:
             yield name
 
 
-def test_no_name_is_made_of_a_banned_word() -> None:
+def test_no_name_is_made_of_a_banned_word():
     places = dict(names())
     found = [
         f"{where}: {name}, use {word.instead}"
@@ -70,7 +70,7 @@ def test_no_name_is_made_of_a_banned_word() -> None:
     assert not found, "\n".join(found)
 
 
-def test_words_are_found_within_names() -> None:
+def test_words_are_found_within_names():
     words = {word.words: word for word in banned_words()}
     assert words["told"].is_in("last_told") and not words["told"].is_in("untold")
     assert words["no_way_back"].is_in("_no_way_back") and not words["tend"].is_in("extend")

@@ -19,12 +19,7 @@ from embstore.arithmetic.denormals import keeps_denormals
 from embstore.config import Adagrad, Constant, Sgd
 from embstore.errors import DeviceError
 from tests.serving import Server, patient
-from tests.unit.flushing import (
-    DENORMALS_ARE_ZERO,
-    FLUSH_TO_ZERO,
-    in_new_thread,
-    needs_glibc,
-)
+from tests.unit.flushing import DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, in_new_thread, needs_glibc
 
 
 def test_a_new_thread_keeps_denormals():

@@ -1,7 +1,6 @@
 """Every benchmark still runs: small, without peers. What its goals are about has been measured."""
 
 import importlib.util
-import pathlib
 
 import pytest
 
@@ -23,7 +22,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_quick_benchmark_measures_its_parts(tmp_path: pathlib.Path, run: str) -> None:
+def test_quick_benchmark_measures_its_parts(tmp_path, run):
     if "files" in run and importlib.util.find_spec("safetensors") is None:
         pytest.skip("needs the extra 'data'")
     program, *parts = run.split()

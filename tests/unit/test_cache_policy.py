@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 from embstore.cache.scores import ascending
-from tests.unit.small_stores import (
-    generator,
-    make_table,
-    opened,
-    pool_figures,
-    resident_keys,
-    show,
-)
+from tests.unit.small_stores import generator, make_table, opened, pool_figures, resident_keys, show
 
 SEED = 53
 ROWS = 30_000

@@ -6,14 +6,7 @@ from embstore import Sgd
 from embstore.cache.finder import Finder
 from embstore.device.cpu import CpuDevice
 from embstore.device.cpu_keys import CpuKeys
-from tests.unit.small_stores import (
-    generator,
-    make_table,
-    opened,
-    pool_of,
-    resident_keys,
-    rows_of,
-)
+from tests.unit.small_stores import generator, make_table, opened, pool_of, resident_keys, rows_of
 
 SEED = 97
 

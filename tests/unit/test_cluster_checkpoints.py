@@ -54,7 +54,7 @@ def digest_after(path: Path, updates: int) -> str:
         return store.table("a").digest()
 
 
-def test_labels_are_at_one_boundary_while_others_write(cluster: Cluster, tmp_path: Path) -> None:
+def test_labels_are_at_one_boundary_while_others_write(cluster, tmp_path):
     ended = threading.Event()
 
     def write() -> None:
@@ -80,7 +80,7 @@ def test_labels_are_at_one_boundary_while_others_write(cluster: Cluster, tmp_pat
         assert store.table("a").digest() == digest_after(tmp_path / f"one-{number}", t)
 
 
-def test_what_was_cut_short_is_none_and_is_replaced(cluster: Cluster) -> None:
+def test_what_was_cut_short_is_none_and_is_replaced(cluster):
     """A client has died, when some shards had its label; and another, too."""
     store, (first, second, _) = cluster.store(), cluster.shards()
     first.execute(c.Checkpoint("kept", marked({}, "one try")))
@@ -101,7 +101,7 @@ def test_what_was_cut_short_is_none_and_is_replaced(cluster: Cluster) -> None:
     assert store.table("a").t == 1
 
 
-def test_tries_that_meet_under_one_label_are_none(cluster: Cluster) -> None:
+def test_tries_that_meet_under_one_label_are_none(cluster):
     for number, shard in enumerate(cluster.shards()):
         shard.execute(c.Checkpoint("kept", marked({}, f"try {min(number, 1)}")))
     store = cluster.store()
@@ -110,7 +110,7 @@ def test_tries_that_meet_under_one_label_are_none(cluster: Cluster) -> None:
         store.restore("kept")
 
 
-def test_a_label_of_a_shard_alone_is_left_to_it(cluster: Cluster) -> None:
+def test_a_label_of_a_shard_alone_is_left_to_it(cluster):
     store, (first, *others) = cluster.store(), cluster.shards()
     first.execute(c.Checkpoint("own", {}))
     with pytest.raises(CheckpointExistsError):
@@ -120,7 +120,7 @@ def test_a_label_of_a_shard_alone_is_left_to_it(cluster: Cluster) -> None:
     update(store, 0)  # nothing is paused any more
 
 
-def test_a_shard_that_dies_leaves_no_label(cluster: Cluster) -> None:
+def test_a_shard_that_dies_leaves_no_label(cluster):
     store = cluster.store()
     cluster.kill(1)
     with pytest.raises(StoreClosedError):
@@ -133,7 +133,7 @@ def test_a_shard_that_dies_leaves_no_label(cluster: Cluster) -> None:
     assert labels_of(store) == ["kept"]
 
 
-def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster: Cluster) -> None:
+def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster):
     """Also what leaves t as it is. A shard was started again just before it keeps a label: its
     lease is forgotten, and somebody has written."""
     first, second, third = cluster.shards()
@@ -154,7 +154,7 @@ def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster: Cluster) -> Non
     assert at == [made.state.command, made.state.command + 1, made.state.command]
 
 
-def test_a_lease_ends_by_itself_and_with_the_process(cluster: Cluster) -> None:
+def test_a_lease_ends_by_itself_and_with_the_process(cluster):
     store, shard = cluster.store(timeout_s=300.0), Store(cluster.engines[0])
     shard.pause_writes("somebody", lease_ms=50)
     update(store, 0)  # waits

@@ -45,7 +45,7 @@ def read(files: Files, place: Place, end: Place, size: int) -> list[Record]:
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 1000, 1 << 20])
-def test_records_come_as_they_were_written(tmp_path: Path, size: int) -> None:
+def test_records_come_as_they_were_written(tmp_path, size):
     files, end = written(tmp_path, begin_after=5)
     records = read(files, Place(1, START), end, size)
     assert [r.command for r in records] == list(range(11))
@@ -53,7 +53,7 @@ def test_records_come_as_they_were_written(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("command", range(11))
-def test_a_standby_goes_on_after_its_command(tmp_path: Path, command: int) -> None:
+def test_a_standby_goes_on_after_its_command(tmp_path, command):
     files, end = written(tmp_path, begin_after=5)
     reader = SegmentReader(files, STORE_ID, Place(1, START))
     assert reader.first_command() == 0
@@ -64,7 +64,7 @@ def test_a_standby_goes_on_after_its_command(tmp_path: Path, command: int) -> No
     assert [r.command for r in records] == list(range(first, 11))
 
 
-def test_nothing_comes_that_is_not_synced(tmp_path: Path) -> None:
+def test_nothing_comes_that_is_not_synced(tmp_path):
     files, end = written(tmp_path, begin_after=99)
     reader = SegmentReader(files, STORE_ID, Place(1, START))
     assert reader.read(Place(1, START), 1 << 20) is None
@@ -73,7 +73,7 @@ def test_nothing_comes_that_is_not_synced(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_flipped_byte_is_an_error(tmp_path: Path) -> None:
+def test_a_flipped_byte_is_an_error(tmp_path):
     """But for the padding behind a body."""
     files, end = written(tmp_path, begin_after=99)
     whole = read(files, Place(1, START), end, 1 << 20)
@@ -92,7 +92,7 @@ def test_a_flipped_byte_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "begin", [Place(1, START), Place(1, START + 128), Place(2, START + 64), Place(3, START)]
 )
-def test_a_piece_that_does_not_follow_is_an_error(tmp_path: Path, begin: Place) -> None:
+def test_a_piece_that_does_not_follow_is_an_error(tmp_path, begin):
     files, _ = written(tmp_path, begin_after=99)
     content = files.read_all("commands/000000000001.commands")[START:]
     stream = RecordStream(BYTES_MAX)
@@ -101,14 +101,14 @@ def test_a_piece_that_does_not_follow_is_an_error(tmp_path: Path, begin: Place) 
         list(stream.add(begin, content[64:128]))
 
 
-def test_a_record_that_is_too_long_is_an_error(tmp_path: Path) -> None:
+def test_a_record_that_is_too_long_is_an_error(tmp_path):
     files, _ = written(tmp_path, begin_after=99)
     content = files.read_all("commands/000000000001.commands")[START:]
     with pytest.raises(CorruptTableError, match="expected a record"):
         list(RecordStream(3).add(Place(1, START), content[:64]))
 
 
-def test_segments_that_are_needed_are_kept(tmp_path: Path) -> None:
+def test_segments_that_are_needed_are_kept(tmp_path):
     files = Files(tmp_path)
     reader = RecordReader(files, STORE_ID, None)
     log = CommandFiles(files, STORE_ID, reader, failed=lambda _: None)

@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (7, 3), (1, 5), (2_000_001,), (3, 400_001), ()])
-def test_a_copy_has_every_element(shape: tuple[int, ...]) -> None:
+def test_a_copy_has_every_element(shape):
     source = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
     target = np.full(shape, -1)
     copying.copy(source, target)
     assert (target == source).all()
 
 
-def test_a_large_copy_is_made_by_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_copy_is_made_by_two_threads(monkeypatch):
     threads = set()
     copyto = np.copyto
 
@@ -40,7 +40,7 @@ def test_a_large_copy_is_made_by_two_threads(monkeypatch: pytest.MonkeyPatch) ->
     assert target.all()
 
 
-def test_without_a_second_thread_one_copies_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_second_thread_one_copies_all(monkeypatch):
     def none(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -69,7 +69,7 @@ threading.Thread(target=outlives).start()
 """
 
 
-def test_copies_are_made_until_the_very_end() -> None:
+def test_copies_are_made_until_the_very_end():
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=ROOT
     )

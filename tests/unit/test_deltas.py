@@ -29,7 +29,7 @@ def decoded(encoded: bytes, count: int) -> list[int]:
 
 
 @given(st.lists(NUMBERS).map(sorted), st.sampled_from([10, 16, 1 << 16]))
-def test_keys_come_back(keys: list[int], block: int) -> None:
+def test_keys_come_back(keys, block):
     encoded = deltas.encode(np.array(keys, np.int64))
     assert len(encoded) == len(keys)
     assert encoded.encoded.tobytes() == plain(keys)
@@ -38,7 +38,7 @@ def test_keys_come_back(keys: list[int], block: int) -> None:
         assert decoded(plain(keys), len(keys)) == keys
 
 
-def test_many_keys_take_a_byte_or_two_each() -> None:
+def test_many_keys_take_a_byte_or_two_each():
     keys = np.unique(np.random.default_rng(0).integers(0, 10_000_000, 100_000))
     encoded = deltas.encode(keys)
     assert len(encoded.encoded) < 2 * len(keys)
@@ -59,7 +59,7 @@ def test_many_keys_take_a_byte_or_two_each() -> None:
         (plain([2**63 - 1]) * 3, 3, r"below 2\*\*63"),
     ],
 )
-def test_garbage_is_refused(encoded: bytes, count: int, message: str) -> None:
+def test_garbage_is_refused(encoded, count, message):
     with pytest.raises(InvalidArgumentError, match=f"^keys: .*{message}"):
         decoded(encoded, count)
 
@@ -85,7 +85,7 @@ SOME_BYTES = st.lists(
 
 
 @given(SOME_BYTES.map(b"".join), st.sampled_from([10, 16, 1 << 16]))
-def test_any_bytes_are_keys_or_refused(encoded: bytes, block: int) -> None:
+def test_any_bytes_are_keys_or_refused(encoded, block):
     expected = sums_of(encoded)
     count = sum(byte < 0x80 for byte in encoded)
     with pytest.MonkeyPatch.context() as patch:

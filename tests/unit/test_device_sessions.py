@@ -7,58 +7,26 @@ from functools import partial
 import numpy as np
 import pytest
 
-import embstore
-from embstore import Adam, InvalidArgumentError, RowWiseAdagrad, Uniform
-from embstore.device.gpu import GpuDevice
+from embstore import InvalidArgumentError
 from embstore.handles.sessions import BagGradients, StepBags
 from embstore_training.hotcold import HotColdRun
 from tests.kernels.emulation.callers import CallersArray
-from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.unit import device_trainers
+from tests.unit.device_trainers import ROWS, TABLES, Arrays, content, digests, gradients, in_ranks
 
-ROWS, KEYS, STEPS, BAGS = 400, 120, 8, 15
-TABLES = {"a": (12, RowWiseAdagrad(0.1)), "b": (5, Adam(0.1))}
+KEYS, STEPS, BAGS = 120, 8, 15
 VERBS = ("keys", "unique", "bags", "some")
 SOME = {"a": BAGS, "b": KEYS // 2}
 OFFSETS = np.linspace(0, KEYS, BAGS + 1).astype(np.int64)
 
 
-def opened(path, device="gpu", cache_bytes=60_000):
-    how = {} if device == "cpu" else {"device": GpuDevice(EmulatedRuntime(), 1)}
-    store = embstore.open(path, cache_bytes=cache_bytes, **how)
-    for name, (dim, optimizer) in TABLES.items():
-        store.create_table(
-            name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=Uniform(-1, 1), seed=3
-        )
-    if device != "cpu":
-        store.executor.device.runtime.turn = store.executor.tables.frame.turn
-    return store
-
-
-class Arrays:
-    """Makes a trainer's arrays: of the host, of the device, or of each in turn."""
-
-    def __init__(self, store, where):
-        self._runtime = getattr(store.executor.device, "runtime", None)
-        self._where, self._count = where, 0
-
-    def __call__(self, content):
-        self._count += 1
-        is_there = self._where == "device" or (self._where == "mixed" and self._count % 2)
-        return CallersArray.of(self._runtime, content) if is_there else content
+def opened(path, device="gpu"):
+    return device_trainers.opened(path, device, cache_bytes=60_000)
 
 
 def batches():
     rng = np.random.default_rng(4)
     return [{n: np.minimum(rng.zipf(1.3, KEYS), ROWS) - 1 for n in TABLES} for _ in range(STEPS)]
-
-
-def content(rows):
-    return rows.content() if isinstance(rows, CallersArray) else rows
-
-
-def gradient(rows):
-    """Return a gradient that depends on the rows: what was looked up wrong is seen."""
-    return (content(rows) * np.float32(0.5) - np.float32(0.25)).astype(np.float32)
 
 
 def update_some(step, gradients):
@@ -90,8 +58,8 @@ def train(store, *, where, rows, verb="keys", **session):
             kinds |= {type(of) for of in found.values()}
             if verb == "some":
                 found = {n: content(found[n])[:count] for n, count in SOME.items()}
-            finish({name: array(gradient(of)) for name, of in found.items()})
-    return kinds, {name: store.table(name).digest() for name in TABLES}
+            finish({name: array(gradients(of)) for name, of in found.items()})
+    return kinds, digests(store)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +115,7 @@ def test_on_the_cpu_the_devices_memory_is_the_hosts(tmp_path, wanted):
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_ranks_give_gradients_of_the_device(tmp_path, where):
-    digests = []
+    found = []
     for device in ("cpu", "gpu"):
         with opened(tmp_path / f"{device}-{where}", device) as store:
             array = Arrays(store, where if device == "gpu" else "host")
@@ -158,14 +126,11 @@ def test_ranks_give_gradients_of_the_device(tmp_path, where):
                     own = [{n: of[rank::2] for n, of in batch.items()} for batch in batches()]
                     for step in run.steps(own, keys=lambda batch: batch):
                         rows = step.lookup()
-                        step.update({n: array(gradient(of)) for n, of in rows.items()})
+                        step.update({n: array(gradients(of)) for n, of in rows.items()})
 
-            other = threading.Thread(target=train_rank, args=(1,))
-            other.start()
-            train_rank(0)
-            other.join()
-            digests.append({name: store.table(name).digest() for name in TABLES})
-    assert digests[0] == digests[1]
+            in_ranks(train_rank)
+            found.append(digests(store))
+    assert found[0] == found[1]
 
 
 def test_rows_that_cannot_be_on_the_device_are_refused_at_once(tmp_path):
@@ -231,7 +196,7 @@ def test_what_a_step_is_not_given_is_refused(tmp_path, waits):
 
 @pytest.mark.parametrize("where", ["host", "device", "mixed"])
 def test_hot_and_mixed_steps_take_gradients_of_the_device(tmp_path, where):
-    digests = []
+    found = []
     for device in ("cpu", "gpu"):
         with opened(tmp_path / device, device) as store:
             array = Arrays(store, where if device == "gpu" else "host")
@@ -242,7 +207,7 @@ def test_hot_and_mixed_steps_take_gradients_of_the_device(tmp_path, where):
                 for step in run.steps(batches()):
                     kinds.add(step.is_hot)
                     rows = step.lookup()
-                    step.update({n: array(gradient(of)) for n, of in rows.items()})
+                    step.update({n: array(gradients(of)) for n, of in rows.items()})
             assert kinds == {True, False}
-            digests.append({name: store.table(name).digest() for name in TABLES})
-    assert digests[0] == digests[1]
+            found.append(digests(store))
+    assert found[0] == found[1]

@@ -33,7 +33,7 @@ def hashed(array: Any) -> list[int]:
 NUMBERS = [0, 7, 2**40 + 5, 2**53 - 1, -1, -ROWS - 3]
 
 
-def test_an_integer_is_one_id_in_every_type() -> None:
+def test_an_integer_is_one_id_in_every_type():
     expected = [number % ROWS for number in NUMBERS]
     words = [str(number) for number in NUMBERS]
     for array in (
@@ -55,14 +55,14 @@ def test_an_integer_is_one_id_in_every_type() -> None:
     assert hashed(pa.array([str(number) for number in large])) == [n % ROWS for n in large]
 
 
-def test_text_is_hashed_as_it_is_documented() -> None:
+def test_text_is_hashed_as_it_is_documented():
     words = ["68fd1e64", "Toy Story (1995)", "ü", "1e5", "007", "-0", "1" * 21, "1.5", "nan"]
     expected = [of_text(word) for word in words]
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
         assert hashed(pa.array(words, kind)) == expected
 
 
-def test_a_missing_id_is_row_0() -> None:
+def test_a_missing_id_is_row_0():
     for array in (
         pa.array([None, 7]),
         pa.array([None, 7], pa.uint64()),
@@ -79,7 +79,7 @@ def test_a_missing_id_is_row_0() -> None:
 @pytest.mark.parametrize(
     "kind", [pa.list_(pa.string()), pa.large_list(pa.string()), pa.list_(pa.string(), 2)]
 )
-def test_lists_are_hashed_and_missing_ones_are_empty(kind: Any) -> None:
+def test_lists_are_hashed_and_missing_ones_are_empty(kind):
     is_fixed = pa.types.is_fixed_size_list(kind)
     lists = [["a", "7"], None, [None, "b"]] if is_fixed else [["a"], [], None, ["7", None, "b"]]
     ids, offsets = ids_of(pa.array(lists, kind), ROWS, "PLACE")
@@ -90,12 +90,12 @@ def test_lists_are_hashed_and_missing_ones_are_empty(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [1.5, 2.0**53, -(2.0**53), np.inf])
-def test_a_double_that_is_no_id(value: float) -> None:
+def test_a_double_that_is_no_id(value):
     with pytest.raises(InvalidArgumentError, match="PLACE: expected whole numbers below"):
         ids_of(pa.array([3.0, value]), ROWS, "PLACE")
 
 
-def test_hash_ids_gives_what_profiles_have() -> None:
+def test_hash_ids_gives_what_profiles_have():
     mixed = [None, np.nan, 7, 7.0, "7", b"7", -1, "-1", 2**64 - 1, "x", b"x", ""]
     expected = [0, 0, 7, 7, 7, 7, ROWS - 1, ROWS - 1, (2**64 - 1) % ROWS, *[of_text("x")] * 2, 0]
     assert hash_ids(np.array(mixed, object), ROWS).tolist() == expected
@@ -117,9 +117,7 @@ IDS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.text("ab7é -.",
 
 
 @given(st.lists(IDS, min_size=1, max_size=30))
-def test_text_and_parquet_of_the_same_ids(
-    tmp_path_factory: pytest.TempPathFactory, ids: list[Any]
-) -> None:
+def test_text_and_parquet_of_the_same_ids(tmp_path_factory, ids):
     folder = tmp_path_factory.mktemp("samples")
     texts = pa.table({"a": pa.array([None if i is None else str(i) for i in ids])})
     texts = texts.append_column("b", pa.array(["x"] * len(ids)))

@@ -1,6 +1,5 @@
 """The GPU benchmark still runs, every part of it, tiny, on the emulated device."""
 
-import pathlib
 import shutil
 import sys
 from typing import Any
@@ -16,7 +15,7 @@ from tests.unit.bench_runs import quick_results, reached
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulated device needs g++")
-def test_every_part_runs_on_the_emulated_device(tmp_path: pathlib.Path) -> None:
+def test_every_part_runs_on_the_emulated_device(tmp_path):
     results = quick_results("tests.bench.gpu", tmp_path, size="emulated")
     assert results["skipped"] == {"torch": "the emulated device is not torch's"}
     (found,) = results["kernels"].values()
@@ -56,12 +55,12 @@ def check_tiers(results: dict[str, Any]) -> None:
     assert results[PROMISED.part]["plain"]["commits"] and results[PROMISED.part]["plain"]["merges"]
 
 
-def test_tiers_stand_for_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiers_stand_for_all_settings(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench", "--only", "tiers", "timeline", PROMISED.part])
     assert PROGRAM.chosen().only == [*(setting.part for setting in SETTINGS), "timeline"]
 
 
-def test_a_yardstick_call_has_about_350000_unique_keys() -> None:
+def test_a_yardstick_call_has_about_350000_unique_keys():
     keys = Zipf(Scale()).batch(Scale().keys)
     assert 340_000 < len(np.unique(keys)) < 360_000
     assert 0 <= keys.min() and keys.max() < Scale().ranks

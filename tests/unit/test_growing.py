@@ -47,7 +47,7 @@ def batch(number: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("counts", [(2, 3), (3, 2), (1, 7), (7, 1), (5, 5)])
-def test_as_few_partitions_move_as_can_be(counts: tuple[int, int]) -> None:
+def test_as_few_partitions_move_as_can_be(counts):
     first, then = counts
     before = ShardMap.even("c", [str(n) for n in range(first)])
     if then > first:
@@ -65,7 +65,7 @@ def test_as_few_partitions_move_as_can_be(counts: tuple[int, int]) -> None:
             before.left_by(first - then)
 
 
-def test_readers_go_on_while_partitions_move(cluster: Cluster) -> None:
+def test_readers_go_on_while_partitions_move(cluster):
     still = cluster.store().create_table("still", **{**TABLE, "optimizer": Sgd(1.0)})
     keys, rows = np.arange(0, ROWS, 7), np.random.default_rng(SEED).normal(size=(5715, DIM))
     still.assign(keys, rows.astype(np.float32))
@@ -132,7 +132,7 @@ def stopping(what: str) -> Any:
 
 
 @pytest.mark.parametrize("what", ["is copied", "writes are paused", "leaves are compared"])
-def test_what_fails_half_way_leaves_the_map_before(cluster: Cluster, what: str) -> None:
+def test_what_fails_half_way_leaves_the_map_before(cluster, what):
     store = cluster.store()
     before = fill(store)
     cluster.add(1)
@@ -158,7 +158,7 @@ def one_digest(cluster: Cluster, batches: list[int]) -> None:
         assert cluster.store().table("a").digest() == table.digest()
 
 
-def test_a_join_that_fails_leaves_the_map_before(cluster: Cluster) -> None:
+def test_a_join_that_fails_leaves_the_map_before(cluster):
     store = cluster.store()
     fill(store)
     old = cluster.map
@@ -181,9 +181,7 @@ def test_a_join_that_fails_leaves_the_map_before(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize("killed", [(), (0,), (1, 2), (0, 1, 2)])
-def test_what_is_recorded_is_resolved(
-    cluster: Cluster, is_recorded: bool, killed: tuple[int, ...]
-) -> None:
+def test_what_is_recorded_is_resolved(cluster, is_recorded, killed):
     """The mover is killed as it records the map, before or after, and so are shards."""
     store = cluster.store()
     fill(store)
@@ -210,7 +208,7 @@ def test_what_is_recorded_is_resolved(
     assert cluster.map.version == 2 + is_recorded
 
 
-def test_shards_that_are_behind_are_waited_for(cluster: Cluster) -> None:
+def test_shards_that_are_behind_are_waited_for(cluster):
     """The map is recorded, one shard has it, and a client sends an update by it."""
     store = cluster.store()
     fill(store)
@@ -234,7 +232,7 @@ def test_shards_that_are_behind_are_waited_for(cluster: Cluster) -> None:
     one_digest(cluster, [0, 1, 2, 3, 99])
 
 
-def test_rows_that_differ_are_not_moved(cluster: Cluster) -> None:
+def test_rows_that_differ_are_not_moved(cluster):
     """A row that only the stale copy has, as nothing of this project makes it."""
     store = cluster.store()
     fill(store)
@@ -261,7 +259,7 @@ def test_rows_that_differ_are_not_moved(cluster: Cluster) -> None:
     assert router.shard_map == cluster.map
 
 
-def test_rows_of_a_shards_own_partitions_are_not_moved_there(cluster: Cluster) -> None:
+def test_rows_of_a_shards_own_partitions_are_not_moved_there(cluster):
     store = cluster.store()
     before = fill(store)
     keys, rows = np.arange(3000), np.ones((3000, DIM), np.float32)
@@ -273,7 +271,7 @@ def test_rows_of_a_shards_own_partitions_are_not_moved_there(cluster: Cluster) -
     assert store.table("a").digest() == before
 
 
-def test_labels_of_before_are_not_restored_nor_backed_up(cluster: Cluster, tmp_path: Path) -> None:
+def test_labels_of_before_are_not_restored_nor_backed_up(cluster, tmp_path):
     store = cluster.store()
     before = fill(store)
     store.checkpoint("before")
@@ -298,7 +296,7 @@ def test_labels_of_before_are_not_restored_nor_backed_up(cluster: Cluster, tmp_p
     assert store.table("a").digest() == before
 
 
-def test_a_call_by_another_map_is_refused_and_has_done_nothing(cluster: Cluster) -> None:
+def test_a_call_by_another_map_is_refused_and_has_done_nothing(cluster):
     store = cluster.store()
     fill(store)
     shard = cluster.engines[0]
@@ -327,7 +325,7 @@ def test_a_call_by_another_map_is_refused_and_has_done_nothing(cluster: Cluster)
     assert Store(shard).command == command
 
 
-def test_sessions_end_with_their_map(cluster: Cluster) -> None:
+def test_sessions_end_with_their_map(cluster):
     store = cluster.store()
     fill(store)
     store.sessions.open("s", ["a"])
@@ -342,7 +340,7 @@ def test_sessions_end_with_their_map(cluster: Cluster) -> None:
     assert store.epoch == epoch
 
 
-def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path: Path) -> None:
+def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path):
     cluster = Cluster(tmp_path, 3)
     store = cluster.store()
     fill(store)
@@ -369,7 +367,7 @@ def test_a_run_goes_on_behind_a_shard_that_left_while_it_computed(tmp_path: Path
     cluster.close()
 
 
-def test_an_update_that_is_half_applied_is_not_applied_twice(cluster: Cluster) -> None:
+def test_an_update_that_is_half_applied_is_not_applied_twice(cluster):
     """Two clients write one table: each has its update on other shards when writes are paused, and
     as many updates are everywhere."""
     fill(cluster.store())

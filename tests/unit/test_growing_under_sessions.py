@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from operator import index
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -105,9 +104,7 @@ def undisturbed(kind: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize("counts", [(1, 2), (1, 3), (2, 3)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_on_its_way_is_applied_once_as_the_cluster_grows(
-    tmp_path: Path, kind: str, counts: tuple[int, int]
-) -> None:
+def test_a_step_on_its_way_is_applied_once_as_the_cluster_grows(tmp_path, kind, counts):
     before, after = counts
     ranks, train_all = KINDS[kind]
     wanted = undisturbed(kind)

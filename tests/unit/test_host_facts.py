@@ -58,16 +58,14 @@ HUGE = str(2**63 - 4096)
     ],
     ids=["none", "unlimited", "v2", "v1", "v1 unlimited", "v2 nested", "v1 exceeded"],
 )
-def test_free_memory_is_what_the_system_has_and_every_group_leaves(
-    tmp_path: Path, files: dict[str, str], free: int
-) -> None:
+def test_free_memory_is_what_the_system_has_and_every_group_leaves(tmp_path, files, free):
     for name, text in ({"proc/meminfo": MEMINFO} | files).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert free_bytes(tmp_path) == free
 
 
-def test_this_host_has_memory() -> None:
+def test_this_host_has_memory():
     facts = host_facts()
     assert 0 < facts["memory_free_bytes"] <= facts["memory_bytes"]
     assert free_bytes(Path("/nowhere")) > 0, "where nothing is said"

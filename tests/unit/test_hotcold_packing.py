@@ -64,7 +64,7 @@ keys_of_a_table = st.sets(st.integers(0, 300), max_size=300)
     dtype=st.sampled_from([np.int64, np.int32, np.uint16, ">i8"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_hot_is_what_looking_at_every_id_finds(hot, count, width, dtype, seed) -> None:
+def test_hot_is_what_looking_at_every_id_finds(hot, count, width, dtype, seed):
     random = np.random.default_rng(seed)
     chunk = {
         "ad": random.integers(0, 350, count).astype(dtype),
@@ -83,7 +83,7 @@ def test_hot_is_what_looking_at_every_id_finds(hot, count, width, dtype, seed) -
 
 @pytest.mark.parametrize("count", [16_383, 16_384, 50_000])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
-def test_many_samples_are_told_as_few_are(count: int, share: float) -> None:
+def test_many_samples_are_told_as_few_are(count, share):
     random = np.random.default_rng(3)
     keys = np.flatnonzero(random.random(1000) < share)
     columns = {f"c{n}": random.integers(0, 1000, count) for n in range(4)}
@@ -92,7 +92,7 @@ def test_many_samples_are_told_as_few_are(count: int, share: float) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_few_keys_far_apart_make_no_bitmap() -> None:
+def test_few_keys_far_apart_make_no_bitmap():
     """A bitmap up to the largest possible key would take 128 GiB."""
     classifier = Classifier(hot_set(ads={0, 2**40 - 1}), {"ad": "ads"})
     assert classifier.memory_bytes < 200
@@ -101,14 +101,14 @@ def test_few_keys_far_apart_make_no_bitmap() -> None:
 
 
 @given(keys=st.sets(st.integers(0, 2**40 - 1), min_size=1, max_size=400), width=st.integers(1, 3))
-def test_keys_by_their_hash_are_those_of_the_set(keys, width: int) -> None:
+def test_keys_by_their_hash_are_those_of_the_set(keys, width):
     near = [key + step for key in sorted(keys) for step in (-1, 0, 1) if key + step >= 0]
     ids = np.resize(np.array(near), (len(near), width))
     hot = np.array(sorted(keys), np.int64)
     np.testing.assert_array_equal(HashedKeys(hot).contain(ids), np.isin(ids, hot))
 
 
-def test_many_keys_by_their_hash_take_forty_bytes_each_at_most() -> None:
+def test_many_keys_by_their_hash_take_forty_bytes_each_at_most():
     hot = np.unique(np.random.default_rng(5).integers(0, 2**40, 100_000))
     hashed = HashedKeys(hot)
     assert hashed.contain(hot).all()
@@ -117,7 +117,7 @@ def test_many_keys_by_their_hash_take_forty_bytes_each_at_most() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 100, 2**40])
-def test_an_id_that_no_row_has_is_refused_even_in_a_cold_sample(wrong: int) -> None:
+def test_an_id_that_no_row_has_is_refused_even_in_a_cold_sample(wrong):
     classifier = Classifier(EVEN, {"cold": "ads", "ad": "ads"}, rows={"ads": 100})
     chunk = {"cold": np.full(4, 1), "ad": np.array([0, 2, wrong, 4])}
     with pytest.raises(
@@ -141,7 +141,7 @@ def test_an_id_that_no_row_has_is_refused_even_in_a_cold_sample(wrong: int) -> N
         ),
     ],
 )
-def test_columns_that_are_no_ids_are_refused(chunk, said: str) -> None:
+def test_columns_that_are_no_ids_are_refused(chunk, said):
     columns = {"ad": "ads"} | ({"user": "ads"} if "user" in chunk and "ad" in chunk else {})
     with pytest.raises(InvalidArgumentError, match=said):
         Classifier(EVEN, columns).hot(chunk)
@@ -156,7 +156,7 @@ def test_columns_that_are_no_ids_are_refused(chunk, said: str) -> None:
         ({"ad": "ads"}, {"ads": 1e9}, "expected rows >= 0, found 1000000000.0"),
     ],
 )
-def test_a_classifier_is_refused_that_could_not_work(columns, rows, said: str) -> None:
+def test_a_classifier_is_refused_that_could_not_work(columns, rows, said):
     with pytest.raises(InvalidArgumentError, match=said):
         Classifier(EVEN, columns, rows=rows)
 
@@ -195,7 +195,7 @@ COLUMNS = {"ad": "ads", "seen": "ads"}
 @given(stream=streams(), **settings_of_a_packer)
 def test_no_sample_is_lost_or_repeated_and_each_kind_keeps_its_order(
     stream, batch_size, window_batches, rate
-) -> None:
+):
     columns, hot, chunks = stream
     packer = Packer(Classifier(hot, COLUMNS), batch_size, window_batches=window_batches, rate=rate)
     given_samples = received = 0
@@ -245,7 +245,7 @@ def test_no_sample_is_lost_or_repeated_and_each_kind_keeps_its_order(
 @given(stream=streams(), lengths=st.lists(st.integers(0, 60), max_size=8), **settings_of_a_packer)
 def test_what_comes_out_does_not_depend_on_the_chunks(
     stream, lengths, batch_size, window_batches, rate
-) -> None:
+):
     columns, hot, chunks = stream
 
     def pack(chunks):
@@ -256,7 +256,7 @@ def test_what_comes_out_does_not_depend_on_the_chunks(
     assert alike(pack(chunks), pack(cut(columns, lengths)))
 
 
-def test_batches_are_the_receivers_own() -> None:
+def test_batches_are_the_receivers_own():
     """Who reads into the same arrays again changes no batch that was emitted or is held."""
     buffer = numbered(np.zeros(3))
 
@@ -269,7 +269,7 @@ def test_batches_are_the_receivers_own() -> None:
     np.testing.assert_array_equal(np.concatenate(numbers), np.arange(12))
 
 
-def test_a_packer_goes_on_with_the_kind_it_ended_with() -> None:
+def test_a_packer_goes_on_with_the_kind_it_ended_with():
     packer = even_packer(batch_size=2)
     assert [p.switch for p in packer.pack([numbered([0, 0])])] == [True]
     assert [p.switch for p in packer.pack([numbered([0, 0, 1, 1])])] == [False, True]
@@ -277,7 +277,7 @@ def test_a_packer_goes_on_with_the_kind_it_ended_with() -> None:
     assert (packer.stats.hot_samples, packer.stats.mixed_samples) == (4, 2)
 
 
-def test_a_stream_left_early_holds_nothing_in_the_next_one() -> None:
+def test_a_stream_left_early_holds_nothing_in_the_next_one():
     packer = even_packer(batch_size=2, window_batches=2)
     stream = packer.pack([numbered(np.zeros(20))])
     next(stream)
@@ -300,7 +300,7 @@ def test_a_stream_left_early_holds_nothing_in_the_next_one() -> None:
         (numbered([-1]), "column 'ad' of table 'ads': expected ids >= 0, found -1"),
     ],
 )
-def test_a_chunk_unlike_the_first_is_refused(chunk, said: str) -> None:
+def test_a_chunk_unlike_the_first_is_refused(chunk, said):
     packer = even_packer()
     with pytest.raises(InvalidArgumentError, match=said):
         list(packer.pack([numbered([0]), chunk]))
@@ -320,7 +320,7 @@ def test_a_chunk_unlike_the_first_is_refused(chunk, said: str) -> None:
         {"rate": "50"},
     ],
 )
-def test_a_packer_is_refused_that_could_not_work(options) -> None:
+def test_a_packer_is_refused_that_could_not_work(options):
     with pytest.raises(InvalidArgumentError, match=next(iter(options)).split("_")[0]):
         even_packer(**options)
 
@@ -333,7 +333,7 @@ def order(hot: int, mixed: int, rate: int, *, hot_first: bool = False) -> str:
     return "".join("h" if is_hot else "m" for is_hot in kinds)
 
 
-def test_phases_alternate_at_the_rate() -> None:
+def test_phases_alternate_at_the_rate():
     assert order(4, 4, 100) == "mmmmhhhh"
     assert order(4, 4, 50) == "mmhhmmhh"
     assert order(4, 4, 25) == "mhmhmhmh"
@@ -351,7 +351,7 @@ def test_phases_alternate_at_the_rate() -> None:
 )
 def test_a_window_is_ordered_completely_in_phases_no_longer_than_the_rate(
     hot, mixed, rate, hot_first
-) -> None:
+):
     kinds = order(hot, mixed, rate, hot_first=hot_first)
     assert (kinds.count("h"), kinds.count("m")) == (hot, mixed)
     phases = -(-100 // rate)
@@ -361,7 +361,7 @@ def test_a_window_is_ordered_completely_in_phases_no_longer_than_the_rate(
             assert max(map(len, kinds.split(other))) <= -(-total * rate // 100)
 
 
-def test_windows_meet_without_a_switch() -> None:
+def test_windows_meet_without_a_switch():
     ids = np.tile([0, 1], 40)  # Ten windows of two hot and two mixed batches.
     packer = even_packer(batch_size=2, window_batches=4, rate=100)
     kinds = "".join("h" if p.is_hot else "m" for p in packer.pack([numbered(ids)]))
@@ -369,7 +369,7 @@ def test_windows_meet_without_a_switch() -> None:
     assert packer.stats.switches == 10
 
 
-def test_the_rate_is_read_as_each_phase_begins() -> None:
+def test_the_rate_is_read_as_each_phase_begins():
     class Rates:
         def __init__(self) -> None:
             self.rate = 50
@@ -384,7 +384,7 @@ def test_the_rate_is_read_as_each_phase_begins() -> None:
         next(batch_kinds(8, 8, rates, hot_first=False))
 
 
-def test_a_loss_that_got_worse_halves_the_rate_down_to_one() -> None:
+def test_a_loss_that_got_worse_halves_the_rate_down_to_one():
     rate = LossRate()
     rate.report(0.5)
     found = []
@@ -394,7 +394,7 @@ def test_a_loss_that_got_worse_halves_the_rate_down_to_one() -> None:
     assert found == [25, 12, 6, 3, 1, 1, 1]
 
 
-def test_several_good_evaluations_in_a_row_double_the_rate_up_to_the_whole() -> None:
+def test_several_good_evaluations_in_a_row_double_the_rate_up_to_the_whole():
     rate = LossRate(start=20, raise_after=2)
     found = []
     for loss in (0.9, 0.8, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.3, 0.2, 0.1):
@@ -403,7 +403,7 @@ def test_several_good_evaluations_in_a_row_double_the_rate_up_to_the_whole() -> 
     assert found == [20, 20, 40, 40, 80, 80, 100, 100, 100, 50, 50, 100]
 
 
-def test_a_loss_that_is_no_number_is_worse_and_nothing_is_compared_with_it() -> None:
+def test_a_loss_that_is_no_number_is_worse_and_nothing_is_compared_with_it():
     rate = LossRate(raise_after=1)
     for loss, expected in ((float("nan"), 25), (0.5, 25), (float("inf"), 12), (0.4, 24)):
         rate.report(loss)
@@ -411,7 +411,7 @@ def test_a_loss_that_is_no_number_is_worse_and_nothing_is_compared_with_it() -> 
 
 
 @pytest.mark.parametrize(("start", "raise_after"), [(0, 4), (101, 4), (50, 0), (50.0, 4)])
-def test_a_loss_rate_is_refused_beyond_its_bounds(start, raise_after) -> None:
+def test_a_loss_rate_is_refused_beyond_its_bounds(start, raise_after):
     with pytest.raises(InvalidArgumentError):
         LossRate(start, raise_after=raise_after)
 
@@ -439,7 +439,7 @@ some_lists = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=40)
     size=st.integers(1, 5),
     window=st.integers(1, 4),
 )
-def test_ragged_columns_are_packed_as_lists_are(samples, lengths, size, window) -> None:
+def test_ragged_columns_are_packed_as_lists_are(samples, lengths, size, window):
     chunks = cut({"ad": ragged(samples), "number": np.arange(len(samples))}, lengths)
     packer = even_packer(size, window_batches=window)
     assert packer.empty_batch is None
@@ -456,7 +456,7 @@ def test_ragged_columns_are_packed_as_lists_are(samples, lengths, size, window) 
 
 
 @given(some_lists, st.data())
-def test_samples_of_a_ragged_column(samples, data) -> None:
+def test_samples_of_a_ragged_column(samples, data):
     column, count = ragged(samples), len(samples)
     places = data.draw(st.lists(st.integers(0, max(count - 1, 0)), max_size=9 if count else 0))
     begin, end = data.draw(st.integers(0, count)), data.draw(st.integers(0, count))
@@ -479,12 +479,12 @@ def test_samples_of_a_ragged_column(samples, data) -> None:
         (np.array([1]), np.array([], np.int64)),
     ],
 )
-def test_what_is_no_ragged_column_is_refused(values, offsets) -> None:
+def test_what_is_no_ragged_column_is_refused(values, offsets):
     with pytest.raises(InvalidArgumentError):
         Ragged(values, offsets)
 
 
-def test_ragged_columns_stay_so() -> None:
+def test_ragged_columns_stay_so():
     with pytest.raises(InvalidArgumentError, match=r"'ad': expected int64 ragged .* int64 \(1,\)"):
         [*even_packer().pack([{"ad": ragged([[1]])}, {"ad": np.array([1])}])]
     with pytest.raises(InvalidArgumentError, match="found float64"):

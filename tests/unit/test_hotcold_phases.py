@@ -42,13 +42,13 @@ def taken(phases: Phases) -> list[tuple[bool, list[list[int]]]]:
 
 
 @given(kinds=kinds_of_a_rank)
-def test_phases_of_one_rank_are_its_stretches_of_one_kind(kinds: list[bool]) -> None:
+def test_phases_of_one_rank_are_its_stretches_of_one_kind(kinds):
     numbers = iter(range(len(kinds)))
     wanted = [(kind, [[next(numbers)] for _ in group]) for kind, group in groupby(kinds)]
     assert taken(phases_of(kinds)) == wanted
 
 
-def test_hot_batches_that_no_push_takes_are_of_mixed_phases() -> None:
+def test_hot_batches_that_no_push_takes_are_of_mixed_phases():
     """Of one rank those that are too large, of several those that are too large together."""
     alone = taken(phases_of([True] * 10, bytes_max=7))
     assert [(is_hot, len(b)) for is_hot, b in alone] == [(True, 8), (False, 2)]
@@ -66,7 +66,7 @@ def test_hot_batches_that_no_push_takes_are_of_mixed_phases() -> None:
 
 @given(ranks=st.lists(kinds_of_a_rank, min_size=2, max_size=3))
 @settings(max_examples=60)
-def test_ranks_agree_and_lose_no_batch(ranks: list[list[bool]]) -> None:
+def test_ranks_agree_and_lose_no_batch(ranks):
     meeting = Meeting(len(ranks))
     with ThreadPoolExecutor(len(ranks)) as pool:
         found = list(
@@ -86,7 +86,7 @@ def test_ranks_agree_and_lose_no_batch(ranks: list[list[bool]]) -> None:
     assert all(0 < len(b) <= AGREED_BATCHES_MAX for _, b in found[0])
 
 
-def test_ranks_of_alike_streams_train_all_their_hot_batches_hot() -> None:
+def test_ranks_of_alike_streams_train_all_their_hot_batches_hot():
     kinds = ([True] * 70 + [False] * 30) * 2
     meeting = Meeting(2)
     with ThreadPoolExecutor(2) as pool:
@@ -97,7 +97,7 @@ def test_ranks_of_alike_streams_train_all_their_hot_batches_hot() -> None:
     assert sum(len(b) for is_hot, b in found[0] if is_hot) == 140
 
 
-def test_what_a_store_s_sessions_are_is_no_call() -> None:
+def test_what_a_store_s_sessions_are_is_no_call():
     class Sessions:
         is_embedded = False
 

@@ -20,12 +20,7 @@ from tests.conformance.backends import TINY
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
 ROWS, DIM = 4_000, 8
-T1 = {
-    "dim": DIM,
-    "rows": ROWS,
-    "optimizer": RowWiseAdagrad(0.1),
-    "initializer": Uniform(-1, 1),
-}
+T1 = {"dim": DIM, "rows": ROWS, "optimizer": RowWiseAdagrad(0.1), "initializer": Uniform(-1, 1)}
 CACHE_BYTES, LEVEL_TWO_BYTES = 90_000, 1 << 20
 
 

@@ -1,7 +1,5 @@
 """Who has replaced whom, and which files are the same in two stores."""
 
-from pathlib import Path
-
 import pytest
 
 from embstore.storage import lineage as lineages
@@ -11,7 +9,7 @@ from embstore.storage.lineage import NO_NUMBER, Lineage, Promotion
 A, B, C = (Promotion(name, n + 2, 10 * n, 100 * n) for n, name in enumerate("abc", 1))
 
 
-def test_a_promoted_standby_has_replaced_its_leader() -> None:
+def test_a_promoted_standby_has_replaced_its_leader():
     leader, standby = Lineage((A,)), Lineage((A,), below=50)
     promoted = standby.promoted(9, 7, "old:1", next_number=80)
     assert promoted.promotions[-1].first_number == 50  # what it wrote as a standby is its own
@@ -22,7 +20,7 @@ def test_a_promoted_standby_has_replaced_its_leader() -> None:
     assert not promoted.is_continued_by(promoted.promotions)
 
 
-def test_two_that_were_promoted_have_not_replaced_each_other() -> None:
+def test_two_that_were_promoted_have_not_replaced_each_other():
     one, other = Lineage((A, B)), Lineage((A, C))
     assert not one.is_continued_by(other.promotions)
     assert not other.is_continued_by(one.promotions)
@@ -42,13 +40,11 @@ def test_two_that_were_promoted_have_not_replaced_each_other() -> None:
         (Lineage((C,)), (B,), 200),
     ],
 )
-def test_files_below_a_number_are_the_same(
-    store: Lineage, leader: tuple[Promotion, ...], below: int
-) -> None:
+def test_files_below_a_number_are_the_same(store, leader, below):
     assert store.shared_below(leader) == below
 
 
-def test_a_lineage_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_lineage_is_read_as_it_was_written(tmp_path):
     files = Files(tmp_path)
     assert lineages.read(files) == Lineage()
     for lineage in (Lineage((A, B), 3, "host:1", "c"), Lineage((A,))):

@@ -1,9 +1,7 @@
 """Options are said once: who takes them by name has each, with its default and its text."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
 
 import pytest
 
@@ -19,9 +17,7 @@ from embstore.options import StoreOptions, descriptions
         (embstore.Store.session, RunOptions, {"self", "tables"}),
     ],
 )
-def test_each_option_is_taken_with_its_default_and_text(
-    function: Callable[..., Any], options: type[Any], others: set[str]
-) -> None:
+def test_each_option_is_taken_with_its_default_and_text(function, options, others):
     taken = inspect.signature(function).parameters
     assert {name: taken[name].default for name in taken if name not in others} == {
         f.name: f.default for f in fields(options)
@@ -29,5 +25,5 @@ def test_each_option_is_taken_with_its_default_and_text(
     assert inspect.getdoc(options) in inspect.getdoc(function)
 
 
-def test_every_option_of_a_store_is_described() -> None:
+def test_every_option_of_a_store_is_described():
     assert descriptions().keys() == {f.name for f in fields(StoreOptions)}

@@ -11,7 +11,7 @@ from embstore_client.origins import Origins
 
 
 @pytest.mark.parametrize(("epoch", "is_told"), [(1 + EPOCH_STEP, False), (2 + EPOCH_STEP, True)])
-def test_who_promotes_is_told_of_lost_commands_alone(epoch: int, is_told: bool) -> None:
+def test_who_promotes_is_told_of_lost_commands_alone(epoch, is_told):
     origins = Origins()
     origins.read(Context("store", 1, 7))
     with origins.beginning_epoch():

@@ -10,10 +10,9 @@ from embstore_server.access.principals import ANYBODY, Principal
 
 
 @pytest.mark.parametrize(
-    ("name", "owner"),
-    [("a:b", "a"), ("a:b:c", "a"), ("a", ""), ("", ""), (":a", ""), ("a:", "a")],
+    ("name", "owner"), [("a:b", "a"), ("a:b:c", "a"), ("a", ""), ("", ""), (":a", ""), ("a:", "a")]
 )
-def test_the_owner_stands_before_the_first_colon(name: str, owner: str) -> None:
+def test_the_owner_stands_before_the_first_colon(name, owner):
     assert owner_of(name) == owner
     assert owner_of(owned("x", name)) == "x"
     assert owned("", name) == name
@@ -27,7 +26,7 @@ def forgotten(ages: Ages, count: int) -> list[str]:
     return names
 
 
-def test_who_has_most_loses_the_oldest() -> None:
+def test_who_has_most_loses_the_oldest():
     ages = Ages(["q:1", "g:1", "g:2", "q:2", "g:3", "g:4"])
     ages.renew("g:1")
     assert forgotten(ages, 2) == ["g:2", "g:3"]
@@ -36,18 +35,18 @@ def test_who_has_most_loses_the_oldest() -> None:
     ages.drop("nobody's")
 
 
-def test_without_owners_the_oldest_is_forgotten() -> None:
+def test_without_owners_the_oldest_is_forgotten():
     ages = Ages(["a", "b", "c", "d"])
     ages.renew("b")
     assert forgotten(ages, 4) == ["a", "c", "d", "b"]
 
 
-def test_who_has_most_may_be_counted_otherwise() -> None:
+def test_who_has_most_may_be_counted_otherwise():
     ages = Ages(["q:1", "g:1", "q:2"])
     assert list(ages.to_forget({"q": 3, "g": 5})) == ["g:1", "q:1", "q:2"]
 
 
-def test_it_follows_from_the_order_alone() -> None:
+def test_it_follows_from_the_order_alone():
     """Ages that were made anew, of the names in their order, forget the same."""
     rng = random.Random(3)
     order: dict[str, None] = {}
@@ -64,7 +63,7 @@ def test_it_follows_from_the_order_alone() -> None:
             del order[oldest]
 
 
-def test_a_client_id_has_its_owner() -> None:
+def test_a_client_id_has_its_owner():
     names = ["a", "b", "a" * 64]
     ids = {
         (name, own): Principal(name, {}).origin(Origin(own, 1)).client_id
@@ -78,7 +77,7 @@ def test_a_client_id_has_its_owner() -> None:
     assert len(set.union(*owners.values())) == len(names) and "" not in set.union(*owners.values())
 
 
-def test_nobody_makes_oneself_an_owner() -> None:
+def test_nobody_makes_oneself_an_owner():
     """Nor takes the calls of another client by an id like a hash."""
     forged = Principal("a", {}).origin(Origin("c", 1)).client_id
     assert Principal("b", {}).origin(Origin(forged, 1)).client_id != forged

@@ -12,11 +12,7 @@ import pytest
 
 from embstore import commands as c
 from embstore.config import Adagrad
-from embstore.errors import (
-    DeadlineError,
-    InvalidArgumentError,
-    WritesPausedError,
-)
+from embstore.errors import DeadlineError, InvalidArgumentError, WritesPausedError
 from embstore.handles.store import Store
 from embstore_client.boundary import pause_all
 from tests.clusters import Cluster, table
@@ -55,7 +51,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_what_writes_is_refused_and_the_rest_goes_on(cluster: Cluster, write: str) -> None:
+def test_what_writes_is_refused_and_the_rest_goes_on(cluster, write):
     shard = alone(cluster)
     shard.table("a").update(KEYS, ONES)
     shard.checkpoint("kept")
@@ -74,7 +70,7 @@ def test_what_writes_is_refused_and_the_rest_goes_on(cluster: Cluster, write: st
     assert shard.command == before[1] + 1
 
 
-def test_nothing_is_applied_after_the_answer(cluster: Cluster) -> None:
+def test_nothing_is_applied_after_the_answer(cluster):
     shard, ended = alone(cluster), threading.Event()
 
     def write() -> int:
@@ -100,7 +96,7 @@ def test_nothing_is_applied_after_the_answer(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_a_pause_outlives_the_process(cluster: Cluster, is_killed: bool) -> None:
+def test_a_pause_outlives_the_process(cluster, is_killed):
     alone(cluster).table("a").update(KEYS, ONES)
     alone(cluster).pause_writes("mover")
     if is_killed:
@@ -116,7 +112,7 @@ def test_a_pause_outlives_the_process(cluster: Cluster, is_killed: bool) -> None
     alone(cluster).table("a").update(KEYS, ONES)
 
 
-def test_only_a_paused_shard_takes_a_map_that_moves_partitions(cluster: Cluster) -> None:
+def test_only_a_paused_shard_takes_a_map_that_moves_partitions(cluster):
     shard, owners = alone(cluster), cluster.map.owners
     moved = replace(cluster.map, version=2, owners=(1 - owners[0], *owners[1:]))
     with pytest.raises(InvalidArgumentError, match="only addresses may change"):
@@ -127,7 +123,7 @@ def test_only_a_paused_shard_takes_a_map_that_moves_partitions(cluster: Cluster)
     assert shard.server_info().shard_map == moved
 
 
-def test_a_step_that_waits_for_ranks_is_not_applied(cluster: Cluster) -> None:
+def test_a_step_that_waits_for_ranks_is_not_applied(cluster):
     """It is refused to all who have sent it, and stays open for another try."""
     shard = alone(cluster)
     sessions = shard.sessions
@@ -156,7 +152,7 @@ def test_a_step_that_waits_for_ranks_is_not_applied(cluster: Cluster) -> None:
     assert [(p.session, p.step) for p in shard.pause_writes("mover").places] == [("s", 1)]
 
 
-def test_clients_wait_until_writes_are_taken(cluster: Cluster) -> None:
+def test_clients_wait_until_writes_are_taken(cluster):
     """Shard 0 has its part of the update, which is not sent to it again."""
     store = cluster.store()
     alone(cluster, 1).pause_writes("mover")
@@ -169,7 +165,7 @@ def test_clients_wait_until_writes_are_taken(cluster: Cluster) -> None:
     assert t_of(cluster) == [1, 1]
 
 
-def test_shards_that_stay_apart_are_let_go_on(cluster: Cluster) -> None:
+def test_shards_that_stay_apart_are_let_go_on(cluster):
     alone(cluster).table("a").update(KEYS, ONES)
     pauses: list[float] = []
     with pytest.raises(DeadlineError, match="at different ones 3 times"):
@@ -178,7 +174,7 @@ def test_shards_that_stay_apart_are_let_go_on(cluster: Cluster) -> None:
     assert [engine.shard.paused_by for engine in cluster.shards() if engine.shard] == ["", ""]
 
 
-def test_a_store_of_all_shards_pauses_all(cluster: Cluster) -> None:
+def test_a_store_of_all_shards_pauses_all(cluster):
     store = cluster.store(timeout_s=0.05)
     store.table("a").update(KEYS, ONES)
     assert store.pause_writes("operator").tables[0].t == 1

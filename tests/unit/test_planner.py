@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from embstore.lookahead.planner import Planner
 
 
@@ -26,9 +24,7 @@ class Trainer:
         return False
 
 
-def test_a_pause_that_ends_while_work_is_looked_for_is_not_missed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pause_that_ends_while_work_is_looked_for_is_not_missed(monkeypatch):
     sessions: Any = {"run": Trainer()}
     planner = Planner(SimpleNamespace(), sessions)  # type: ignore[arg-type]
     planner.end_expired = lambda: None

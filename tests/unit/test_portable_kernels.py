@@ -56,9 +56,7 @@ def run(folder: Path, **variables: str) -> str:
     return done.stdout.strip()
 
 
-def test_another_process_takes_what_was_compiled_unless_it_is_damaged(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_another_process_takes_what_was_compiled_unless_it_is_damaged(tmp_path, tmp_path_factory):
     """A disk that was full, or lost power, must not keep a server from its start."""
     folder = tmp_path / "portable"
     folder.mkdir()
@@ -90,8 +88,8 @@ def test_another_process_takes_what_was_compiled_unless_it_is_damaged(
 
 
 def test_code_of_one_processor_and_of_a_package_that_is_read_only_is_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     (tmp_path / "file").write_text("no folder")
     kernel, own = kernels()[KERNEL], tmp_path / "own" / "embstore" / "kernels"
     monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
@@ -105,9 +103,7 @@ def test_code_of_one_processor_and_of_a_package_that_is_read_only_is_the_users(
     assert cached.kept(kernel) == b"code of v2"
 
 
-def test_a_disk_that_takes_nothing_costs_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
@@ -115,24 +111,20 @@ def test_a_disk_that_takes_nothing_costs_a_warning(
     assert "could not be kept" in caplog.text
 
 
-def test_a_processor_below_the_level_compiles_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_below_the_level_compiles_for_itself(monkeypatch):
     assert cached.is_portable()
     monkeypatch.setattr(cached, "processor_features", lambda: cached.FEATURES - {"avx2"})
     assert not cached.is_portable()
 
 
 @pytest.mark.parametrize("program", ["import os; os._exit(9)", "raise SystemExit"])
-def test_processes_that_end_are_an_error_that_says_so(
-    program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_end_are_an_error_that_says_so(program, monkeypatch):
     monkeypatch.setattr(compiling, "_PROGRAM", program)
     with pytest.raises(EmbstoreError, match=f"compiled .*{KERNEL} ended with status"):
         list(compiling.compiled([kernels()[KERNEL]]))
 
 
-def test_a_kernel_that_takes_long_is_said_to_be_compiled_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_takes_long_is_said_to_be_compiled_still(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "go")
     monkeypatch.setattr(compiling, "_SPOKEN_EVERY_S", 0.01)
     program = f"open({str(tmp_path / 'go')!r}).close(); {compiling._PROGRAM}"
@@ -150,9 +142,7 @@ def test_a_kernel_that_takes_long_is_said_to_be_compiled_still(
     assert said >= 3
 
 
-def test_a_kernel_that_one_process_fails_at_is_compiled_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_one_process_fails_at_is_compiled_by_another(tmp_path, monkeypatch):
     mark = tmp_path / "mark"
     once = f"import os; os.path.exists({str(mark)!r}) or (open({str(mark)!r}, 'w'), os._exit(9));"
     monkeypatch.setattr(compiling, "_PROGRAM", f"{once} {compiling._PROGRAM}")
@@ -162,14 +152,14 @@ def test_a_kernel_that_one_process_fails_at_is_compiled_by_another(
     assert (found, cached.kept(kernel)) == (kernel, code)
 
 
-def test_without_processes_this_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_processes_this_one_compiles(monkeypatch):
     monkeypatch.setattr(compiling, "object_code", lambda kernel: b"made here")
     monkeypatch.setattr(sys, "executable", "")
     kernel = kernels()[KERNEL]
     assert list(compiling.compiled([kernel])) == [(kernel, b"made here")]
 
 
-def test_every_kernel_is_found() -> None:
+def test_every_kernel_is_found():
     sources = [path for name in ("embstore", "server") for path in (ROOT / name).rglob("*.py")]
     named = re.findall(r"^@kernel$", "".join(path.read_text("utf-8") for path in sources), re.M)
     assert len(kernels()) == len(named)
@@ -192,12 +182,12 @@ INVERSE, VALUES = np.array([0, 1, 0], np.int32), np.ones((3, 3), np.float32)
         ((INVERSE, np.zeros(37, np.uint8)[1:].view(np.float32).reshape(3, 3), SUMS), "argument 2"),
     ],
 )
-def test_a_kernel_refuses_arrays_of_another_type(arguments: tuple[object, ...], found: str) -> None:
+def test_a_kernel_refuses_arrays_of_another_type(arguments, found):
     with pytest.raises(TypeError, match=found):
         _sum_by_key(*arguments)  # type: ignore[arg-type]
 
 
-def test_a_kernel_takes_what_it_reads_read_only_and_writes_to_no_such_array() -> None:
+def test_a_kernel_takes_what_it_reads_read_only_and_writes_to_no_such_array():
     values, sums = VALUES.copy(), SUMS.copy()
     values.flags.writeable = False
     _sum_by_key(INVERSE, values.view(np.recarray), sums)
@@ -207,7 +197,7 @@ def test_a_kernel_takes_what_it_reads_read_only_and_writes_to_no_such_array() ->
         _sum_by_key(INVERSE, values, sums)
 
 
-def test_a_kernel_refuses_numbers_of_another_kind() -> None:
+def test_a_kernel_refuses_numbers_of_another_kind():
     count_absent = kernels()[KERNEL]
     addresses = np.zeros(1, np.uint64)
     assert count_absent(addresses, np.int32(1)) == 0

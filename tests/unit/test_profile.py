@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidArgumentError, StorageError
-from embstore.profiles.profile import (
-    Profile,
-    Samples,
-    TableProfile,
-    spatial_hash,
-    spatial_limit,
-)
+from embstore.profiles.profile import Profile, Samples, TableProfile, spatial_hash, spatial_limit
 from tests.unit.profile_samples import (
     archive_of,
     int64s,

@@ -48,25 +48,25 @@ def criteo_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_criteo_columns_by_name_and_by_number(criteo_file: Path) -> None:
+def test_criteo_columns_by_name_and_by_number(criteo_file):
     [chunk] = only(criteo_file, "C1", "26", "c2")
     assert [column.ids.tolist() for column in chunk.columns] == [[101, 0], [126, 126], [102, 102]]
     assert chunk.samples == 2
     assert chunk.file_bytes == criteo_file.stat().st_size
 
 
-def test_criteo_without_columns_has_all(criteo_file: Path) -> None:
+def test_criteo_without_columns_has_all(criteo_file):
     [chunk] = only(criteo_file)
     assert [int(column.ids[0]) for column in chunk.columns] == list(range(101, 127))
 
 
 @pytest.mark.parametrize("name", ["C0", "C27", "0", "27", "C", "x", "C1x", "-1", ""])
-def test_criteo_has_no_such_column(criteo_file: Path, name: str) -> None:
+def test_criteo_has_no_such_column(criteo_file, name):
     with pytest.raises(InvalidArgumentError, match=r"day\.tsv: expected a column from C1 to C26"):
         open_files([criteo_file], [name])
 
 
-def test_a_bad_line_is_named_with_its_file(tmp_path: Path) -> None:
+def test_a_bad_line_is_named_with_its_file(tmp_path):
     path = tmp_path / "bad.tsv"
     path.write_text(LINE * 3 + "1\t2\n")
     with pytest.raises(InvalidArgumentError, match=r"bad\.tsv, line 4: expected 40 fields"):
@@ -74,7 +74,7 @@ def test_a_bad_line_is_named_with_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absent", "folder", "empty"])
-def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+def test_files_that_cannot_be_read(tmp_path, kind):
     path = tmp_path / kind
     if kind == "folder":
         path.mkdir()
@@ -87,7 +87,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
 # Parquet
 
 
-def test_parquet_columns_of_integers(tmp_path: Path) -> None:
+def test_parquet_columns_of_integers(tmp_path):
     path = write_parquet(
         tmp_path / "f",
         a=pa.array([3, 1, 2], pa.int32()),
@@ -102,7 +102,7 @@ def test_parquet_columns_of_integers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", [pa.list_(pa.int64()), pa.large_list(pa.int16()), pa.list_(pa.int32(), 2)]
 )
-def test_parquet_columns_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
+def test_parquet_columns_of_lists(tmp_path, kind):
     fixed = pa.types.is_fixed_size_list(kind)
     lists = [[1, 2], [3, 4], [5, 6]] if fixed else [[1, 2], [], [3]]
     [chunk] = only(write_parquet(tmp_path / "f", a=pa.array(lists, kind)), "a")
@@ -111,7 +111,7 @@ def test_parquet_columns_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
     assert [column.ids[low:high].tolist() for low, high in pairwise(column.offsets)] == lists
 
 
-def test_parquet_is_read_in_chunks(tmp_path: Path) -> None:
+def test_parquet_is_read_in_chunks(tmp_path):
     ids = skewed(40_000, 1000)
     path = tmp_path / "f"
     parquet.write_table(pa.table({"a": ids}), path, row_group_size=15_000)
@@ -133,20 +133,20 @@ def test_parquet_is_read_in_chunks(tmp_path: Path) -> None:
         (pa.array([], pa.int64()), "expected at least one row, found none"),
     ],
 )
-def test_parquet_columns_that_are_refused(tmp_path: Path, column: pa.Array, said: str) -> None:
+def test_parquet_columns_that_are_refused(tmp_path, column, said):
     path = write_parquet(tmp_path / "file.parquet", a=column)
     with pytest.raises(InvalidArgumentError, match=rf"file\.parquet.*{said}"):
         only(path, "a")
 
 
-def test_parquet_with_a_column_twice(tmp_path: Path) -> None:
+def test_parquet_with_a_column_twice(tmp_path):
     path = tmp_path / "f"
     parquet.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
     with pytest.raises(InvalidArgumentError, match="found 2 of that name"):
         only(path, "a")
 
 
-def test_damaged_parquet(tmp_path: Path) -> None:
+def test_damaged_parquet(tmp_path):
     whole = write_parquet(tmp_path / "whole", a=skewed(50_000, 1 << 40)).read_bytes()
     path = tmp_path / "cut"
     for length in (4, 100, len(whole) // 2, len(whole) - 1):
@@ -161,13 +161,13 @@ def test_damaged_parquet(tmp_path: Path) -> None:
 # Curves, sizes, plots
 
 
-def test_sizes_looked_at() -> None:
+def test_sizes_looked_at():
     assert sizes.looked_at(1000).tolist() == [64, 100, 200, 300, 500, 1000]
     assert sizes.looked_at(10**6)[:6].tolist() == [100, 200, 300, 500, 1000, 2000]
     assert sizes.looked_at(3).tolist() == [3]
 
 
-def test_slots_for_a_target() -> None:
+def test_slots_for_a_target():
     slots, rates = [10, 100, 1000], [0.2, 0.4, 0.8]
     assert sizes.slots_for(0.1, slots, rates) == 10
     assert sizes.slots_for(0.4, slots, rates) == 100
@@ -179,7 +179,7 @@ def test_slots_for_a_target() -> None:
 
 
 @pytest.mark.parametrize("dim", [4, 16, 100])
-def test_cache_bytes_give_the_slots_that_were_asked_for(tmp_path: Path, dim: int) -> None:
+def test_cache_bytes_give_the_slots_that_were_asked_for(tmp_path, dim):
     slots = 5000
     cache_bytes = sizes.cache_bytes(Layout(dim, 1, "rowwise_adagrad"), slots)
     with embstore.open(tmp_path / "store", device="cpu", cache_bytes=cache_bytes) as store:
@@ -207,9 +207,7 @@ def curves_plot(count: int = 2, *, x_is_share: bool = True) -> plots.Plot:
     )
 
 
-def test_text_plot_fits_a_small_terminal_and_names_its_curves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_text_plot_fits_a_small_terminal_and_names_its_curves(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")  # as it is piped, it is of one size everywhere
     text = plots.text(curves_plot())
     lines = text.splitlines()

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +43,7 @@ def skewed(samples: int, rows: int, seed: int = 1) -> Ids:
     return (rows * rng.random(samples) ** 3).astype(np.int64)
 
 
-def test_counts_of_tables_with_several_columns() -> None:
+def test_counts_of_tables_with_several_columns():
     one, lists, other = skewed(500, 50), [[i % 7] * (i % 4) for i in range(500)], skewed(500, 9, 2)
     counting = Counting(("a", "a", "b"), rows={"b": 9})
     counter, profile = profiled([Column(one), ragged(lists), Column(other)], counting, [100, 101])
@@ -58,7 +57,7 @@ def test_counts_of_tables_with_several_columns() -> None:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_profile_does_not_depend_on_how_the_stream_is_cut(data: st.DataObject) -> None:
+def test_a_profile_does_not_depend_on_how_the_stream_is_cut(data):
     samples = data.draw(st.integers(1, 300))
     lists = data.draw(
         st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=samples, max_size=samples)
@@ -78,7 +77,7 @@ def test_a_profile_does_not_depend_on_how_the_stream_is_cut(data: st.DataObject)
     assert Profile.from_bytes(cut.to_bytes()).to_bytes() == cut.to_bytes()
 
 
-def test_a_sample_is_counted_or_not_as_a_whole() -> None:
+def test_a_sample_is_counted_or_not_as_a_whole():
     ids = np.arange(20_000)
     counting = Counting(("a", "b"), rate=0.05, seed=3)
     counter, profile = profiled([Column(ids), Column(ids)], counting)
@@ -94,7 +93,7 @@ def test_a_sample_is_counted_or_not_as_a_whole() -> None:
     assert profile.trace.access_total == 40_000, "calls are recorded from all samples"
 
 
-def test_a_higher_rate_counts_more_of_the_same_samples() -> None:
+def test_a_higher_rate_counts_more_of_the_same_samples():
     ids = Column(np.arange(5000))
     counted = [
         set(profiled([ids], Counting(("a",), rate=rate))[1].tables["a"].keys.tolist())
@@ -103,7 +102,7 @@ def test_a_higher_rate_counts_more_of_the_same_samples() -> None:
     assert counted[0] < counted[1] < counted[2] == set(range(5000))
 
 
-def test_kept_samples_are_whole_and_uniform() -> None:
+def test_kept_samples_are_whole_and_uniform():
     ids = np.arange(200_000)
     counting = Counting(("a", "b"), rate=0.01)
     _, profile = profiled([Column(ids), Column(ids + 7)], counting, range(0, 200_000, 8192))
@@ -121,7 +120,7 @@ def test_kept_samples_are_whole_and_uniform() -> None:
 
 
 @pytest.mark.parametrize("lists", [[[], []], []])
-def test_streams_without_an_id(lists: Lists) -> None:
+def test_streams_without_an_id(lists):
     _, profile = profiled([ragged(lists)], Counting(("a",)))
     assert profile.samples is None
     assert profile.tables["a"].accesses == 0
@@ -129,7 +128,7 @@ def test_streams_without_an_id(lists: Lists) -> None:
     assert "0%" in plots.text(coverage_plot(profile, by_table=True))
 
 
-def test_recorded_calls_are_batches_of_the_stream() -> None:
+def test_recorded_calls_are_batches_of_the_stream():
     a, b = skewed(1000, 40), [[i % 3] * (i % 3) for i in range(1000)]
     columns = [Column(a), ragged(b)]
     _, profile = profiled(columns, Counting(("a", "b"), batch=300), [10, 299, 301, 950])
@@ -146,7 +145,7 @@ def test_recorded_calls_are_batches_of_the_stream() -> None:
     assert (trace.calls, trace.unique_total, trace.access_total) == (4, len(true), true.total())
 
 
-def test_ids_modulo_the_rows_of_a_table() -> None:
+def test_ids_modulo_the_rows_of_a_table():
     ids = np.array([5, 105, 2**62, 7, -1])
     _, profile = profiled([Column(ids)], Counting(("a",), hash_rows={"a": 100}))
     assert profile.tables["a"].keys.tolist() == sorted({5, 7, 2**62 % 100, 99})
@@ -161,7 +160,7 @@ def test_ids_modulo_the_rows_of_a_table() -> None:
         ([1 << 40], {}, "table 'a': expected ids below 1099511627776, found 1099511627776"),
     ],
 )
-def test_ids_that_are_no_keys(ids: list[int], extra: dict[str, Any], said: str) -> None:
+def test_ids_that_are_no_keys(ids, extra, said):
     counter = SampleCounter(Counting(("b", "a"), **extra))
     columns = Column(np.zeros(len(ids), np.int64)), Column(np.array(ids))
     with pytest.raises(InvalidArgumentError, match=f"FILE, rows 0 to 1: {said}"):
@@ -186,12 +185,12 @@ def test_ids_that_are_no_keys(ids: list[int], extra: dict[str, Any], said: str) 
         ({"rows": {"a": 5}, "hash_rows": {"a": 5}}, "found them with and without hashing"),
     ],
 )
-def test_countings_that_are_refused(extra: dict[str, Any], said: str) -> None:
+def test_countings_that_are_refused(extra, said):
     with pytest.raises(InvalidArgumentError, match=said):
         Counting(("a",), **extra)
 
 
-def test_memory_is_bounded_when_a_sketch_counts() -> None:
+def test_memory_is_bounded_when_a_sketch_counts():
     counter, profile = profiled(
         [Column(np.arange(400_000))], Counting(("a",), keys_max=1000), range(0, 400_000, 5000)
     )
@@ -201,7 +200,7 @@ def test_memory_is_bounded_when_a_sketch_counts() -> None:
     assert counter.memory_bytes < 64 << 20
 
 
-def test_coverage_over_all_tables() -> None:
+def test_coverage_over_all_tables():
     columns = [Column(np.repeat([0, 1], [90, 10])), Column(np.repeat([0, 1, 2], [50, 30, 20]))]
     _, profile = profiled(columns, Counting(("a", "b"), rows={"a": 7, "b": 3}))
     shares = np.array([0.0, 0.1, 0.2, 0.3, 1.0])
@@ -225,9 +224,7 @@ def by_hash(samples: int) -> list[int]:
 
 
 @pytest.mark.parametrize("place", [0, 1, 500, 4999])
-def test_one_long_list_leaves_the_other_samples(
-    place: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_long_list_leaves_the_other_samples(place, monkeypatch):
     """All were kept as wide as the longest list: with one of 4 million ids, one sample was left."""
     monkeypatch.setattr(count, "SAMPLE_IDS_MAX", 20_000)
     lists = [[i % 7] * 3 for i in range(5000)]
@@ -240,11 +237,8 @@ def test_one_long_list_leaves_the_other_samples(
     assert hot_coverage(hot_set, profile).samples == pytest.approx(1, abs=1e-3)
 
 
-@given(
-    lists=st.lists(st.lists(st.just(1), max_size=30), max_size=60),
-    data=st.data(),
-)
-def test_kept_lists_are_those_of_the_smallest_hashes(lists: Lists, data: st.DataObject) -> None:
+@given(lists=st.lists(st.lists(st.just(1), max_size=30), max_size=60), data=st.data())
+def test_kept_lists_are_those_of_the_smallest_hashes(lists, data):
     cuts = data.draw(st.lists(st.integers(0, len(lists)), max_size=6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(count, "SAMPLES_MAX", 10)

@@ -8,28 +8,16 @@ import numpy as np
 import pytest
 
 import embstore
-from embstore import Adam, InvalidArgumentError, RowWiseAdagrad, Uniform
-from embstore.device.gpu import GpuDevice
+from embstore import Adam, InvalidArgumentError
 from embstore.handles.sessions import BagGradients, SomeGradients, StepBags
 from tests.kernels.emulation.callers import CallersArray
-from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.unit import device_trainers
+from tests.unit.device_trainers import ROWS, Arrays, digests, in_ranks, opened
 
-ROWS, KEYS, STEPS = 300, 60, 4
-TABLES = {"a": (12, RowWiseAdagrad(0.1)), "b": (5, Adam(0.1)), "c": (12, Adam(0.2))}
+KEYS, STEPS = 60, 4
+TABLES = device_trainers.TABLES | {"c": (12, Adam(0.2))}
 OFFSETS = np.linspace(0, KEYS, 9).astype(np.int64)
-FORMS = ("keys", "unique", "bags", "some", "occurrences", "few tables")
-
-
-def opened(path, device="gpu", durability="checkpoint"):
-    how = {} if device == "cpu" else {"device": GpuDevice(EmulatedRuntime(), 1)}
-    store = embstore.open(path, cache_bytes=1 << 20, durability=durability, **how)
-    for name, (dim, optimizer) in TABLES.items():
-        store.create_table(
-            name, dim=dim, rows=ROWS, optimizer=optimizer, initializer=Uniform(-1, 1), seed=3
-        )
-    if device != "cpu":
-        store.executor.device.runtime.turn = store.executor.tables.frame.turn
-    return store
+FORMS = (*device_trainers.FORMS, "few tables")
 
 
 def batches(rank):
@@ -37,20 +25,7 @@ def batches(rank):
     return [{n: np.minimum(rng.zipf(1.3, KEYS), ROWS) - 1 for n in TABLES} for _ in range(STEPS)]
 
 
-class Arrays:
-    """Makes a rank's arrays: of the host, of the device, or of each in turn."""
-
-    def __init__(self, store, where):
-        self._runtime, self._where = getattr(store.executor.device, "runtime", None), where
-        self._count = 0
-
-    def __call__(self, content):
-        self._count += 1
-        is_there = self._where == "device" or (self._where == "mixed" and self._count % 2)
-        return CallersArray.of(self._runtime, content) if is_there else content
-
-
-def update(step, form, array):
+def update(step, form, array, rank):
     """Finish a step by gradients of keys, of distinct ones, of some, of bags, of occurrences."""
     inverse = {name: of for name, (_, of) in step.lookup_unique().items()}
     rng = np.random.default_rng(step.number)
@@ -80,7 +55,6 @@ def update(step, form, array):
 
 def train(store, where, form, *, ranks=2, body=update, **session):
     """Train in so many ranks, each in a thread; return what each of them raised."""
-    raised = [None] * ranks
 
     def train_rank(rank):
         here = where if isinstance(where, str) else where[rank]
@@ -88,21 +62,11 @@ def train(store, where, form, *, ranks=2, body=update, **session):
         try:
             with store.session(tables=[*TABLES], **how, **session) as run:
                 for step in run.steps(batches(rank), keys=lambda batch: batch):
-                    body(step, form, array)
+                    body(step, form, array, rank)
         except InvalidArgumentError as exc:
-            raised[rank] = exc
+            return exc
 
-    others = [threading.Thread(target=train_rank, args=(rank,)) for rank in range(1, ranks)]
-    for other in others:
-        other.start()
-    train_rank(0)
-    for other in others:
-        other.join()
-    return raised
-
-
-def digests(store):
-    return {name: store.table(name).digest() for name in TABLES}
+    return in_ranks(train_rank, ranks)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +75,7 @@ def wanted(tmp_path_factory):
     found = {}
     for form in FORMS:
         for ranks in (2, 3):
-            with opened(tmp_path_factory.mktemp("cpu"), "cpu") as store:
+            with opened(tmp_path_factory.mktemp("cpu"), "cpu", TABLES) as store:
                 assert train(store, "host", form, ranks=ranks) == [None] * ranks
                 found[form, ranks] = digests(store)
     return found
@@ -120,20 +84,20 @@ def wanted(tmp_path_factory):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", ["device", "mixed", ("host", "device", "mixed")])
 def test_one_digest_wherever_ranks_have_their_gradients(tmp_path, wanted, where, form):
-    with opened(tmp_path) as store:
+    with opened(tmp_path, tables=TABLES) as store:
         assert train(store, where, form, ranks=3) == [None] * 3
         assert digests(store) == wanted[form, 3]
 
 
 @pytest.mark.parametrize("planner", ["group:3", "window"])
 def test_one_digest_for_every_planner(tmp_path, wanted, planner):
-    with opened(tmp_path) as store:
+    with opened(tmp_path, tables=TABLES) as store:
         train(store, "device", "keys", planner=planner, rows="device")
         assert digests(store) == wanted["keys", 2]
 
 
 def test_what_is_logged_is_the_same_update(tmp_path, wanted):
-    with opened(tmp_path / "store", durability="commands") as store:
+    with opened(tmp_path / "store", tables=TABLES, durability="commands") as store:
         train(store, "device", "occurrences")
         assert digests(store) == wanted["occurrences", 2]
         log = store.executor.log
@@ -145,9 +109,9 @@ def test_what_is_logged_is_the_same_update(tmp_path, wanted):
 
 
 def test_a_rank_is_told_of_its_own_gradients_and_may_skip(tmp_path):
-    def body(step, form, array):
+    def body(step, form, array, rank):
         step.lookup_unique()
-        if form == "told" and threading.current_thread() is not threading.main_thread():
+        if form == "told" and rank:
             given = np.ones((KEYS, 12), np.float32)
             given[3, 1] = np.nan
             wrong = np.unique(batches(1)[step.number - 1]["a"][3])
@@ -155,7 +119,7 @@ def test_a_rank_is_told_of_its_own_gradients_and_may_skip(tmp_path):
                 step.update({"a": array(given)})
         step.skip()
 
-    with opened(tmp_path) as store:
+    with opened(tmp_path, tables=TABLES) as store:
         assert train(store, "device", "told", body=body) == [None, None]
         assert store.table("a").t == 0
 
@@ -164,12 +128,12 @@ def test_a_rank_is_told_of_its_own_gradients_and_may_skip(tmp_path):
 def test_sums_that_rule_9_refuses_are_skipped_by_all_ranks(tmp_path, bad):
     seen = []
 
-    def body(step, form, array):
+    def body(step, form, array, rank):
         step.lookup_unique()
         given = np.full((KEYS, 12), bad, np.float32)
         seen.append(step.update({"a": array(given)}, on_nonfinite="skip").skipped)
 
-    with opened(tmp_path) as store:
+    with opened(tmp_path, tables=TABLES) as store:
         assert train(store, "device", "", body=body) == [None, None]
         assert store.table("a").t == 0
     assert seen == [True] * 2 * STEPS
@@ -177,7 +141,7 @@ def test_sums_that_rule_9_refuses_are_skipped_by_all_ranks(tmp_path, bad):
 
 def test_gradients_of_ranks_do_not_come_to_the_host(tmp_path):
     """Of keys their numbers come; nothing of a row, and nothing goes back up."""
-    with opened(tmp_path) as store:
+    with opened(tmp_path, tables=TABLES) as store:
         runtime, sessions = store.executor.device.runtime, store.sessions
         sessions.open("job", [*TABLES], world_size=2)
         keys = {name: np.arange(ROWS) for name in TABLES}

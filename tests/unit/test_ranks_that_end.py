@@ -42,9 +42,7 @@ def train(
         step.update({"a": (KEYS, np.ones((2, 2), np.float32))})
 
 
-def test_a_loop_ends_before_those_of_other_ranks_and_its_place_is_that_of_all(
-    store: Store,
-) -> None:
+def test_a_loop_ends_before_those_of_other_ranks_and_its_place_is_that_of_all(store):
     first, second = Steps("forget"), Steps("forget")
     has_left = threading.Event()
 
@@ -68,7 +66,7 @@ def test_a_loop_ends_before_those_of_other_ranks_and_its_place_is_that_of_all(
     assert store.sessions.stats() == []
 
 
-def test_what_became_of_the_other_ranks_is_told_where_they_are_waited_for(store: Store) -> None:
+def test_what_became_of_the_other_ranks_is_told_where_they_are_waited_for(store):
     steps = Steps("forget")
     never = {"ranks": Ranks(0, 2), "name": "run", "rank_timeout_ms": 100}
     assert list(steps.ahead(store, ["a"], [], **never)) == []
@@ -95,7 +93,7 @@ def finish_alone(store: Store, member: str) -> None:
     assert done.t == {"a": 1}
 
 
-def test_a_rank_without_more_steps_may_fall_silent(store: Store, members: list[str]) -> None:
+def test_a_rank_without_more_steps_may_fall_silent(store, members):
     sessions = engine_of(store).sessions
     with sessions._planner.changed:
         sessions._registry.sessions["run"].ranks[0].deadline = 0.0
@@ -110,7 +108,7 @@ def test_a_rank_without_more_steps_may_fall_silent(store: Store, members: list[s
     assert store.sessions.stats() == []
 
 
-def test_the_process_of_a_rank_without_more_steps_may_end(store: Store, members: list[str]) -> None:
+def test_the_process_of_a_rank_without_more_steps_may_end(store, members):
     sessions = engine_of(store).sessions
     for rank, process in ((0, 10), (1, 11)):
         for _ in range(2):
@@ -123,7 +121,7 @@ def test_the_process_of_a_rank_without_more_steps_may_end(store: Store, members:
         store.sessions.renew(members[1])
 
 
-def test_the_silence_of_the_last_rank_ends_the_session(store: Store, members: list[str]) -> None:
+def test_the_silence_of_the_last_rank_ends_the_session(store, members):
     store.sessions.announce(members[1], {}, is_last=True)
     store.sessions.close(members[1])
     sessions = engine_of(store).sessions
@@ -135,7 +133,7 @@ def test_the_silence_of_the_last_rank_ends_the_session(store: Store, members: li
         store.sessions.renew(members[0])
 
 
-def test_who_waits_for_a_rank_that_has_left_is_told_so(store: Store) -> None:
+def test_who_waits_for_a_rank_that_has_left_is_told_so(store):
     store.sessions.open("run", ["a"], world_size=2, rank_timeout_ms=100)
     left, member = (store.sessions.join("run", rank).member for rank in range(2))
     store.sessions.close(left)

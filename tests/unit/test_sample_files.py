@@ -2,7 +2,6 @@
 
 import gzip
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +44,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("ending", PACKED)
-def test_packed_criteo(day: Path, ending: str) -> None:
+def test_packed_criteo(day, ending):
     found = chunks_of(packed(day, ending))
     assert ids(found) == ids(chunks_of(day))
     assert sum(chunk.file_bytes for chunk in found) == packed(day, ending).stat().st_size
@@ -53,14 +52,14 @@ def test_packed_criteo(day: Path, ending: str) -> None:
     assert [len(block) for block in blocks] == [1000, 500]
 
 
-def test_a_packed_file_of_several_parts(day: Path) -> None:
+def test_a_packed_file_of_several_parts(day):
     lines = day.read_bytes().splitlines(keepends=True)
     path = day.with_name("parts.tsv.gz")
     path.write_bytes(b"".join(gzip.compress(b"".join(part)) for part in (lines[:9], lines[9:])))
     assert ids(chunks_of(path)) == ids(chunks_of(day))
 
 
-def test_a_packed_file_that_was_cut_off(day: Path) -> None:
+def test_a_packed_file_that_was_cut_off(day):
     path = packed(day, "gz")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InvalidArgumentError, match=f"found {path}: Truncated compressed stream"):
@@ -76,7 +75,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("ending", [None, *PACKED])
 @pytest.mark.parametrize("name", HEADERS)
-def test_text_with_a_header(tmp_path: Path, name: str, ending: str | None) -> None:
+def test_text_with_a_header(tmp_path, name, ending):
     header, separator = HEADERS[name]
     path, rows = tmp_path / name, [(i % 97, i * i % 1013, i / 2) for i in range(30_000)]
     path.write_text(header + "".join(separator.join(map(str, row)) + "\r\n" for row in rows))
@@ -89,7 +88,7 @@ def test_text_with_a_header(tmp_path: Path, name: str, ending: str | None) -> No
     assert found[1].place.endswith("rows 8192 to 16383")
 
 
-def test_text_that_is_hashed(tmp_path: Path) -> None:
+def test_text_that_is_hashed(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('label,C1,C2\n1,68fd1e64,260.0\n0,,\n1,"a, b",-1\n')
     found = ids(chunks_of(path, "C1", "C2", C1=1000, C2=1000))
@@ -102,24 +101,21 @@ def test_text_that_is_hashed(tmp_path: Path) -> None:
     [
         ("a,b\n", "expected at least one row, found none"),
         ("a,b\n1,2\n3\n", "expected a whole text file with a header, found: .*columns, got 1"),
-        (
-            "a,b\n1,2\nx,2\n",
-            "expected column 'a' to be of integers, found invalid value 'x'",
-        ),
+        ("a,b\n1,2\nx,2\n", "expected column 'a' to be of integers, found invalid value 'x'"),
         ("a,b\n1,2\n,2\n", "rows 0 to 1, column 'a': expected an integer .* found 1 missing"),
         ("b,c\n1,2\n", "expected a column 'a', found none; its columns are b, c"),
         ("a,a\n1,2\n", "expected a column 'a', found 2 of that name"),
         ("1,2\n3,4\n", "expected a column from C1 to C26"),
     ],
 )
-def test_text_that_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_text_that_is_refused(tmp_path, text, said):
     path = tmp_path / "file.csv"
     path.write_text(text)
     with pytest.raises(InvalidArgumentError, match=rf"file\.csv.*{said}"):
         chunks_of(path, "a")
 
 
-def test_text_needs_its_columns_named(tmp_path: Path) -> None:
+def test_text_needs_its_columns_named(tmp_path):
     path = tmp_path / "file.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InvalidArgumentError, match="--table COLUMN=NAME for a text file with a"):
@@ -137,7 +133,7 @@ def test_text_needs_its_columns_named(tmp_path: Path) -> None:
         pa.array([["5", "x"], None, []]),
     ],
 )
-def test_parquet_of_every_kind_is_hashed(tmp_path: Path, column: Any) -> None:
+def test_parquet_of_every_kind_is_hashed(tmp_path, column):
     path = tmp_path / "f.parquet"
     parquet.write_table(pa.table({"a": column}), path)
     [found] = ids(chunks_of(path, "a", a=1000))
@@ -146,7 +142,7 @@ def test_parquet_of_every_kind_is_hashed(tmp_path: Path, column: Any) -> None:
         chunks_of(path, "a")
 
 
-def test_written_by_pyarrow_and_read(tmp_path: Path) -> None:
+def test_written_by_pyarrow_and_read(tmp_path):
     path = tmp_path / "f.csv"
     csv.write_csv(pa.table({"id": [3, 1], "word": ["x", 'a "b"']}), path)
     assert ids(chunks_of(path, "id")) == [[3, 1]]

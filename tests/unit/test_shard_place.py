@@ -1,7 +1,6 @@
 """The file SHARD: durable before a map is acknowledged, whole or not at all."""
 
 import errno
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ class Full(Files):
         super()._write(file, offset, data)
 
 
-def test_a_map_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
+def test_a_map_that_cannot_be_written_is_not_taken(tmp_path):
     files = Full(tmp_path)
     with embstore.open(tmp_path, device="cpu", files=files) as store:
         engine: Any = store.executor
@@ -42,14 +41,14 @@ def test_a_map_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
         assert store.server_info().shard_map == shards.read(files).shard_map == NEXT
 
 
-def test_a_place_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_place_is_read_as_it_was_written(tmp_path):
     files = Files(tmp_path)
     assert shards.read(files) is None
     shards.write(files, ShardPlace(1, MAP))
     assert shards.read(files) == ShardPlace(1, MAP)
 
 
-def test_a_shard_is_one_of_the_map() -> None:
+def test_a_shard_is_one_of_the_map():
     for shard in (-1, 2, True):
         with pytest.raises(InvalidArgumentError, match="expected a shard from 0 to 1"):
             ShardPlace(shard, MAP)

@@ -77,7 +77,7 @@ def train_a_step(store: Store) -> None:
 
 
 @pytest.mark.parametrize("write", [update_by_name, assign_by_name, train_a_step])
-def test_a_table_made_anew_with_another_seed_is_split_anew(store: Store, write: Any) -> None:
+def test_a_table_made_anew_with_another_seed_is_split_anew(store, write):
     """By another client than the one that writes, and by a restore."""
     other = other_client(store)
     write(other)
@@ -90,7 +90,7 @@ def test_a_table_made_anew_with_another_seed_is_split_anew(store: Store, write: 
     assert store.table("a").digest() == other.table("a").digest()
 
 
-def test_growth_that_not_every_shard_has_heard_of_is_none(store: Store) -> None:
+def test_growth_that_not_every_shard_has_heard_of_is_none(store):
     grown = np.arange(ROWS, ROWS + 5000, 100)
     shards_of(store)[0].execute(c.GrowTable("a", None, 2 * ROWS))
     with pytest.raises(InvalidArgumentError, match="expected keys in"):
@@ -98,7 +98,7 @@ def test_growth_that_not_every_shard_has_heard_of_is_none(store: Store) -> None:
     assert counts(store) == [0, 0, 0]
 
 
-def test_a_table_that_one_shard_lacks_is_written_at_most_once(store: Store) -> None:
+def test_a_table_that_one_shard_lacks_is_written_at_most_once(store):
     checked = TableConfig.checked("b", **TABLE)
     shards_of(store)[0].execute(c.CreateTable(checked))
     with pytest.raises(TableNotFoundError):
@@ -106,7 +106,7 @@ def test_a_table_that_one_shard_lacks_is_written_at_most_once(store: Store) -> N
     assert shards_of(store)[0].execute(c.GetTable("b")).t <= 1
 
 
-def test_an_interrupt_lets_nothing_overtake_what_is_out(store: Store) -> None:
+def test_an_interrupt_lets_nothing_overtake_what_is_out(store):
     router: Any = store.executor
     has_come, goes = threading.Event(), threading.Event()
 
@@ -130,7 +130,7 @@ def test_an_interrupt_lets_nothing_overtake_what_is_out(store: Store) -> None:
     assert counts(store) == [1, 1, 1]
 
 
-def test_the_rest_of_a_step_is_its_senders(store: Store) -> None:
+def test_the_rest_of_a_step_is_its_senders(store):
     """Another trainer would skip on one shard what another has applied."""
     sessions, shards = store.sessions, shards_of(store)
     sessions.open("s", ["a"])
@@ -172,9 +172,7 @@ class StartedAgain:
 
 
 @pytest.mark.parametrize("again_before", [c.Announce, c.RenewLease, c.JoinSession, c.OpenSession])
-def test_the_rest_is_sent_also_where_coming_back_takes_several_tries(
-    store: Store, again_before: type
-) -> None:
+def test_the_rest_is_sent_also_where_coming_back_takes_several_tries(store, again_before):
     router: Any = store.executor
     shard = StartedAgain(router.shards[0], [c.UpdateStep, again_before])
     router.shards = (shard, *router.shards[1:])
@@ -185,7 +183,7 @@ def test_the_rest_is_sent_also_where_coming_back_takes_several_tries(
     assert counts(store) == [2, 2, 2]
 
 
-def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store: Store) -> None:
+def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store):
     """It answers no updates, and is then started again before a step is skipped."""
     sessions = store.sessions
     router: Any = store.executor
@@ -212,7 +210,7 @@ def test_a_step_that_one_shard_has_applied_is_not_skipped_on_the_others(store: S
     assert counts(store) == [0, 1, 1]
 
 
-def test_a_lookup_by_a_name_that_was_given_up_is_told_so(store: Store) -> None:
+def test_a_lookup_by_a_name_that_was_given_up_is_told_so(store):
     """So it is repeated by the next name; that nothing was announced would end the run."""
     sessions = store.sessions
     sessions.open("s", ["a"])
@@ -234,7 +232,7 @@ def rejoined(sessions: Any) -> Any:
     return again
 
 
-def test_a_join_that_one_shard_refuses_leaves_the_others_free(store: Store) -> None:
+def test_a_join_that_one_shard_refuses_leaves_the_others_free(store):
     sessions, shards = store.sessions, shards_of(store)
     sessions.open("s", ["a"])
     shards[1].execute(c.JoinSession("s", 0, "another client's"))
@@ -246,7 +244,7 @@ def test_a_join_that_one_shard_refuses_leaves_the_others_free(store: Store) -> N
     assert router.execute(c.JoinSession("s", 0)).last_step == 0
 
 
-def test_a_member_that_joined_elsewhere_is_judged_by_its_ranks(store: Store) -> None:
+def test_a_member_that_joined_elsewhere_is_judged_by_its_ranks(store):
     sessions, other = store.sessions, other_client(store).sessions
     sessions.open("s", ["a"])
     member = sessions.join("s", 0).member
@@ -257,7 +255,7 @@ def test_a_member_that_joined_elsewhere_is_judged_by_its_ranks(store: Store) -> 
     assert other.update_step(member, 1, {"a": 1e15 * ONES}).t == {"a": 1}
 
 
-def test_a_step_that_others_announced_is_not_waited_for(store: Store) -> None:
+def test_a_step_that_others_announced_is_not_waited_for(store):
     sessions, other = store.sessions, other_client(store).sessions
     sessions.open("s", ["a"])
     member = sessions.join("s", 0).member
@@ -265,7 +263,7 @@ def test_a_step_that_others_announced_is_not_waited_for(store: Store) -> None:
     assert other.prefetch_step(member, 2) is None
 
 
-def test_more_ranks_than_any_pool_has_threads_wait_for_one_another(store: Store) -> None:
+def test_more_ranks_than_any_pool_has_threads_wait_for_one_another(store):
     ranks = 40
     sessions = store.sessions
     sessions.open("s", ["a"], world_size=ranks)
@@ -278,7 +276,7 @@ def test_more_ranks_than_any_pool_has_threads_wait_for_one_another(store: Store)
         assert [done.result().t for done in sent] == [{"a": 1}] * ranks
 
 
-def test_an_output_that_is_wrong_leaves_the_others_as_they_were(store: Store) -> None:
+def test_an_output_that_is_wrong_leaves_the_others_as_they_were(store):
     store.create_table("b", **TABLE)
     sessions = store.sessions
     sessions.open("s", ["a", "b"])
@@ -290,7 +288,7 @@ def test_an_output_that_is_wrong_leaves_the_others_as_they_were(store: Store) ->
     assert not good.any()
 
 
-def test_a_cluster_that_closes_says_so_to_calls(store: Store) -> None:
+def test_a_cluster_that_closes_says_so_to_calls(store):
     table = store.table("a")
     store.close()
     with pytest.raises(StoreClosedError):

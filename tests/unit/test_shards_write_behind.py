@@ -64,9 +64,7 @@ def train(store: Store, *, wrong_at: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("wrong_at", [0, 1, 2])
-def test_a_wrong_row_is_found_by_its_shard_and_a_checkpoint_mends_it(
-    store: Store, single: Store, wrong_at: int
-) -> None:
+def test_a_wrong_row_is_found_by_its_shard_and_a_checkpoint_mends_it(store, single, wrong_at):
     train(single)
     store.checkpoint("begin")
     with pytest.raises(ReplicaMismatchError, match="restore a checkpoint of the cluster"):
@@ -81,7 +79,7 @@ def test_a_wrong_row_is_found_by_its_shard_and_a_checkpoint_mends_it(
     assert store.table("a").digest() == single.table("a").digest()
 
 
-def test_the_sum_of_all_rows_alone_is_compared_by_nobody(store: Store) -> None:
+def test_the_sum_of_all_rows_alone_is_compared_by_nobody(store):
     """Which part of it is whose no shard can tell."""
     sessions = store.sessions
     sessions.open("s", ["a"], waits="none")
@@ -91,7 +89,7 @@ def test_the_sum_of_all_rows_alone_is_compared_by_nobody(store: Store) -> None:
     assert sessions.update_step(member, 1, {"a": ones}, rows_checksum=1).t == {"a": 1}
 
 
-def test_rows_are_as_of_the_step_that_their_shard_is_at(store: Store) -> None:
+def test_rows_are_as_of_the_step_that_their_shard_is_at(store):
     sessions, keys = store.sessions, keys_of(1)
     sessions.open("s", ["a"], world_size=2, waits="none")
     members = [sessions.join("s", rank).member for rank in range(2)]
@@ -137,9 +135,7 @@ def train_ranks(store: Store, ranks: int, largest: float) -> None:
 
 
 @pytest.mark.parametrize("largest", [1e17, 6e18, 3e19, np.inf])
-def test_ranks_that_have_met_know_what_is_finite(
-    store: Store, single: Store, largest: float
-) -> None:
+def test_ranks_that_have_met_know_what_is_finite(store, single, largest):
     """Also where no shard could tell: a step is applied on all of them, or on none."""
     for one in (single, store):
         train_ranks(one, 2, largest)

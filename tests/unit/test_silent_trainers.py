@@ -62,13 +62,13 @@ def train(store: Store, meanwhile: Callable[[], object], **options: Any) -> None
 
 
 @pytest.mark.parametrize("waits", ["late", "none"])
-def test_a_loop_goes_on_when_its_lease_ran_out(tmp_path: Path, waits: str) -> None:
+def test_a_loop_goes_on_when_its_lease_ran_out(tmp_path, waits):
     with opened(tmp_path) as store:
         train(store, partial(expire, store), waits=waits)
         assert (store.table("a").digest(), store.table("a").t) == undisturbed(waits)
 
 
-def test_a_loop_over_shards_goes_on_when_one_has_not_heard_of_it(tmp_path: Path) -> None:
+def test_a_loop_over_shards_goes_on_when_one_has_not_heard_of_it(tmp_path):
     cluster = Cluster(tmp_path, 2)
     store = cluster.store()
     store.create_table("a", **TABLE)
@@ -77,9 +77,7 @@ def test_a_loop_over_shards_goes_on_when_one_has_not_heard_of_it(tmp_path: Path)
     cluster.close()
 
 
-def test_a_replica_is_pushed_when_its_lease_ran_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_is_pushed_when_its_lease_ran_out(tmp_path, monkeypatch):
     with opened(tmp_path) as store:
         put, wanted = store.sessions.put_rows, undisturbed("hot_and_cold")
         pushes = iter(range(100))
@@ -126,17 +124,12 @@ def restored(store: Store) -> None:
         (restored, f"no step of this rank .* is lost.*step {AT - 1} is the last"),
     ],
 )
-def test_a_loop_that_has_lost_something_says_so(
-    tmp_path: Path, lost: Callable[[Store], None], message: str
-) -> None:
-    with (
-        opened(tmp_path) as store,
-        pytest.raises(SessionExpiredError, match=message),
-    ):
+def test_a_loop_that_has_lost_something_says_so(tmp_path, lost, message):
+    with opened(tmp_path) as store, pytest.raises(SessionExpiredError, match=message):
         train(store, partial(lost, store))
 
 
-def test_who_finds_tables_held_is_told_by_whom_and_until_when(tmp_path: Path) -> None:
+def test_who_finds_tables_held_is_told_by_whom_and_until_when(tmp_path):
     with opened(tmp_path) as store, store.session(["a"]) as run:
         name = run.facts.name
         whose = re.escape(f"{Path(sys.argv[0]).name}@{socket.gethostname()}-pid{os.getpid()}-")
@@ -166,9 +159,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_stopped_server_gives_its_leases_that_time(
-    tmp_path: Path, stopped: Callable[[float], None], world_size: int
-) -> None:
+def test_a_stopped_server_gives_its_leases_that_time(tmp_path, stopped, world_size):
     with opened(tmp_path) as store:
         sessions = store.sessions
         sessions.open("run", ["a"], world_size=world_size, lease_ms=10_000)
@@ -189,9 +180,7 @@ def test_a_stopped_server_gives_its_leases_that_time(
             sessions.renew(members[0])
 
 
-def test_the_clock_of_leases_moves_on_by_a_part_of_the_shortest_at_most(
-    stopped: Callable[[float], None],
-) -> None:
+def test_the_clock_of_leases_moves_on_by_a_part_of_the_shortest_at_most(stopped):
     leases = clock.Clock()
     for lease_s, most in ((None, 1.0), (600.0, 1.0), (2.0, 0.5), (0.001, 0.05)):
         leases.keeps(lease_s)

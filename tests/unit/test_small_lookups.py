@@ -60,9 +60,7 @@ def lived(path: Path, policy: str, device: Device) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_rows_scores_and_counters_are_those_of_lookups_with_a_batch(
-    policy: str, device: str, tmp_path: Path
-) -> None:
+def test_rows_scores_and_counters_are_those_of_lookups_with_a_batch(policy, device, tmp_path):
     without, *small = lived(tmp_path / "small", policy, DEVICES[device]())
     other = DEVICES[device]()
     other.rows.look_up_keys_max = 0

@@ -2,17 +2,8 @@
 
 import numpy as np
 
-from embstore import (
-    Sgd,
-)
-from tests.unit.small_stores import (
-    generator,
-    make_table,
-    opened,
-    settle,
-    small_limits,
-    storage_of,
-)
+from embstore import Sgd
+from tests.unit.small_stores import generator, make_table, opened, settle, small_limits, storage_of
 
 SEED = 73
 OPTIONS = {"cache_bytes": 60_000, "limits": small_limits(), "checkpoints_keep": 4}

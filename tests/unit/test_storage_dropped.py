@@ -2,14 +2,7 @@
 
 import numpy as np
 
-from tests.unit.small_stores import (
-    make_table,
-    opened,
-    rows_of,
-    settle,
-    small_limits,
-    storage_of,
-)
+from tests.unit.small_stores import make_table, opened, rows_of, settle, small_limits, storage_of
 
 KEYS = np.arange(600)
 OPTIONS = {"cache_bytes": 60_000, "limits": small_limits(), "checkpoints_keep": 2}

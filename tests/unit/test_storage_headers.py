@@ -20,7 +20,7 @@ def changed(offset: int, value: int) -> bytes:
     return bytes(page)
 
 
-def test_a_header_comes_back() -> None:
+def test_a_header_comes_back():
     page = changed(KEY_BYTES, 8)
     assert page == pack_header(LOG_MAGIC, STORE_ID, 7, 8, 9)
     assert unpack_header(page, LOG_MAGIC, STORE_ID, "log/1.log") == (7, 8, 9)
@@ -30,13 +30,13 @@ def test_a_header_comes_back() -> None:
     ("offset", "value", "found"),
     [(KEY_BYTES, 16, "16, 1 and 0"), (ELEMENT, 2, "8, 2 and 0"), (EXTRA_BYTES, 12, "8, 1 and 12")],
 )
-def test_rows_of_another_kind_are_refused(offset: int, value: int, found: str) -> None:
+def test_rows_of_another_kind_are_refused(offset, value, found):
     with pytest.raises(TableMismatchError, match=f"log/1.log: .*found {found}: .*newer release"):
         unpack_header(changed(offset, value), LOG_MAGIC, STORE_ID, "log/1.log")
 
 
 @pytest.mark.parametrize("offset", range(72))
-def test_a_flipped_bit_is_found(offset: int) -> None:
+def test_a_flipped_bit_is_found(offset):
     page = bytearray(pack_header(LOG_MAGIC, STORE_ID, 7, 8, 9))
     page[offset] ^= 1
     with pytest.raises(CorruptTableError):

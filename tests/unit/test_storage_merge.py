@@ -5,13 +5,7 @@ import threading
 import pytest
 
 from tests.unit.small_stores import UnsyncedFiles, generator
-from tests.unit.storage_samples import (
-    append,
-    open_storage,
-    settle,
-    table_entry,
-    versions,
-)
+from tests.unit.storage_samples import append, open_storage, settle, table_entry, versions
 
 SEED = 71
 NEVER = {"fold_bytes": 1 << 40, "fold_segments": 1 << 20}

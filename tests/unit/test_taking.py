@@ -83,7 +83,7 @@ def leader(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "leader"
 
 
-def test_a_commit_takes_the_place_of_what_was_there(tmp_path: Path, leader: Path) -> None:
+def test_a_commit_takes_the_place_of_what_was_there(tmp_path, leader):
     standby = tmp_path / "standby"
     before = made(standby, updates=2)
     take(Files(standby), leader, present=None)
@@ -95,7 +95,7 @@ def test_a_commit_takes_the_place_of_what_was_there(tmp_path: Path, leader: Path
         assert store.executor.storage.catalogue.next_segment >= 1  # type: ignore[attr-defined]
 
 
-def test_a_file_that_is_there_is_not_sent_again(tmp_path: Path, leader: Path) -> None:
+def test_a_file_that_is_there_is_not_sent_again(tmp_path, leader):
     standby = tmp_path / "standby"
     content(standby)
     catalogue = catalogues.decode((leader / catalogues.PATH).read_bytes())
@@ -109,7 +109,7 @@ def test_a_file_that_is_there_is_not_sent_again(tmp_path: Path, leader: Path) ->
     assert content(standby) == content(leader)
 
 
-def test_what_was_sent_before_a_cut_is_not_sent_again(tmp_path: Path, leader: Path) -> None:
+def test_what_was_sent_before_a_cut_is_not_sent_again(tmp_path, leader):
     files = Files(tmp_path / "standby")
     content(tmp_path / "standby")
     catalogue = catalogues.decode((leader / catalogues.PATH).read_bytes())
@@ -123,7 +123,7 @@ def test_what_was_sent_before_a_cut_is_not_sent_again(tmp_path: Path, leader: Pa
     assert list(Incoming(files, catalogue, (other,)).missing(None)) == [first, *others]
 
 
-def test_a_piece_that_does_not_follow_is_an_error(tmp_path: Path, leader: Path) -> None:
+def test_a_piece_that_does_not_follow_is_an_error(tmp_path, leader):
     files = Files(tmp_path / "standby")
     content(tmp_path / "standby")
     catalogue = catalogues.decode((leader / catalogues.PATH).read_bytes())
@@ -135,7 +135,7 @@ def test_a_piece_that_does_not_follow_is_an_error(tmp_path: Path, leader: Path) 
             incoming.receive(path, offset, piece, size)
 
 
-def test_a_cut_at_any_operation_leaves_the_old_or_the_new(tmp_path: Path, leader: Path) -> None:
+def test_a_cut_at_any_operation_leaves_the_old_or_the_new(tmp_path, leader):
     standby, at = tmp_path / "standby", tmp_path / "at"
     before = made(standby, updates=2)
     after = content(leader)

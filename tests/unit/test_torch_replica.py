@@ -19,11 +19,7 @@ from embstore.errors import DeviceError, InvalidArgumentError  # noqa: E402
 from embstore.profiles.hotset import HotSet  # noqa: E402
 from embstore_training.hotcold.replica import Replica  # noqa: E402
 from embstore_training.hotcold.run import HotColdRun  # noqa: E402
-from embstore_training.hotcold.torch_replica import (  # noqa: E402
-    TorchReplica,
-    apply_update,
-    sum_over_dim,
-)
+from embstore_training.hotcold.torch_replica import TorchReplica, apply_update, sum_over_dim  # noqa: E402
 from tests.decayed import DECAYED, name_of  # noqa: E402
 
 OPTIMIZERS = {
@@ -60,7 +56,7 @@ def any_bits(rng: np.random.Generator, *shape: int) -> Any:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @given(seed=st.integers(0, 2**32), dim=st.sampled_from(DIMS), count=st.integers(0, 40))
 @settings(max_examples=60)
-def test_update_has_the_bits_of_numpy(name: str, seed: int, dim: int, count: int) -> None:
+def test_update_has_the_bits_of_numpy(name, seed, dim, count):
     rng = np.random.default_rng(seed)
     optimizer, kind = OPTIMIZERS[name], OPTIMIZERS[name].kind
     weights = any_bits(rng, count, dim)
@@ -78,7 +74,7 @@ def test_update_has_the_bits_of_numpy(name: str, seed: int, dim: int, count: int
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_many_rows_have_the_bits_of_numpy(name: str) -> None:
+def test_many_rows_have_the_bits_of_numpy(name):
     """Enough of them that torch works with vectors, and with all of its threads."""
     rng = np.random.default_rng(3)
     optimizer, kind, count, dim = OPTIMIZERS[name], OPTIMIZERS[name].kind, 4000, 48
@@ -94,7 +90,7 @@ def test_many_rows_have_the_bits_of_numpy(name: str) -> None:
 
 
 @pytest.mark.parametrize("dim", range(1, 131))
-def test_sum_over_dim_has_the_bits_of_numpy(dim: int) -> None:
+def test_sum_over_dim_has_the_bits_of_numpy(dim):
     rng = np.random.default_rng(dim)
     values = any_bits(rng, 20, dim)
     values[np.isnan(values)] = 1.0  # the bits of a NaN in a sum are not defined
@@ -128,7 +124,7 @@ def store(tmp_path: Any) -> Iterator[Any]:
         yield store
 
 
-def test_replica_trains_as_the_one_of_numpy(store: Any) -> None:
+def test_replica_trains_as_the_one_of_numpy(store):
     rng = np.random.default_rng(1)
     ours, numpys = TorchReplica(store, HOT), Replica(store, HOT)
     ours.pull()
@@ -183,7 +179,7 @@ def train(store: Any, replica: Any) -> list[str]:
     return [store.table(name).digest() for name in columns.values()]
 
 
-def test_run_with_tensors_trains_as_one_with_arrays(store: Any, tmp_path: Any) -> None:
+def test_run_with_tensors_trains_as_one_with_arrays(store, tmp_path):
     digests = [train(store, partial(TorchReplica, device="cpu"))]
     store.close()
     with opened(tmp_path / "other") as other:
@@ -212,14 +208,14 @@ def train_otherwise(store: Any, replica: Any) -> list[str]:
     return [store.table("adam").digest()]
 
 
-def test_bags_and_distinct_keys_may_be_tensors(store: Any, tmp_path: Any) -> None:
+def test_bags_and_distinct_keys_may_be_tensors(store, tmp_path):
     digests = [train_otherwise(store, partial(TorchReplica, device="cpu"))]
     with opened(tmp_path / "other") as other:
         digests.append(train_otherwise(other, Replica))
     assert digests[0] == digests[1]
 
 
-def test_other_devices_and_dtypes_are_refused(store: Any) -> None:
+def test_other_devices_and_dtypes_are_refused(store):
     for device in ("meta", "no such device", "cuda:77", None):
         with pytest.raises(InvalidArgumentError, match="torch device"):
             TorchReplica(store, HOT, device=device)
@@ -232,7 +228,7 @@ def test_other_devices_and_dtypes_are_refused(store: Any) -> None:
     assert half.t["sgd"] == 1
 
 
-def test_flushed_denormals_are_found(store: Any) -> None:
+def test_flushed_denormals_are_found(store):
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormals")
     try:
@@ -242,7 +238,7 @@ def test_flushed_denormals_are_found(store: Any) -> None:
         torch.set_flush_denormal(False)
 
 
-def test_defaults_of_torch_do_not_matter(store: Any) -> None:
+def test_defaults_of_torch_do_not_matter(store):
     torch.set_default_dtype(torch.float64)
     try:
         replica = TorchReplica(store, HOT)

@@ -64,9 +64,7 @@ def same(stores: list[Store]) -> None:
     assert digests[0] == digests[1]
 
 
-def test_rows_digests_and_a_replay_are_those_of_the_cpu(
-    stores: list[Store], grouped: list[Any], tmp_path: Path
-) -> None:
+def test_rows_digests_and_a_replay_are_those_of_the_cpu(stores, grouped, tmp_path):
     """Hot keys have several chunks; each table is in each call, in either order."""
     rng = np.random.default_rng(SEED)
     for _ in range(2):  # the second finds all of them
@@ -93,7 +91,7 @@ def test_rows_digests_and_a_replay_are_those_of_the_cpu(
         same([again, stores[1]])
 
 
-def test_a_missing_key_has_the_call_made_unique(stores: list[Store], grouped: list[Any]) -> None:
+def test_a_missing_key_has_the_call_made_unique(stores, grouped):
     rng = np.random.default_rng(SEED)
     for store in stores:
         store.table("a").lookup(np.arange(300))
@@ -109,7 +107,7 @@ def test_a_missing_key_has_the_call_made_unique(stores: list[Store], grouped: li
 
 
 @pytest.mark.parametrize("key", [-1, ROWS])
-def test_a_foreign_key_is_named(stores: list[Store], key: int) -> None:
+def test_a_foreign_key_is_named(stores, key):
     keys = np.arange(300)
     keys_and_one = np.concatenate([keys, [key]])
     for store in stores:
@@ -123,7 +121,7 @@ def test_a_foreign_key_is_named(stores: list[Store], key: int) -> None:
     same(stores)
 
 
-def test_of_foreign_keys_in_two_tables_the_first_is_named(stores: list[Store]) -> None:
+def test_of_foreign_keys_in_two_tables_the_first_is_named(stores):
     """Only those of the first are grouped by slot: the last lookup of the other found none."""
     keys, grads = np.array([3, -1]), np.ones((2, DIM), np.float32)
     for store in stores:
@@ -138,7 +136,7 @@ def test_of_foreign_keys_in_two_tables_the_first_is_named(stores: list[Store]) -
     same(stores)
 
 
-def test_of_two_wrong_sums_the_first_by_occurrence_is_named(stores: list[Store]) -> None:
+def test_of_two_wrong_sums_the_first_by_occurrence_is_named(stores):
     keys, messages = np.array([9, 3, 5, 3]), []
     grads = np.ones((4, DIM), np.float32)
     grads[[2, 3]] = np.inf  # of keys 5 and 3, and 3 occurs before 5
@@ -153,7 +151,7 @@ def test_of_two_wrong_sums_the_first_by_occurrence_is_named(stores: list[Store])
     same(stores)
 
 
-def test_slots_are_looked_for_again_where_rows_have_moved(tmp_path: Path) -> None:
+def test_slots_are_looked_for_again_where_rows_have_moved(tmp_path):
     """A cache of few rows: those of a lookup leave before its update, whose keys are the same."""
     rng = np.random.default_rng(SEED)
     made = []
@@ -178,7 +176,7 @@ def test_slots_are_looked_for_again_where_rows_have_moved(tmp_path: Path) -> Non
         store.close()
 
 
-def test_keys_of_the_caller_may_change_in_their_place(tmp_path: Path) -> None:
+def test_keys_of_the_caller_may_change_in_their_place(tmp_path):
     """As those of a trainer do, who uses one array of the device for all steps."""
     from tests.unit.test_arrays_on_the_device import Exported
 
@@ -197,7 +195,7 @@ def test_keys_of_the_caller_may_change_in_their_place(tmp_path: Path) -> None:
             assert cpu.table("a").lookup(np.arange(ROWS)).tobytes() == expected.tobytes()
 
 
-def test_rows_may_be_written_over_their_keys(tmp_path: Path) -> None:
+def test_rows_may_be_written_over_their_keys(tmp_path):
     """The slots that a lookup has found are those of its keys, not of the rows in their place."""
     from tests.unit.test_arrays_on_the_device import Exported
 
@@ -214,7 +212,7 @@ def test_rows_may_be_written_over_their_keys(tmp_path: Path) -> None:
             table.update(d_keys, np.ones((200, DIM), np.float32))
 
 
-def test_the_slots_of_one_table_are_not_those_of_another(stores: list[Store]) -> None:
+def test_the_slots_of_one_table_are_not_those_of_another(stores):
     keys, grads = np.arange(300), np.ones((300, DIM), np.float32)
     for store in stores:
         for _ in range(2):
@@ -258,7 +256,7 @@ def refused(runtime: Refusing, store: Store, keys: Any) -> None:
     runtime.refuses = False
 
 
-def test_slots_of_a_refused_lookup_are_looked_for_again(refusing: tuple[Refusing, Store]) -> None:
+def test_slots_of_a_refused_lookup_are_looked_for_again(refusing):
     """None of its rows was there, which the host had not been told yet."""
     runtime, store = refusing
     keys = np.arange(1, 200)
@@ -268,7 +266,7 @@ def test_slots_of_a_refused_lookup_are_looked_for_again(refusing: tuple[Refusing
     store.check_integrity()
 
 
-def test_rows_of_a_refused_lookup_may_leave(refusing: tuple[Refusing, Store]) -> None:
+def test_rows_of_a_refused_lookup_may_leave(refusing):
     """The device had touched all there are, which the host had not been told yet."""
     runtime, store = refusing
     table = store.table("a")
@@ -300,7 +298,7 @@ class FailsLater(EmulatedRuntime):
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "interval", "commands"])
-def test_a_gpu_that_fails_after_an_update_was_acknowledged(tmp_path: Path, durability: str) -> None:
+def test_a_gpu_that_fails_after_an_update_was_acknowledged(tmp_path, durability):
     """The next call hears of it, and what was acknowledged is in the log, where there is one."""
     runtime, keys = FailsLater(), np.arange(50)
     gradients = np.ones((50, DIM), np.float32)

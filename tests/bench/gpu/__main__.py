@@ -23,16 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.bench.gpu import (
-    guard,
-    host,
-    kernels,
-    peer_torch,
-    public,
-    step,
-    tiers,
-    timeline,
-)
+from tests.bench.gpu import guard, host, kernels, peer_torch, public, step, tiers, timeline
 from tests.bench.gpu.goals import GOALS
 from tests.bench.gpu.machine import Machine, versions
 from tests.bench.gpu.scale import Scale

@@ -19,11 +19,7 @@ from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
 from embstore.device.gpu import GpuDevice
 from embstore.device.slabs import Slabs
 from embstore.device.staging import BUFFERS
-from embstore.device.values import (
-    Batch,
-    Gradients,
-    TableParameters,
-)
+from embstore.device.values import Batch, Gradients, TableParameters
 from embstore.layout import Layout
 from embstore.score import COUNT_NONE
 from tests.bench.gpu.law import Keys, Zipf

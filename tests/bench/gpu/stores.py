@@ -15,9 +15,7 @@ from embstore.commands import UpdateOptions
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import METADATA_BYTES
-from embstore.device.values import (
-    Gradients,
-)
+from embstore.device.values import Gradients
 from embstore.errors import StoreClosedError
 from embstore.layout import Layout
 from embstore.tables import reads, writes

@@ -17,13 +17,7 @@ import embstore
 from embstore.config import TableConfig
 from embstore_tools.demo.training import table_configs
 from tests.bench.hot.scale import Scale
-from tests.bench.stores import (
-    NO_MERGES,
-    cache_bytes_for,
-    copy_store,
-    open_store,
-    wait_for_folds,
-)
+from tests.bench.stores import NO_MERGES, cache_bytes_for, copy_store, open_store, wait_for_folds
 
 _PIECE_ROWS = 1 << 18
 _FOLDED_LOG_BYTES = 64 << 20

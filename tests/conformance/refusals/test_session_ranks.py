@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 
 from embstore.config import Ftrl
-from embstore.errors import (
-    InvalidArgumentError,
-)
+from embstore.errors import InvalidArgumentError
 from tests.conformance.cases import config, generator, normal
-from tests.conformance.sessions.training import (
-    PATIENCE_S,
-    Plan,
-    await_planned,
-    refused_step,
-    send,
-)
+from tests.conformance.sessions.training import PATIENCE_S, Plan, await_planned, refused_step, send
 
 TABLE = config()
 DISAGREEMENTS = {

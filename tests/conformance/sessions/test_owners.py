@@ -1,6 +1,5 @@
 """Sessions of several owners divide the slots that they pin ahead of their turns."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def opened(store: embstore.Store, *owners: str) -> list[Ahead]:
     return ahead
 
 
-def test_owners_have_equal_parts_ahead_of_their_turns(tmp_path: Path) -> None:
+def test_owners_have_equal_parts_ahead_of_their_turns(tmp_path):
     def store(name: str) -> embstore.Store:
         return embstore.open(tmp_path / name, device="cpu", cache_bytes=4 << 20, threads=1)
 
@@ -84,7 +83,7 @@ def test_owners_have_equal_parts_ahead_of_their_turns(tmp_path: Path) -> None:
         until(lambda: first.session.planned_step > part + 2)
 
 
-def test_a_step_that_waits_for_its_share_evicts_nobodys_rows(tmp_path: Path) -> None:
+def test_a_step_that_waits_for_its_share_evicts_nobodys_rows(tmp_path):
     """Room was made for it each time that it was tried again, of rows that others had read."""
     with embstore.open(tmp_path / "s", device="cpu", cache_bytes=4 << 20, threads=1) as store:
         first, second = opened(store, "first", "second")

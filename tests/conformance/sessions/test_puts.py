@@ -41,7 +41,7 @@ def replica(open_twin: Any) -> Replica:
     return Replica(open_twin())
 
 
-def test_rows_of_several_tables_are_one_command(replica: Replica) -> None:
+def test_rows_of_several_tables_are_one_command(replica):
     rng = generator(31)
     rows = np.array([5, 1, 999]), normal(rng, 3, 4), rng.random((3, 1), np.float32), 4
     nothing = np.array([], np.int64), ones(0), ones(0, 1), 2
@@ -50,7 +50,7 @@ def test_rows_of_several_tables_are_one_command(replica: Replica) -> None:
         replica.store.table("a").put_rows(*rows)
 
 
-def test_they_wait_for_no_step_but_are_refused(replica: Replica) -> None:
+def test_they_wait_for_no_step_but_are_refused(replica):
     sessions, member = replica.sessions, replica.member
     sessions.announce(member, {1: {"a": [1, 2]}})
     await_planned(replica.store, 1)
@@ -64,14 +64,14 @@ def test_they_wait_for_no_step_but_are_refused(replica: Replica) -> None:
     assert_same(rows, replica.twin.reference.table("a").lookup([1, 2]))
 
 
-def test_they_are_of_members_alone(replica: Replica) -> None:
+def test_they_are_of_members_alone(replica):
     replica.sessions.close(replica.member)
     for member in ("0" * 32, replica.member):
         with refused_step(replica.store, SessionExpiredError):
             replica.sessions.put_rows(member, PUT)
 
 
-def test_a_shared_session_takes_none(open_twin: Any) -> None:
+def test_a_shared_session_takes_none(open_twin):
     replica = Replica(open_twin(), shared=True)
     with refused_step(replica.store, InvalidArgumentError, "shared"):
         replica.sessions.put_rows(replica.member, PUT)
@@ -96,7 +96,7 @@ BAD: dict[str, Any] = {
 }
 
 
-def test_what_cannot_be_put_changes_nothing(replica: Replica) -> None:
+def test_what_cannot_be_put_changes_nothing(replica):
     for puts in each(BAD.values()):
         with refused_step(replica.store, InvalidArgumentError):
             replica.sessions.put_rows(replica.member, puts)

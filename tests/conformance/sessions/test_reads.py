@@ -3,8 +3,6 @@
 What the planner chooses depends on how far its threads have come; the bounds hold however far.
 """
 
-from pathlib import Path
-
 import pytest
 
 from tests.bench.lookahead.reads import SIZES, cache_bytes, levels_of, trained
@@ -19,8 +17,8 @@ TRACES = traces(STEPS, DRAWS, SEED)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", TRACES)
 def test_rows_read_are_nearly_those_of_belady_who_knows_the_same_steps(
-    tmp_path: Path, kind: str, size: str, policy: str
-) -> None:
+    tmp_path, kind, size, policy
+):
     """Rank guesses which unknown row is needed first, and a step ahead takes what can leave now."""
     steps = TRACES[kind]
     levels = None if policy == "lru" else levels_of(steps)
@@ -31,7 +29,7 @@ def test_rows_read_are_nearly_those_of_belady_who_knows_the_same_steps(
     assert read <= alone * (1.0 if policy == "lru" else 1.03)
 
 
-def test_a_planner_that_reads_early_reads_more_where_two_steps_hardly_fit(tmp_path: Path) -> None:
+def test_a_planner_that_reads_early_reads_more_where_two_steps_hardly_fit(tmp_path):
     steps = TRACES["steady"]
     read = {
         planner: trained(

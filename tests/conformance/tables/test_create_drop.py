@@ -45,10 +45,7 @@ def test_other_identity_is_refused(open_twin):
                 {"optimizer": Adagrad(0.1, initial_accumulator=1.0)},
                 "with optimizer initial_accumulator 0.0 where 1.0 was asked for;",
             ),
-            (
-                {"optimizer": Adagrad(0.1, weight_decay=0.1)},
-                "weight_decay 0.0 where 0.1 was",
-            ),
+            ({"optimizer": Adagrad(0.1, weight_decay=0.1)}, "weight_decay 0.0 where 0.1 was"),
         ]
     ):
         with refused(twin.store, TableExistsError, "table 'a' exists with", found, "drop_table"):

@@ -8,10 +8,7 @@ from tests.conformance.cases import config, ones
 
 VECTOR = {"dim": 4, "rows": 3, "initializer": Uniform(-0.1, 0.1), "seed": 7}
 VECTORS = {
-    "sgd": (
-        Sgd(0.05),
-        "c099f16ab0b1b6b8bd9520e0380e272527408843f4ff45b731116709fd975235",
-    ),
+    "sgd": (Sgd(0.05), "c099f16ab0b1b6b8bd9520e0380e272527408843f4ff45b731116709fd975235"),
     "rowwise_adagrad": (
         RowWiseAdagrad(0.05),
         "ba995de3753d3c3d56e4c1fbdaeff2ce0747166c48502bf1cf458cf827fa059b",

@@ -263,12 +263,7 @@ def _load(text: str, counting: bool) -> ctypes.PyDLL:
     # PyDLL keeps the interpreter's lock: a library's state is for one thread at a time.
     library = ctypes.PyDLL(str(path))
     library.shim_launch.restype = ctypes.c_char_p
-    library.shim_launch.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_uint,
-        ctypes.c_uint64,
-        ctypes.c_uint,
-    )
+    library.shim_launch.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64, ctypes.c_uint)
     return library
 
 

@@ -33,16 +33,8 @@ from embstore_server.access.tokens import Entry, change, read, split_token
 from embstore_server.path import replay
 from embstore_server.setup.launch import ServerProcess
 from tests.service.access.samples import KEYS, MEMBER
-from tests.service.access.tenants import (
-    Caller,
-    secrets,
-    serving,
-    token_of,
-    update_of,
-    write_tokens,
-)
+from tests.service.access.tenants import Caller, secrets, serving, token_of, update_of, write_tokens
 from tests.service.faults.served import on_loop_call
-from tests.service.shell import Shell
 from tests.serving import Server
 
 PATIENT = {"timeout_s": 300.0, "connect_timeout_s": 300.0}
@@ -57,7 +49,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 # The file
 
 
-def test_commands_write_the_file_and_a_token_is_shown_once(shell: Shell, tmp_path: Path) -> None:
+def test_commands_write_the_file_and_a_token_is_shown_once(shell, tmp_path):
     path = tmp_path / "tokens.json"
     where = ("--tokens", str(path))
     made = shell("token", "add", "ads", "--right", "write", "--tables", "ads/*", *where, "--json")
@@ -87,17 +79,13 @@ def test_commands_write_the_file_and_a_token_is_shown_once(shell: Shell, tmp_pat
         (("a", "--right", "read", "--tables", "team *"), "a pattern as 'team/*'"),
     ],
 )
-def test_what_cannot_be_granted_is_refused(
-    shell: Shell, tmp_path: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_granted_is_refused(shell, tmp_path, words, said):
     done = shell("token", "add", *words, "--tokens", str(tmp_path / "t"))
     assert done.status == 2 and said in done.err
     assert not (tmp_path / "t").exists()
 
 
-def test_a_folder_of_tokens_that_is_not_there_is_made_by_the_hint(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_a_folder_of_tokens_that_is_not_there_is_made_by_the_hint(shell, tmp_path):
     add = ("token", "add", "a", "--right", "read", "--tables", "*")
     add += ("--tokens", str(tmp_path / "new folder" / "t"))
     refused = shell(*add)
@@ -120,7 +108,7 @@ SECRET = f"sha256:{'00' * 32}"
         {"a": {"secret": SECRET, "right": {}}},
     ],
 )
-def test_entries_that_are_not_understood_are_refused(tmp_path: Path, tokens: Any) -> None:
+def test_entries_that_are_not_understood_are_refused(tmp_path, tokens):
     path = tmp_path / "tokens.json"
     document = {"version": 2, "checksum": tokens_file._checksum(tokens), "tokens": tokens}
     path.write_text(json.dumps(document))
@@ -129,14 +117,14 @@ def test_entries_that_are_not_understood_are_refused(tmp_path: Path, tokens: Any
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 3}', '{"version": 2, "more": 1}'])
-def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_understood_is_refused(tmp_path, text):
     path = tmp_path / "tokens.json"
     path.write_text(text)
     with pytest.raises(InvalidArgumentError, match=r"tokens .*tokens\.json"):
         read(path)
 
 
-def test_a_pattern_has_what_it_says() -> None:
+def test_a_pattern_has_what_it_says():
     principal = Principal("p", {"a/*": Right.WRITE, "a/x": Right.ADMIN, "b": Right.READ})
     rights = {name: principal.right_on(name) for name in ("a/x", "a/y/z", "a", "b", "b/c", "*")}
     known, read_, write, admin = Right.KNOWN, Right.READ, Right.WRITE, Right.ADMIN
@@ -147,9 +135,7 @@ def test_a_pattern_has_what_it_says() -> None:
 # Who is let in
 
 
-def test_a_token_is_read_from_the_environment(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_is_read_from_the_environment(server, monkeypatch):
     with pytest.raises(UnauthenticatedError, match="EMBSTORE_TOKEN"):
         connect(server.address, **PATIENT)
     monkeypatch.setenv("EMBSTORE_TOKEN", token_of("writer"))
@@ -162,14 +148,14 @@ def test_a_token_is_read_from_the_environment(
 @pytest.mark.parametrize(
     "token", ["writer.", "writer", ".", "x.y", "operator.{}", "{}", "WRITER.{}"]
 )
-def test_a_wrong_token_is_refused(server: Server, token: str) -> None:
+def test_a_wrong_token_is_refused(server, token):
     shown = token.format(secrets()["writer"][0])
     with Caller(server.address, shown) as caller, pytest.raises(UnauthenticatedError) as caught:
         caller.execute(c.GetServerInfo())
     assert shown not in str(caught.value)
 
 
-def test_a_token_in_clear_text_is_only_sent_where_that_was_said() -> None:
+def test_a_token_in_clear_text_is_only_sent_where_that_was_said():
     for address in ("a.example:1", "10.0.0.1:1", "[::2]:1"):
         with pytest.raises(InvalidArgumentError, match="clear text"):
             connect(address, token="a.b")
@@ -177,7 +163,7 @@ def test_a_token_in_clear_text_is_only_sent_where_that_was_said() -> None:
         connect("192.0.2.1:1", token="a.b", insecure=True, connect_timeout_s=1e-3)
 
 
-def test_guesses_keep_nobody_out(server: Server) -> None:
+def test_guesses_keep_nobody_out(server):
     """Whoever guesses is refused at once, whatever becomes of the calls; who is right, is served,
     also when the server does not know the token yet."""
     on_loop_call(server.service.reload)
@@ -190,7 +176,7 @@ def test_guesses_keep_nobody_out(server: Server) -> None:
         caller.execute(c.GetTable("a/t"))
 
 
-def test_names_that_nothing_can_have_leave_no_trace(server: Server, caplog: Any) -> None:
+def test_names_that_nothing_can_have_leave_no_trace(server, caplog):
     caplog.set_level(logging.INFO)
     with Caller(server.address, token_of("nothing")) as caller:
         for n in range(3):
@@ -201,7 +187,7 @@ def test_names_that_nothing_can_have_leave_no_trace(server: Server, caplog: Any)
     assert all(len(record.getMessage()) < 2000 for record in caplog.records)
 
 
-def test_changes_of_the_file_wait_for_one_another(shell: Shell, tmp_path: Path) -> None:
+def test_changes_of_the_file_wait_for_one_another(shell, tmp_path):
     path = tmp_path / "tokens.json"
     shell("token", "add", "first", "--right", "read", "--tables", "*", "--tokens", str(path))
 
@@ -213,7 +199,7 @@ def test_changes_of_the_file_wait_for_one_another(shell: Shell, tmp_path: Path) 
     assert len(read(path)) == 25
 
 
-def test_a_removed_token_is_refused_with_its_next_call(server: Server, tmp_path: Path) -> None:
+def test_a_removed_token_is_refused_with_its_next_call(server, tmp_path):
     with Caller(server.address, token_of("writer")) as caller:
         caller.execute(c.GetTable("a/t"))
         write_tokens(tmp_path / "tokens.json", "operator")
@@ -226,7 +212,7 @@ def test_a_removed_token_is_refused_with_its_next_call(server: Server, tmp_path:
         caller.execute(c.GetTable("a/t"))
 
 
-def test_a_process_reads_its_tokens_again_at_sighup(tmp_path: Path) -> None:
+def test_a_process_reads_its_tokens_again_at_sighup(tmp_path):
     tokens = write_tokens(tmp_path / "tokens.json", "operator")
     flags = ("--tokens", str(tokens), "--device", "cpu", "--cache-bytes", "1MiB")
     with ServerProcess(tmp_path / "store", *flags) as server:
@@ -241,7 +227,7 @@ def test_a_process_reads_its_tokens_again_at_sighup(tmp_path: Path) -> None:
 # What belongs to whom
 
 
-def test_a_session_is_its_openers(server: Server) -> None:
+def test_a_session_is_its_openers(server):
     with (
         Caller(server.address, token_of("writer")) as writer,
         Caller(server.address, token_of("owner")) as owner,
@@ -266,7 +252,7 @@ def test_a_session_is_its_openers(server: Server) -> None:
         assert places is not None and places.last_step == 1
 
 
-def test_a_remembered_answer_is_its_callers(server: Server) -> None:
+def test_a_remembered_answer_is_its_callers(server):
     """The same client and sequence, of another token, is another call."""
 
     def sent(caller: Caller, attempt: int) -> Any:
@@ -289,9 +275,7 @@ def test_a_remembered_answer_is_its_callers(server: Server) -> None:
                 trainer.raw(VERBS["Update"], VERBS["Update"].outgoing(update_of("a/t")), sent_later)
 
 
-def test_one_tokens_clients_push_out_no_others(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_tokens_clients_push_out_no_others(server, monkeypatch):
     """Neither what is remembered of them, nor that a new one's call was never received."""
     monkeypatch.setattr(replay, "CLIENTS_MAX", 4)
     verb = VERBS["Update"]
@@ -317,7 +301,7 @@ def test_one_tokens_clients_push_out_no_others(
                 sent(greedy, client, 1)
 
 
-def test_lists_have_what_may_be_read(server: Server) -> None:
+def test_lists_have_what_may_be_read(server):
     def connected(name: str) -> Any:
         return connect(server.address, token=token_of(name), **PATIENT)
 
@@ -336,7 +320,7 @@ def test_lists_have_what_may_be_read(server: Server) -> None:
         assert nothing.tables() == []
 
 
-def test_a_denial_is_the_same_whether_the_table_is_there_or_not(server: Server) -> None:
+def test_a_denial_is_the_same_whether_the_table_is_there_or_not(server):
     with Caller(server.address, token_of("writer")) as writer:
 
         def denial(name: str) -> str:
@@ -354,9 +338,7 @@ def test_a_denial_is_the_same_whether_the_table_is_there_or_not(server: Server) 
 # What is logged
 
 
-def test_administration_is_audited_and_no_secret_is_logged(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_administration_is_audited_and_no_secret_is_logged(server, caplog):
     with (
         caplog.at_level(logging.DEBUG),
         Caller(server.address, token_of("writer")) as writer,
@@ -379,7 +361,7 @@ def test_administration_is_audited_and_no_secret_is_logged(
     assert not any(secret in caplog.text for secret, _ in secrets().values())
 
 
-def test_sighup_is_ours(tmp_path: Path) -> None:
+def test_sighup_is_ours(tmp_path):
     """Without tokens it ends no server."""
     with ServerProcess(tmp_path / "store", "--device", "cpu", "--cache-bytes", "1MiB") as server:
         os.kill(server.pid, signal.SIGHUP)

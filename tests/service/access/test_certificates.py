@@ -23,7 +23,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority.new(tmp_path / "authority")
 
 
-def test_a_certificate_names_one_and_nobody_else(tmp_path: Path, authority: Authority) -> None:
+def test_a_certificate_names_one_and_nobody_else(tmp_path, authority):
     settings = server_settings(authority) | {"tls_client_ca": authority.file}
     tokens = write_tokens(tmp_path / "names.json", "writer", certificates=True)
     stranger = Authority.new(tmp_path / "stranger")
@@ -46,9 +46,7 @@ def test_a_certificate_names_one_and_nobody_else(tmp_path: Path, authority: Auth
         connect("127.0.0.1:1", tls_cert=forged[0], tls_key=forged[1])
 
 
-def test_tls_of_both_ports_and_a_new_certificate_at_sighup(
-    tmp_path: Path, authority: Authority
-) -> None:
+def test_tls_of_both_ports_and_a_new_certificate_at_sighup(tmp_path, authority):
     """A real process: mutual TLS where it is asked for, probes without, SIGHUP takes new files."""
     cert, key = server_settings(authority).values()
     tokens = write_tokens(tmp_path / "names.json", "operator", certificates=True)
@@ -85,9 +83,7 @@ def test_tls_of_both_ports_and_a_new_certificate_at_sighup(
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_an_earlier_connection_is_not_taken_up_again(
-    tmp_path: Path, authority: Authority, version: ssl.TLSVersion
-) -> None:
+def test_an_earlier_connection_is_not_taken_up_again(tmp_path, authority, version):
     """Otherwise an authority that is trusted no more would still let its clients in."""
     certificates = Certificates(
         Settings(
@@ -121,7 +117,7 @@ def test_an_earlier_connection_is_not_taken_up_again(
     assert not found[1][1]
 
 
-def test_tokens_over_tls(tmp_path: Path, authority: Authority) -> None:
+def test_tokens_over_tls(tmp_path, authority):
     with serving(tmp_path, **server_settings(authority)) as server:
         options = {"tls_ca": authority.file, "timeout_s": 300.0}
         with connect(server.address, token=token_of("writer"), **options) as store:

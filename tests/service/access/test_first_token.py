@@ -16,7 +16,6 @@ from embstore.config import Sgd, Uniform
 from embstore.errors import UnauthenticatedError
 from embstore_client import connect
 from embstore_server.access.tokens import make_first, read
-from tests.service.shell import Shell
 from tests.serving import Server
 from tests.style.sources import ROOT
 
@@ -33,8 +32,8 @@ def start_of_the_image(volume: Path) -> list[str]:
 
 
 def test_the_first_start_of_the_image_shows_a_token_and_nobody_is_answered_without(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shell, tmp_path, monkeypatch
+):
     started: list[Any] = []
     monkeypatch.setattr("embstore_server.host.app.serve", lambda made: started.append(made) or 0)
     monkeypatch.setattr(os, "umask", lambda mask: 0)  # of this process, too
@@ -56,9 +55,7 @@ def test_the_first_start_of_the_image_shows_a_token_and_nobody_is_answered_witho
             store.drop_table("t")
 
 
-def test_a_first_token_needs_a_file_of_tokens_and_leaves_one_that_has_every_right(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_a_first_token_needs_a_file_of_tokens_and_leaves_one_that_has_every_right(shell, tmp_path):
     ended = shell("serve", "--data", tmp_path / "s", "--first-token")
     assert ended.status == 2 and "--tokens FILE" in ended.err
     path = tmp_path / "tokens"
@@ -74,8 +71,8 @@ def test_a_first_token_needs_a_file_of_tokens_and_leaves_one_that_has_every_righ
 
 
 def test_compose_gives_prometheus_a_token_that_reads_everything_before_anything_starts(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shell, tmp_path, monkeypatch
+):
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     (script,) = services["tokens"]["command"]
     *words, _, written = shlex.split(script.partition("||")[2])

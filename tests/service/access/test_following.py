@@ -1,7 +1,6 @@
 """A standby shows a token, and follows for as long as that is let in."""
 
 import os
-from pathlib import Path
 
 from embstore.config import Constant, Sgd
 from embstore_client import connect
@@ -14,7 +13,7 @@ from tests.service.faults.served import PATIENCE_S, until
 DURABLE = ("--device", "cpu", "--cache-bytes", "4MiB", "--durability", "commands")
 
 
-def test_a_standby_follows_with_a_token_until_it_is_removed(tmp_path: Path) -> None:
+def test_a_standby_follows_with_a_token_until_it_is_removed(tmp_path):
     """The leader ends the stream that runs, and says who followed; what it wrote is readable for
     its owner alone."""
     tokens = write_tokens(tmp_path / "tokens.json", "operator", "owner")

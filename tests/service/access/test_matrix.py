@@ -38,7 +38,7 @@ _REFUSED_FOR_ANOTHER_REASON = {
 }
 
 
-def test_every_verb_has_a_row() -> None:
+def test_every_verb_has_a_row():
     assert sorted(NEEDED) == sorted(c.COMMANDS) == sorted(VERBS)
 
 
@@ -91,7 +91,7 @@ def is_denied(verb: str, error: Exception) -> bool:
 
 
 @pytest.mark.parametrize("verb", sorted(NEEDED))
-def test_grpc(server: Server, verb: str) -> None:
+def test_grpc(server, verb):
     streamed = [False, True] if VERBS[verb].has_twin else [False]
     with Caller(server.address) as nobody, pytest.raises(UnauthenticatedError):
         nobody.execute(sample(verb, "a"))
@@ -130,7 +130,7 @@ def test_grpc(server: Server, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", JSON_VERBS)
-def test_rest(server: Server, verb: str) -> None:
+def test_rest(server, verb):
     def posted(name: str | None, space: str) -> int:
         token = {} if name is None else {"authorization": f"Bearer {token_of(name)}"}
         body = VERBS[verb].outgoing(sample(verb, space)).head
@@ -200,7 +200,7 @@ _FIRST = {samples.ANYONE: "nothing", samples.READ: "reader", samples.WRITE: "wri
 _FIRST |= {samples.ADMIN: "owner", samples.READ_ALL: "dashboard", samples.ADMIN_ALL: "operator"}
 
 
-def test_every_other_route(server: Server) -> None:
+def test_every_other_route(server):
     paths = _application(server.service).openapi()["paths"]
     routes = {
         one["operationId"]: (method, path)

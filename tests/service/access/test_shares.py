@@ -10,12 +10,7 @@ import pytest
 
 from embstore import commands as c
 from embstore.engine.engine import Engine
-from embstore.errors import (
-    CapacityError,
-    EmbstoreError,
-    InvalidArgumentError,
-    OverloadedError,
-)
+from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError, OverloadedError
 from embstore_proto.status import error_of
 from embstore_server.access.shares import SHARE
 from embstore_server.access.tokens import read, write
@@ -62,7 +57,7 @@ def waiting(server: Served, count: int) -> None:
     assert until(lambda: server.service.worker.waiting_calls >= count)
 
 
-def test_a_full_lane_leaves_the_queue_to_others(server: Served) -> None:
+def test_a_full_lane_leaves_the_queue_to_others(server):
     """Whatever the number of connections: half of the queue is the greedy one's, and no more."""
     share = int(QUEUE * SHARE)
     with server.held():
@@ -80,7 +75,7 @@ def test_a_full_lane_leaves_the_queue_to_others(server: Served) -> None:
     assert [outcome(call) for call in calls] == [None] * share
 
 
-def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Served) -> None:
+def test_beside_another_token_one_call_at_a_time_is_taken_apart(server):
     """So its many connections do not have the interpreter to themselves; and none is lost. They
     wait in one lane: lanes take turns (test_limits.py)."""
     with server.held():
@@ -95,9 +90,7 @@ def test_beside_another_token_one_call_at_a_time_is_taken_apart(server: Served) 
     assert [outcome(call) for call in calls] == [None] * 4
 
 
-def test_what_takes_long_leaves_threads_to_others(
-    server: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_long_leaves_threads_to_others(server, monkeypatch):
     """Of the sixteen threads of a verb one token has eight; of the rest, its share waits."""
     begin, gate, begun = Engine.begin, threading.Event(), []
 
@@ -121,7 +114,7 @@ def test_what_takes_long_leaves_threads_to_others(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_call_has_a_bound_of_its_own(server: Served, tmp_path: Path, streamed: bool) -> None:
+def test_a_call_has_a_bound_of_its_own(server, tmp_path, streamed):
     """Too large a call is refused before it has the engine; one that is just as large is done."""
     limit(server, tmp_path / "tokens.json", "writer", call_bytes=len(KEYS) * (8 + 4 * DIM))
     more = np.append(KEYS, KEYS)
@@ -133,7 +126,7 @@ def test_a_call_has_a_bound_of_its_own(server: Served, tmp_path: Path, streamed:
         other.execute(c.Lookup((c.TableKeys("a/t", None, more),)), streamed=streamed)
 
 
-def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Served, tmp_path: Path) -> None:
+def test_a_reply_that_nobody_reads_counts_as_its_callers(server, tmp_path):
     limit(server, tmp_path / "tokens.json", "writer", inflight_bytes=1)
     with Caller(server.address, token_of("writer")) as greedy:
         greedy.execute(LOOKUP)  # one always fits
@@ -147,7 +140,7 @@ def test_a_reply_that_nobody_reads_counts_as_its_callers(server: Served, tmp_pat
     assert outcome(held) is None and outcome(quiet) is None
 
 
-def test_sessions_tables_rows_and_disk_have_bounds(server: Served, tmp_path: Path) -> None:
+def test_sessions_tables_rows_and_disk_have_bounds(server, tmp_path):
     path = tmp_path / "tokens.json"
     with (
         Caller(server.address, token_of("writer")) as writer,
@@ -185,7 +178,7 @@ def test_sessions_tables_rows_and_disk_have_bounds(server: Served, tmp_path: Pat
         refused(c.GrowTable("a/t", None, config("a/t").rows + 12), "disk bytes")
 
 
-def test_announced_keys_have_a_bound_of_each(server: Served, tmp_path: Path) -> None:
+def test_announced_keys_have_a_bound_of_each(server, tmp_path):
     """Of all sessions of a token; the bytes of others are not its, nor its theirs."""
     rows = np.arange(10, dtype=np.int64)
 
@@ -234,9 +227,7 @@ def _step(number: int, table: str, keys: Any) -> c.StepKeys:
     return c.StepKeys(number, (c.StepTable(table, keys),))
 
 
-def test_tables_of_who_has_no_limits_are_not_looked_at(
-    tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_who_has_no_limits_are_not_looked_at(tmp_path, server, monkeypatch):
     """All were, for each table that was made: of 1,200 tables the last took 38 ms."""
 
     def looked(*what: Any) -> Any:
@@ -251,7 +242,7 @@ def test_tables_of_who_has_no_limits_are_not_looked_at(
         operator.execute(c.CreateTable(config("a/10")))
 
 
-def test_limits_and_what_is_taken_are_reported(server: Served, tmp_path: Path) -> None:
+def test_limits_and_what_is_taken_are_reported(server, tmp_path):
     limit(server, tmp_path / "tokens.json", "writer", tables=3)
 
     async def reported() -> Any:
@@ -265,7 +256,7 @@ def test_limits_and_what_is_taken_are_reported(server: Served, tmp_path: Path) -
     assert owners["operator"]["tables"] == 4 and owners["reader"]["tables"] == 0
 
 
-def test_a_limit_that_is_not_understood_is_refused(tmp_path: Path, server: Served) -> None:
+def test_a_limit_that_is_not_understood_is_refused(tmp_path, server):
     with pytest.raises(EmbstoreError, match="expected a limit of queue_calls"):
         limit(server, tmp_path / "tokens.json", "writer", cows=3)
         read(tmp_path / "tokens.json")

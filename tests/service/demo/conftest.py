@@ -27,10 +27,7 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         cache_bytes = job.store_cache_bytes
         with phases.phase("starting"):
             store = embstore.open(
-                place,
-                cache_bytes=cache_bytes,
-                policy=job.policy,
-                count_rate=float(counts_all),
+                place, cache_bytes=cache_bytes, policy=job.policy, count_rate=float(counts_all)
             )
         with store:
             yield Served(store, None)

@@ -1,7 +1,6 @@
 """All policies and ways on one file, side by side."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from embstore_tools import demo
 from embstore_tools.demo.job import Job
@@ -15,9 +14,7 @@ HOT = HotCold(budget_bytes=256 << 10, lookahead=4)
 NAMES = ["LRU", "LFU", "warm rank", "look-ahead", "hot/cold"]
 
 
-def test_all_are_exact_and_only_hot_cold_comes_to_other_bits(
-    embedded: list[Path], tmp_path: Path
-) -> None:
+def test_all_are_exact_and_only_hot_cold_comes_to_other_bits(embedded, tmp_path):
     shown = console()
     compared = demo.compare(job=LITTLE, hot_cold=HOT, directory=tmp_path / "kept", console=shown)
     results = compared.results
@@ -37,7 +34,7 @@ def test_all_are_exact_and_only_hot_cold_comes_to_other_bits(
     assert len(list((tmp_path / "kept").glob("store-*"))) == 5
 
 
-def test_one_that_is_not_exact_is_told(embedded: list[Path]) -> None:
+def test_one_that_is_not_exact_is_told(embedded):
     compared = demo.compare(job=replace(LITTLE, samples=2000), hot_cold=HOT, console=console())
     wrong = replace(compared.results["LFU"], first_difference="step 4")
     broken = Comparison({**compared.results, "LFU": wrong}, compared.count_s)

@@ -1,7 +1,5 @@
 """The parser of the Criteo format: what it reads, and what it says of what it cannot read."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -26,7 +24,7 @@ def fields(**changed: bytes) -> bytes:
     return b"\t".join(parts) + b"\n"
 
 
-def test_real_line_is_read_as_python_reads_it() -> None:
+def test_real_line_is_read_as_python_reads_it():
     samples = parse([REAL])
     parts = REAL.decode().rstrip("\n").split("\t")
     assert samples.labels.tolist() == [0.0]
@@ -35,19 +33,19 @@ def test_real_line_is_read_as_python_reads_it() -> None:
     assert samples.labels.dtype == np.float32
 
 
-def test_missing_values_read_as_zero() -> None:
+def test_missing_values_read_as_zero():
     samples = parse([EMPTY, EMPTY])
     assert samples.labels.tolist() == [1.0, 1.0]
     assert not samples.integers.any() and not samples.categories.any()
 
 
-def test_signs_short_and_capital_digits() -> None:
+def test_signs_short_and_capital_digits():
     samples = parse([fields(f3=b"-3", f4=b"999999999999999999", f15=b"F", f40=b"FfFfFfFf")])
     assert samples.integers[0, 1:3].tolist() == [-3, 999999999999999999]
     assert samples.categories[0, [0, 25]].tolist() == [15, 0xFFFFFFFF]
 
 
-def test_windows_line_ends_and_none_at_the_end() -> None:
+def test_windows_line_ends_and_none_at_the_end():
     windows = [REAL[:-1] + b"\r\n", EMPTY[:-1] + b"\r\n", REAL[:-1]]
     found, expected = parse(windows), parse([REAL, EMPTY, REAL])
     assert found.categories.tolist() == expected.categories.tolist()
@@ -73,26 +71,26 @@ def test_windows_line_ends_and_none_at_the_end() -> None:
         (fields(f20=b"\xff"), r"line 8: expected category 6 .* found '\\\\xff'"),
     ],
 )
-def test_malformed_line_is_named_with_what_was_expected(line: bytes, message: str) -> None:
+def test_malformed_line_is_named_with_what_was_expected(line, message):
     with pytest.raises(InvalidArgumentError, match=message):
         parse([REAL, line, REAL], first_line=7)
 
 
-def test_fields_that_slip_into_the_next_line_are_found() -> None:
+def test_fields_that_slip_into_the_next_line_are_found():
     parts = REAL.rstrip(b"\n").split(b"\t")
     short, long = b"\t".join(parts[:39]) + b"\n", b"\t".join([*parts, b"a"]) + b"\n"
     with pytest.raises(InvalidArgumentError, match=r"line 2: expected 40 fields .* found 39"):
         parse([REAL, short, long])
 
 
-def test_blocks_end_with_the_file_or_the_limit(tmp_path: Path) -> None:
+def test_blocks_end_with_the_file_or_the_limit(tmp_path):
     path = tmp_path / "train.txt"
     path.write_bytes(REAL * 7)
     assert [len(s) for s in read(path, limit=100, block=3)] == [3, 3, 1]
     assert [len(s) for s in read(path, limit=5, block=3)] == [3, 2]
 
 
-def test_line_number_counts_over_blocks(tmp_path: Path) -> None:
+def test_line_number_counts_over_blocks(tmp_path):
     path = tmp_path / "train.txt"
     path.write_bytes(REAL * 7 + b"junk\n" + REAL)
     blocks = read(path, limit=100, block=3)
@@ -101,7 +99,7 @@ def test_line_number_counts_over_blocks(tmp_path: Path) -> None:
         next(blocks)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InvalidArgumentError, match="No such file"):
         next(read(tmp_path / "absent", limit=1, block=1))
     with pytest.raises(InvalidArgumentError, match="expected a readable file"):
@@ -111,7 +109,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         next(read(tmp_path / "empty", limit=1, block=1))
 
 
-def test_file_without_newlines_is_not_read_whole(tmp_path: Path) -> None:
+def test_file_without_newlines_is_not_read_whole(tmp_path):
     (tmp_path / "zeros").write_bytes(bytes(1 << 20))
     with pytest.raises(InvalidArgumentError, match="line 1: expected 40 fields"):
         next(read(tmp_path / "zeros", limit=100, block=100))

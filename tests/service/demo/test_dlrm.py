@@ -52,34 +52,34 @@ def batch() -> Batch:
     return Batch()
 
 
-def test_gradients_of_embeddings_are_slopes_of_the_loss(batch: Batch) -> None:
+def test_gradients_of_embeddings_are_slopes_of_the_loss(batch):
     found = batch.model.gradients(batch.features, batch.embeddings, batch.labels).embeddings
     assert np.abs(found).max() > 1e-3
     np.testing.assert_allclose(found, batch.slopes(batch.embeddings), atol=1e-8)
 
 
 @pytest.mark.parametrize("place", range(10))
-def test_gradients_of_the_dense_part_are_slopes_of_the_loss(batch: Batch, place: int) -> None:
+def test_gradients_of_the_dense_part_are_slopes_of_the_loss(batch, place):
     found = batch.model.gradients(batch.features, batch.embeddings, batch.labels).dense
     assert len(found) == len(batch.model.parameters) == 10
     expected = batch.slopes(batch.model.parameters[place])
     np.testing.assert_allclose(found[place], expected, atol=1e-8)
 
 
-def test_scores_are_those_of_the_loss(batch: Batch) -> None:
+def test_scores_are_those_of_the_loss(batch):
     scores = batch.model.scores(batch.features, batch.embeddings)
     likelihood = np.where(batch.labels > 0, 1 / (1 + np.exp(-scores)), 1 / (1 + np.exp(scores)))
     assert batch.loss() == pytest.approx(-np.log(likelihood).mean())
 
 
-def test_extreme_logits_do_not_overflow(batch: Batch) -> None:
+def test_extreme_logits_do_not_overflow(batch):
     embeddings = (1e18 * batch.embeddings).astype(np.float32)
     model = Dlrm(integers=13, columns=COLUMNS, dim=DIM)
     found = model.gradients(batch.features.astype(np.float32), embeddings, batch.labels)
     assert np.isfinite(found.loss)
 
 
-def test_adam_is_that_of_its_paper() -> None:
+def test_adam_is_that_of_its_paper():
     """Its algorithm 1: moments are corrected before epsilon is added."""
     parameter, gradients = np.array([1.0]), [0.5, -2e-7, 0.1]
     expected, m, v = 1.0, 0.0, 0.0
@@ -91,7 +91,7 @@ def test_adam_is_that_of_its_paper() -> None:
     assert parameter[0] == pytest.approx(expected, rel=1e-12)
 
 
-def test_dense_features_are_finite_for_every_integer() -> None:
+def test_dense_features_are_finite_for_every_integer():
     features = dense_features(np.array([[-3, 0, 1, 10**18 - 1]]))
     assert features.dtype == np.float32
     assert features[0, :2].tolist() == [0.0, 0.0]
@@ -109,7 +109,7 @@ def counted(labels: np.ndarray, scores: np.ndarray) -> float:
 
 @pytest.mark.parametrize("values", [2, 5, 1000])
 @pytest.mark.parametrize("seed", range(5))
-def test_auc_is_the_share_of_pairs_in_order(seed: int, values: int) -> None:
+def test_auc_is_the_share_of_pairs_in_order(seed, values):
     rng = np.random.default_rng(seed)
     scores = rng.integers(values, size=300).astype(np.float32)
     labels = (rng.random(300) < 0.3).astype(np.float32)
@@ -117,5 +117,5 @@ def test_auc_is_the_share_of_pairs_in_order(seed: int, values: int) -> None:
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_label_only_has_no_auc(label: float) -> None:
+def test_one_label_only_has_no_auc(label):
     assert area_under_curve(np.full(4, label), np.arange(4.0)) is None

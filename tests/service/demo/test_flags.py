@@ -9,7 +9,6 @@ import pytest
 from embstore_server.cli import exits
 from embstore_tools.demo import Ahead, Calls, HotCold, Job
 from embstore_tools.demo.frameworks.registry import PACKAGES
-from tests.service.shell import Shell
 
 
 @pytest.fixture
@@ -34,10 +33,7 @@ GIVEN: list[tuple[str, Any]] = [
         (Path("f"), Job(samples=9, cache_bytes=1 << 20), {"directory": Path("k"), "json": True}),
     ),
     ("--framework torch", (None, Job(framework="torch"), NOTHING)),
-    (
-        "--framework torch --device cuda:0",
-        (None, Job(framework="torch", device="cuda:0"), NOTHING),
-    ),
+    ("--framework torch --device cuda:0", (None, Job(framework="torch", device="cuda:0"), NOTHING)),
     ("--no-session --policy lfu", (None, Job(policy="lfu", way=Calls()), NOTHING)),
     (
         "--hotcold --budget 1MiB --lookahead 2",
@@ -53,9 +49,7 @@ GIVEN: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("words", "given"), GIVEN, ids=lambda value: value or "nothing")
-def test_what_was_given_is_passed_on_and_1_says_that_it_was_not_exact(
-    words: str, given: Any, shell: Shell, ran: list[Any]
-) -> None:
+def test_what_was_given_is_passed_on_and_1_says_that_it_was_not_exact(words, given, shell, ran):
     assert shell("demo", *words.split()).status == exits.FAILED
     assert ran == [given]
 
@@ -87,15 +81,13 @@ def test_what_was_given_is_passed_on_and_1_says_that_it_was_not_exact(
         ("--address h:1 --cache-share 0.1 --policy lfu", "--cache-share and --policy"),
     ],
 )
-def test_flags_that_contradict_are_refused(
-    flags: str, named: str, shell: Shell, ran: list[Any]
-) -> None:
+def test_flags_that_contradict_are_refused(flags, named, shell, ran):
     ended = shell("demo", *flags.split())
     assert (ended.status, ran) == (exits.USAGE, [])
     assert named in ended.err
 
 
-def test_help_tells_the_defaults(shell: Shell) -> None:
+def test_help_tells_the_defaults(shell):
     shown = shell("demo", "--help").out
     budget = f"{HotCold.budget_bytes >> 20}MiB"
     shares = str(Job.scale), str(Job.cache_share)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from embstore_tools.demo.job import Job
 from embstore_tools.demo.result import SessionResult
 from embstore_tools.demo.showing import show
 from embstore_tools.demo.trial import CHECKPOINT_LABEL
-from embstore_tools.demo.ways import Ahead, Calls, Way
+from embstore_tools.demo.ways import Ahead, Calls
 from tests.service.demo.embedded import LOST, console, lose, text_of, trained
 
 SMALL = Job(samples=20_000, batch=256, dim=8, scale=0.002)
@@ -36,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @EITHER_WAY
-def test_training_is_exact_and_learns(path: Path, tmp_path: Path, way: Way) -> None:
+def test_training_is_exact_and_learns(path, tmp_path, way):
     result = trained(replace(SMALL, way=way), path, tmp_path)
     assert result.exact
     assert result.digest == result.digest_of_check
@@ -53,7 +52,7 @@ def test_training_is_exact_and_learns(path: Path, tmp_path: Path, way: Way) -> N
         assert row_bytes[0] * sum(SMALL.rows) == result.table_bytes
 
 
-def test_a_step_too_large_for_the_cache_is_done_in_parts(path: Path, tmp_path: Path) -> None:
+def test_a_step_too_large_for_the_cache_is_done_in_parts(path, tmp_path):
     job = Job(samples=8192, batch=4096, dim=16, scale=0.02, cache_bytes=1 << 20)
     alone = trained(replace(job, way=Calls()), path, tmp_path / "alone")
     result = trained(job, path, tmp_path / "session")
@@ -64,7 +63,7 @@ def test_a_step_too_large_for_the_cache_is_done_in_parts(path: Path, tmp_path: P
     assert result.session.hit_rate < 1
 
 
-def test_a_block_that_is_all_held_out_is_no_step(path: Path, tmp_path: Path) -> None:
+def test_a_block_that_is_all_held_out_is_no_step(path, tmp_path):
     """Of one line, the only one is held out."""
     job = replace(SMALL, samples=513)
     alone, result = (
@@ -76,7 +75,7 @@ def test_a_block_that_is_all_held_out_is_no_step(path: Path, tmp_path: Path) -> 
     assert (result.digest, result.auc) == (alone.digest, alone.auc)
 
 
-def test_labels_without_a_signal_cannot_be_learnt(path: Path, tmp_path: Path) -> None:
+def test_labels_without_a_signal_cannot_be_learnt(path, tmp_path):
     rng = np.random.default_rng(1)
     lines = [line[1:] for line in path.read_bytes().splitlines()]
     noise = [b"01"[label : label + 1] for label in rng.integers(2, size=len(lines))]
@@ -88,9 +87,7 @@ def test_labels_without_a_signal_cannot_be_learnt(path: Path, tmp_path: Path) ->
 
 
 @EITHER_WAY
-def test_a_lost_gradient_is_found_and_named_at_once(
-    path: Path, tmp_path: Path, way: Way, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_gradient_is_found_and_named_at_once(path, tmp_path, way, monkeypatch):
     lose(monkeypatch, Store, "update")
     lose(monkeypatch, Sessions, "update_step")
     result = trained(replace(SMALL, way=way), path, tmp_path)
@@ -106,7 +103,7 @@ def test_a_lost_gradient_is_found_and_named_at_once(
 
 
 @EITHER_WAY
-def test_malformed_line_far_in_the_file_is_named(path: Path, tmp_path: Path, way: Way) -> None:
+def test_malformed_line_far_in_the_file_is_named(path, tmp_path, way):
     lines = path.read_bytes().splitlines(keepends=True)[:2000]
     lines[1500] = b"0\tnonsense\n"
     broken = tmp_path / "broken.txt"
@@ -116,7 +113,7 @@ def test_malformed_line_far_in_the_file_is_named(path: Path, tmp_path: Path, way
 
 
 @pytest.mark.parametrize("lines", [2, 3, 11])
-def test_very_short_files(path: Path, tmp_path: Path, lines: int) -> None:
+def test_very_short_files(path, tmp_path, lines):
     short = tmp_path / "short.txt"
     short.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
     result = trained(SMALL, short, tmp_path / "store")
@@ -124,7 +121,7 @@ def test_very_short_files(path: Path, tmp_path: Path, lines: int) -> None:
     assert result.samples_held_out == (2 if lines == 11 else 1)
 
 
-def test_one_line_is_not_enough(path: Path, tmp_path: Path) -> None:
+def test_one_line_is_not_enough(path, tmp_path):
     short = tmp_path / "short.txt"
     short.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(InvalidArgumentError, match="expected at least two samples"):
@@ -135,7 +132,7 @@ WRONG = {"samples": 1, "batch": 0, "scale": 2, "dim": 0, "cache_bytes": 0, "cach
 
 
 @pytest.mark.parametrize("wrong", [*WRONG.items(), ("scale", 0.0), ("policy", "oldest")], ids=str)
-def test_wrong_settings_are_refused(wrong: tuple[str, Any]) -> None:
+def test_wrong_settings_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match=wrong[0]):
         Job(**dict([wrong]))
     with pytest.raises(InvalidArgumentError, match="lookahead"):
@@ -158,12 +155,12 @@ def session_of(hit_rate: float = 1.0, early_bytes: int = 500) -> SessionResult:
     )
 
 
-def test_the_early_share_is_that_of_bytes() -> None:
+def test_the_early_share_is_that_of_bytes():
     assert session_of().early_share == 0.625
     assert session_of(early_bytes=0).early_share == 0
 
 
-def test_a_session_is_shown_and_one_miss_is_not_rounded_away(path: Path, tmp_path: Path) -> None:
+def test_a_session_is_shown_and_one_miss_is_not_rounded_away(path, tmp_path):
     result = trained(replace(SMALL, samples=1000), path, tmp_path)
     texts = []
     for hit_rate in (1.0, 1 - 1e-6):
@@ -181,7 +178,7 @@ def test_a_session_is_shown_and_one_miss_is_not_rounded_away(path: Path, tmp_pat
 LITTLE = Job(samples=4000, batch=512, scale=0.001)
 
 
-def test_run_writes_a_file_and_shows_a_table(embedded: list[Path], tmp_path: Path) -> None:
+def test_run_writes_a_file_and_shows_a_table(embedded, tmp_path):
     shown, kept = console(), tmp_path / "kept"
     result = demo.run(job=LITTLE, directory=kept, console=shown)
     assert result.exact
@@ -194,9 +191,7 @@ def test_run_writes_a_file_and_shows_a_table(embedded: list[Path], tmp_path: Pat
         demo.run(job=LITTLE, directory=kept, console=shown)
 
 
-def test_run_with_json_prints_one_object_only(
-    embedded: list[Path], path: Path, tmp_path: Path
-) -> None:
+def test_run_with_json_prints_one_object_only(embedded, path, tmp_path):
     shown = console(terminal=True)
     result = demo.run(path, replace(LITTLE, samples=2000), console=shown, json=True)
     assert json.loads(text_of(shown)) == json.loads(json.dumps(result.as_json()))
@@ -204,32 +199,28 @@ def test_run_with_json_prints_one_object_only(
     assert not embedded[0].exists()  # nothing is kept
 
 
-def test_run_on_a_terminal_draws_bars(embedded: list[Path], path: Path) -> None:
+def test_run_on_a_terminal_draws_bars(embedded, path):
     shown = console(terminal=True)
     demo.run(path, replace(LITTLE, samples=2000), console=shown)
     assert "training" in text_of(shown)
     assert "1797/1797" in text_of(shown)
 
 
-def test_run_refuses_a_wrong_file_before_anything_starts(
-    embedded: list[Path], tmp_path: Path
-) -> None:
+def test_run_refuses_a_wrong_file_before_anything_starts(embedded, tmp_path):
     (tmp_path / "bad.txt").write_text("label,i1,i2\n")
     with pytest.raises(InvalidArgumentError, match=r"bad\.txt, line 1"):
         demo.run(tmp_path / "bad.txt", console=console())
     assert not embedded
 
 
-def test_a_framework_that_is_not_installed_is_named_with_its_extra(
-    embedded: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_framework_that_is_not_installed_is_named_with_its_extra(embedded, monkeypatch):
     monkeypatch.setitem(PACKAGES, "torch", ("no_such_package",))
     with pytest.raises(InvalidArgumentError, match=r"no_such_package.*\.\[torch\]"):
         demo.run(job=replace(LITTLE, framework="torch"), console=console())
     assert not embedded
 
 
-def test_importing_the_demo_starts_nothing() -> None:
+def test_importing_the_demo_starts_nothing():
     code = (
         "import sys, threading, embstore_tools.demo;"
         "heavy = {'numba', 'grpc', 'torch', 'embstore_client'};"

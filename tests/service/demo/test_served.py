@@ -1,18 +1,13 @@
 """The demo as it is run: a server of its own, with a session and without one, by its flags."""
 
 import json
-from pathlib import Path
-
-import pytest
 
 from embstore_server.cli import exits, main
 
 SMALL = ["demo", "--samples", "8000", "--batch", "500", "--scale", "0.002", "--json"]
 
 
-def test_a_server_gives_every_row_in_time_and_the_same_bits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_server_gives_every_row_in_time_and_the_same_bits(capsys, monkeypatch, tmp_path):
     """Whatever a crash would leave of it; and a report of the session."""
     found = []
     report = tmp_path / "run.html"
@@ -34,7 +29,7 @@ def test_a_server_gives_every_row_in_time_and_the_same_bits(
     assert alone["hit_rate_unique"] < 1
 
 
-def test_every_policy_and_way_through_servers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_policy_and_way_through_servers(capsys):
     assert main([*SMALL, "--compare", "--cache-share", "0.1", "--budget", "256KiB"]) == exits.OK
     results = json.loads(capsys.readouterr().out)["results"]
     alone, rank = results["LRU"], results["warm rank"]

@@ -49,9 +49,7 @@ def by_calls(path: Path, tmp_path_factory: pytest.TempPathFactory) -> DemoResult
 # Hot/cold
 
 
-def test_hot_cold_is_exact_and_learns_as_the_order_of_the_file_does(
-    path: Path, tmp_path: Path, by_calls: DemoResult
-) -> None:
+def test_hot_cold_is_exact_and_learns_as_the_order_of_the_file_does(path, tmp_path, by_calls):
     result = trained(replace(SMALL, way=BUDGET), path, tmp_path)
     assert result.exact
     assert result.digest != by_calls.digest  # it is another order
@@ -69,9 +67,7 @@ def test_hot_cold_is_exact_and_learns_as_the_order_of_the_file_does(
     assert (result.hit_rate_unique, result.hit_rate_access) == (1.0, 1.0)
 
 
-def test_what_fits_the_budget_whole_is_trained_without_the_store(
-    path: Path, tmp_path: Path
-) -> None:
+def test_what_fits_the_budget_whole_is_trained_without_the_store(path, tmp_path):
     job = replace(SMALL, samples=2000, way=HotCold(budget_bytes=64 << 20))
     result = trained(job, path, tmp_path)
     assert result.exact
@@ -81,7 +77,7 @@ def test_what_fits_the_budget_whole_is_trained_without_the_store(
     assert result.hit_rate_unique == 1
 
 
-def test_samples_too_cold_for_the_cache_tell_no_hits_by_access(path: Path, tmp_path: Path) -> None:
+def test_samples_too_cold_for_the_cache_tell_no_hits_by_access(path, tmp_path):
     job = replace(SMALL, samples=8192, batch=4096, cache_bytes=64 << 10, way=BUDGET)
     result = trained(job, path, tmp_path)
     assert result.exact
@@ -89,7 +85,7 @@ def test_samples_too_cold_for_the_cache_tell_no_hits_by_access(path: Path, tmp_p
     assert result.hit_rate_unique < 1 and result.hit_rate_access is None
 
 
-def test_a_budget_of_less_than_a_row_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_budget_of_less_than_a_row_is_refused(path, tmp_path):
     job = replace(SMALL, samples=500, way=HotCold(budget_bytes=10))
     with pytest.raises(InvalidArgumentError, match="budget of at least one row"):
         trained(job, path, tmp_path)
@@ -98,16 +94,14 @@ def test_a_budget_of_less_than_a_row_is_refused(path: Path, tmp_path: Path) -> N
             HotCold(**wrong)
 
 
-def test_hot_cold_is_shown(path: Path, tmp_path: Path) -> None:
+def test_hot_cold_is_shown(path, tmp_path):
     shown = console()
     show(trained(replace(SMALL, samples=2000, way=BUDGET), path, tmp_path), shown)
     for word in ("counted before", "hot rows", "0 calls to the store in them", "exchanged"):
         assert word in text_of(shown)
 
 
-def test_a_push_that_a_replica_loses_is_found(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_that_a_replica_loses_is_found(path, tmp_path, monkeypatch):
     lose(monkeypatch, Sessions, "put_rows")
     result = trained(replace(SMALL, samples=10_000, way=BUDGET), path, tmp_path)
     assert not result.exact
@@ -120,9 +114,7 @@ def fields(samples: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("way", [Calls(), Ahead(4), BUDGET], ids=lambda way: type(way).__name__)
-def test_every_way_holds_out_the_same_samples_and_trains_on_all_others(
-    way: Any, path: Path, tmp_path: Path
-) -> None:
+def test_every_way_holds_out_the_same_samples_and_trains_on_all_others(way, path, tmp_path):
     job = replace(SMALL, samples=10_000, way=way)
     whole = next(read(path, limit=job.samples, block=job.samples))
     blocks = [whole.part(low, low + job.batch) for low in range(0, len(whole), job.batch)]
@@ -156,7 +148,7 @@ def joined(parts: list[Any]) -> Samples:
 # Policies
 
 
-def test_the_profile_is_of_what_is_trained_on(path: Path) -> None:
+def test_the_profile_is_of_what_is_trained_on(path):
     shown = console()
     profile = count_first(SMALL, path, Phases(shown)).profile
     assert "counting accesses ..." in text_of(shown)

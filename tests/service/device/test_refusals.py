@@ -2,26 +2,19 @@
 known."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore.errors import (
-    CapacityError,
-    DeadlineError,
-    InvalidArgumentError,
-    StepNotFoundError,
-)
+from embstore.errors import CapacityError, DeadlineError, InvalidArgumentError, StepNotFoundError
 from embstore.handles.sessions import BagGradients, StepBags
 from embstore.sharding import ShardMap
 from embstore_client import device_area
 from embstore_client.device_area import opened_gpu
 from embstore_client.shards.router import Router
-from tests.kernels.emulation.peer import EmulatedGpu
-from tests.service.device.samples import DIM, GpuServer, Lent, Trainer, lookup_of, make_tables
+from tests.service.device.samples import DIM, Lent, lookup_of, make_tables
 from tests.service.faults.losing import needs_compiler
 from tests.service.faults.served import Served
 from tests.serving import patient
@@ -32,7 +25,7 @@ SMALL_BYTES = 16 << 20
 """In flight, of which half may be lent: four areas of the least size."""
 
 
-def test_the_network_takes_arrays_of_the_host_alone(server: GpuServer, trainer: Trainer) -> None:
+def test_the_network_takes_arrays_of_the_host_alone(server, trainer):
     keys = trainer.array(np.arange(10))
     with patient(server.address) as store:
         with pytest.raises(InvalidArgumentError, match="the connection is by gRPC"):
@@ -40,20 +33,20 @@ def test_the_network_takes_arrays_of_the_host_alone(server: GpuServer, trainer: 
         assert store.lookup({"narrow": np.arange(10)})["narrow"].shape == (10, DIM)
 
 
-def test_a_trainer_without_cupy_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_without_cupy_is_told_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "embstore_client.cupy_gpu", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(InvalidArgumentError, match=r"expected CuPy.*pip install"):
         opened_gpu()
 
 
-def test_rows_of_two_bytes_are_of_the_host(server: GpuServer, trainer: Trainer) -> None:
+def test_rows_of_two_bytes_are_of_the_host(server, trainer):
     with patient(f"unix:{server.socket}", wire_dtype="float16") as store:
         with pytest.raises(InvalidArgumentError, match="wire_dtype"):
             store.lookup({"narrow": trainer.array(np.arange(10))})
 
 
-def test_verbs_that_copy_to_the_host_refuse(server: GpuServer, trainer: Trainer) -> None:
+def test_verbs_that_copy_to_the_host_refuse(server, trainer):
     keys, rows = trainer.array(np.arange(10)), trainer.array(np.ones((10, DIM), np.float32))
     for call in (
         lambda: trainer.table("narrow").assign(keys, rows),
@@ -96,26 +89,20 @@ def refuses_device_rows(store: Any, match: str, keys: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"transport": "grpc"}, {"wire_dtype": "float16"}])
-def test_rows_of_steps_go_where_memory_is_shared_and_nothing_rounded(
-    server: GpuServer, trainer: Trainer, options: Any
-) -> None:
+def test_rows_of_steps_go_where_memory_is_shared_and_nothing_rounded(server, trainer, options):
     match = "the connection is by gRPC" if "transport" in options else "wire_dtype"
     with patient(server.address, **({"transport": "auto"} | options)) as store:
         refuses_device_rows(store, match, trainer.array(np.arange(10)))
 
 
-def test_rows_of_steps_need_cupy(
-    server: GpuServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_steps_need_cupy(server, trainer, monkeypatch):
     monkeypatch.delitem(sys.modules, "embstore_client.cupy_gpu", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(device_area, "opened_gpu", opened_gpu)
     refuses_device_rows(trainer.store, "expected CuPy.*pip install", trainer.array(np.arange(10)))
 
 
-def test_rows_of_steps_need_memory_that_can_be_opened(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_steps_need_memory_that_can_be_opened(server, trainer, gpu, monkeypatch):
     """As from a container that has an IPC namespace of its own."""
 
     def refuse(*_: Any) -> None:
@@ -126,9 +113,7 @@ def test_rows_of_steps_need_memory_that_can_be_opened(
     refuses_device_rows(trainer.store, "CUDA does not open", keys)
 
 
-def test_rows_of_steps_need_a_server_that_can_export_memory(
-    server: GpuServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_steps_need_a_server_that_can_export_memory(server, trainer, monkeypatch):
     def export(_: Any) -> None:
         raise CapacityError("the driver does not export memory")
 
@@ -143,18 +128,14 @@ def test_rows_of_steps_need_a_server_that_can_export_memory(
             step.release()
 
 
-def test_rows_of_steps_of_a_server_on_the_cpu_come_to_the_host(
-    tmp_path: Path, gpu: EmulatedGpu
-) -> None:
+def test_rows_of_steps_of_a_server_on_the_cpu_come_to_the_host(tmp_path, gpu):
     with Served(tmp_path / "store", socket=str(tmp_path / "socket")) as served:
         served.on_engine(make_tables)
         with patient(f"unix:{served.socket}") as store:
             refuses_device_rows(store, "the rows are on cpu", gpu.array(np.arange(10)))
 
 
-def test_another_gpu_than_the_servers_is_told_before_anything_is_opened_there(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_another_gpu_than_the_servers_is_told_before_anything_is_opened_there(server, trainer, gpu):
     sessions = trainer.store.sessions
     assert not sessions.reaches("cuda:1") and gpu.opened == 0
     assert sessions.reaches("cuda:0") and gpu.opened == 1
@@ -163,7 +144,7 @@ def test_another_gpu_than_the_servers_is_told_before_anything_is_opened_there(
         sessions.check_device("cuda:1")
 
 
-def test_rows_of_several_shards_come_to_the_host(server: GpuServer, trainer: Trainer) -> None:
+def test_rows_of_several_shards_come_to_the_host(server, trainer):
     one = ShardMap.even("c", ["a:1", "b:2"])
     router = Router([trainer.store.executor] * 2, one)
     command = c.LookupStep("m" * 32, 1)
@@ -173,9 +154,7 @@ def test_rows_of_several_shards_come_to_the_host(server: GpuServer, trainer: Tra
     alone.check_device()
 
 
-def test_rows_of_steps_are_new_where_they_are_on_the_device(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_rows_of_steps_are_new_where_they_are_on_the_device(server, trainer):
     sessions, out = trainer.store.sessions, {"narrow": np.empty((10, DIM), np.float32)}
     with pytest.raises(InvalidArgumentError, match="found both"):
         sessions.lookup_step("m" * 32, 1, out=out, on_device=True)
@@ -184,7 +163,7 @@ def test_rows_of_steps_are_new_where_they_are_on_the_device(
     assert sessions.reaches_device
 
 
-def test_what_is_wrong_with_a_step_is_said_as_ever(server: GpuServer, trainer: Trainer) -> None:
+def test_what_is_wrong_with_a_step_is_said_as_ever(server, trainer):
     """A lookup, or an update, that is refused leaves the step as it was."""
     sessions = trainer.store.sessions
     sessions.open("s", ["narrow", "wide"])
@@ -214,7 +193,7 @@ def test_what_is_wrong_with_a_step_is_said_as_ever(server: GpuServer, trainer: T
 
 
 @pytest.mark.parametrize("settings", [{"inflight_bytes_max": SMALL_BYTES}], indirect=True)
-def test_a_full_loan_is_refused_until_rows_are_dropped(server: GpuServer, trainer: Trainer) -> None:
+def test_a_full_loan_is_refused_until_rows_are_dropped(server, trainer):
     keys = np.arange(10)
     kept = [trainer.table("wide").lookup(trainer.array(keys)) for _ in range(4)]
     assert Lent.of(server)[1] == SMALL_BYTES // 2
@@ -224,9 +203,7 @@ def test_a_full_loan_is_refused_until_rows_are_dropped(server: GpuServer, traine
     trainer.table("wide").lookup(trainer.array(keys))
 
 
-def test_outputs_that_do_not_fit_are_refused_before_anything_is_sent(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_outputs_that_do_not_fit_are_refused_before_anything_is_sent(server, trainer, gpu):
     device, keys = trainer.table("narrow"), trainer.array(np.arange(10))
     read_only = trainer.out(10, DIM)
     interface = read_only.__cuda_array_interface__
@@ -246,7 +223,7 @@ def test_outputs_that_do_not_fit_are_refused_before_anything_is_sent(
     assert gpu.opened == 0
 
 
-def test_a_call_that_is_too_large_is_refused(server: GpuServer, trainer: Trainer) -> None:
+def test_a_call_that_is_too_large_is_refused(server, trainer):
     keys = trainer.array(np.arange(10))
     keys.shape = (1 << 34,)
     keys.__cuda_array_interface__["shape"] = keys.shape

@@ -6,26 +6,20 @@ its area meanwhile; and no row passes through the host.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embstore
-from embstore.errors import (
-    InvalidArgumentError,
-)
+from embstore.errors import InvalidArgumentError
 from tests.copies import copy_of_open
-from tests.kernels.emulation.peer import EmulatedGpu
 from tests.service.device.samples import (
     COUNT,
     DIM,
     ROWS,
     WIDE,
     Changes,
-    GpuServer,
-    Trainer,
     assert_same,
     batch,
     rng,
@@ -42,9 +36,7 @@ WILD_SHARE = 0.002
 
 @pytest.mark.parametrize("names_stream", [True, False], ids=["its stream", "by DLPack"])
 @pytest.mark.parametrize("settings", [{}, {"cache_bytes": FEW_ROWS}], indirect=True)
-def test_lookups_and_updates_give_the_rows_of_arrays_of_the_host(
-    server: GpuServer, trainer: Trainer, names_stream: bool
-) -> None:
+def test_lookups_and_updates_give_the_rows_of_arrays_of_the_host(server, trainer, names_stream):
     random, how = rng(), {"names_stream": names_stream}
     host, device = trainer.table("narrow"), trainer.table("narrow-2")
     for _ in range(4):
@@ -61,7 +53,7 @@ def test_lookups_and_updates_give_the_rows_of_arrays_of_the_host(
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_bags_give_the_same_bits(server: GpuServer, trainer: Trainer, mode: str) -> None:
+def test_bags_give_the_same_bits(server, trainer, mode):
     random, offsets = rng(), np.array([0, 3, 3, 170, COUNT])
     host, device = trainer.table("wide"), trainer.table("wide-2")
     for _ in range(3):
@@ -77,9 +69,7 @@ def test_bags_give_the_same_bits(server: GpuServer, trainer: Trainer, mode: str)
     assert_same(server, ("wide", "wide-2"))
 
 
-def test_tables_of_several_pools_in_one_call_give_the_same_bits(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_tables_of_several_pools_in_one_call_give_the_same_bits(server, trainer):
     random, store = rng(), trainer.store
     for _ in range(3):
         (k1, g1), (k2, g2) = batch(random, COUNT, DIM), batch(random, 2 * COUNT, WIDE)
@@ -99,9 +89,7 @@ def test_tables_of_several_pools_in_one_call_give_the_same_bits(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_gradients_of_steps_give_the_same_bits(
-    server: GpuServer, trainer: Trainer, ranks: int
-) -> None:
+def test_gradients_of_steps_give_the_same_bits(server, trainer, ranks):
     random, sessions = rng(), trainer.store.sessions
     sessions.open("s", ["narrow", "narrow-2"], world_size=ranks)
     members = [sessions.join("s", rank).member for rank in range(ranks)]
@@ -124,8 +112,8 @@ def test_gradients_of_steps_give_the_same_bits(
 
 @pytest.mark.parametrize("settings", [{"durability": "commands"}], indirect=True)
 def test_an_update_is_logged_as_it_was_applied_whatever_the_area_has_by_then(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu, tmp_path: Path
-) -> None:
+    server, trainer, gpu, tmp_path
+):
     """The area changes at whatever the server's device does: keys that are right, and gradients."""
     random, device = rng(), trainer.table("narrow")
     keys, grads = batch(random, COUNT, DIM)
@@ -142,9 +130,7 @@ def test_an_update_is_logged_as_it_was_applied_whatever_the_area_has_by_then(
         assert store.table("narrow").digest() == digest
 
 
-def test_keys_that_change_during_a_call_reach_no_row_of_another(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_keys_that_change_during_a_call_reach_no_row_of_another(server, trainer, gpu):
     """Numbers of any size stand in their place; the emulated GPU ends at an access out of bounds.
 
     A call is refused then, or does what one of the keys' states would have done.
@@ -175,7 +161,7 @@ def test_keys_that_change_during_a_call_reach_no_row_of_another(
     server.on_engine(lambda store: store.check_integrity())
 
 
-def test_an_empty_call_is_answered_as_ever(server: GpuServer, trainer: Trainer) -> None:
+def test_an_empty_call_is_answered_as_ever(server, trainer):
     device = trainer.table("narrow")
     before = device.t
     none = np.empty(0, np.int64), np.empty((0, DIM), np.float32)
@@ -185,9 +171,7 @@ def test_an_empty_call_is_answered_as_ever(server: GpuServer, trainer: Trainer) 
     assert device.lookup(trainer.array(none[0])).shape == (0, DIM)
 
 
-def test_refused_gradients_and_keys_are_named_and_change_nothing(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_refused_gradients_and_keys_are_named_and_change_nothing(server, trainer):
     device = trainer.table("narrow")
     keys, grads = batch(rng(), COUNT, DIM)
     grads[17, 3] = np.inf
@@ -203,9 +187,7 @@ def test_refused_gradients_and_keys_are_named_and_change_nothing(
 # Nothing through the host
 
 
-def test_no_row_key_or_gradient_passes_through_the_host(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_no_row_key_or_gradient_passes_through_the_host(server, trainer, gpu):
     """What goes up and down is sizes, addresses and findings: no more for more keys."""
     device = trainer.table("wide")
     all_keys = np.arange(ROWS)

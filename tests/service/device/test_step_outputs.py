@@ -10,16 +10,8 @@ from embstore.errors import InvalidArgumentError
 from embstore.sharding import ShardMap
 from embstore_client.shards.router import Router
 from embstore_training.step import Step
-from tests.kernels.emulation.peer import ClientArray, EmulatedGpu, LentArray
-from tests.service.device.samples import (
-    DIM,
-    ROWS,
-    WIDE,
-    GpuServer,
-    Trainer,
-    assert_same,
-    rng,
-)
+from tests.kernels.emulation.peer import ClientArray, LentArray
+from tests.service.device.samples import DIM, ROWS, WIDE, Trainer, assert_same, rng
 from tests.service.device.test_steps import Member, drawn_keys
 from tests.service.faults.losing import needs_compiler
 from tests.serving import patient
@@ -42,9 +34,7 @@ class Made:
 
 
 @pytest.mark.parametrize("names_stream", [True, False])
-def test_rows_are_written_where_the_trainer_reads_them(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu, *, names_stream: bool
-) -> None:
+def test_rows_are_written_where_the_trainer_reads_them(server, trainer, gpu, *, names_stream):
     """In announced order, whatever that of the tables is; steps one after the other use one area,
     behind what reads the rows of the one before."""
     device, random = Member(trainer.store, "d", DIMS), rng()
@@ -63,9 +53,7 @@ def test_rows_are_written_where_the_trainer_reads_them(
     assert gpu.opened == 1
 
 
-def test_outputs_of_some_tables_are_filled_and_the_others_lent(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_outputs_of_some_tables_are_filled_and_the_others_lent(server, trainer):
     device, keys = Member(trainer.store, "d", DIMS), np.arange(9)
     device.announce(1, {"narrow": keys, "wide": keys})
     own = trainer.out(9, WIDE)
@@ -75,9 +63,7 @@ def test_outputs_of_some_tables_are_filled_and_the_others_lent(
         assert np.array_equal(rows.content(), trainer.table(name).lookup(keys))
 
 
-def test_outputs_that_cannot_be_filled_are_refused_and_the_step_stays(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_outputs_that_cannot_be_filled_are_refused_and_the_step_stays(server, trainer):
     with patient(f"unix:{server.socket}") as other:
         device = Member(other, "d", ["wide"])
         device.announce(1, {"wide": np.arange(9)})
@@ -96,7 +82,7 @@ def test_outputs_that_cannot_be_filled_are_refused_and_the_step_stays(
         assert np.array_equal(found.content(), rows.content())
 
 
-def test_outputs_are_refused_where_no_memory_is_shared(server: GpuServer, trainer: Trainer) -> None:
+def test_outputs_are_refused_where_no_memory_is_shared(server, trainer):
     with patient(server.address, transport="grpc") as store:
         device = Member(store, "d", ["wide"])
         device.announce(1, {"wide": np.arange(9)})
@@ -121,7 +107,7 @@ def trained(
             step.update_unique({table: trainer.array(content * np.float32(0.5))})
 
 
-def test_a_loop_takes_rows_into_its_own_arrays(server: GpuServer, trainer: Trainer) -> None:
+def test_a_loop_takes_rows_into_its_own_arrays(server, trainer):
     """Also of steps whose rows were sent for to the host, since those of the one before were."""
     random, make = rng(), Made(trainer)
     batches = [drawn_keys(random) for _ in range(6)]
@@ -139,9 +125,7 @@ def test_a_loop_takes_rows_into_its_own_arrays(server: GpuServer, trainer: Train
 
 
 @pytest.mark.parametrize("how", [{"rows": "host"}, {"waits": "none"}])
-def test_a_loop_with_rows_on_the_host_takes_no_outputs(
-    server: GpuServer, trainer: Trainer, how: Any
-) -> None:
+def test_a_loop_with_rows_on_the_host_takes_no_outputs(server, trainer, how):
     def into(step: Step) -> Any:
         assert not step.reaches_device
         with pytest.raises(InvalidArgumentError, match="expected no `out`"):

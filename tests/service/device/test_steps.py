@@ -3,7 +3,6 @@ same steps with arrays of the host, to the bit, and none of them on the host."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from embstore.arithmetic import unique
 from embstore.handles.sessions import BagGradients, SomeGradients, StepBags
 from embstore_client.shared_memory import RESULTS_MAX
 from tests.copies import copy_of_open
-from tests.kernels.emulation.peer import EmulatedGpu, LentArray
+from tests.kernels.emulation.peer import LentArray
 from tests.service.device.samples import (
     AREA_BYTES,
     COUNT,
@@ -22,9 +21,7 @@ from tests.service.device.samples import (
     PATIENCE_S,
     ROWS,
     WIDE,
-    GpuServer,
     Lent,
-    Trainer,
     assert_same,
     rng,
     wire_of,
@@ -73,9 +70,7 @@ def normal(random: np.random.Generator, *shape: int) -> Any:
 @pytest.mark.parametrize(
     "settings", [{}, {"cache_bytes": FEW_ROWS}, {"durability": "commands"}], indirect=True
 )
-def test_steps_give_the_bits_of_arrays_of_the_host(
-    server: GpuServer, trainer: Trainer, ranks: int, settings: Any, tmp_path: Path
-) -> None:
+def test_steps_give_the_bits_of_arrays_of_the_host(server, trainer, ranks, settings, tmp_path):
     """Occurrences of one table, and bags of another; gradients of them, which the GPU sums."""
     random, store = rng(), trainer.store
     host = [Member(store, "h", ("narrow", "wide"), rank=r, ranks=ranks) for r in range(ranks)]
@@ -120,7 +115,7 @@ def test_steps_give_the_bits_of_arrays_of_the_host(
             assert [again.table(name).digest() for name in DIMS] == digests
 
 
-def test_distinct_keys_and_gradients_of_some(server: GpuServer, trainer: Trainer) -> None:
+def test_distinct_keys_and_gradients_of_some(server, trainer):
     """Rows in announced order; rows of steps that one after the other has keys of."""
     random, store = rng(), trainer.store
     host, device = Member(store, "h", ("wide",)), Member(store, "d", ("wide-2",))
@@ -142,9 +137,7 @@ def test_distinct_keys_and_gradients_of_some(server: GpuServer, trainer: Trainer
     assert_same(server, ("wide", "wide-2"))
 
 
-def test_the_network_and_the_host_see_no_row_and_no_gradient(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_network_and_the_host_see_no_row_and_no_gradient(server, trainer, gpu, monkeypatch):
     """What travels is which keys occur where: a row is of 256 bytes."""
     device, travelled = Member(trainer.store, "d", ("wide",)), Travelled(monkeypatch)
     trainer.table("wide").lookup(np.arange(ROWS))  # resident
@@ -172,9 +165,7 @@ def test_the_network_and_the_host_see_no_row_and_no_gradient(
     assert wire_of(trainer).copies.bytes == copied
 
 
-def test_what_is_queued_on_rows_is_done_before_they_are_written_over(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_what_is_queued_on_rows_is_done_before_they_are_written_over(server, trainer, gpu):
     """A trainer that only reads has no gradients whose stream would be waited for."""
     device, keys = Member(trainer.store, "d", ("wide",)), np.arange(100)
     expected, reads = [], []
@@ -190,9 +181,7 @@ def test_what_is_queued_on_rows_is_done_before_they_are_written_over(
         assert np.array_equal(read(), rows)
 
 
-def test_rows_that_are_kept_stay_as_they_are_and_many_are_copied(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_rows_that_are_kept_stay_as_they_are_and_many_are_copied(server, trainer):
     random, device = rng(), Member(trainer.store, "d", ("wide",))
     kept, expected, keys = [], [], np.arange(100)
     for step in range(1, RESULTS_MAX + 4):
@@ -207,8 +196,8 @@ def test_rows_that_are_kept_stay_as_they_are_and_many_are_copied(
 
 
 def test_rows_of_a_step_that_another_client_has_announced_have_room_made_for_them(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+    server, trainer, gpu
+):
     inverse = rng().integers(0, ROWS, 20_000).astype(np.int32)
     with patient(f"unix:{server.socket}") as other:
         device = Member(other, "d", ("wide",))
@@ -260,9 +249,7 @@ def drawn_keys(random: np.random.Generator) -> Any:
 
 
 @pytest.mark.parametrize("rows", ["device", "auto"])
-def test_a_loop_has_all_of_a_step_on_the_device(
-    server: GpuServer, trainer: Trainer, rows: str
-) -> None:
+def test_a_loop_has_all_of_a_step_on_the_device(server, trainer, rows):
     def content(found: Any) -> Any:
         assert isinstance(found, LentArray)
         return found.content()
@@ -272,7 +259,7 @@ def test_a_loop_has_all_of_a_step_on_the_device(
     assert_same(server, *PAIRS)
 
 
-def test_a_loop_has_host_and_device_steps_by_turns(server: GpuServer, trainer: Trainer) -> None:
+def test_a_loop_has_host_and_device_steps_by_turns(server, trainer):
     """Where their keys are. Rows of the next step are sent for early if they come to the host."""
     random, seen = rng(), []
     batches = [drawn_keys(random) for _ in range(6)]

@@ -53,9 +53,7 @@ def side(server: Server, gpu: EmulatedGpu) -> DeviceSide:
     return made
 
 
-def test_a_side_that_nobody_refers_to_is_closed_before_its_tether_ends(
-    server: Server, gpu: EmulatedGpu
-) -> None:
+def test_a_side_that_nobody_refers_to_is_closed_before_its_tether_ends(server, gpu):
     """Also one of a cycle, whose members Python finalizes in any order."""
     made = [DeviceSide()]
     made.append(made)  # type: ignore[arg-type]
@@ -65,9 +63,7 @@ def test_a_side_that_nobody_refers_to_is_closed_before_its_tether_ends(
     assert not gpu.open_areas and server.has_ended
 
 
-def test_a_fork_leaves_what_is_open_to_its_parent(
-    server: Server, side: DeviceSide, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_leaves_what_is_open_to_its_parent(server, side, gpu, monkeypatch):
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         side.close()
@@ -76,7 +72,7 @@ def test_a_fork_leaves_what_is_open_to_its_parent(
     assert server.has_ended
 
 
-def test_a_tether_ends_where_the_memory_cannot_be_opened(server: Server, gpu: EmulatedGpu) -> None:
+def test_a_tether_ends_where_the_memory_cannot_be_opened(server, gpu):
     made = DeviceSide()
     with pytest.raises(KeyError):
         made.take(server.body.replace(b"memory", b"nobody"), server.given)

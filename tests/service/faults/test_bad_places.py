@@ -11,9 +11,8 @@ import pytest
 
 from embstore_proto.frame import Message
 from embstore_proto.v1 import embstore_pb2 as pb
-from tests.service.faults.ledger import DIM, Ledger, gradients
-from tests.service.faults.served import Served
-from tests.service.faults.wire import Sender, Wire, acknowledged, pieces, refusal
+from tests.service.faults.ledger import DIM, gradients
+from tests.service.faults.wire import acknowledged, pieces, refusal
 
 KEYS = 4
 Make = Callable[[Message], Any]
@@ -123,9 +122,7 @@ def spoiled(make: Make) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_bad_place_is_refused_and_changes_nothing(
-    verb: str, served: Served, wire: Wire, ledger: Ledger
-) -> None:
+def test_bad_place_is_refused_and_changes_nothing(verb, served, wire, ledger):
     before = served.store.command
     for what, message in spoiled(VERBS[verb]):
         found = refusal(lambda m=message: wire.unary(verb, m))
@@ -135,7 +132,7 @@ def test_bad_place_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_good_places_are_taken(verb: str, served: Served, wire: Wire) -> None:
+def test_good_places_are_taken(verb, served, wire):
     """What the other tests spoil is right before."""
     message = Message()
     framed = message.framed(VERBS[verb](message).SerializeToString())
@@ -145,7 +142,7 @@ def test_good_places_are_taken(verb: str, served: Served, wire: Wire) -> None:
     assert served.store.command == before + (2 if verb in WRITES else 0)
 
 
-def test_negative_enums_are_refused(wire: Wire, ledger: Ledger) -> None:
+def test_negative_enums_are_refused(wire, ledger):
     for number in (-1, 7, -(1 << 31)):
         message = Message()
         pooled = VERBS["LookupPooled"](message)
@@ -171,7 +168,7 @@ def _beside(make: Make, header: Any) -> bytes:
     return message.framed(header.SerializeToString()).joined()
 
 
-def test_arrays_may_lie_over_each_other(wire: Wire, sender: Sender, ledger: Ledger) -> None:
+def test_arrays_may_lie_over_each_other(wire, sender, ledger):
     """Two tables may name the same keys, and no array is written to: each is what it says."""
     message = Message()
     once = message.add(np.array([1]))

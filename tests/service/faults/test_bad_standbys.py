@@ -17,7 +17,6 @@ from embstore.storage import catalogue as catalogues
 from embstore.storage.catalogue import Catalogue
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.replication import standbys
-from tests.faults.forks import Forks
 from tests.service.faults.following import await_same, await_standing, connected, server
 from tests.service.faults.ledger import gradients, make_tables
 from tests.service.faults.served import Served, until
@@ -63,7 +62,7 @@ def stream(served: Served, *requests: bytes, ends: bool = False) -> Iterator[Any
 
 
 @pytest.mark.parametrize("last", [None, b"", b"\xff"], ids=["nothing", "empty", "noise"])
-def test_a_standby_that_says_what_cannot_be_is_told_so(logged: Served, last: bytes | None) -> None:
+def test_a_standby_that_says_what_cannot_be_is_told_so(logged, last):
     """Also by ending its side: nobody knows any more what it has on its disk."""
     more = [] if last is None else [last]
     with stream(logged, ANEW, WANTED, *more, ends=last is None) as call:
@@ -72,9 +71,7 @@ def test_a_standby_that_says_what_cannot_be_is_told_so(logged: Served, last: byt
     until(lambda: logged.service.standing.standbys == 0)
 
 
-def test_a_standby_that_does_not_read_is_dropped(
-    logged: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_standby_that_does_not_read_is_dropped(logged, monkeypatch):
     """The leader goes on, and keeps no more of its log than it would."""
     monkeypatch.setattr(standbys, "LAG_BYTES_MAX", 1 << 16)
     service = logged.service
@@ -107,14 +104,14 @@ def test_a_standby_that_does_not_read_is_dropped(
         ([ANEW, request(wanted=pb.Wanted(paths=["../secret"]))], "no file '../secret'"),
     ],
 )
-def test_garbage_of_a_standby_is_refused(logged: Served, requests: list[bytes], text: str) -> None:
+def test_garbage_of_a_standby_is_refused(logged, requests, text):
     with stream(logged, *requests) as call, pytest.raises(grpc.RpcError) as refused:
         list(call)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert text in refused.value.details()
 
 
-def test_a_server_without_a_command_log_cannot_be_followed(served: Served) -> None:
+def test_a_server_without_a_command_log_cannot_be_followed(served):
     with (
         stream(served, request(follower=pb.Follower())) as call,
         pytest.raises(grpc.RpcError) as refused,
@@ -171,9 +168,7 @@ def speaking(address: str, replies: list[bytes]) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("replies", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_of_a_leader_does_no_harm(
-    forks: Forks, quick_path: Path, replies: list[bytes]
-) -> None:
+def test_garbage_of_a_leader_does_no_harm(forks, quick_path, replies):
     """The standby asks again and again, until there is a leader that can be followed."""
     leader = server(forks, quick_path / "leader")
     standby = server(forks, quick_path / "standby", follow=leader.address)
@@ -195,7 +190,7 @@ def test_garbage_of_a_leader_does_no_harm(
     leader.kill()
 
 
-def test_a_directory_of_another_store_is_left_alone(forks: Forks, quick_path: Path) -> None:
+def test_a_directory_of_another_store_is_left_alone(forks, quick_path):
     leader = server(forks, quick_path / "leader")
     other = server(forks, quick_path / "other")
     for one in (leader, other):

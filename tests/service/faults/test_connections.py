@@ -56,8 +56,8 @@ def is_ended(connection: socket.socket) -> bool:
 
 @pytest.mark.parametrize("port", ["address", "admin"])
 def test_idle_connections_do_not_keep_a_checkpoint_from_its_files(
-    quick_path: Path, few_descriptors: None, port: str
-) -> None:
+    quick_path, few_descriptors, port
+):
     server = started(quick_path / "store", "--connections-max", "100000")
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     resource.setrlimit(
@@ -75,7 +75,7 @@ def test_idle_connections_do_not_keep_a_checkpoint_from_its_files(
     assert sum(map(len, server.log)) < 100_000
 
 
-def test_a_connection_that_asks_for_nothing_is_ended(quick_path: Path) -> None:
+def test_a_connection_that_asks_for_nothing_is_ended(quick_path):
     server = started(quick_path / "store", "--handshake-timeout-s", "0.3")
     with connect(server.address, timeout_s=PATIENCE_S) as store, ExitStack() as open_ones:
         make_tables(store)
@@ -90,7 +90,7 @@ def test_a_connection_that_asks_for_nothing_is_ended(quick_path: Path) -> None:
 
 
 @pytest.mark.parametrize("port", ["address", "admin"])
-def test_there_are_no_more_connections_than_are_allowed(quick_path: Path, port: str) -> None:
+def test_there_are_no_more_connections_than_are_allowed(quick_path, port):
     most = 20
     options = ("--connections-max", str(most), "--handshake-timeout-s", "3600")
     server = started(quick_path / "store", *options)

@@ -245,12 +245,8 @@ def store(server: LoggedServer) -> Iterator[Store]:
 
 
 def test_a_crowd_is_served_whatever_becomes_of_some_of_it(
-    forks: Forks,
-    server: LoggedServer,
-    store: Store,
-    quick_path: Path,
-    pytestconfig: pytest.Config,
-) -> None:
+    forks, server, store, quick_path, pytestconfig
+):
     sys.stdout.write(f"seed {SEED}\n")
     is_soak = pytestconfig.getoption("soak") > 1
     if is_soak:

@@ -13,7 +13,7 @@ from embstore.errors import OutcomeUnknownError
 from embstore.handles.store import Store
 from embstore_client import connect
 from tests.reference import ReferenceStore
-from tests.service.faults.ledger import DIM, ROWS, TABLES, Ledger, digests, gradients, make_tables
+from tests.service.faults.ledger import DIM, ROWS, TABLES, digests, gradients, make_tables
 from tests.service.faults.proxy import Proxy
 from tests.service.faults.served import PATIENCE_S, Served
 from tests.service.frequency_samples import hot_set_of, profile_of
@@ -53,14 +53,7 @@ def rng() -> np.random.Generator:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
-def test_every_update_is_applied_once(
-    streamed: bool,
-    proxy: Proxy,
-    far: Store,
-    ledger: Ledger,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_update_is_applied_once(streamed, proxy, far, ledger, rng, monkeypatch):
     if streamed:
         monkeypatch.setattr("embstore_client.grpc_wire.UNARY_BYTES", 0)
         monkeypatch.setattr("embstore_proto.frame.CHUNK_BYTES", 199)
@@ -104,9 +97,7 @@ def assert_rows(rows: Any, reference: ReferenceStore, step: int) -> None:
     assert rows["rows"].tobytes() == reference.table("rows").lookup(step_keys(step)).tobytes()
 
 
-def test_every_step_is_done_once(
-    proxy: Proxy, far: Store, reference: ReferenceStore, rng: np.random.Generator
-) -> None:
+def test_every_step_is_done_once(proxy, far, reference, rng):
     member = join(far)
     for step in range(1, STEPS + 1):
         proxy.cut_after(int(rng.integers(4000)))
@@ -118,9 +109,7 @@ def test_every_step_is_done_once(
     assert proxy.cuts > STEPS // 4
 
 
-def test_leaving_a_server_that_has_gone_takes_a_moment(
-    served: Served, proxy: Proxy, far: Store
-) -> None:
+def test_leaving_a_server_that_has_gone_takes_a_moment(served, proxy, far):
     begun = 0.0
     with pytest.raises(KeyboardInterrupt), far.session(["rows"]):
         served.stop()
@@ -130,9 +119,7 @@ def test_leaving_a_server_that_has_gone_takes_a_moment(
     assert monotonic() - begun < PATIENCE_S
 
 
-def test_rows_of_a_replica_are_put_once(
-    proxy: Proxy, far: Store, reference: ReferenceStore, rng: np.random.Generator
-) -> None:
+def test_rows_of_a_replica_are_put_once(proxy, far, reference, rng):
     member, keys = join(far), np.arange(5)
     weights = rng.standard_normal((5, DIM), np.float32)
     state = rng.random((5, 2 * DIM), np.float32)
@@ -145,8 +132,8 @@ def test_rows_of_a_replica_are_put_once(
 
 
 def test_rows_of_a_replica_that_a_restart_cut_off_are_told_to_be_in_doubt(
-    serve: Any, served: Served, proxy: Proxy, far: Store
-) -> None:
+    serve, served, proxy, far
+):
     ones = np.ones((5, DIM), np.float32)
     member, rows = join(far), {"rows": (np.arange(5), ones, np.tile(ones, 2), 4)}
     with ThreadPoolExecutor(1) as pool:
@@ -166,7 +153,7 @@ def test_rows_of_a_replica_that_a_restart_cut_off_are_told_to_be_in_doubt(
 # Documents
 
 
-def test_documents_pass_whole(proxy: Proxy, far: Store, rng: np.random.Generator) -> None:
+def test_documents_pass_whole(proxy, far, rng):
     profile = profile_of({"marks": {key: 1 + key % 7 for key in range(4000)}})
     for version in range(1, 11):
         proxy.cut_after(int(rng.integers(len(profile.to_bytes()))))

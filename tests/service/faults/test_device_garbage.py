@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,9 +79,7 @@ def assert_serves(server: GpuServer) -> None:
         assert store.lookup({"wide": KEYS})["wide"].shape[0] == COUNT
 
 
-def test_a_lookup_that_comes_after_its_announcement_has_its_arrays_there(
-    server: GpuServer, sharer: Sharer
-) -> None:
+def test_a_lookup_that_comes_after_its_announcement_has_its_arrays_there(server, sharer):
     """By itself it looks like one that may be answered where it is read."""
     sharer.say(frames.on_device(KEYS_BYTES))
     assert_serves(server)  # it has been read by then
@@ -111,8 +108,8 @@ def test_a_lookup_that_comes_after_its_announcement_has_its_arrays_there(
     ids=str,
 )
 def test_what_is_elsewhere_of_another_kind_or_more_than_the_area_has_is_refused(
-    server: GpuServer, sharer: Sharer, place: dict[str, Any], announced: int | None
-) -> None:
+    server, sharer, place, announced
+):
     """And so are places of a GPU's memory in a call that announces none."""
     if place or announced != KEYS_BYTES:
         said = sharer.call("Lookup", lookup_header(**place), announced)
@@ -120,14 +117,14 @@ def test_what_is_elsewhere_of_another_kind_or_more_than_the_area_has_is_refused(
     assert sharer.call("Lookup", lookup_header(), KEYS_BYTES).kind == Kind.RESULT
 
 
-def test_a_call_without_an_area_is_refused(server: GpuServer) -> None:
+def test_a_call_without_an_area_is_refused(server):
     with Sharer(server.socket) as sharer:
         said = sharer.call("Lookup", lookup_header(), KEYS_BYTES)
         assert "shared memory of a GPU of 0 bytes" in said.refusal.text
 
 
 @pytest.mark.parametrize("verb", ["GetStats", "ReadRows", "Assign", "ReadStep", "PutRows"])
-def test_verbs_that_use_no_memory_of_a_gpu_refuse_it(sharer: Sharer, verb: str) -> None:
+def test_verbs_that_use_no_memory_of_a_gpu_refuse_it(sharer, verb):
     said = sharer.call(verb, b"", 0)
     assert f"arrays of the host in {verb}" in said.refusal.text
 
@@ -145,16 +142,14 @@ def member(server: GpuServer) -> Iterator[str]:
 
 @pytest.mark.parametrize("verb", ["LookupStepPooled", "UpdateStep"])
 @pytest.mark.parametrize("dtype", [pb.DTYPE_UINT32, pb.DTYPE_INT64, pb.DTYPE_FLOAT32])
-def test_occurrences_of_a_step_are_the_host_s(
-    sharer: Sharer, member: str, verb: str, dtype: Any
-) -> None:
+def test_occurrences_of_a_step_are_the_host_s(sharer, member, verb, dtype):
     header = step_header(verb, member, dtype=dtype, offset=DEVICE_OFFSET)
     said = sharer.call(verb, header, 4 * COUNT * WIDE)
     assert said.refusal.name == "InvalidArgumentError"
     assert "inverse" in said.refusal.text
 
 
-def test_counts_of_a_lookup_are_the_host_s(sharer: Sharer) -> None:
+def test_counts_of_a_lookup_are_the_host_s(sharer):
     head = VERBS["Lookup"].request.Header.FromString(lookup_header())
     there = pb.Array(dtype=pb.DTYPE_INT64, shape=[COUNT], offset=DEVICE_OFFSET)
     head.tables[0].counts.CopyFrom(there)
@@ -162,9 +157,7 @@ def test_counts_of_a_lookup_are_the_host_s(sharer: Sharer) -> None:
     assert said.refusal.name == "InvalidArgumentError"
 
 
-def test_early_rows_of_a_step_are_the_host_s(
-    server: GpuServer, sharer: Sharer, member: str
-) -> None:
+def test_early_rows_of_a_step_are_the_host_s(server, sharer, member):
     """Step 2 has early rows while step 1 is not finished."""
     header = VERBS["LookupStep"].outgoing(c.LookupStep(member, 2, early=True)).serialised(None)
     said = sharer.call("LookupStep", header, 0)
@@ -173,7 +166,7 @@ def test_early_rows_of_a_step_are_the_host_s(
     assert sharer.call("LookupStep", header, 0).kind == Kind.RESULT
 
 
-def test_rows_of_two_bytes_are_refused(sharer: Sharer) -> None:
+def test_rows_of_two_bytes_are_refused(sharer):
     head = VERBS["Lookup"].request.Header.FromString(lookup_header())
     head.rows_dtype = pb.DTYPE_FLOAT16
     said = sharer.call("Lookup", head.SerializeToString(), KEYS_BYTES)
@@ -181,7 +174,7 @@ def test_rows_of_two_bytes_are_refused(sharer: Sharer) -> None:
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64 - 1])
-def test_an_area_above_the_most_is_refused(server: GpuServer, size: int) -> None:
+def test_an_area_above_the_most_is_refused(server, size):
     with Sharer(server.socket) as sharer:
         assert "split the call" in sharer.ask_for_device(size).refusal.text
         assert sharer.ask_for_device(1).kind == Kind.DEVICE_AREA
@@ -190,9 +183,7 @@ def test_an_area_above_the_most_is_refused(server: GpuServer, size: int) -> None
 
 @pytest.mark.parametrize("kind", [Kind.DEVICE_AREA, Kind.ON_DEVICE])
 @pytest.mark.parametrize("body", [b"", bytes(7), bytes(9)])
-def test_frames_that_are_none_end_the_connection(
-    server: GpuServer, kind: Kind, body: bytes
-) -> None:
+def test_frames_that_are_none_end_the_connection(server, kind, body):
     with Sharer(server.socket) as sharer:
         sharer.say(struct.pack("<IBB", len(body), kind, 0) + body)
         assert sharer.next().refusal.name == "InvalidArgumentError"
@@ -201,7 +192,7 @@ def test_frames_that_are_none_end_the_connection(
     assert_serves(server)
 
 
-def test_an_area_is_freed_when_its_tether_has_ended_and_not_before(server: GpuServer) -> None:
+def test_an_area_is_freed_when_its_tether_has_ended_and_not_before(server):
     with Sharer(server.socket) as sharer:
         sharer.ask_for_device(1)
         sharer.ask_for_device(1)
@@ -216,7 +207,7 @@ def test_an_area_is_freed_when_its_tether_has_ended_and_not_before(server: GpuSe
         until(lambda: area_bytes(server) == 0, PATIENCE_S)
 
 
-def test_a_server_on_the_cpu_refuses_to_share_its_memory(tmp_path: Path) -> None:
+def test_a_server_on_the_cpu_refuses_to_share_its_memory(tmp_path):
     with Served(tmp_path / "store", socket=str(tmp_path / "socket")) as served:
         served.on_engine(make_wide)
         with Sharer(served.socket) as sharer:

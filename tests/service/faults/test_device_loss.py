@@ -64,8 +64,8 @@ def check_reopened(path: Path, ledger: Ledger, epoch: int) -> None:
 
 
 def test_call_in_flight_is_told_of_the_device_and_those_that_wait_of_the_store(
-    losing: Served, quick_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    losing, quick_path, caplog
+):
     ledger = two_updates_and_a_checkpoint_between(losing.address)
     epoch = losing.store.epoch
     with Wire(losing.address) as wire:
@@ -92,7 +92,7 @@ def test_call_in_flight_is_told_of_the_device_and_those_that_wait_of_the_store(
     check_reopened(quick_path / "store", ledger, epoch)
 
 
-def test_loss_is_noticed_when_the_caller_has_gone(losing: Served) -> None:
+def test_loss_is_noticed_when_the_caller_has_gone(losing):
     two_updates_and_a_checkpoint_between(losing.address)
     device = losing.store.executor.device
     device.may_fail.clear()
@@ -113,7 +113,7 @@ def held_open(over: threading.Event) -> Iterator[bytes]:
     over.wait(PATIENCE_S)
 
 
-def test_server_process_says_so_and_ends_with_a_status_of_its_own(quick_path: Path) -> None:
+def test_server_process_says_so_and_ends_with_a_status_of_its_own(quick_path):
     path, over = quick_path / "store", threading.Event()
     with LosingServer(3 * APPLIES, path) as server, Wire(server.address) as wire:
         ledger = two_updates_and_a_checkpoint_between(server.address)

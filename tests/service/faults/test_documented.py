@@ -41,9 +41,7 @@ def token(caller: str) -> str | None:
 
 
 @pytest.mark.parametrize("caller", ["anybody", *TOKENS])
-def test_documented_requests_are_answered_as_documented(
-    caller: str, servers: dict[bool, LoggedServer], pytestconfig: pytest.Config
-) -> None:
+def test_documented_requests_are_answered_as_documented(caller, servers, pytestconfig):
     from tests.service.faults.documented import PROBES, Requests  # whose imports take seconds
 
     server, may_act = servers[caller in TOKENS], caller in ("anybody", "operator")

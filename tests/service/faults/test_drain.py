@@ -20,7 +20,6 @@ from embstore_client import connect
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
 from embstore_server.setup.launch import ServerProcess
-from tests.faults.forks import Forks
 from tests.service.faults.ledger import gradients, make_tables
 from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, until
@@ -123,7 +122,7 @@ WORKS: dict[str, Callable[[EmbstoreStub, Path], list[Any]]] = {
 
 
 @pytest.mark.parametrize("what", WORKS)
-def test_a_signal_ends_what_is_long(what: str, quick_path: Path) -> None:
+def test_a_signal_ends_what_is_long(what, quick_path):
     ones = np.ones((ROWS, DIM), np.float32)
     with Endless(quick_path, what) as server, grpc.insecure_channel(server.address) as channel:
         with connect(server.address, timeout_s=PATIENCE_S) as store:
@@ -155,8 +154,8 @@ def test_a_signal_ends_what_is_long(what: str, quick_path: Path) -> None:
 
 @pytest.mark.parametrize(("drain_s", "replayed"), [(30.0, False), (0.0, True)])
 def test_rows_are_committed_in_time_or_left_to_the_command_log(
-    drain_s: float, replayed: bool, forks: Forks, quick_path: Path
-) -> None:
+    drain_s, replayed, forks, quick_path
+):
     """No acknowledged command is lost, and the process ends with 0 (`stop`)."""
     path = quick_path / "store"
     server = ForkedServer(forks, path, durability="interval", drain_s=drain_s)

@@ -13,12 +13,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import embstore
 from embstore.errors import StorageError, StoreClosedError
 from embstore_proto.status import NOT_AGAIN_METADATA
-from tests.faults.forks import Forks
 from tests.faults.refusing import RefusingFiles
 from tests.service.faults.following import connected, server
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import Served, until
-from tests.service.faults.wire import Wire, lookup, refusal, update
+from tests.service.faults.wire import lookup, refusal, update
 from tests.serving import on_loop
 
 
@@ -49,7 +48,7 @@ def failed(served: Served, files: RefusingFiles) -> Served:
     return served
 
 
-def test_every_call_is_refused_for_good(failed: Served, wire: Wire) -> None:
+def test_every_call_is_refused_for_good(failed, wire):
     calls = {
         "GetStats": b"",
         "Update": update(gradients(2)).joined(),
@@ -62,13 +61,13 @@ def test_every_call_is_refused_for_good(failed: Served, wire: Wire) -> None:
     assert wire.unary("GetServerInfo", b"")
 
 
-def test_client_is_told_and_does_not_try_again(failed: Served) -> None:
+def test_client_is_told_and_does_not_try_again(failed):
     with failed.connect() as store, pytest.raises(StoreClosedError):
         store.stats()
     until(lambda: failed.answered("GetStats", "UNAVAILABLE") == 1)
 
 
-def test_operator_and_health_are_told(failed: Served, wire: Wire) -> None:
+def test_operator_and_health_are_told(failed, wire):
     def status() -> object:
         stub = health_pb2_grpc.HealthStub(wire._channel)
         return stub.Check(health_pb2.HealthCheckRequest()).status
@@ -78,9 +77,7 @@ def test_operator_and_health_are_told(failed: Served, wire: Wire) -> None:
     until(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
-def test_log_says_it_once(
-    served: Served, files: RefusingFiles, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_says_it_once(served, files, caplog):
     with served.connect() as store:
         files.refuse(("sync",), 1, errno.EIO, lasting=True)
         for _ in range(3):
@@ -90,9 +87,7 @@ def test_log_says_it_once(
     assert [r.getMessage() for r in caplog.records] == ["store failed"]
 
 
-def test_server_ends_and_the_next_one_has_the_last_commit(
-    failed: Served, files: RefusingFiles, serve: Callable[..., Served]
-) -> None:
+def test_server_ends_and_the_next_one_has_the_last_commit(failed, files, serve):
     files.relent()
     failed.stop()
     again = serve()
@@ -102,9 +97,7 @@ def test_server_ends_and_the_next_one_has_the_last_commit(
 
 
 @pytest.mark.parametrize("name", ["commands", "log", "store.json"])
-def test_what_is_removed_below_a_server_is_told(
-    serve: Callable[..., Served], quick_path: Path, name: str
-) -> None:
+def test_what_is_removed_below_a_server_is_told(serve, quick_path, name):
     path = quick_path / "store"
     served = serve(
         open_store=lambda: embstore.open(
@@ -124,9 +117,7 @@ def test_what_is_removed_below_a_server_is_told(
             store.update(gradients(2))
 
 
-def test_a_server_whose_directory_does_not_open_again_does_not_end_with_0(
-    forks: Forks, quick_path: Path
-) -> None:
+def test_a_server_whose_directory_does_not_open_again_does_not_end_with_0(forks, quick_path):
     served = server(forks, quick_path / "store")
     served.start()
     with connected(served) as store:

@@ -5,7 +5,6 @@ A refusal changes nothing, which the command number and the digest say, and no o
 
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -15,7 +14,6 @@ import pytest
 from embstore_proto.status import ANSWERS
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.service.faults.ledger import Ledger, gradients
-from tests.service.faults.served import Served
 from tests.service.faults.wire import Refusal, Wire, lookup, refusal, refusal_of, update
 
 SEED = 20_261_120
@@ -52,9 +50,7 @@ def assert_serves(wire: Wire, ledger: Ledger, n: int) -> None:
     assert ledger.acknowledged[n] == ledger.first_command + len(ledger.acknowledged) - 1
 
 
-def test_noise_is_refused_by_name(
-    wire: Wire, served: Served, ledger: Ledger, rng: np.random.Generator
-) -> None:
+def test_noise_is_refused_by_name(wire, served, ledger, rng):
     for number, method in enumerate(METHODS):
         before = served.store.command
         for _ in range(NOISES):
@@ -69,7 +65,7 @@ def _method(name: str) -> Any:
     return next(method for method in METHODS if method.name == name)
 
 
-def test_unknown_method_is_refused(wire: Wire, ledger: Ledger) -> None:
+def test_unknown_method_is_refused(wire, ledger):
     for call in (lambda: wire.unary("Upsert", b"x"), lambda: wire.stream("Upsert", [b"x"])):
         with pytest.raises(grpc.RpcError) as caught:
             call()
@@ -92,7 +88,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("table", NAMES, ids=[ascii(n[:4]) + str(len(n)) for n in NAMES])
-def test_name_of_no_table_is_told_as_it_came(table: str, wire: Wire, ledger: Ledger) -> None:
+def test_name_of_no_table_is_told_as_it_came(table, wire, ledger):
     """A message of any length and alphabet fits the status that it travels in."""
     config = pb.TableConfig(name=table, dim=4, rows=10, sgd=pb.Sgd(), constant=pb.Constant())
     messages = {
@@ -114,16 +110,14 @@ TEXTS = ['{"a": ' * 2000, "[]", "1" * 9000, "{", '{"a": NaN}', '"\\ud800"', '{"a
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=[t[:6] for t in TEXTS])
-def test_metadata_that_is_no_object_is_refused(text: str, wire: Wire, ledger: Ledger) -> None:
+def test_metadata_that_is_no_object_is_refused(text, wire, ledger):
     request = pb.CheckpointRequest(label="x", metadata_json=text)
     found = sent(wire, _method("Checkpoint"), request.SerializeToString())
     assert found is not None and found.error == "InvalidArgumentError"
     assert_serves(wire, ledger, 0)
 
 
-def test_a_request_whose_message_never_comes_ends_at_its_deadline(
-    serve: Callable[..., Served],
-) -> None:
+def test_a_request_whose_message_never_comes_ends_at_its_deadline(serve):
     served, never = serve(call_timeout_s=0.05), threading.Event()
     with Wire(served.address) as wire:
         call = wire.begin_method("ListTables", (never.wait() for _ in range(1)), timeout=None)

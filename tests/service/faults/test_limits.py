@@ -40,9 +40,7 @@ def background() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("timeout", [None, 1000.0], ids=["none", "long"])
-def test_deadline_is_at_most_the_servers(
-    serve: Callable[..., Served], timeout: float | None
-) -> None:
+def test_deadline_is_at_most_the_servers(serve, timeout):
     served = serve(call_timeout_s=0.05, call_timeout_max_s=0.05)
     served.on_engine(make_tables)
     with served.held(), Wire(served.address) as wire:
@@ -57,9 +55,7 @@ def test_deadline_is_at_most_the_servers(
 # Bytes in flight
 
 
-def test_what_carries_no_arrays_is_answered_whatever_is_in_flight(
-    serve: Callable[..., Served],
-) -> None:
+def test_what_carries_no_arrays_is_answered_whatever_is_in_flight(serve):
     """A lease that is not renewed ends a session, and a server that is not known is no server."""
     served = serve()
     served.on_engine(make_tables)
@@ -85,9 +81,7 @@ def narrow(serve: Callable[..., Served]) -> Served:
     return served
 
 
-def test_full_queue_refuses_at_once_and_a_client_backs_off(
-    narrow: Served, background: ThreadPoolExecutor
-) -> None:
+def test_full_queue_refuses_at_once_and_a_client_backs_off(narrow, background):
     ledger = Ledger()
     with Wire(narrow.address) as wire, narrow.connect() as store:
         ledger.acknowledged[0] = store.update(gradients(0)).command  # it knows the tables now
@@ -106,7 +100,7 @@ def test_full_queue_refuses_at_once_and_a_client_backs_off(
     narrow.assert_idle()
 
 
-def test_client_gives_up_on_a_full_queue_at_its_deadline(narrow: Served) -> None:
+def test_client_gives_up_on_a_full_queue_at_its_deadline(narrow):
     with Wire(narrow.address) as wire, narrow.held():
         calls = [wire.begin("Update", message(n)) for n in (1, 2)]
         narrow.await_queue(2)
@@ -139,9 +133,7 @@ def wide(count: int) -> dict[str, tuple[Any, Any]]:
     return {"wide": (np.arange(count), np.ones((count, 64), np.float32))}
 
 
-def test_full_memory_refuses_and_lets_a_client_wait(
-    small: Served, background: ThreadPoolExecutor
-) -> None:
+def test_full_memory_refuses_and_lets_a_client_wait(small, background):
     first, small_one = update(wide(60)), message(1)
     with Wire(small.address) as wire, small.connect() as store:
         store.table("wide")  # it knows the table now
@@ -162,7 +154,7 @@ def test_full_memory_refuses_and_lets_a_client_wait(
     small.assert_idle()
 
 
-def test_message_larger_than_all_the_room_is_taken_alone(small: Served) -> None:
+def test_message_larger_than_all_the_room_is_taken_alone(small):
     with small.connect() as store:
         assert store.update(wide(1000)).command == 4
         assert store.lookup({"wide": np.arange(1000)})["wide"].sum() == -64_000
@@ -170,7 +162,7 @@ def test_message_larger_than_all_the_room_is_taken_alone(small: Served) -> None:
 
 
 @pytest.mark.parametrize("verb", ["request", "reply"])
-def test_unary_message_above_the_limit_names_the_stream(verb: str, small: Served) -> None:
+def test_unary_message_above_the_limit_names_the_stream(verb, small):
     with Wire(small.address) as wire:
         if verb == "request":
             found = refusal(lambda: wire.unary("Update", update(wide(50)).joined()))
@@ -184,7 +176,7 @@ def test_unary_message_above_the_limit_names_the_stream(verb: str, small: Served
     small.assert_idle()
 
 
-def test_message_above_what_grpc_receives_is_refused_before_it_is_read(small: Served) -> None:
+def test_message_above_what_grpc_receives_is_refused_before_it_is_read(small):
     chunk = pb.Chunk(total_bytes=32 << 20, piece=bytes(32 << 20)).SerializeToString()
     announced = pb.Chunk(total_bytes=(1 << 30) + (1 << 20) + 1, piece=b"x").SerializeToString()
     with Wire(small.address) as wire:
@@ -198,7 +190,7 @@ def test_message_above_what_grpc_receives_is_refused_before_it_is_read(small: Se
     small.assert_idle()
 
 
-def test_client_says_what_is_too_large(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_says_what_is_too_large(small, monkeypatch):
     monkeypatch.setattr("embstore_client.grpc_wire.UNARY_BYTES", 1 << 30)
     with small.connect() as store:
         store.executor.transport.wire._unary_bytes_max = 1 << 30  # as if it had not been told
@@ -212,7 +204,7 @@ def test_client_says_what_is_too_large(small: Served, monkeypatch: pytest.Monkey
 # Turns
 
 
-def test_clients_take_turns(served: Served, ledger: Ledger) -> None:
+def test_clients_take_turns(served, ledger):
     wires = [Wire(served.address) for _ in range(4)]
     for wire in wires:
         wire.unary("ListTables", b"")
@@ -242,7 +234,7 @@ LONG_CALLS: list[Callable[[Store], Any]] = [
 ]
 
 
-def test_leases_are_renewed_while_ten_clients_pin_import_and_warm(served: Served) -> None:
+def test_leases_are_renewed_while_ten_clients_pin_import_and_warm(served):
     busy, free = threading.Event(), threading.Event()
 
     def take_the_engine(_: Store) -> None:

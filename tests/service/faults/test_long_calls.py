@@ -13,7 +13,6 @@ import pytest
 import embstore
 from embstore.cache import integrity
 from embstore.config import Constant, Sgd
-from embstore.durability import Durability
 from embstore.handles.store import Store
 from embstore.tables import digest
 from embstore.tables.slices import Slices
@@ -74,8 +73,8 @@ def with_rows(store: Store) -> Store:
 
 @pytest.mark.parametrize("durability", ["checkpoint", "commands"])
 def test_calls_get_on_while_a_digest_is_computed_which_is_of_the_state_before(
-    serve: Any, gate: Gate, durability: Durability, quick_path: Path
-) -> None:
+    serve, gate, durability, quick_path
+):
     gate.free.set()
     with embstore.open(quick_path / "twin") as twin:
         expected = with_rows(twin).table("long").digest()
@@ -111,9 +110,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
 @pytest.mark.parametrize("verb", CALLS)
-def test_it_ends_when_its_caller_has_gone(
-    served: Served, filled: Store, gate: Gate, verb: str, how: str, tmp_path: Path
-) -> None:
+def test_it_ends_when_its_caller_has_gone(served, filled, gate, verb, how, tmp_path):
     timeout_s = PATIENCE_S if how == "cancelled" else 0.2
     with grpc.insecure_channel(served.address) as channel:
         method = getattr(EmbstoreStub(channel), verb)
@@ -133,9 +130,7 @@ def test_it_ends_when_its_caller_has_gone(
     filled.close()
 
 
-async def test_it_ends_when_its_rest_client_has_gone(
-    tmp_path: Path, gate: Gate, runner: asyncio.Runner
-) -> None:
+async def test_it_ends_when_its_rest_client_has_gone(tmp_path, gate, runner):
     async with serving(tmp_path / "store") as rest:
         await rest.on_engine(with_rows)
         gone, messages = asyncio.Event(), [{"type": "http.request", "body": b'{"table": "long"}'}]

@@ -6,7 +6,7 @@ of these have a gigabyte. So it is off here, and every received message is watch
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import grpc
@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 from embstore.config import Constant, Sgd
-from embstore_proto.received import (
-    Assembly,
-)
+from embstore_proto.received import Assembly
 from embstore_server.transports.grpc import rpc
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import Sender, Wire, lookup, refusal, update
@@ -97,9 +95,7 @@ def time_out(wire: Wire, table: str, messages: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("end", [answer, read, refuse, cut, cancel, time_out])
-def test_ended_call_holds_no_arrays(
-    end: Callable[..., None], served: Served, wire: Wire, wide: str, messages: list[Any]
-) -> None:
+def test_ended_call_holds_no_arrays(end, served, wire, wide, messages):
     for _ in range(ROUNDS):
         end(wire, wide, messages)
     served.assert_idle()

@@ -88,11 +88,7 @@ class User(threading.Thread):
             address, token=token_of("trainer"), transport="grpc", timeout_s=PATIENCE_S
         )
         self._table = self._store.create_table(
-            "a/rows",
-            dim=4,
-            rows=100,
-            optimizer=Sgd(1.0),
-            initializer=Constant(0.0),
+            "a/rows", dim=4, rows=100, optimizer=Sgd(1.0), initializer=Constant(0.0)
         )
 
         self._begun_at = self._table.lookup([7])
@@ -214,7 +210,7 @@ def _shared_call(verb: str) -> list[Any]:
     return frames.call(verb, 1.0, bytes(1000), bytes(1000), None)
 
 
-def test_callers_without_a_token_take_little_memory(attacked: Attacked, soak: int) -> None:
+def test_callers_without_a_token_take_little_memory(attacked, soak):
     user = User(attacked.server.address)
     user.start()
     try:

@@ -7,7 +7,6 @@ loop. What cannot be answered at once, or is to be refused, is answered as if it
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ import embstore
 from embstore import commands as c
 from embstore.handles.store import Store
 from embstore_proto import shared_memory as frames
-from embstore_proto.received import (
-    Received,
-)
+from embstore_proto.received import Received
 from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
 from embstore_server.path import at_once
@@ -96,7 +93,7 @@ def asked(*parts: tuple[str, Any], admit: bool = True) -> c.Lookup:
     return c.Lookup(tuple(named), admit)
 
 
-def test_each_gets_its_own_rows_of_one_turn(sharers: list[RawSharer], turns: list[int]) -> None:
+def test_each_gets_its_own_rows_of_one_turn(sharers, turns):
     rng = np.random.default_rng(20_261_124)
     sizes = (1, 3, 900, 2000, 1, 40)
     own = [rng.integers(0, 3000, size) for size in sizes]  # some for the socket, some for the area
@@ -107,9 +104,7 @@ def test_each_gets_its_own_rows_of_one_turn(sharers: list[RawSharer], turns: lis
     assert turns == [CLIENTS]
 
 
-def test_several_tables_and_lookups_that_leave_no_trace(
-    shared: Served, sharers: list[RawSharer], turns: list[int]
-) -> None:
+def test_several_tables_and_lookups_that_leave_no_trace(shared, sharers, turns):
     before = shared.on_engine(lambda store: store.stats()["cache"]["pools"][0])
     k = keys(30)
     kinds = [(("a", k), ("b", k[:5])), (("b", k[7:]),), (("a", k[:0]), ("b", k))]
@@ -128,7 +123,7 @@ def test_several_tables_and_lookups_that_leave_no_trace(
     assert after["access_hits"] - before["access_hits"] == counted
 
 
-def test_who_is_refused_is_alone_in_that(sharers: list[RawSharer], turns: list[int]) -> None:
+def test_who_is_refused_is_alone_in_that(sharers, turns):
     commands = [asked(("a", [i])) for i in range(CLIENTS)]
     commands[1] = asked(("a", [1 << 30]))
     commands[2] = asked(("none", [1]))
@@ -143,9 +138,7 @@ def test_who_is_refused_is_alone_in_that(sharers: list[RawSharer], turns: list[i
     assert turns.count(1) == 3  # the others need not wait for what is refused
 
 
-def test_rows_that_are_not_in_the_cache_come_as_well(
-    shared: Served, sharers: list[RawSharer], turns: list[int]
-) -> None:
+def test_rows_that_are_not_in_the_cache_come_as_well(shared, sharers, turns):
     shared.on_engine(lambda store: make_wide(store, "initial", 7.0))
     commands = [asked(("initial", [i])) for i in range(CLIENTS)]
     for _ in range(2):
@@ -154,9 +147,7 @@ def test_rows_that_are_not_in_the_cache_come_as_well(
     assert turns == [CLIENTS]  # the second time
 
 
-def test_what_is_too_much_for_one_turn_takes_turns(
-    sharers: list[RawSharer], turns: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_much_for_one_turn_takes_turns(sharers, turns, monkeypatch):
     """Else the event loop would stand still for all of it."""
     row_bytes = 4 * DIM
     monkeypatch.setattr(at_once, "AT_ONCE_BYTES", 2500 * row_bytes)
@@ -168,9 +159,7 @@ def test_what_is_too_much_for_one_turn_takes_turns(
     assert turns == [4]
 
 
-def test_while_the_engine_is_at_work_they_wait(
-    shared: Served, sharers: list[RawSharer], turns: list[int]
-) -> None:
+def test_while_the_engine_is_at_work_they_wait(shared, sharers, turns):
     with shared.held():
         for sharer in sharers:
             sharer.begin(asked(("a", [5])))
@@ -180,9 +169,7 @@ def test_while_the_engine_is_at_work_they_wait(
     assert turns == []
 
 
-def test_a_client_that_reads_its_answers_late_gets_them_whole(
-    shared: Served, sharers: list[RawSharer], turns: list[int]
-) -> None:
+def test_a_client_that_reads_its_answers_late_gets_them_whole(shared, sharers, turns):
     """Its socket is full by then: what it does not hold waits, and nobody waits for that."""
     late, good = sharers[:2]
     count = 60  # an answer of 15 KiB, in the socket
@@ -196,8 +183,8 @@ def test_a_client_that_reads_its_answers_late_gets_them_whole(
 
 @pytest.mark.parametrize("durability", ["commands", "interval"])
 def test_gradients_that_change_meanwhile_are_logged_as_they_were_applied(
-    serve: Callable[..., Served], quick_path: Path, durability: Any
-) -> None:
+    serve, quick_path, durability
+):
     """They are read where the client can change them, once: what is logged is their sums."""
     path = quick_path / "logged"
     made = serve("logged", open_store=lambda: embstore.open(path, durability=durability))

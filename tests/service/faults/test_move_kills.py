@@ -22,7 +22,6 @@ from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 from embstore_client import moving
 from embstore_client.connecting import connect_one
-from tests.faults.forks import Forks
 from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S
 from tests.service.faults.test_resumed_runs import RANKS, Ranks, connected
@@ -87,9 +86,7 @@ def move(reports: Connection, path: str, count: int, dies_at: str) -> None:
         reports.send("moved")
 
 
-def test_ranks_go_on_while_movers_and_shards_are_killed(
-    forks: Forks, quick_path: Path, soak: int
-) -> None:
+def test_ranks_go_on_while_movers_and_shards_are_killed(forks, quick_path, soak):
     sys.stdout.write(f"seed {SEED + soak}\n")
     rng = np.random.default_rng(SEED + soak)
     recorded = Recorded(quick_path / "map.json")

@@ -42,12 +42,7 @@ def servers(module_path: Path) -> Iterator[dict[bool, MutatedServer]]:
 
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["anybody", "tokens"])
 @pytest.mark.parametrize("path", METHODS)
-def test_mutations_are_answered_and_do_what_they_say(
-    path: str,
-    has_tokens: bool,
-    servers: dict[bool, MutatedServer],
-    pytestconfig: pytest.Config,
-) -> None:
+def test_mutations_are_answered_and_do_what_they_say(path, has_tokens, servers, pytestconfig):
     server = servers[has_tokens]
     sys.stdout.write(f"seed {SEED}\n")
     count, size = MESSAGES, ROUND

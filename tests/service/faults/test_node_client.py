@@ -1,8 +1,7 @@
 """The client in another language (tests/node/client.js) where calls fail: what it sends again."""
 
 import errno
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from embstore.errors import StorageError
 from tests.copies import copy_of_open
 from tests.faults.refusing import RefusingFiles
 from tests.node.installed import Program, installed, running
-from tests.service.faults.ledger import Ledger, gradients, make_tables
+from tests.service.faults.ledger import gradients, make_tables
 from tests.service.faults.proxy import Proxy
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import Wire, update
@@ -55,9 +54,7 @@ def refused(answer: dict[str, Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("how", ["call", "stream"])
-def test_every_update_is_applied_once_over_a_connection_that_is_cut(
-    how: str, served: Served, ledger: Ledger
-) -> None:
+def test_every_update_is_applied_once_over_a_connection_that_is_cut(how, served, ledger):
     rng = np.random.default_rng(SEED)
     with Proxy(served.address) as proxy, running("calls.js", proxy.address) as node:
         for n in range(ROUNDS):
@@ -67,7 +64,7 @@ def test_every_update_is_applied_once_over_a_connection_that_is_cut(
         assert proxy.cuts > ROUNDS // 4
 
 
-def test_a_refusal_has_the_class_that_the_server_names(node: Program) -> None:
+def test_a_refusal_has_the_class_that_the_server_names(node):
     missing = node.call("GetTable", request={"table": "none"})
     assert refused(missing) == ("NOT_FOUND", "TableNotFoundError")
     rates = {"sgd": {"learning_rate": 1.0}, "constant": {"value": 0.0}}
@@ -81,9 +78,7 @@ def test_a_refusal_has_the_class_that_the_server_names(node: Program) -> None:
         assert refused(wrong) == ("INVALID_ARGUMENT", "InvalidArgumentError")
 
 
-def test_a_refusal_of_a_full_queue_is_sent_again(
-    serve: Callable[..., Served],
-) -> None:
+def test_a_refusal_of_a_full_queue_is_sent_again(serve):
     served = serve(queue_calls_max=1)
     served.on_engine(make_tables)
     with running("calls.js", served.address) as node, Wire(served.address) as wire:
@@ -97,7 +92,7 @@ def test_a_refusal_of_a_full_queue_is_sent_again(
         assert answer["t"] == {"marks": "2", "rows": "2"}
 
 
-def test_a_call_without_an_answer_ends_at_its_deadline(served: Served, node: Program) -> None:
+def test_a_call_without_an_answer_ends_at_its_deadline(served, node):
     with served.held():
         late = node.call("GetStats", request={}, timeoutMs=300)
         assert late["code"] == StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -106,8 +101,8 @@ def test_a_call_without_an_answer_ends_at_its_deadline(served: Served, node: Pro
 
 @pytest.mark.parametrize("durability", ["commands", "checkpoint"])
 def test_a_call_that_a_crash_left_without_an_answer_is_answered_if_it_is_known(
-    durability: str, serve: Callable[..., Served], quick_path: Path
-) -> None:
+    durability, serve, quick_path
+):
     def serve_store(name: str) -> Served:
         options: dict[str, Any] = {"cache_bytes": 1 << 22, "threads": 1, "durability": durability}
 
@@ -136,7 +131,7 @@ def test_a_call_that_a_crash_left_without_an_answer_is_answered_if_it_is_known(
             assert node.call("Update", tables=tables_of(2))["t"] == {"marks": "1", "rows": "1"}
 
 
-def test_a_failed_store_is_not_asked_again(serve: Callable[..., Served], quick_path: Path) -> None:
+def test_a_failed_store_is_not_asked_again(serve, quick_path):
     files = RefusingFiles(quick_path / "store")
 
     def opened() -> embstore.Store:

@@ -1,7 +1,7 @@
 """Which messages are received, of whom, and how many at a time."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -15,7 +15,7 @@ from embstore_server.transports.grpc import health, port
 from embstore_server.transports.grpc.receiving import CONTROL_MAX
 from tests.service.access.tenants import serving, token_of
 from tests.service.faults.http2 import Connection
-from tests.service.faults.served import Served, until
+from tests.service.faults.served import until
 from tests.service.faults.wire import SERVICE, Wire
 from tests.serving import Server
 
@@ -44,7 +44,7 @@ def token(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token_of(name)}"}
 
 
-def test_arrays_are_not_read_of_who_may_use_them_nowhere(server: Server) -> None:
+def test_arrays_are_not_read_of_who_may_use_them_nowhere(server):
     connection = Connection(server.address)
     for verb in ("Update", "UpdateStream", "ImportProfile"):
         connection.call(SERVICE + verb, b"", token("reader"))  # whose message never comes
@@ -52,7 +52,7 @@ def test_arrays_are_not_read_of_who_may_use_them_nowhere(server: Server) -> None
     connection.close()
 
 
-def test_a_request_without_arrays_is_small(server: Server) -> None:
+def test_a_request_without_arrays_is_small(server):
     message = bytes(HEADER_BYTES_MAX + 1)
     connection = Connection(server.address)
     connection.call(
@@ -64,7 +64,7 @@ def test_a_request_without_arrays_is_small(server: Server) -> None:
     connection.close()
 
 
-def test_few_requests_of_a_token_are_received_at_a_time(server: Server) -> None:
+def test_few_requests_of_a_token_are_received_at_a_time(server):
     slow, quick = Connection(server.address), b"\0\0\0\0\0"
     for _ in range(CONTROL_MAX):
         slow.call(f"{SERVICE}ListTables", b"", token("reader"))
@@ -83,9 +83,7 @@ def test_few_requests_of_a_token_are_received_at_a_time(server: Server) -> None:
     until(lambda: not receiving._lanes)
 
 
-def test_a_follower_without_a_token_leaves_no_line_in_the_log(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_follower_without_a_token_leaves_no_line_in_the_log(server, caplog):
     connection = Connection(server.address)
     with caplog.at_level(logging.INFO):
         for name in ("", "reader"):
@@ -111,9 +109,7 @@ def unknown(wire: Wire) -> str:
         return str(exc.code().name)  # type: ignore[attr-defined]
 
 
-def test_health_awaits_few_requests_and_none_for_long(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_health_awaits_few_requests_and_none_for_long(serve, monkeypatch):
     served = serve()
     answered = served._server._health
     connection = Connection(served.address)
@@ -133,9 +129,7 @@ def test_health_awaits_few_requests_and_none_for_long(
         late.close()
 
 
-def test_those_who_watch_health_are_counted(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_who_watch_health_are_counted(serve, monkeypatch):
     monkeypatch.setattr(health, "WATCHERS_MAX", 2)
     connection = Connection(serve().address)
     for _ in range(3):
@@ -151,12 +145,7 @@ _PINGS = 20
 
 
 @pytest.mark.parametrize("apart_ms, reason", [(0, None), (3_600_000, _ENHANCE_YOUR_CALM)])
-def test_who_asks_no_more_often_than_is_allowed_is_answered(
-    apart_ms: int,
-    reason: int | None,
-    serve: Callable[..., Served],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_asks_no_more_often_than_is_allowed_is_answered(apart_ms, reason, serve, monkeypatch):
     monkeypatch.setattr(port, "PINGS_APART_MS", apart_ms)
     connection = Connection(serve().address)
     connection.call(f"{SERVICE}ListTables", b"")  # whose request does not come to an end
@@ -172,5 +161,5 @@ def test_who_asks_no_more_often_than_is_allowed_is_answered(
     assert connection.end == reason
 
 
-def test_the_client_library_asks_no_more_often() -> None:
+def test_the_client_library_asks_no_more_often():
     assert KEEPALIVE_MS >= 2 * port.PINGS_APART_MS  # a ping may be late, and the next one not

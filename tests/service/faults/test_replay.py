@@ -58,9 +58,7 @@ def checkpoint(served: Served, sender: Sender) -> str:
 # Attempts that meet
 
 
-def test_attempt_joins_one_that_waits(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_attempt_joins_one_that_waits(served, wire, sender, ledger):
     origin = sender.origin()
     first, second = message(1, origin), message(1, again(origin))
     with served.held():
@@ -72,9 +70,7 @@ def test_attempt_joins_one_that_waits(
     ledger.acknowledged[1] = command(replies[0])
 
 
-def test_attempt_after_the_answer_is_answered_as_before(
-    wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_attempt_after_the_answer_is_answered_as_before(wire, sender, ledger):
     origin = sender.origin()
     reply = wire.unary("Update", message(1, origin))
     ledger.acknowledged[1] = command(reply)
@@ -83,7 +79,7 @@ def test_attempt_after_the_answer_is_answered_as_before(
     assert command(wire.stream("Update", pieces(update(gradients(1), again(origin)), 99))) == 3
 
 
-def test_refused_call_is_refused_again(wire: Wire, sender: Sender, ledger: Ledger) -> None:
+def test_refused_call_is_refused_again(wire, sender, ledger):
     origin = sender.origin()
     bad = {"rows": (np.array([1 << 20]), np.zeros((1, 4), np.float32))}
     attempts = [update(bad, o).joined() for o in (origin, again(origin))]
@@ -93,9 +89,7 @@ def test_refused_call_is_refused_again(wire: Wire, sender: Sender, ledger: Ledge
     ledger.refused.add(1)
 
 
-def test_call_cancelled_in_the_queue_leaves_no_trace(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_call_cancelled_in_the_queue_leaves_no_trace(served, wire, sender, ledger):
     origin, lost = sender.origin(), sender.origin()
     with served.held():
         calls = [wire.begin("Update", message(1, origin)), wire.begin("Update", message(2, lost))]
@@ -110,9 +104,7 @@ def test_call_cancelled_in_the_queue_leaves_no_trace(
     ledger.refused.add(2)
 
 
-def test_cancelled_attempt_leaves_the_one_that_joined(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_cancelled_attempt_leaves_the_one_that_joined(served, wire, sender, ledger):
     origin = sender.origin()
     first, second = message(1, origin), message(1, again(origin))
     with served.held():
@@ -126,13 +118,8 @@ def test_cancelled_attempt_leaves_the_one_that_joined(
 
 @pytest.mark.parametrize("deadline_s", [None, 0.05], ids=["cancelled", "deadline"])
 def test_call_that_ends_while_it_runs_is_remembered(
-    deadline_s: float | None,
-    served: Served,
-    wire: Wire,
-    sender: Sender,
-    ledger: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    deadline_s, served, wire, sender, ledger, monkeypatch
+):
     started, go_on = slowly(commands.Update, monkeypatch)
     origin = sender.origin()
     while not started.is_set():  # the deadline may pass before
@@ -146,9 +133,7 @@ def test_call_that_ends_while_it_runs_is_remembered(
     ledger.acknowledged[1] = command(wire.unary("Update", message(1, again(origin))))
 
 
-def test_deadline_in_the_queue_leaves_no_trace(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_deadline_in_the_queue_leaves_no_trace(served, wire, sender, ledger):
     origin = sender.origin()
     with served.held():
         found = refusal(lambda: wire.unary("Update", message(1, origin), timeout=0.05))
@@ -160,9 +145,7 @@ def test_deadline_in_the_queue_leaves_no_trace(
     ledger.acknowledged[1] = command(further.result())
 
 
-def test_attempt_outlives_the_deadline_of_the_one_it_joined(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_attempt_outlives_the_deadline_of_the_one_it_joined(served, wire, sender, ledger):
     origin = sender.origin()
     with served.held():
         first = wire.begin("Update", message(1, origin), timeout=5.0)
@@ -178,7 +161,7 @@ def test_attempt_outlives_the_deadline_of_the_one_it_joined(
 # Numbers
 
 
-def test_number_means_one_verb(wire: Wire, sender: Sender, ledger: Ledger) -> None:
+def test_number_means_one_verb(wire, sender, ledger):
     origin = sender.origin()
     ledger.acknowledged[1] = command(wire.unary("Update", message(1, origin)))
     grow = pb.GrowTableRequest(origin=again(origin), table="rows", rows=1 << 10)
@@ -190,18 +173,14 @@ def test_number_means_one_verb(wire: Wire, sender: Sender, ledger: Ledger) -> No
 @pytest.mark.parametrize(
     ("client_id", "sequence"), [("", 1), ("a" * 65, 1), ("a", 0)], ids=["none", "long", "zero"]
 )
-def test_origin_needs_a_client_and_a_number(
-    client_id: str, sequence: int, wire: Wire, ledger: Ledger
-) -> None:
+def test_origin_needs_a_client_and_a_number(client_id, sequence, wire, ledger):
     origin = pb.Origin(client_id=client_id, sequence=sequence)
     found = refusal(lambda: wire.unary("Update", message(1, origin)))
     assert found.error == "InvalidArgumentError"
     ledger.refused.add(1)
 
 
-def test_number_that_the_client_has_done_with_is_not_run_again(
-    wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_number_that_the_client_has_done_with_is_not_run_again(wire, sender, ledger):
     origin = sender.origin()
     ledger.acknowledged[1] = command(wire.unary("Update", message(1, origin)))
     later = sender.origin(finished_below=2)
@@ -209,9 +188,7 @@ def test_number_that_the_client_has_done_with_is_not_run_again(
     assert_unknown(lambda: wire.unary("Update", message(1, again(origin))))
 
 
-def test_window_of_numbers_is_bounded(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger
-) -> None:
+def test_window_of_numbers_is_bounded(served, wire, sender, ledger):
     origins = [sender.origin() for _ in range(replay.CALLS_MAX + 1)]
     replies = []
     for n, origin in enumerate(origins):
@@ -223,7 +200,7 @@ def test_window_of_numbers_is_bounded(
         assert wire.unary("Update", message(n, again(origins[n]))) == replies[n]
 
 
-def test_numbers_may_come_in_any_order(wire: Wire, sender: Sender, ledger: Ledger) -> None:
+def test_numbers_may_come_in_any_order(wire, sender, ledger):
     origins = [sender.origin() for _ in range(8)]
     for n in reversed(range(8)):
         ledger.acknowledged[n] = command(wire.unary("Update", message(n, origins[n])))
@@ -232,9 +209,7 @@ def test_numbers_may_come_in_any_order(wire: Wire, sender: Sender, ledger: Ledge
 # Clients
 
 
-def test_forgotten_client_is_not_taken_for_a_new_one(
-    served: Served, wire: Wire, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forgotten_client_is_not_taken_for_a_new_one(served, wire, ledger, monkeypatch):
     monkeypatch.setattr(replay, "CLIENTS_MAX", 2)
     senders = [Sender(wire) for _ in range(3)]
     origins = [sender.origin() for sender in senders]
@@ -246,9 +221,7 @@ def test_forgotten_client_is_not_taken_for_a_new_one(
     assert_unknown(lambda: wire.unary("Update", message(0, again(origins[0]))))
 
 
-def test_forgotten_client_that_is_back_has_no_old_call_run_again(
-    served: Served, wire: Wire, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forgotten_client_that_is_back_has_no_old_call_run_again(served, wire, ledger, monkeypatch):
     """Its other thread came first, with a lower number that had not been sent before."""
     monkeypatch.setattr(replay, "CLIENTS_MAX", 2)
     sender = Sender(wire)
@@ -260,9 +233,7 @@ def test_forgotten_client_that_is_back_has_no_old_call_run_again(
     assert_unknown(lambda: wire.unary("Update", message(1, again(done))))
 
 
-def test_client_whose_call_is_under_way_is_not_forgotten(
-    served: Served, wire: Wire, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_whose_call_is_under_way_is_not_forgotten(served, wire, ledger, monkeypatch):
     monkeypatch.setattr(replay, "CLIENTS_MAX", 2)
     origins = [Sender(wire).origin() for _ in range(3)]
     with served.held():
@@ -278,9 +249,7 @@ def test_client_whose_call_is_under_way_is_not_forgotten(
 # Another epoch, another life
 
 
-def test_call_before_a_restore_is_not_run_after_it(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger, checkpoint: str
-) -> None:
+def test_call_before_a_restore_is_not_run_after_it(served, wire, sender, ledger, checkpoint):
     done, lost = sender.origin(), sender.origin()
     wire.unary("Update", message(1, done))
     wire.unary("Restore", restore(checkpoint))
@@ -293,13 +262,8 @@ def test_call_before_a_restore_is_not_run_after_it(
 
 
 def test_restore_that_nobody_waited_for_is_one_all_the_same(
-    served: Served,
-    wire: Wire,
-    sender: Sender,
-    ledger: Ledger,
-    checkpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    served, wire, sender, ledger, checkpoint, monkeypatch
+):
     started, go_on = slowly(commands.Restore, monkeypatch)
     origin = sender.origin()
     wire.unary("Update", message(1, origin))
@@ -314,9 +278,7 @@ def test_restore_that_nobody_waited_for_is_one_all_the_same(
     ledger.first_command += 2
 
 
-def test_restore_sent_again_is_answered_and_forgets_nothing(
-    wire: Wire, sender: Sender, ledger: Ledger, checkpoint: str
-) -> None:
+def test_restore_sent_again_is_answered_and_forgets_nothing(wire, sender, ledger, checkpoint):
     other = Sender(wire)
     restoring = other.origin()
     reply = wire.unary("Restore", restore(checkpoint, restoring))
@@ -328,9 +290,7 @@ def test_restore_sent_again_is_answered_and_forgets_nothing(
     wire.unary("Update", message(1, again(origin)))
 
 
-def test_call_queued_behind_a_restore_is_of_another_epoch(
-    served: Served, wire: Wire, sender: Sender, ledger: Ledger, checkpoint: str
-) -> None:
+def test_call_queued_behind_a_restore_is_of_another_epoch(served, wire, sender, ledger, checkpoint):
     origin, of_any = sender.origin(), sender.origin()
     of_any.epoch = 0
     with served.held():
@@ -346,9 +306,7 @@ def test_call_queued_behind_a_restore_is_of_another_epoch(
     assert wire.unary("Update", message(2, again(of_any))) == calls[1].result()
 
 
-def test_call_before_a_restart_is_not_run_after_it(
-    serve: Callable[..., Served], served: Served, wire: Wire, sender: Sender
-) -> None:
+def test_call_before_a_restart_is_not_run_after_it(serve, served, wire, sender):
     done, lost = sender.origin(), sender.origin()
     ledger = Ledger({1: command(wire.unary("Update", message(1, done)))})
     served.stop()

@@ -7,12 +7,11 @@ answer, or is told that nobody knows the outcome. Where commands are logged it i
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -24,7 +23,6 @@ from embstore.errors import CheckpointExistsError, InvalidArgumentError, Outcome
 from embstore.handles.store import Store
 from embstore_client import connect
 from embstore_proto.verbs import VERBS
-from tests.faults.forks import Forks
 from tests.service.faults.ledger import Ledger, applied_counts, gradients, make_tables
 from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, until
@@ -102,9 +100,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_reader_is_told_once_that_rows_were_rolled_back(
-    forked: ForkedServer, remote: Store, read: Callable[[Store], Any]
-) -> None:
+def test_a_reader_is_told_once_that_rows_were_rolled_back(forked, remote, read):
     """And so is a writer, which may be another part of the program."""
     ledger = Ledger()
     make_tables(remote)
@@ -126,7 +122,7 @@ def test_a_reader_is_told_once_that_rows_were_rolled_back(
     ledger.check(remote)
 
 
-def test_whoever_restores_is_not_told_of_its_own_epoch(forks: Forks, quick_path: Path) -> None:
+def test_whoever_restores_is_not_told_of_its_own_epoch(forks, quick_path):
     server = ForkedServer(forks, quick_path / "store")
     server.start()
     with (
@@ -145,7 +141,7 @@ def test_whoever_restores_is_not_told_of_its_own_epoch(forks: Forks, quick_path:
     server.stop()
 
 
-def test_clean_restart_goes_unnoticed(forked: ForkedServer, remote: Store) -> None:
+def test_clean_restart_goes_unnoticed(forked, remote):
     ledger = Ledger()
     make_tables(remote)
     ledger.acknowledged[1] = remote.update(gradients(1)).command
@@ -156,9 +152,7 @@ def test_clean_restart_goes_unnoticed(forked: ForkedServer, remote: Store) -> No
     ledger.check(remote)
 
 
-def test_another_store_at_the_address_is_neither_read_nor_written(
-    forks: Forks, quick_path: Path
-) -> None:
+def test_another_store_at_the_address_is_neither_read_nor_written(forks, quick_path):
     server, other = (ForkedServer(forks, quick_path / name) for name in ("store", "other"))
     other.address = server.address
     server.start()
@@ -177,7 +171,7 @@ def test_another_store_at_the_address_is_neither_read_nor_written(
     other.stop()
 
 
-def test_trainer_goes_on_over_restarts(forked: ForkedServer, remote: Store) -> None:
+def test_trainer_goes_on_over_restarts(forked, remote):
     sys.stdout.write(f"seed {SEED}\n")
     rng = np.random.default_rng(SEED)
     ledger = Ledger()
@@ -206,9 +200,7 @@ def test_trainer_goes_on_over_restarts(forked: ForkedServer, remote: Store) -> N
 
 
 @pytest.mark.parametrize("recovery_s", [30.0, 0.01], ids=["replayed", "committed"])
-def test_no_trainer_notices_a_kill_where_commands_are_logged(
-    forks: Forks, quick_path: Path, recovery_s: float, soak: int
-) -> None:
+def test_no_trainer_notices_a_kill_where_commands_are_logged(forks, quick_path, recovery_s, soak):
     """Nothing acknowledged is lost, nothing is applied twice, and no outcome is unknown: what was
     out at the kill is sent again by the client, and answered by what the log says of it."""
     sys.stdout.write(f"seed {SEED + soak}\n")
@@ -243,9 +235,7 @@ def test_no_trainer_notices_a_kill_where_commands_are_logged(
 
 
 @pytest.mark.parametrize("options", [{"durability": "commands"}], indirect=True)
-def test_an_answer_that_was_lost_is_given_again_after_two_kills(
-    forked: ForkedServer, remote: Store
-) -> None:
+def test_an_answer_that_was_lost_is_given_again_after_two_kills(forked, remote):
     """Also where a commit has the command, so that it is executed no more."""
     make_tables(remote)
     acknowledged = remote.update(gradients(1))
@@ -265,9 +255,7 @@ def test_an_answer_that_was_lost_is_given_again_after_two_kills(
 
 
 @pytest.mark.parametrize("point", ["commit:synced", "commit:renamed"])
-def test_a_checkpoint_that_ends_with_its_server_is_made_once(
-    forks: Forks, quick_path: Path, point: str
-) -> None:
+def test_a_checkpoint_that_ends_with_its_server_is_made_once(forks, quick_path, point):
     """Its client sends it again, and hears of no checkpoint that is kept already."""
     made = ForkedServer(forks, quick_path / "store", durability="commands")
     made.start()

@@ -25,7 +25,6 @@ from embstore.handles.store import Store
 from embstore.profiles.hotset import HotSet
 from embstore_client import connect
 from embstore_training.hotcold import HotColdRun
-from tests.faults.forks import Forks
 from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, until
 
@@ -170,9 +169,7 @@ def connected(address: str) -> Store:
 
 
 @pytest.mark.parametrize("recovery_s", [30.0, 0.01], ids=["replayed", "committed"])
-def test_ranks_go_on_over_kills_where_commands_are_logged(
-    forks: Forks, quick_path: Path, recovery_s: float, soak: int
-) -> None:
+def test_ranks_go_on_over_kills_where_commands_are_logged(forks, quick_path, recovery_s, soak):
     """Whatever was out: a lookup, an announcement, one rank's update or both, or an answer."""
     sys.stdout.write(f"seed {SEED + soak}\n")
     rng = np.random.default_rng(SEED + soak)
@@ -194,9 +191,7 @@ def test_ranks_go_on_over_kills_where_commands_are_logged(
     server.stop()
 
 
-def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(
-    forked: ForkedServer, remote: Store
-) -> None:
+def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(forked, remote):
     remote.create_table("rows", **TABLES["rows"])
     with remote.session(["rows"]) as run:
         for step in run.steps(range(20), keys=lambda number: {"rows": [number]}):
@@ -210,8 +205,8 @@ def test_a_loop_goes_on_over_clean_restarts_whatever_is_logged(
 
 @pytest.mark.parametrize("waits", ["late", "none"])
 def test_a_loop_goes_on_when_its_server_was_stopped_for_longer_than_its_lease(
-    forked: ForkedServer, remote: Store, waits: Any
-) -> None:
+    forked, remote, waits
+):
     table = remote.create_table("rows", **TABLES["rows"])
     with remote.session(["rows"], lease_ms=400, waits=waits) as run:
         for step in run.steps(range(6), keys=lambda number: {"rows": [number]}):
@@ -222,7 +217,7 @@ def test_a_loop_goes_on_when_its_server_was_stopped_for_longer_than_its_lease(
     assert table.t == 6
 
 
-def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
+def test_ranks_end_together_over_kills(forks, quick_path):
     """The one that waits at the end says again that it has no more steps."""
     counts, kills = (4, 14), (5, 8, 13)
 
@@ -261,9 +256,7 @@ def test_ranks_end_together_over_kills(forks: Forks, quick_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [2, 4, 6])
-def test_a_loop_says_which_finished_steps_were_lost(
-    forked: ForkedServer, remote: Store, finished: int
-) -> None:
+def test_a_loop_says_which_finished_steps_were_lost(forked, remote, finished):
     """With durability checkpoint, also where only steps of other clients may be lost."""
     table = remote.create_table("rows", **TABLES["rows"])
     kept = ""
@@ -295,7 +288,7 @@ def test_a_loop_says_which_finished_steps_were_lost(
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "interval"])
-def test_every_rank_is_told_of_lost_steps(forks: Forks, quick_path: Path, durability: str) -> None:
+def test_every_rank_is_told_of_lost_steps(forks, quick_path, durability):
     """Also one that had not been told that the last of them was finished."""
     server = ForkedServer(forks, quick_path / "store", durability=durability, sync_every_s=3600.0)
     server.start()
@@ -326,7 +319,7 @@ def train_hot_and_cold(store: Store, progress: Progress) -> tuple[str, int]:
     return table.digest(), table.t
 
 
-def test_what_a_replica_pushes_is_put_once(forks: Forks, quick_path: Path, soak: int) -> None:
+def test_what_a_replica_pushes_is_put_once(forks, quick_path, soak):
     """A hot/cold run over kills, in phases of either kind and in exchanges."""
     sys.stdout.write(f"seed {SEED + soak}\n")
     rng = np.random.default_rng(SEED + soak)
@@ -335,10 +328,7 @@ def test_what_a_replica_pushes_is_put_once(forks: Forks, quick_path: Path, soak:
     server = ForkedServer(forks, quick_path / "store", durability="commands")
     server.start()
     progress = Progress()
-    with (
-        connect(server.address, timeout_s=PATIENCE_S) as store,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with connect(server.address, timeout_s=PATIENCE_S) as store, ThreadPoolExecutor(1) as pool:
         training = pool.submit(train_hot_and_cold, store, progress)
         while not training.done():
             at = progress.finished + int(rng.integers(1, 12))
@@ -368,12 +358,8 @@ DOES: dict[str, Callable[[Any], Any]] = {
     ("transport", "does"), [*(("grpc", does) for does in DOES), ("shared_memory", "update")]
 )
 def test_a_trainer_without_other_ranks_is_told_of_a_dead_server(
-    forks: Forks,
-    quick_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    transport: str,
-    does: str,
-) -> None:
+    forks, quick_path, caplog, transport, does
+):
     server = ForkedServer(forks, quick_path / "store", durability="commands")
     server.start()
     killed_at = 0.0

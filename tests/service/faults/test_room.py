@@ -2,7 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +24,7 @@ from embstore_client import connect
 from embstore_server.path.room import Room
 from embstore_server.setup.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
-from tests.service.faults.served import PATIENCE_S, Served, until
+from tests.service.faults.served import PATIENCE_S, until
 from tests.serving import on_loop
 
 ANY: Any = {"optimizer": Sgd(1.0), "initializer": Constant(0.0)}
@@ -100,9 +100,7 @@ def train_until_refused(store: Store) -> int:
 
 @pytest.mark.parametrize("level", ["checkpoint", "interval", "commands"])
 @pytest.mark.parametrize("end", ["room", "no room"])
-def test_full_disk_is_told_and_what_was_acknowledged_is_kept(
-    disk: Disk, level: str, end: str
-) -> None:
+def test_full_disk_is_told_and_what_was_acknowledged_is_kept(disk, level, end):
     options = ("--durability", level, "--drain-s", "3600" if end == "room" else "1")
     server = ServerProcess(disk.root / "store", "--cache-bytes", "4MiB", *options)
     server.start()
@@ -131,7 +129,7 @@ def test_full_disk_is_told_and_what_was_acknowledged_is_kept(
         assert opened.table("a").t == (0 if is_lost else acknowledged)
 
 
-def test_a_commit_waits_for_room_at_the_end(disk: Disk) -> None:
+def test_a_commit_waits_for_room_at_the_end(disk):
     options = ("--durability", "checkpoint", "--drain-s", "3600", "--cache-bytes", "4MiB")
     server = ServerProcess(disk.root / "store", *options)
     server.start()
@@ -150,7 +148,7 @@ def test_a_commit_waits_for_room_at_the_end(disk: Disk) -> None:
         assert opened.table("a").t == acknowledged
 
 
-def test_a_directory_that_takes_no_writes_is_served_read_only(disk: Disk) -> None:
+def test_a_directory_that_takes_no_writes_is_served_read_only(disk):
     path = disk.root / "store"
     with embstore.open(path, cache_bytes=1 << 22) as store:
         store.create_table("a", dim=4, rows=100, **ANY)
@@ -166,9 +164,7 @@ def test_a_directory_that_takes_no_writes_is_served_read_only(disk: Disk) -> Non
         assert readiness(server) == ""
 
 
-def test_unwritable_directory_is_not_opened_for_writing(
-    quick_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_directory_is_not_opened_for_writing(quick_path, monkeypatch):
     with embstore.open(quick_path / "store", cache_bytes=1 << 22):
         pass
     monkeypatch.setattr(Files, "is_writable", lambda self, path: False)
@@ -179,9 +175,7 @@ def test_unwritable_directory_is_not_opened_for_writing(
 
 
 @pytest.mark.parametrize("dirty_bytes", [None, 1000])
-def test_readiness_counts_dirty_rows_up_to_their_ceiling(
-    dirty_bytes: int | None, quick_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readiness_counts_dirty_rows_up_to_their_ceiling(dirty_bytes, quick_path, monkeypatch):
     monkeypatch.setattr(OwnCommits, "start", lambda self: None)
     with embstore.open(quick_path / "a", cache_bytes=1 << 22, dirty_bytes=dirty_bytes) as store:
         store.create_table("a", dim=4, rows=100, **ANY).assign(
@@ -195,9 +189,7 @@ def test_readiness_counts_dirty_rows_up_to_their_ceiling(
             assert bool(room.lack) == (left < 1000 or dirty_bytes is None)
 
 
-def test_lack_of_room_comes_and_goes(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_room_comes_and_goes(serve, monkeypatch):
     served = serve()
     served.on_engine(make_tables)
     room = served.service.room

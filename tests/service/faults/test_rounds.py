@@ -151,9 +151,7 @@ def _joined(call: Any) -> bytes:
     return b"".join(pb.Chunk.FromString(chunk).piece for chunk in call)
 
 
-def test_nothing_is_half_applied_and_nothing_is_left(
-    served: Served, wire: Wire, ledger: Ledger, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_half_applied_and_nothing_is_left(served, wire, ledger, caplog):
     sys.stdout.write(f"seed {SEED}\n")
     rounds = Rounds(served, wire, ledger, np.random.default_rng(SEED))
     for n in range(WARM_UP):

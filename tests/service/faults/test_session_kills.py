@@ -6,7 +6,6 @@ client had announced is gone when its lease has run out, and the next one goes o
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from embstore.errors import LeaseExpiredError, SessionExpiredError, TableHeldErr
 from embstore_client import connect
 from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
-from tests.faults.forks import Child, Forks
+from tests.faults.forks import Child
 from tests.reference import ReferenceStore
 from tests.service.device.samples import AREA_BYTES, NOTHING_LENT, GpuServer, Lent
 from tests.service.faults.losing import needs_compiler
@@ -122,9 +121,7 @@ def kill_and_await(served: Served, child: Child) -> None:
     until(lambda: not on_loop_call(served.sharing.processes.is_watched, child.pid))
 
 
-def test_killed_local_trainer_frees_its_tables_before_its_lease_runs_out(
-    forks: Forks, served: Served
-) -> None:
+def test_killed_local_trainer_frees_its_tables_before_its_lease_runs_out(forks, served):
     with served.connect() as store:
         store.create_table("a", **CONFIG)
         child = forks.start(train_and_be_killed, served.address)
@@ -136,9 +133,7 @@ def test_killed_local_trainer_frees_its_tables_before_its_lease_runs_out(
     served.assert_free()
 
 
-def test_member_is_left_to_its_lease_while_a_process_that_used_it_lives(
-    forks: Forks, served: Served
-) -> None:
+def test_member_is_left_to_its_lease_while_a_process_that_used_it_lives(forks, served):
     with served.connect() as store:
         store.create_table("a", **CONFIG)
         member = joined(store)
@@ -157,8 +152,8 @@ def test_member_is_left_to_its_lease_while_a_process_that_used_it_lives(
 
 @pytest.mark.parametrize(("times", "is_used_by_grpc"), [(1, False), (2, True)])
 def test_process_of_a_single_call_or_of_the_network_beside_it_leaves_a_member_to_its_lease(
-    forks: Forks, served: Served, times: int, is_used_by_grpc: bool
-) -> None:
+    forks, served, times, is_used_by_grpc
+):
     with served.connect() as store:
         store.create_table("a", **CONFIG)
         member = joined(store)
@@ -170,7 +165,7 @@ def test_process_of_a_single_call_or_of_the_network_beside_it_leaves_a_member_to
         assert store.sessions.renew(member).name == "run"
 
 
-def test_process_that_connects_again_keeps_its_session(served: Served) -> None:
+def test_process_that_connects_again_keeps_its_session(served):
     with connect(f"unix:{served.socket}", timeout_s=PATIENCE_S) as store:
         store.create_table("a", **CONFIG)
         member = joined(store)
@@ -196,9 +191,7 @@ def take_rows_on_the_device_and_be_killed(reports: Any, socket: str, step: int) 
 
 @needs_compiler
 @pytest.mark.parametrize("step", [1, 2])
-def test_killed_trainer_leaves_no_rows_lent_in_the_memory_of_a_gpu(
-    forks: Forks, quick_path: Path, step: int
-) -> None:
+def test_killed_trainer_leaves_no_rows_lent_in_the_memory_of_a_gpu(forks, quick_path, step):
     """And none under way: the second step waits for the first, which nobody finishes."""
     path, socket = quick_path / "store", str(quick_path / "socket")
     with GpuServer(path, socket=socket) as served:
@@ -222,7 +215,7 @@ def pinned_rows(served: Served) -> int:
     return int(served.store.stats()["sessions"]["planning"]["pinned_rows"])
 
 
-def test_hundred_killed_clients_leave_nothing(forks: Forks, served: Served) -> None:
+def test_hundred_killed_clients_leave_nothing(forks, served):
     """Each is killed with its window announced; the server's files and threads stay as many."""
     with served.connect() as store:
         store.create_table("a", **CONFIG)

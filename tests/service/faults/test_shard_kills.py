@@ -43,7 +43,7 @@ def started(forks: Forks, path: Path, **options: Any) -> list[ForkedServer]:
     return shards
 
 
-def test_ranks_go_on_over_kills_of_shards(forks: Forks, quick_path: Path, soak: int) -> None:
+def test_ranks_go_on_over_kills_of_shards(forks, quick_path, soak):
     """Whatever was out, of which shard has answered and which has not."""
     sys.stdout.write(f"seed {SEED + soak}\n")
     rng = np.random.default_rng(SEED + soak)
@@ -64,9 +64,7 @@ def test_ranks_go_on_over_kills_of_shards(forks: Forks, quick_path: Path, soak: 
         shard.stop()
 
 
-def test_a_trainer_that_ends_within_a_step_is_told_to_go_back(
-    forks: Forks, quick_path: Path
-) -> None:
+def test_a_trainer_that_ends_within_a_step_is_told_to_go_back(forks, quick_path):
     """One shard has the step, the others have not, and its gradients are lost."""
     shards = started(forks, quick_path, durability="commands")
 

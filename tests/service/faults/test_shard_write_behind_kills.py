@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import pytest
 
 from embstore.handles.store import Store
 from tests.conformance.meeting import Meeting
-from tests.faults.forks import Forks
 from tests.service.faults.served import PATIENCE_S, until
 from tests.service.faults.test_resumed_runs import TABLES, make_tables
 from tests.service.faults.test_shard_kills import SHARDS, connected, started
@@ -72,9 +70,7 @@ def train(store: Store, rank: int, ranks: int, meeting: Meeting, progress: Progr
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_runs_that_wait_for_nothing_go_on_over_kills_of_shards(
-    forks: Forks, quick_path: Path, ranks: int, soak: int
-) -> None:
+def test_runs_that_wait_for_nothing_go_on_over_kills_of_shards(forks, quick_path, ranks, soak):
     sys.stdout.write(f"seed {SEED + soak}\n")
     rng = np.random.default_rng(SEED + soak)
     shards = started(forks, quick_path, durability="commands")

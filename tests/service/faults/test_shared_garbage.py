@@ -155,9 +155,7 @@ ENDED = ("nothing", "half a head", "no body", "half a body")
 
 
 @pytest.mark.parametrize("sent", FRAMES.values(), ids=FRAMES.keys())
-def test_a_frame_of_garbage_is_refused_and_leaves_nothing(
-    sent: bytes, shared: Served, ledger: Ledger
-) -> None:
+def test_a_frame_of_garbage_is_refused_and_leaves_nothing(sent, shared, ledger):
     before = Owned.of(shared)
     found = refused(shared, sent)
     assert found == ("" if sent in [FRAMES[name] for name in ENDED] else "InvalidArgumentError")
@@ -185,14 +183,14 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("offset", "size"), PLACES)
-def test_a_payload_outside_the_area_is_refused(offset: int, size: int, shared: Served) -> None:
+def test_a_payload_outside_the_area_is_refused(offset, size, shared):
     before = Owned.of(shared)
     sent = called(header=lookup_header(), offset=offset, size=size)
     assert refused(shared, sent, AREA_BYTES) == "InvalidArgumentError"
     await_owned(shared, before)
 
 
-def test_a_payload_of_a_reply_and_a_request_may_fill_the_area_to_its_end(shared: Served) -> None:
+def test_a_payload_of_a_reply_and_a_request_may_fill_the_area_to_its_end(shared):
     with RawSharer(shared.socket) as sharer:
         sharer.ask_for(AREA_BYTES)
         header = VERBS["Lookup"].outgoing(lookup(AREA_BYTES // 8)).serialised(None)
@@ -203,7 +201,7 @@ def test_a_payload_of_a_reply_and_a_request_may_fill_the_area_to_its_end(shared:
 
 
 @pytest.mark.parametrize("size", [0, 1, AREA_BYTES])
-def test_an_area_is_never_smaller_than_it_was_asked_for(size: int, shared: Served) -> None:
+def test_an_area_is_never_smaller_than_it_was_asked_for(size, shared):
     before = Owned.of(shared)
     with RawSharer(shared.socket) as sharer:
         assert sharer.ask_for(size).kind == Kind.AREA
@@ -212,15 +210,13 @@ def test_an_area_is_never_smaller_than_it_was_asked_for(size: int, shared: Serve
     await_owned(shared, before)
 
 
-def test_seconds_without_end_are_those_of_the_server(shared: Served) -> None:
+def test_seconds_without_end_are_those_of_the_server(shared):
     with RawSharer(shared.socket) as sharer:
         sharer.begin(lookup(10), math.inf)
         assert sharer.answer().kind == Kind.RESULT
 
 
-def test_noise_is_refused_and_leaves_nothing(
-    shared: Served, ledger: Ledger, rng: np.random.Generator
-) -> None:
+def test_noise_is_refused_and_leaves_nothing(shared, ledger, rng):
     before = Owned.of(shared)
     for n in range(NOISES):
         noise = rng.integers(0, 256, int(rng.integers(1, 3000)), np.uint8).tobytes()
@@ -230,7 +226,7 @@ def test_noise_is_refused_and_leaves_nothing(
     assert_serves(shared, ledger)
 
 
-def test_calls_cut_off_at_any_byte_leave_nothing(shared: Served, ledger: Ledger) -> None:
+def test_calls_cut_off_at_any_byte_leave_nothing(shared, ledger):
     before = Owned.of(shared)
     whole = b"".join(map(bytes, frames.call("Lookup", 9.0, lookup_header(), bytes(64), None)))
     for end in range(len(whole)):
@@ -239,14 +235,14 @@ def test_calls_cut_off_at_any_byte_leave_nothing(shared: Served, ledger: Ledger)
     assert_serves(shared, ledger)
 
 
-def test_a_hello_of_garbage_makes_nobody_of_it(shared: Served) -> None:
+def test_a_hello_of_garbage_makes_nobody_of_it(shared):
     with RawSharer(shared.socket) as sharer:
         for said in (b"", b"\xff\0\n\n\n", b"\n" * 5000, b"x" * 60_000):
             sharer.say(framed(Kind.HELLO, said))
             assert sharer.execute(lookup(10)).kind == Kind.RESULT
 
 
-def test_frames_before_an_answer_are_bounded(shared: Served) -> None:
+def test_frames_before_an_answer_are_bounded(shared):
     """Who sends call after call, and waits for none, is ended."""
     before = Owned.of(shared)
     with shared.held(), RawSharer(shared.socket) as sharer:
@@ -257,7 +253,7 @@ def test_frames_before_an_answer_are_bounded(shared: Served) -> None:
     await_owned(shared, before)
 
 
-def test_descriptors_that_a_client_passes_are_not_kept(shared: Served) -> None:
+def test_descriptors_that_a_client_passes_are_not_kept(shared):
     before = Owned.of(shared)
     with RawSharer(shared.socket) as sharer:
         passed = array("i", [sharer.socket.fileno()] * 100)
@@ -332,9 +328,7 @@ class FlippedSteps:
             assert flipper.sharer.execute(c.SkipStep(member, step)).kind == Kind.RESULT
 
 
-def test_bytes_that_change_during_calls_harm_nobody_else(
-    shared: Served, rng: np.random.Generator, pytestconfig: pytest.Config
-) -> None:
+def test_bytes_that_change_during_calls_harm_nobody_else(shared, rng, pytestconfig):
     rounds = FLIPS if pytestconfig.getoption("soak") == 1 else SOAKED
     shared.on_engine(lambda store: make_wide(store, "steps"))
 
@@ -359,9 +353,7 @@ def test_bytes_that_change_during_calls_harm_nobody_else(
     shared.on_engine(lambda store: store.check_integrity())
 
 
-def test_rows_of_a_call_that_was_given_up_go_to_no_later_area(
-    shared: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_call_that_was_given_up_go_to_no_later_area(shared, monkeypatch):
     """Else they would be among the gradients that the client writes there meanwhile."""
     reached, free, lend = threading.Event(), threading.Event(), SharedIncoming._lend
 

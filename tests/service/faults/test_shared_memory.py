@@ -75,9 +75,7 @@ def rows_of(store: Store, count: int = COUNT) -> Any:
 # Results
 
 
-def test_rows_stay_as_they_were_whatever_is_written_and_looked_up_since(
-    shared: Served, store: Store
-) -> None:
+def test_rows_stay_as_they_were_whatever_is_written_and_looked_up_since(shared, store):
     with patient(f"unix:{shared.socket}") as other:
         kept = []
         for n in range(5):
@@ -89,7 +87,7 @@ def test_rows_stay_as_they_were_whatever_is_written_and_looked_up_since(
             assert [(rows == -k).all() for k, rows in enumerate(kept)] == [True] * (n + 1)
 
 
-def test_rows_may_be_changed_by_their_reader_alone(shared: Served, store: Store) -> None:
+def test_rows_may_be_changed_by_their_reader_alone(shared, store):
     rows = rows_of(store)
     rows += 7.0
     assert (rows_of(store) == 0.0).all()
@@ -98,7 +96,7 @@ def test_rows_may_be_changed_by_their_reader_alone(shared: Served, store: Store)
     assert (rows == 7.0).all()
 
 
-def test_rows_outlive_their_client_and_their_server(shared: Served, store: Store) -> None:
+def test_rows_outlive_their_client_and_their_server(shared, store):
     store.update(gradients(COUNT))
     rows = rows_of(store)
     part = rows[10:20]
@@ -111,9 +109,7 @@ def test_rows_outlive_their_client_and_their_server(shared: Served, store: Store
     assert (part == -2.0).all()
 
 
-def test_a_part_of_a_result_keeps_its_connection_until_it_is_dropped(
-    shared: Served, store: Store
-) -> None:
+def test_a_part_of_a_result_keeps_its_connection_until_it_is_dropped(shared, store):
     rows = rows_of(store)
     before = Owned.of(shared).connections
     part = rows[-1:, 3]
@@ -127,7 +123,7 @@ def test_a_part_of_a_result_keeps_its_connection_until_it_is_dropped(
     assert Owned.of(shared).connections == before + 1
 
 
-def test_results_above_the_most_are_copied_and_right(shared: Served, store: Store) -> None:
+def test_results_above_the_most_are_copied_and_right(shared, store):
     copies = wire_of(store).copies
     kept = []
     for n in range(RESULTS_MAX + 3):
@@ -144,7 +140,7 @@ def test_results_above_the_most_are_copied_and_right(shared: Served, store: Stor
     assert Owned.of(shared).connections <= connections
 
 
-def test_rows_are_written_where_the_caller_wants_them(store: Store) -> None:
+def test_rows_are_written_where_the_caller_wants_them(store):
     store.update(gradients(COUNT))
     out = np.zeros((COUNT, DIM), np.float32)
     rows = store.lookup({"wide": keys(COUNT)}, out={"wide": out})["wide"]
@@ -152,9 +148,7 @@ def test_rows_are_written_where_the_caller_wants_them(store: Store) -> None:
     assert not wire_of(store).results
 
 
-def test_what_is_copied_is_keys_of_large_calls_and_neither_rows_nor_gradients(
-    shared: Served, store: Store
-) -> None:
+def test_what_is_copied_is_keys_of_large_calls_and_neither_rows_nor_gradients(shared, store):
     rows_of(store)  # from here on they are in the cache: it is looked up at once
     before = copied_bytes(shared)
     rows_of(store, 1000)  # its keys travel on the socket
@@ -173,9 +167,7 @@ def test_what_is_copied_is_keys_of_large_calls_and_neither_rows_nor_gradients(
     assert wire_of(store).copies.bytes == 0
 
 
-def test_a_connection_that_was_idle_is_used_again(
-    shared: Served, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_was_idle_is_used_again(shared, store, monkeypatch):
     monkeypatch.setattr(client_wire, "_FRESH_S", 0.0)
     rows_of(store, 10)
     wire = wire_of(store)
@@ -212,7 +204,7 @@ def fill(served: Served) -> list[RawSharer]:
             return found
 
 
-def test_a_full_loan_is_refused_until_results_are_dropped(small: Served) -> None:
+def test_a_full_loan_is_refused_until_results_are_dropped(small):
     before = Owned.of(small)
     with ThreadPoolExecutor(1) as background, patient(f"unix:{small.socket}") as waiting:
         waiting.table("wide")
@@ -233,7 +225,7 @@ def impatient(store: Any, command: c.Command[Any], seconds: float) -> Any:
     return store.executor.execute(command, timeout_s=seconds)
 
 
-def test_a_full_loan_leaves_grpc_to_who_has_both(small: Served) -> None:
+def test_a_full_loan_leaves_grpc_to_who_has_both(small):
     with patient(small.address, transport="auto") as store:
         assert wire_of(store).shares_memory
         sharers = fill(small)
@@ -263,7 +255,7 @@ def flood(sharer: RawSharer) -> None:
         pass
 
 
-def test_a_client_that_reads_no_answer_is_cut_off_alone(serve: Callable[..., Served]) -> None:
+def test_a_client_that_reads_no_answer_is_cut_off_alone(serve):
     served = serve(read_timeout_s=0.2)
     served.on_engine(make_wide)
     before = Owned.of(served)
@@ -280,9 +272,7 @@ def test_a_client_that_reads_no_answer_is_cut_off_alone(serve: Callable[..., Ser
     await_owned(served, before)
 
 
-def test_connections_that_are_idle_are_ended_and_rows_and_clients_outlive_that(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_that_are_idle_are_ended_and_rows_and_clients_outlive_that(serve, monkeypatch):
     """In the middle of a frame, too: what has begun to come and does not go on is idle."""
     monkeypatch.setattr(port, "_LOOK_S", 0.01)
     served = serve()
@@ -307,9 +297,7 @@ def test_connections_that_are_idle_are_ended_and_rows_and_clients_outlive_that(
 # Deadlines and ends
 
 
-def test_a_connection_whose_deadline_passed_is_not_used_again(
-    shared: Served, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_whose_deadline_passed_is_not_used_again(shared, store, monkeypatch):
     """At the client: what the server answers at its own deadline leaves a connection in order."""
     call = frames.call
     monkeypatch.setattr(frames, "call", lambda verb, _, *rest: call(verb, PATIENCE_S, *rest))
@@ -327,7 +315,7 @@ def test_a_connection_whose_deadline_passed_is_not_used_again(
 
 
 @pytest.mark.parametrize("writes", [False, True], ids=["lookup", "update"])
-def test_close_ends_the_calls_of_other_threads(writes: bool, shared: Served) -> None:
+def test_close_ends_the_calls_of_other_threads(writes, shared):
     before = Owned.of(shared)
     with ThreadPoolExecutor(1) as background:
         store = patient(f"unix:{shared.socket}")

@@ -8,7 +8,6 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -30,7 +29,6 @@ from embstore.errors import (
 )
 from embstore.handles.store import Store
 from embstore_client import connect
-from tests.faults.forks import Forks
 from tests.service.access.tenants import serving, token_of, update_of
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.processes import ForkedServer
@@ -66,9 +64,7 @@ def has_call_waiting(served: Served, reports: Connection) -> bool:
     return bool(served.worker.waiting_calls)
 
 
-def test_killed_clients_leave_nothing(
-    forks: Forks, served: Served, ledger: Ledger, pytestconfig: pytest.Config
-) -> None:
+def test_killed_clients_leave_nothing(forks, served, ledger, pytestconfig):
     """In the middle of their calls: some while the engine works, some while they wait for it."""
     sys.stdout.write(f"seed {SEED}\n")
     rng = np.random.default_rng(SEED)
@@ -96,7 +92,7 @@ def test_killed_clients_leave_nothing(
         ledger.acknowledged[0] = store.update(gradients(0)).command
 
 
-def test_a_fork_of_a_client_cannot_harm_its_connections(forks: Forks, served: Served) -> None:
+def test_a_fork_of_a_client_cannot_harm_its_connections(forks, served):
     """Whatever the child does with what it has inherited: close it, call with it, or drop it."""
     served.on_engine(make_wide)
     client = forks.start(use_what_was_inherited, served.socket, COUNT)
@@ -115,9 +111,7 @@ def share_memory(store: Store, wire: Any) -> None:
         store.tables()
 
 
-def test_a_killed_server_is_waited_for_and_its_successor_shares_memory_again(
-    forks: Forks, quick_path: Path
-) -> None:
+def test_a_killed_server_is_waited_for_and_its_successor_shares_memory_again(forks, quick_path):
     """What was out at the kill is sent again, by the other way, and applied once."""
     ledger = Ledger()
     server = ForkedServer(forks, quick_path / "store", durability="commands")
@@ -143,9 +137,7 @@ def test_a_killed_server_is_waited_for_and_its_successor_shares_memory_again(
     server.stop()
 
 
-def test_a_client_of_a_socket_alone_finds_the_server_that_replaced_a_killed_one(
-    forks: Forks, quick_path: Path
-) -> None:
+def test_a_client_of_a_socket_alone_finds_the_server_that_replaced_a_killed_one(forks, quick_path):
     ledger, path = Ledger(), quick_path / "store" / "socket"
     server = ForkedServer(forks, quick_path / "store", durability="commands")
     server.start()
@@ -167,7 +159,7 @@ def test_a_client_of_a_socket_alone_finds_the_server_that_replaced_a_killed_one(
 # The file
 
 
-def test_its_file_is_its_users_alone_and_gone_after_the_end(serve: Callable[..., Served]) -> None:
+def test_its_file_is_its_users_alone_and_gone_after_the_end(serve):
     served = serve()
     path = Path(served.socket)
     assert stat.S_IMODE(path.lstat().st_mode) == 0o600
@@ -175,7 +167,7 @@ def test_its_file_is_its_users_alone_and_gone_after_the_end(serve: Callable[...,
     assert not path.exists()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(quick_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_left_alone(quick_path):
     path = quick_path / "file"
     path.write_text("content")
     with pytest.raises(InvalidArgumentError, match="something else"):
@@ -183,16 +175,14 @@ def test_a_file_that_is_no_socket_is_left_alone(quick_path: Path) -> None:
     assert path.read_text() == "content"
 
 
-def test_a_socket_that_is_served_is_left_alone(served: Served, quick_path: Path) -> None:
+def test_a_socket_that_is_served_is_left_alone(served, quick_path):
     with pytest.raises(InvalidArgumentError, match="another server"):
         Served(quick_path / "other", socket=served.socket)
     with RawSharer(served.socket) as sharer:
         assert sharer.process == served.service.process
 
 
-def test_a_socket_that_a_killed_server_left_is_replaced(
-    serve: Callable[..., Served], quick_path: Path
-) -> None:
+def test_a_socket_that_a_killed_server_left_is_replaced(serve, quick_path):
     path = quick_path / "left"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(str(path))
@@ -202,9 +192,7 @@ def test_a_socket_that_a_killed_server_left_is_replaced(
         assert sharer.process == served.service.process
 
 
-def test_a_socket_that_another_server_made_meanwhile_is_left_to_it(
-    serve: Callable[..., Served], quick_path: Path
-) -> None:
+def test_a_socket_that_another_server_made_meanwhile_is_left_to_it(serve, quick_path):
     path = quick_path / "socket"
     first = serve("first", socket=str(path))
     path.unlink()
@@ -215,9 +203,7 @@ def test_a_socket_that_another_server_made_meanwhile_is_left_to_it(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_another_user_is_turned_away_whatever_the_files_mode(
-    forks: Forks, served: Served, quick_path: Path
-) -> None:
+def test_another_user_is_turned_away_whatever_the_files_mode(forks, served, quick_path):
     path = Path(served.socket)
     for open_to_all in (quick_path, path.parent, path):
         os.chmod(open_to_all, 0o777)
@@ -234,7 +220,7 @@ def test_another_user_is_turned_away_whatever_the_files_mode(
 
 
 @pytest.mark.parametrize("token", ["", "nobody.x", "reader.wrong"])
-def test_who_is_not_known_is_refused(token: str, tmp_path: Path) -> None:
+def test_who_is_not_known_is_refused(token, tmp_path):
     with serving(tmp_path) as server:
         with pytest.raises(UnauthenticatedError):
             patient(f"unix:{server.socket}", token=token)
@@ -245,7 +231,7 @@ def test_who_is_not_known_is_refused(token: str, tmp_path: Path) -> None:
         assert server.service.traffic[TRANSPORT].area_bytes == 0
 
 
-def test_rights_are_those_of_the_token(tmp_path: Path) -> None:
+def test_rights_are_those_of_the_token(tmp_path):
     with serving(tmp_path) as server, patient(server.address, token=token_of("operator")) as all_:
         address = f"unix:{server.socket}"
         digests = {name: all_.table(name).digest() for name in all_.tables()}
@@ -266,7 +252,7 @@ def test_rights_are_those_of_the_token(tmp_path: Path) -> None:
 # Deadlines
 
 
-def test_a_deadline_passes_however_often_signals_interrupt(served: Served) -> None:
+def test_a_deadline_passes_however_often_signals_interrupt(served):
     """Each has the system begin to wait anew."""
     ticks = []
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.setup.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.processes import free_port
-from tests.service.faults.served import PATIENCE_S, Served, until
+from tests.service.faults.served import PATIENCE_S, until
 from tests.service.faults.wire import Sender, Wire, acknowledged, lookup, refusal, update
 
 ANY: Any = {"optimizer": Sgd(0.1), "initializer": Constant(0.0)}
@@ -34,9 +34,7 @@ FAR_S = 3600.0
 # The end
 
 
-def test_calls_in_the_queue_are_finished(
-    serve: Callable[..., Served], served: Served, wire: Wire
-) -> None:
+def test_calls_in_the_queue_are_finished(serve, served, wire):
     ledger, calls = Ledger(), {}
     with served.held():
         for n in range(8):
@@ -54,7 +52,7 @@ def test_calls_in_the_queue_are_finished(
         ledger.check(store)
 
 
-def test_calls_beyond_the_drain_time_are_cut_off(serve: Callable[..., Served]) -> None:
+def test_calls_beyond_the_drain_time_are_cut_off(serve):
     served = serve(drain_s=0.05)
     served.on_engine(make_tables)
     with Wire(served.address) as wire:
@@ -71,7 +69,7 @@ def test_calls_beyond_the_drain_time_are_cut_off(serve: Callable[..., Served]) -
 
 
 @pytest.mark.parametrize("opened", ["nothing", "connection", "health", "reflection"])
-def test_nobody_who_only_listens_delays_the_end(opened: str, serve: Callable[..., Served]) -> None:
+def test_nobody_who_only_listens_delays_the_end(opened, serve):
     served = serve(drain_s=FAR_S)
     channel = grpc.insecure_channel(served.address)
     calls: list[Any] = []
@@ -93,9 +91,7 @@ def test_nobody_who_only_listens_delays_the_end(opened: str, serve: Callable[...
     channel.close()
 
 
-def test_client_of_a_stopping_server_tries_the_next(
-    serve: Callable[..., Served], quick_path: Path
-) -> None:
+def test_client_of_a_stopping_server_tries_the_next(serve, quick_path):
     """What the first server refused it has surely not done: the second one takes it."""
     served = serve()
     served.on_engine(make_tables)
@@ -116,7 +112,7 @@ def test_client_of_a_stopping_server_tries_the_next(
 # The beginning
 
 
-def test_calls_before_the_store_is_open_may_be_sent_again(serve: Callable[..., Served]) -> None:
+def test_calls_before_the_store_is_open_may_be_sent_again(serve):
     served = serve()
     served.on_engine(make_tables)
     engine, served.service._engine = served.service._engine, None
@@ -153,7 +149,7 @@ sys.exit(app.serve(settings))
 """
 
 
-def test_signal_while_the_store_is_opened_ends_the_process_in_order(quick_path: Path) -> None:
+def test_signal_while_the_store_is_opened_ends_the_process_in_order(quick_path):
     command = [sys.executable, "-c", INTERRUPTED, str(quick_path / "store")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=FAR_S)
     assert ended.returncode == 0, ended.stderr
@@ -164,7 +160,7 @@ def test_signal_while_the_store_is_opened_ends_the_process_in_order(quick_path: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_signal_as_soon_as_it_says_anything(number: int, quick_path: Path) -> None:
+def test_signal_as_soon_as_it_says_anything(number, quick_path):
     options = ["--data", str(quick_path / "store"), "--listen", "127.0.0.1:0", "--admin", "off"]
     command = [sys.executable, "-m", "embstore_server", "serve", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -187,7 +183,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPr
         yield server, path
 
 
-def test_directory_in_use_is_said(running: tuple[ServerProcess, Path]) -> None:
+def test_directory_in_use_is_said(running):
     with pytest.raises(StoreClosedError, match="status 5") as caught:
         ServerProcess(running[1]).start()
     assert str(running[1]) in str(caught.value)
@@ -195,9 +191,7 @@ def test_directory_in_use_is_said(running: tuple[ServerProcess, Path]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--listen", "--admin"])
-def test_port_in_use_names_the_option(
-    option: str, running: tuple[ServerProcess, Path], quick_path: Path
-) -> None:
+def test_port_in_use_names_the_option(option, running, quick_path):
     address = running[0].address if option == "--listen" else running[0].admin
     with pytest.raises(StoreClosedError, match="status 2") as caught:
         ServerProcess(quick_path / "store", option, address).start()
@@ -206,7 +200,7 @@ def test_port_in_use_names_the_option(
     assert not (quick_path / "store").exists(), "nothing was opened"
 
 
-def test_a_file_that_is_cut_short_under_a_server_ends_it_with_a_word(quick_path: Path) -> None:
+def test_a_file_that_is_cut_short_under_a_server_ends_it_with_a_word(quick_path):
     """The map of the file has no pages there any more, so the system ends the process."""
     keys = np.arange(30_000)
     with ServerProcess(quick_path / "store", "--cache-bytes", "1MiB") as server:
@@ -223,7 +217,7 @@ def test_a_file_that_is_cut_short_under_a_server_ends_it_with_a_word(quick_path:
     assert any("Bus error" in line for line in server.log)
 
 
-def test_a_server_without_standard_error_serves(quick_path: Path) -> None:
+def test_a_server_without_standard_error_serves(quick_path):
     """It says nothing then; its port is known from its flags."""
     address = f"127.0.0.1:{free_port()}"
     command = f"exec {sys.executable} -m embstore_server serve --data {quick_path / 'store'}"

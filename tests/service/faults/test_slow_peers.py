@@ -19,13 +19,7 @@ from embstore.config import Constant, Sgd
 from embstore.handles.store import Store
 from embstore_proto import frame
 from embstore_proto.v1 import embstore_pb2 as pb
-from tests.service.faults.served import (
-    PATIENCE_S,
-    Served,
-    on_loop_call,
-    resident_bytes,
-    until,
-)
+from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, resident_bytes, until
 from tests.service.faults.wire import Wire, lookup, refusal
 
 ROWS, DIM = 20_000, 1024
@@ -107,9 +101,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return sent
 
 
-def test_reader_that_never_reads_is_cut_off(
-    wide: Served, wire: Wire, deadlines: list[asyncio.Timeout], replies: list[bytes]
-) -> None:
+def test_reader_that_never_reads_is_cut_off(wide, wire, deadlines, replies):
     """Its status stays behind the chunk that it does not read; the rows do not."""
     call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks(), None)
     until(lambda: replies)
@@ -121,9 +113,7 @@ def test_reader_that_never_reads_is_cut_off(
     wide.assert_idle()
 
 
-def test_reader_that_never_reads_one_chunk_is_cut_off(
-    wide: Served, wire: Wire, deadlines: list[asyncio.Timeout]
-) -> None:
+def test_reader_that_never_reads_one_chunk_is_cut_off(wide, wire, deadlines):
     """It has a megabyte at most: that much is on its way before anybody waits."""
     message = lookup({"wide": np.arange(200)})
     calls = [wire.begin_stream("Lookup", message.chunks(), None) for _ in range(20)]
@@ -139,9 +129,7 @@ def test_reader_that_never_reads_one_chunk_is_cut_off(
     wide.assert_idle()
 
 
-def test_reader_that_never_reads_is_cut_off_long_before_its_deadline(
-    serve: Callable[..., Served],
-) -> None:
+def test_reader_that_never_reads_is_cut_off_long_before_its_deadline(serve):
     served = serve(call_timeout_s=FAR_S, call_timeout_max_s=FAR_S, read_timeout_s=0.2)
     served.on_engine(make_wide)
     with Wire(served.address) as wire:
@@ -151,7 +139,7 @@ def test_reader_that_never_reads_is_cut_off_long_before_its_deadline(
         assert "read_timeout_s" in refusal(lambda: list(call)).text
 
 
-def test_replies_that_nobody_reads_are_bounded(serve: Callable[..., Served]) -> None:
+def test_replies_that_nobody_reads_are_bounded(serve):
     """Thirty of them held 2 GB where 128 MiB were allowed: others are refused before their work."""
     bound = 4 * REPLY_BYTES
     served = serve(
@@ -175,7 +163,7 @@ def test_replies_that_nobody_reads_are_bounded(serve: Callable[..., Served]) -> 
     served.assert_idle()
 
 
-def test_reader_that_goes_away_is_let_go(wide: Served, wire: Wire) -> None:
+def test_reader_that_goes_away_is_let_go(wide, wire):
     call = wire.begin_stream("Lookup", lookup({"wide": np.arange(8000)}).chunks())
     until(lambda: held(wide) > REPLY_BYTES)
     call.cancel()
@@ -199,9 +187,7 @@ class Announcer:
         self._over.set()
 
 
-def test_sender_that_stops_is_cut_off(
-    wide: Served, wire: Wire, deadlines: list[asyncio.Timeout]
-) -> None:
+def test_sender_that_stops_is_cut_off(wide, wire, deadlines):
     """What they announced was held: four of them, and everybody else was refused."""
     resident = resident_bytes()
     senders = [Announcer(wire) for _ in range(8)]
@@ -215,7 +201,7 @@ def test_sender_that_stops_is_cut_off(
         sender.end()
 
 
-def test_sender_that_goes_away_is_let_go(wide: Served, wire: Wire) -> None:
+def test_sender_that_goes_away_is_let_go(wide, wire):
     with Wire(wide.address) as other:
         senders = [Announcer(other) for _ in range(3)]
         until(lambda: held(wide) >= 3 << 10)

@@ -66,7 +66,7 @@ def update(store: Store, *numbers: int) -> None:
         store.update(gradients(n))
 
 
-def test_a_standby_that_was_away_for_too_long_takes_a_newer_commit(pair: Pair) -> None:
+def test_a_standby_that_was_away_for_too_long_takes_a_newer_commit(pair):
     pair.start()
     with connected(pair.leader) as store, connected(pair.standby) as copy:
         make_tables(store)
@@ -89,7 +89,7 @@ def test_a_standby_that_was_away_for_too_long_takes_a_newer_commit(pair: Pair) -
 
 
 @pytest.mark.parametrize("ended", ["neither", "leader", "standby"])
-def test_a_standby_keeps_the_labels_that_its_leader_keeps(pair: Pair, ended: str) -> None:
+def test_a_standby_keeps_the_labels_that_its_leader_keeps(pair, ended):
     """Those that were protected or dropped too, so that a restore of either finds the same."""
     pair.start()
     with connected(pair.leader) as store, connected(pair.standby) as copy:
@@ -126,7 +126,7 @@ def test_a_standby_keeps_the_labels_that_its_leader_keeps(pair: Pair, ended: str
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_verb_does_on_a_standby_what_it_does_on_its_leader(pair: Pair, seed: int) -> None:
+def test_every_verb_does_on_a_standby_what_it_does_on_its_leader(pair, seed):
     """Also a step of a session, which is logged as what it did, and a place that is forgotten."""
     sys.stdout.write(f"seed {SEED + seed}\n")
     rng = np.random.default_rng(SEED + seed)
@@ -173,7 +173,7 @@ def leave_sessions(model: Model, store: Store) -> None:
             follow(model, store, c.CloseSession(member))
 
 
-def test_a_standby_stays_ahead_of_a_leader_that_has_lost_commands(pair: Pair) -> None:
+def test_a_standby_stays_ahead_of_a_leader_that_has_lost_commands(pair):
     """No file of the leader shows it: the end of its log is zeros."""
     pair.start()
     with connected(pair.leader) as store:
@@ -201,7 +201,7 @@ def test_a_standby_stays_ahead_of_a_leader_that_has_lost_commands(pair: Pair) ->
     pair.kill()
 
 
-def test_a_standby_refuses_what_writes(pair: Pair) -> None:
+def test_a_standby_refuses_what_writes(pair):
     pair.start()
     with connected(pair.leader) as store, connected(pair.standby) as copy:
         make_tables(store)
@@ -224,7 +224,7 @@ def test_a_standby_refuses_what_writes(pair: Pair) -> None:
     pair.kill()
 
 
-def test_the_old_leader_is_replaced_for_good(pair: Pair) -> None:
+def test_the_old_leader_is_replaced_for_good(pair):
     pair.start()
     leader, standby = pair.leader, pair.standby
     with connected(leader) as old, connected(standby) as new:
@@ -259,7 +259,7 @@ def test_the_old_leader_is_replaced_for_good(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("point", ["promote:lineage", "promote:epoch"])
-def test_a_promotion_that_is_cut_off_is_ended_by_the_next_start(pair: Pair, point: str) -> None:
+def test_a_promotion_that_is_cut_off_is_ended_by_the_next_start(pair, point):
     leader, standby = pair.leader, pair.standby.changed(dies_at=point, follow=pair.leader.address)
     leader.start()
     standby.start()
@@ -285,7 +285,7 @@ def test_a_promotion_that_is_cut_off_is_ended_by_the_next_start(pair: Pair, poin
     standby.stop()
 
 
-def test_what_the_old_leader_had_alone_is_given_up(pair: Pair) -> None:
+def test_what_the_old_leader_had_alone_is_given_up(pair):
     pair.start()
     leader, standby = pair.leader, pair.standby
     with connected(leader) as old, connected(standby) as new:
@@ -308,7 +308,7 @@ def test_what_the_old_leader_had_alone_is_given_up(pair: Pair) -> None:
     standby.stop()
 
 
-def test_a_write_waits_for_standbys(forks: Forks, quick_path: Path) -> None:
+def test_a_write_waits_for_standbys(forks, quick_path):
     pair = Pair(forks, quick_path, standbys=1)
     pair.leader.start()
     with connected(pair.leader) as store:
@@ -330,9 +330,7 @@ def test_a_write_waits_for_standbys(forks: Forks, quick_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["interval", "commands"])
-def test_commands_that_a_leader_loses_were_never_sent(
-    forks: Forks, quick_path: Path, durability: str
-) -> None:
+def test_commands_that_a_leader_loses_were_never_sent(forks, quick_path, durability):
     pair = Pair(forks, quick_path, durability=durability, sync_every_s=0.0)
     pair.standby = pair.standby.changed(durability="commands")
     pair.leader.start()
@@ -351,9 +349,7 @@ def test_commands_that_a_leader_loses_were_never_sent(
 
 
 @pytest.mark.parametrize("verb", [c.Update, c.Checkpoint])
-def test_an_answer_that_was_lost_is_given_by_the_standby(
-    forks: Forks, quick_path: Path, verb: type[c.Command[Any]]
-) -> None:
+def test_an_answer_that_was_lost_is_given_by_the_standby(forks, quick_path, verb):
     pair = Pair(forks, quick_path, standbys=1)
     pair.start()
     with (
@@ -382,9 +378,7 @@ def test_an_answer_that_was_lost_is_given_by_the_standby(
     pair.standby.kill()
 
 
-def test_the_other_standby_goes_on_with_the_one_that_was_promoted(
-    forks: Forks, quick_path: Path
-) -> None:
+def test_the_other_standby_goes_on_with_the_one_that_was_promoted(forks, quick_path):
     pair = Pair(forks, quick_path, standbys=2)
     other = server(forks, quick_path / "other", follow=pair.leader.address)
     pair.start()
@@ -409,9 +403,7 @@ def test_the_other_standby_goes_on_with_the_one_that_was_promoted(
     other.kill()
 
 
-def test_a_label_that_the_dead_leader_alone_has_is_none_of_the_promoted_one(
-    forks: Forks, quick_path: Path
-) -> None:
+def test_a_label_that_the_dead_leader_alone_has_is_none_of_the_promoted_one(forks, quick_path):
     leader = server(forks, quick_path / "leader")
     leader.start()
     with Proxy(leader.address) as proxy:
@@ -435,9 +427,7 @@ def test_a_label_that_the_dead_leader_alone_has_is_none_of_the_promoted_one(
     leader.stop()
 
 
-def test_nothing_acknowledged_is_lost_with_a_leader(
-    forks: Forks, quick_path: Path, soak: int
-) -> None:
+def test_nothing_acknowledged_is_lost_with_a_leader(forks, quick_path, soak):
     """The leader is killed under load and its standby promoted, again and again; what was the
     leader follows then. A call that was out is answered if it was applied; else it was not, and its
     trainer is told of the new epoch."""

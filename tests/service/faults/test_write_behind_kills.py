@@ -22,7 +22,7 @@ from embstore.errors import OutcomeUnknownError, RankFailedError, SessionExpired
 from embstore.handles.store import Store
 from embstore_client import connect
 from tests.conformance.meeting import Meeting
-from tests.faults.forks import Child, Forks
+from tests.faults.forks import Child
 from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S
 from tests.service.faults.test_resumed_runs import (
@@ -142,8 +142,8 @@ def end_session(address: str) -> None:
     ("durability", "ranks"), [("commands", 1), ("checkpoint", 1), ("commands", 2)]
 )
 def test_training_goes_on_over_kills_of_trainer_server_and_both(
-    forks: Forks, quick_path: Path, durability: str, ranks: int, soak: int
-) -> None:
+    forks, quick_path, durability, ranks, soak
+):
     sys.stdout.write(f"seed {SEED + soak}\n")
     rng = np.random.default_rng(SEED + soak)
     server = ForkedServer(forks, quick_path / "store", durability=durability)
