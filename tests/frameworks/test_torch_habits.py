@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 from typing import Any
 
@@ -182,3 +183,19 @@ def test_a_module_that_is_trained_as_documented_warns_of_nothing(embedded: Store
         warnings.simplefilter("error")
         for _ in range(3 * FORWARDS_WITHOUT_STEP):
             train(module_of(embedded))
+
+
+def test_a_weight_is_told_where_it_is(embedded: Store) -> None:
+    module = module_of(embedded)
+    assert not hasattr(module, "weight") and not hasattr(module, "bias")
+    with pytest.raises(AttributeError, match=r"Embedding has no weight: .*the store") as refused:
+        _ = module.weight
+    (hint,) = re.findall(r"as (store.*\.lookup\(ids\))", str(refused.value))
+    rows = eval(hint, {"store": embedded, "ids": [1, 2]})
+    hidden = torch.ones(3, 2)
+    tied = hidden @ module(torch.arange(9)).T
+    assert tied.shape == (3, 9)
+    np.testing.assert_array_equal(module(IDS).detach(), rows)
+    tied.sum().backward()
+    module.step()
+    assert (embedded.table("t").lookup(range(9)) == 1.0 - 0.5 * 3).all()
