@@ -1,5 +1,5 @@
 """What trainers do beside a plain step, in each framework: losses and rows are those of a table in
-NumPy that is trained the same way. For Torch they are those of its own too (`test_torch_models`)."""
+NumPy that is trained the same way. `test_torch_models` compares with modules of Torch."""
 
 import importlib
 from collections.abc import Callable
