@@ -199,3 +199,22 @@ def test_a_weight_is_told_where_it_is(embedded: Store) -> None:
     tied.sum().backward()
     module.step()
     assert (embedded.table("t").lookup(range(9)) == 1.0 - 0.5 * 3).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.float32])
+def test_a_model_that_is_brought_to_a_dtype_takes_its_rows_there(
+    embedded: Store, dtype: Any
+) -> None:
+    dense = torch.nn.Linear(2, 1)
+    model = torch.nn.Sequential(module_of(embedded), dense).to(dtype)
+    own = torch.nn.Embedding.from_pretrained(torch.ones(9, 2), freeze=False)
+    wanted = torch.nn.Sequential(own, copy.deepcopy(dense)).to(dtype)
+    found = model.to("cpu")(IDS)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted(IDS))
+    for output in (found, wanted(IDS)):
+        output.sum().backward()
+    model[0].step()
+    rows = torch.from_numpy(embedded.table("t").lookup(IDS))
+    torch.testing.assert_close(1.0 - rows, 0.5 * own.weight.grad[IDS].float())
+    assert model.float()(IDS).dtype == torch.float32
