@@ -101,13 +101,14 @@ def train(
     with patient(address) as store:
         embedding, dense = embedding_of(store), DistributedDataParallel(dense_of())
         parts = {"dense": dense, "optimizer": torch.optim.SGD(dense.parameters(), lr=0.1)}
-        twin, shares = Twin(embedding), {}
+        twin, losses, shares = Twin(embedding), [], {}
         batches = [batch_of(number, rank) for number in range(counts[rank])]
         loop = {"name": "ranks", "lookahead": 3, "group": dist.group.WORLD}
         with nullcontext() if len({*counts}) == 1 else dense.join():
             for batch in embedding.ahead(batches, features=features_of, **loop):
                 outputs = kept(embedding(features_of(batch)))
                 loss = loss_of(dense, outputs, batch)
+                losses.append(loss.item())
                 parts["optimizer"].zero_grad()
                 loss.backward()
                 parts["optimizer"].step()
@@ -128,5 +129,6 @@ def train(
         place = embedding.load("end", directory=directory, group=dist.group.WORLD, **parts)
         assert place == max(counts)
         assert dense.module.weight.equal(weights)
-        np.savez(directory / f"rank-{rank}", weights=weights.numpy(), **shares)
+        written = directory / f"rank-{rank}"
+        np.savez(written, weights=weights.numpy(), losses=losses, **shares)
     dist.destroy_process_group()

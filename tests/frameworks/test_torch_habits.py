@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 from typing import Any
 
@@ -182,3 +183,38 @@ def test_a_module_that_is_trained_as_documented_warns_of_nothing(embedded: Store
         warnings.simplefilter("error")
         for _ in range(3 * FORWARDS_WITHOUT_STEP):
             train(module_of(embedded))
+
+
+def test_a_weight_is_told_where_it_is(embedded: Store) -> None:
+    module = module_of(embedded)
+    assert not hasattr(module, "weight") and not hasattr(module, "bias")
+    with pytest.raises(AttributeError, match=r"Embedding has no weight: .*the store") as refused:
+        _ = module.weight
+    (hint,) = re.findall(r"as (store.*\.lookup\(ids\))", str(refused.value))
+    rows = eval(hint, {"store": embedded, "ids": [1, 2]})
+    hidden = torch.ones(3, 2)
+    tied = hidden @ module(torch.arange(9)).T
+    assert tied.shape == (3, 9)
+    np.testing.assert_array_equal(module(IDS).detach(), rows)
+    tied.sum().backward()
+    module.step()
+    assert (embedded.table("t").lookup(range(9)) == 1.0 - 0.5 * 3).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.float32])
+def test_a_model_that_is_brought_to_a_dtype_takes_its_rows_there(
+    embedded: Store, dtype: Any
+) -> None:
+    dense = torch.nn.Linear(2, 1)
+    model = torch.nn.Sequential(module_of(embedded), dense).to(dtype)
+    own = torch.nn.Embedding.from_pretrained(torch.ones(9, 2), freeze=False)
+    wanted = torch.nn.Sequential(own, copy.deepcopy(dense)).to(dtype)
+    found = model.to("cpu")(IDS)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted(IDS))
+    for output in (found, wanted(IDS)):
+        output.sum().backward()
+    model[0].step()
+    rows = torch.from_numpy(embedded.table("t").lookup(IDS))
+    torch.testing.assert_close(1.0 - rows, 0.5 * own.weight.grad[IDS].float())
+    assert model.float()(IDS).dtype == torch.float32

@@ -109,7 +109,7 @@ def test_ranks_clip_the_mean_of_their_gradients(
 
 
 def test_ranks_with_unequal_numbers_of_batches_train_to_the_end(
-    forks: Forks, server: Server, tmp_path: Path
+    forks: Forks, server: Server, embedded: Store, tmp_path: Path
 ) -> None:
     """In the block of DDP.join(), in which the dense part of the one that has ended answers on."""
     counts = program.UNEVEN
@@ -127,3 +127,51 @@ def test_ranks_with_unequal_numbers_of_batches_train_to_the_end(
             twin.step_of_ranks(shares, gradient_scale=1 / program.WORLD_SIZE)
         twin.assert_same()
         assert store.table("a").t == max(counts)
+    losses = losses_of_torch(embedded, counts)
+    for of_rank, wanted in zip(written, losses, strict=True):
+        np.testing.assert_allclose(of_rank["losses"], wanted, rtol=1e-5)
+
+
+class RowWise(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
+    """Row-wise Adagrad of modules of Torch."""
+
+    def __init__(self, parameters: Any, rate: float) -> None:
+        super().__init__(parameters, {"lr": rate})
+
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            squares = self.state[parameter].setdefault("squares", torch.zeros(program.ROWS, 1))
+            squares += parameter.grad.square().mean(1, keepdim=True)
+            with torch.no_grad():
+                parameter -= self.param_groups[0]["lr"] * parameter.grad / (squares.sqrt() + 1e-8)
+
+
+def losses_of_torch(store: Store, counts: tuple[int, ...]) -> list[list[float]]:
+    """Return the losses of each rank where the tables are Torch's: within `join()` a gradient is
+    divided by the number of all ranks, also of those that have ended."""
+    tables, dense = program.embedding_of(store).tables, program.dense_of()
+    own = {
+        feature: torch.nn.EmbeddingBag.from_pretrained(
+            torch.tensor(store.table(name).lookup(range(program.ROWS))), freeze=False, mode="sum"
+        )
+        for name, table in tables.items()
+        for feature in table.features
+    }
+    optimizers = [
+        torch.optim.SGD(dense.parameters(), lr=0.1),
+        RowWise([bag.weight for bag in own.values()], 0.1),
+    ]
+    losses: list[list[float]] = [[] for _ in counts]
+    for number in range(max(counts)):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for rank in [rank for rank, count in enumerate(counts) if number < count]:
+            batch = program.batch_of(number, rank)
+            given = program.features_of(batch)
+            outputs = {name: own[name](ids.reshape(len(ids), -1)) for name, ids in given.items()}
+            loss = program.loss_of(dense, outputs, batch)
+            losses[rank].append(loss.item())
+            (loss / program.WORLD_SIZE).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return losses

@@ -83,9 +83,9 @@ def opening(loop: OpenLoop) -> Iterator[None]:
         del _open[own]
 
 
-def outside(held: TableHeldError) -> TableHeldError:
+def outside(refused: TableHeldError) -> TableHeldError:
     """Return what to raise of a step that is in no loop, whose table a session holds."""
-    found = str(held).partition(";")[0]
+    found = str(refused).partition(";")[0]
     return TableHeldError(
         f"{found}; found a step outside that loop: call step() behind it, and loop.close() where "
         f"it was left, as by break; {_AS_ONE}"

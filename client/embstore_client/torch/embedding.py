@@ -65,6 +65,15 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         (self.unfreeze if requires_grad else self.freeze)()
         return self
 
+    def _apply(self, fn: Callable[[Any], Any], *arguments: Any, **options: Any) -> Self:
+        """Have activations be of the dtype that a model around the module is brought to, as by its
+        `double()`; return the module. Rows stay float32."""
+        before = self.dtype or torch.float32
+        now = fn(torch.empty(0, dtype=before)).dtype
+        self.dtype = self.dtype if now == before else now
+        applied: Self = super()._apply(fn, *arguments, **options)
+        return applied
+
     # Forward
 
     def _activations(self, *arguments: Any) -> dict[str, Any]:

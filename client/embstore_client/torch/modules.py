@@ -21,6 +21,17 @@ from embstore_client.torch.pretrained import module_of
 class OneTable(StoreModule):
     """A module of one table, which is called as the modules of `torch.nn` are."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Say where rows are, to those that look for them where Torch has them."""
+        if name == "weight":
+            (table,) = self.tables
+            raise AttributeError(
+                f"{type(self).__name__} has no weight: its rows are in the store, as "
+                f"store.table({table!r}).lookup(ids), and .assign(ids, rows) sets them; where they "
+                "are a part of the model, as tied weights are, call the module with their ids"
+            )
+        return super().__getattr__(name)
+
     @classmethod
     def from_pretrained(
         cls,
