@@ -346,8 +346,8 @@ def test_declared_verbs_have_the_arguments_of_their_handle(
 ) -> None:
     verbs = {
         name: verb
-        for name, verb in vars(handle).items()
-        if inspect.isfunction(verb) and not name.startswith("_") and name not in apart
+        for name, verb in inspect.getmembers(handle, inspect.isfunction)
+        if not name.startswith("_") and name not in apart
     }
     assert not apart & set(vars(behind)) - {"close"}
     declared = set(verbs) & set(vars(behind))
