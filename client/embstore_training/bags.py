@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import Pooling, bag_gradients, pool_rows
-from embstore.arrays import Rows, as_rows, is_on_device, refusal, shape_of
+from embstore.arrays import Keys, Rows, as_keys, as_rows, is_on_device, refusal, shape_of
 from embstore.errors import InvalidArgumentError
 from embstore.handles.sessions import BagGradients, SomeGradients, StepBags, step_gradients
 from embstore.step_sums import summed_part
@@ -102,6 +102,29 @@ def of_each_key(rows: Rows, of: Of) -> Rows:
     if not isinstance(of, StepBags) or of.offsets is None:
         return rows
     return bag_gradients(rows, of.offsets, of.mode, of.weights)
+
+
+def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
+    """Return which distinct keys have gradients, (n,) ascending, as a session takes them."""
+    positions, count = as_keys(given.positions, table), len(once.keys)
+    if len(positions) and not (
+        positions[0] >= 0 and positions[-1] < count and (np.diff(positions) > 0).all()
+    ):
+        raise InvalidArgumentError(
+            f"table {table!r}: expected ascending positions below {count}, the number of distinct "
+            f"keys, found {positions}"
+        )
+    return positions
+
+
+def keyed(table: str, once: OnceKeys, of: Of, values: Any) -> tuple[Keys, Any]:
+    """Return a caller's gradients as keys, in any order, and a gradient of each."""
+    rows = as_gradients(values, once, of, table)
+    if isinstance(of, StepBags):
+        return once.keys[of.inverse], of_each_key(rows, of)
+    if isinstance(rows, SomeGradients):
+        return once.keys[positions_of(rows, once, table)], rows.rows
+    return once.keys, rows
 
 
 def check_inverse(table: str, of: StepBags, count: int) -> None:

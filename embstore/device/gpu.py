@@ -11,7 +11,8 @@ the host waits where the protocol says that a result is known, once a call when 
     gpu_work     launches, copies, findings           scratch   memory of a call
     gpu_memory   slots, index, arrays                 staging   pinned buffers
     gpu_keys     unique, probe, the index             slabs     memory of slots
-    gpu_rows     gather, sums, optimizers, misses
+    gpu_rows     gather, optimizers, misses
+    gpu_sums     sums of gradients by key
     gpu_slots    what is in slots, victims
     gpu_levels   rows that go down to level two and come up
 

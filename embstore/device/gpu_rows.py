@@ -1,9 +1,4 @@
-"""Rows on a GPU: gathered, summed and updated for a call; sent up and down for the cache.
-
-Sums are checked to be finite in the pass that makes them, and applied by another. A kernel that did
-both would save writing and reading the sums, a third of the gradients' bytes where each key occurs
-three times; but it would have to read all gradients once more before, to know that nothing will be
-refused when the first row changes, which is three times as much.
+"""Rows on a GPU: gathered and updated for a call; sent up and down for the cache.
 
 Missing rows go through a ring of pinned buffers, each with its twin on the device: while one is
 scattered the next is copied, and storage reads into a third. Victims go the other way in larger
@@ -13,14 +8,14 @@ pieces, the next of which is copied while storage packs and writes one.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from struct import unpack_from
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
-from embstore.device.gpu_positions import by_id, locate, named, owned
+from embstore.device.gpu_positions import locate, named, owned
+from embstore.device.gpu_sums import Summed, summed
 from embstore.device.gpu_work import (
     FINDINGS_FORMAT,
     LANES,
@@ -30,10 +25,9 @@ from embstore.device.gpu_work import (
     GpuBatch,
     GpuWork,
     Outputs,
-    findings_of,
     tell_batch,
 )
-from embstore.device.runtime import BLOCK_THREADS, COMPUTE, DOWN, Adopted, Argument, DeviceArray
+from embstore.device.runtime import COMPUTE, DOWN, Adopted, Argument, DeviceArray
 from embstore.device.slabs import Located, SlabRows, Slabs
 from embstore.device.staging import PIECE_BYTES, Buffer
 from embstore.device.values import (
@@ -45,35 +39,16 @@ from embstore.device.values import (
     Slots,
     TableParameters,
 )
-from embstore.kernels.sum_by_key import form_of
-from embstore.layout import VALUE, Layout
+from embstore.layout import Layout
 
 _VICTIM_BYTES = 16 << 20
 """Of rows to be logged: storage packs and writes them in smaller pieces, at the same time."""
 
-COMBINED_COLUMNS = 8
-"""Of a warp of `combine`; `sum_by_key.cu` has the same."""
-
 _Launch = tuple[Any, ...]
 
 
-class Summed(NamedTuple):
-    """What sums were made of."""
-
-    findings: DeviceArray
-    starts: DeviceArray
-    positions: DeviceArray
-    of_segments: DeviceArray
-    segments: int
-    placed: list[list[DeviceArray | None]]
-    """The gradients, which stay where they are as long as this is referred to."""
-
-
 class GpuRows:
-    """The `DeviceRows` of a GPU.
-
-    One class, because all of it works on the same slabs, outputs and scratch, in one stream.
-    """
+    """The `DeviceRows` of a GPU."""
 
     look_up_keys_max = 1 << 31
 
@@ -204,80 +179,18 @@ class GpuRows:
         self, batch: Batch, gradients: Sequence[Gradients], scale: np.float32, sums: DeviceArray
     ) -> None:
         if batch.position_count:
-            self._sum(batch, gradients, scale, sums, sums.width, keeps_all=True)
-
-    def _sum(
-        self,
-        batch: Batch,
-        gradients: Sequence[Gradients],
-        scale: np.float32,
-        sums: DeviceArray,
-        dim: int,
-        *,
-        keeps_all: bool,
-    ) -> Summed:
-        """Queue the sums of a batch, which has positions."""
-        work, findings, n = self._work, findings_of(batch), batch.position_count
-        assert isinstance(batch, GpuBatch) and findings is not None
-        ids: Argument = NULL
-        windows = 0
-        more: Argument = NULL
-        if batch.is_distinct:
-            starts, positions = work.numbers(n + 1, np.int64), batch.inverse
-        else:
-            starts, positions, ids = batch.groups or by_id(work, batch, findings)
-            windows = -(-n // CHUNK_OCCURRENCES)
-            more = work.scratch.take(windows, VALUE, width=dim)
-        placed = [
-            self._all_resident([part.rows for part in gradients], VALUE, dim),
-            self._all_resident([part.source for part in gradients], np.int32),
-            self._all_resident([part.coefficients for part in gradients], np.float32),
-        ]
-        (of_segments,) = work.send_numbers(
-            [
-                *batch.bounds.tolist(),
-                *(_address(array) for arrays in placed for array in arrays),
-                *(form_of(part.coefficients, part.divide) for part in gradients),
-            ]
-        )
-        of_ids = (ids, np.int64(n))
-        of_sums = (np.int32(dim), np.int32(keeps_all), findings)
-        # A stretch of positions a group: they differ in length, and blocks that wait even it out.
-        work.runtime.launch(
-            "sum_chunks", -(-n // BLOCK_THREADS), starts, positions, *of_ids, of_segments,
-            np.int32(len(gradients)), scale, sums, more, *of_sums,
-        )  # fmt: skip
-        if windows:
-            warps = -(-windows // LANES) * -(-dim // COMBINED_COLUMNS)
-            work.launch("combine", warps * LANES, starts, *of_ids, sums, more, scale, *of_sums)
-        return Summed(findings, starts, positions, of_segments, len(gradients), placed)
-
-    def _all_resident(
-        self, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
-    ) -> list[DeviceArray | None]:
-        """Return the segments' arrays in the device's memory, those of the host sent together."""
-        on_host = [array for array in arrays if isinstance(array, np.ndarray)]
-        if not on_host:
-            return [*arrays]
-        together, low = self._work.join(on_host, dtype, width), 0
-        placed: list[DeviceArray | None] = []
-        for array in arrays:
-            if isinstance(array, np.ndarray):
-                placed.append(together[low : low + len(array)])
-                low += len(array)
-            else:
-                placed.append(array)
-        return placed
+            summed(self._work, batch, gradients, scale, sums, sums.width, keeps_all=True)
 
     def begin_update(self, parts: Sequence[PoolUpdate]) -> Answer[bool] | None:
         work, staging = self._work, self._work.staging
         named = [part for part in parts if part.batch.position_count]
-        summed = [
-            self._sum(p.batch, p.gradients, p.scale, p.sums, p.dim, keeps_all=False) for p in named
+        sums = [
+            summed(work, p.batch, p.gradients, p.scale, p.sums, p.dim, keeps_all=False)
+            for p in named
         ]
-        gates = [own.findings.address for own in summed]
-        updates = [self._update(part, own, gates) for part, own in zip(named, summed, strict=True)]
-        answers = [staging.begin_small(own.findings.view(np.uint8)) for own in summed]
+        gates = [own.findings.address for own in sums]
+        updates = [self._update(part, own, gates) for part, own in zip(named, sums, strict=True)]
+        answers = [staging.begin_small(own.findings.view(np.uint8)) for own in sums]
         mark = work.runtime.mark(COMPUTE)  # what is sent goes before it
         for update in updates:
             work.launch(*update)
@@ -437,7 +350,3 @@ def _dim_of(out: Rows | DeviceArray) -> int:
 
 def _is_callers(array: Any) -> bool:
     return isinstance(array, DeviceArray) and isinstance(array.owner, Adopted)
-
-
-def _address(array: DeviceArray | None) -> int:
-    return 0 if array is None else array.address

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from embstore import commands as c
 from embstore.checks.arguments import mapping
 from embstore.checks.parts import checked_bags
-from embstore.commands import Executor, OnNonfinite, Pooling, Prefetched
-from embstore.errors import CapacityError, InvalidArgumentError
+from embstore.commands import OnNonfinite, Pooling, Prefetched
+from embstore.errors import InvalidArgumentError
 from embstore.handles import parts
-from embstore.handles.lent import LentDevice
+from embstore.handles.reach import Reach
 from embstore.results import (
     AcknowledgedUpdate,
     Announced,
@@ -97,19 +97,14 @@ class Serving(NamedTuple):
     """Of the store: another one has lost commands."""
 
 
-class Sessions:
+class Sessions(Reach):
     """Look-ahead sessions by their verbs. Any thread.
 
     A rank names itself by its **member**, which `join` gave it. Steps are numbered one after the
     other from the session's place; what a rank sends for a step it may send again, and gets the
     same answer. A call renews its member's lease as it begins, and not while it waits for a
     server: whoever may wait for longer calls `renew` meanwhile.
-
-    One class, as each method is a verb of one thing: a command in a few lines, and what it takes.
     """
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
 
     # Opening and closing
 
@@ -275,51 +270,6 @@ class Sessions:
         into = c.ON_DEVICE if on_device else out if makes else outs
         command = c.LookupStep(member, step)
         return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), outs)
-
-    @property
-    def is_embedded(self) -> bool:
-        """Whether the store is in this process: arrays are passed, and not sent."""
-        return self._executor.is_embedded
-
-    @property
-    def reaches_device(self) -> bool:
-        """Whether rows of steps may be `on_device`; a server is asked."""
-        return self.reaches()
-
-    def reaches(self, name: str | None = None) -> bool:
-        """Return whether rows of steps may be `on_device`, and that is the one which this process
-        names so ("cuda:1"); None: whichever it is. A server is asked."""
-        try:
-            self.check_device(name)
-        except (InvalidArgumentError, CapacityError):
-            return False
-        return True
-
-    def check_device(self, name: str | None = None) -> None:
-        """Raise InvalidArgumentError, which says why, where `reaches` is False; CapacityError: the
-        driver or the container of the server exports no memory, or there is none left."""
-        self._executor.check_device(name)
-
-    def lend_device(self) -> LentDevice:
-        """Return the device of a store in this process, for rows that its trainer has there.
-
-        Raises
-        ------
-        InvalidArgumentError : the store is in another process.
-        """
-        if not self.is_embedded:
-            raise InvalidArgumentError(
-                "expected a store in this process, whose device a trainer may use, found one in "
-                "another"
-            )
-        engine: Any = self._executor
-        lent: LentDevice = engine.lend_device()
-        return lent
-
-    @property
-    def rounds_rows(self) -> bool:
-        """Whether rows of steps come rounded."""
-        return self._executor.rounds_rows
 
     def prefetch_step(self, member: str, step: int) -> Prefetched | None:
         """Ask for a step's rows, and return at once what waits for them; None: nothing is gained by

@@ -44,7 +44,6 @@ from embstore.results import HotSetFacts
 from embstore.tables.slices import Slices
 from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
-from embstore.values import same
 
 PIECE_ROWS = 1024
 """Pinned at once: a few milliseconds of the engine's where all must be read."""
@@ -125,10 +124,7 @@ class _HotRows:
 
 
 class HotPins:
-    """The pinned hot set of one store. Any thread; sets are swapped one after the other.
-
-    One class, because what is wanted, what is pinned and what is let go must agree.
-    """
+    """The pinned hot set of one store. Any thread; sets are swapped one after the other."""
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
         self._tables = tables
@@ -157,7 +153,8 @@ class HotPins:
         """
         with Slices(self._tables.frame).after_others(self._swapping):
             if hot_set is not None:
-                self._check_version(hot_set)
+                if self.wanted is not None:
+                    hot_set.check_replaces(self.wanted)
                 self._check(hot_set)
             before = self._wanted
             try:
@@ -200,18 +197,6 @@ class HotPins:
             self._kept_files.keep_hot_set(None if wanted is None else wanted.by_id())
             if self._wanted is wanted:
                 return
-
-    def _check_version(self, hot_set: HotSet) -> None:
-        """Refuse a set that is not newer than the wanted one, and is not that one again."""
-        wanted = self.wanted
-        if wanted is None:
-            return
-        is_same = hot_set.version == wanted.version and same(hot_set.tables, wanted.tables)
-        if hot_set.version <= wanted.version and not is_same:
-            raise InvalidArgumentError(
-                f"expected a hot set of a version above {wanted.version}, which is pinned, found "
-                f"{hot_set.version}; unpin it first, or give a larger version"
-            )
 
     def _check(self, hot_set: HotSet) -> None:
         found: list[tuple[Pool, Keys]] = []

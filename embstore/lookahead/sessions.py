@@ -2,9 +2,6 @@
 
 A rank names itself by its **member**, which joining gave it. Steps are numbered one after the other
 from the session's place; what a rank sends for a step it may send again, and gets the same answer.
-An announcement is taken whole or not at all; a step that was announced with the same keys before is
-passed over.
-
 What may have to wait (a step's rows, its other ranks) returns a handle to poll, and `wait` waits
 for one; a rank that waits there keeps its lease.
 
@@ -12,35 +9,28 @@ Lock order: whoever holds the engine may take the sessions' lock, and nobody who
 the engine.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from embstore import commands as c
-from embstore.arithmetic import unique
-from embstore.arrays import Keys
-from embstore.errors import CapacityError, DeadlineError, InvalidArgumentError, StoreClosedError
-from embstore.layout import VALUE_BYTES
+from embstore.errors import DeadlineError, InvalidArgumentError, StoreClosedError
+from embstore.lookahead.announcing import Announcing
 from embstore.lookahead.finishing import Finish, Finishing
 from embstore.lookahead.handles import StepLookup, StepOutcome
 from embstore.lookahead.records import StepReading, StepTurn
 from embstore.lookahead.registry import Registry
-from embstore.lookahead.session import Rank, Session, same_error
+from embstore.lookahead.session import Rank, Session
 from embstore.lookahead.stats import LiveSessions, SessionsStats
-from embstore.lookahead.step import RankShare, Step
-from embstore.results import AcknowledgedUpdate, Announced, Membership, RowsRead, SessionFacts
+from embstore.lookahead.step import Step
+from embstore.results import AcknowledgedUpdate, Membership, RowsRead, SessionFacts
 from embstore.stats import document
 from embstore.tables.state import Share, TableState
 from embstore.tables.tables import Tables
 
 
 class Sessions:
-    """All sessions of one store. Any thread.
-
-    One class, because every verb of a session finds it by its member, under one lock.
-    """
+    """All sessions of one store. Any thread."""
 
     def __init__(self, tables: Tables, accessed: Callable[[Sequence[Share]], None]) -> None:
         """Have no session yet; `accessed` is called with what each finished step looked up."""
@@ -48,9 +38,7 @@ class Sessions:
         self._registry = Registry(tables)
         self._planner = self._registry.planner
         self._finishing = Finishing(tables, self._registry, accessed)
-        self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
-        """Of an owner, how many bytes of keys its sessions may have announced together; None: as
-        many as all may. A server sets it; called under the lock."""
+        self.announcing = Announcing(tables, self._registry, self._finishing)
 
     # Opening and closing
 
@@ -147,69 +135,6 @@ class Sessions:
             self._registry.expire()
 
     # Steps
-
-    def announce(self, command: c.Announce) -> Announced:
-        """Take the steps that a rank announces, or none of them.
-
-        Raises
-        ------
-        InvalidArgumentError : not the next step, more than the session's lookahead_steps_max ahead,
-            keys that repeat or are out of range, a table that is not the session's.
-        CapacityError : more bytes of keys than may be announced.
-        """
-        with self._planner.lock:
-            session, rank = self._registry.member(command.member)
-        limit = self._tables.limits.call_bytes_max
-        shares = {step.step: _share_of(session, step, limit) for step in command.steps}
-        with self._planner.changed:
-            session.check_live()
-            new = _new(session, rank, shares)
-            self._check_room(session, sum(8 * shares[number].key_count for number in new))
-            if rank.is_done and new:
-                raise InvalidArgumentError(
-                    f"session {session.name!r}: rank {rank.rank} has said that step "
-                    f"{rank.announced} is its last; leave, and open the session again"
-                )
-            for number in new:
-                step = session.steps.setdefault(number, Step(number))
-                step.shares[rank.rank] = shares[number]
-                rank.announced = number
-            rank.is_done |= command.is_last
-            self._planner.notify()
-        if command.is_last:
-            self._finishing.finish_sent(session)
-        with self._planner.changed:
-            session.check_live()
-            if (
-                rank.is_done
-                and (failed := session.left_alone(rank, session.clock.now())) is not None
-            ):
-                self._planner.end(session, failed)
-                raise same_error(failed)
-            is_held_back = session.waiting_since is not None
-            at_work = session.ranks_at_work
-            return Announced(rank.announced, session.planned_step, is_held_back, at_work)
-
-    def announced_bytes(self, owner: str | None = None) -> int:
-        """Return how many bytes of keys are announced, by the sessions of all or of one owner."""
-        with self._planner.lock:
-            live = self._registry.sessions.values()
-            return sum(one.key_bytes for one in live if owner is None or one.owner == owner)
-
-    def _check_room(self, session: Session, size: int) -> None:
-        left = self._tables.limits.announced_bytes_max - self.announced_bytes()
-        if size > left:
-            raise CapacityError(
-                f"session {session.name!r}: {size} bytes of keys are announced, there is room for "
-                f"{left} (limits.announced_bytes_max); announce fewer steps ahead"
-            )
-        owner, most = session.owner, self.owner_bytes_max(session.owner)
-        if size and most is not None and size > (left := most - self.announced_bytes(owner)):
-            whose = f"{owner!r} has" if owner else "there is"
-            raise CapacityError(
-                f"session {session.name!r}: {size} bytes of keys are announced, {whose} room for "
-                f"{left} of {most} (announced_bytes); announce fewer steps ahead"
-            )
 
     def lookup(self, command: c.LookupStep | c.LookupStepPooled) -> StepLookup:
         """Return the rows of an announced step, to be waited for. Never waits for the engine.
@@ -380,71 +305,13 @@ class Sessions:
         self._planner.join()
 
 
-def _share_of(session: Session, step: c.StepKeys, call_bytes_max: int) -> RankShare:
-    """Return what a rank announces of a step, its keys checked and copied. Any thread."""
-    where = f"session {session.name!r}: step {step.step}"
-    tables = {part.table: session.table(part.table, where) for part in step.tables}
-    size = 0
-    for part in step.tables:
-        table = tables[part.table]
-        _check_keys(table, part.keys, where)
-        size += len(part.keys) * (8 + VALUE_BYTES * table.dim)
-    if size > call_bytes_max:
-        raise InvalidArgumentError(
-            f"{where}: expected keys and rows of at most {call_bytes_max} bytes "
-            f"(limits.call_bytes_max), found {size}; make smaller batches"
-        )
-    return RankShare.of(tables, {part.table: part.keys.copy() for part in step.tables})
-
-
-def _new(session: Session, rank: Rank, shares: Mapping[int, RankShare]) -> list[int]:
-    new: list[int] = []
-    for number, share in shares.items():
-        where = f"session {session.name!r}: step {number}"
-        if 0 < number <= session.last_step:
-            continue
-        before = session.steps[number].shares.get(rank.rank) if number in session.steps else None
-        if before is not None:
-            if not before.equals(share):
-                raise InvalidArgumentError(f"{where} was announced with other keys")
-            continue
-        expected = rank.announced + 1 + len(new)
-        if number != expected:
-            raise InvalidArgumentError(f"{where} was announced out of order: expected {expected}")
-        most = session.facts.lookahead_steps_max
-        if number > session.last_step + most:
-            raise InvalidArgumentError(
-                f"{where} is more than lookahead_steps_max = {most} steps beyond the last "
-                f"finished one, {session.last_step}"
-            )
-        new.append(number)
-    return new
-
-
-def _check_keys(table: TableState, keys: Keys, where: str) -> None:
-    if not len(keys):
-        return
-    low, high = int(keys.min()), int(keys.max())
-    if low < 0 or high >= table.rows:
-        raise InvalidArgumentError(
-            f"{where}: table {table.name!r}: expected keys in [0, {table.rows}), found "
-            f"{low if low < 0 else high}"
-        )
-    once, inverse = unique(keys)
-    if len(once) != len(keys):
-        again = int(once[np.argmax(np.bincount(inverse) > 1)])
-        raise InvalidArgumentError(
-            f"{where}: table {table.name!r}: expected each key once, found key {again} repeated"
-        )
-
-
 HANDLERS: dict[Any, Callable[[Any, Any], Any]] = {
     c.OpenSession: Sessions.open,
     c.JoinSession: Sessions.join,
     c.RenewLease: Sessions.renew,
     c.CloseSession: Sessions.close,
     c.EndSession: lambda sessions, command: sessions.end(command.name),
-    c.Announce: Sessions.announce,
+    c.Announce: lambda sessions, command: sessions.announcing.take(command),
     c.LookupStep: Sessions.lookup,
     c.LookupStepPooled: Sessions.lookup,
     c.ReadStep: Sessions.read,

@@ -27,11 +27,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arrays import DIM_MAX, ROWS_MAX, Keys, as_keys
+from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 from embstore.optimizers import OPTIMIZERS
 from embstore.profiles.archive import Archive, Members, Saved, gaps_to_keys, keys_to_gaps
 from embstore.profiles.checks import ascends, check, check_int
 from embstore.profiles.profile import Profile, TableProfile, exact_sum
+from embstore.values import same
 
 ROW_BYTES_MAX = VALUE_BYTES * (
     DIM_MAX + max(kind.state_dim(DIM_MAX) for kind in OPTIMIZERS.values())
@@ -87,6 +89,15 @@ class HotSet(Saved):
         is_mapping, found = isinstance(given, Mapping), type(given).__name__
         check(is_mapping, "a HotSet, or keys by table", found)
         return cls({name: np.unique(as_keys(keys, name)) for name, keys in given.items()})
+
+    def check_replaces(self, pinned: "HotSet") -> None:
+        """Refuse to be pinned in place of another one that is no older, and is not this one."""
+        is_same = self.version == pinned.version and same(self.tables, pinned.tables)
+        if self.version <= pinned.version and not is_same:
+            raise InvalidArgumentError(
+                f"expected a hot set of a version above {pinned.version}, which is pinned, found "
+                f"{self.version}; unpin it first, or give a larger version"
+            )
 
     @property
     def row_count(self) -> int:

@@ -91,7 +91,7 @@ def advance_table(engine: "Engine", command: c.AdvanceTable, _: None) -> Acknowl
     c.AdvanceTable: advance_table,
 """,
     },
-    "embstore/handles/store.py": {
+    "embstore/handles/store_checkpoints.py": {
         "    def flush(": '''\
     def count_dirty_rows(self) -> dict[str, int]:
         """Return how many rows of each table are newer in the cache than on the disk."""

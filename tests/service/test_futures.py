@@ -317,7 +317,7 @@ class GrownTable(Table):
         return self.name, keys, loud
 
 
-def test_a_verb_that_has_no_line_is_done_in_order(server: Served) -> None:
+def test_a_verb_that_has_no_line_is_done_in_order(server):
     with patient(server.address) as store, background(store) as behind:
         ads = store.table("ads")
         ads.__class__ = GrownTable
@@ -343,8 +343,8 @@ def test_a_verb_that_has_no_line_is_done_in_order(server: Served) -> None:
 def test_declared_verbs_have_the_arguments_of_their_handle(handle, behind, apart):
     verbs = {
         name: verb
-        for name, verb in vars(handle).items()
-        if inspect.isfunction(verb) and not name.startswith("_") and name not in apart
+        for name, verb in inspect.getmembers(handle, inspect.isfunction)
+        if not name.startswith("_") and name not in apart
     }
     assert not apart & set(vars(behind)) - {"close"}
     declared = set(verbs) & set(vars(behind))

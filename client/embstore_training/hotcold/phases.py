@@ -17,12 +17,16 @@ without any chunk has no columns, and is refused where others have batches.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
+import numpy as np
+
 from embstore.errors import InvalidArgumentError
 from embstore_training.hotcold.packer import Batch, Packed
+from embstore_training.hotcold.ragged import keys_of
+from embstore_training.hotcold.replica import Replica
 from embstore_training.replicas.ranks import AllGather, Verb, meet
 
 AGREED_BATCHES_MAX = 64
@@ -49,6 +53,26 @@ class PushRoom(NamedTuple):
 
     bytes_max: int
     bytes_of: Callable[[Batch], int]
+
+
+def push_bytes_of(
+    replica: Replica, columns: Mapping[str, str], ranks: int, bytes_max: int, batch: Batch
+) -> int:
+    """Return how many bytes a hot batch of a rank adds to the next push, at most.
+
+    By its ids, repeated ones too; by its distinct keys only where such batches of all ranks might
+    be too much for one push. 0 where a push takes all hot rows that there are.
+    """
+    if replica.hot_bytes <= bytes_max:
+        return 0
+    counts = dict.fromkeys(columns.values(), 0)
+    for column, table in columns.items():
+        counts[table] += batch[column].size
+    by_ids = replica.push_bytes(counts)
+    if by_ids <= bytes_max // ranks:
+        return by_ids
+    keys = keys_of(batch, columns)
+    return replica.push_bytes({table: len(np.unique(k)) for table, k in keys.items()})
 
 
 class Phases:

@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from embstore.arithmetic import pool_rows, sum_by_key, unique
-from embstore.arrays import Keys, Rows, as_keys, as_pair, as_rows, on_host
+from embstore.arithmetic import pool_rows
+from embstore.arrays import Keys, Rows, as_pair, on_host
 from embstore.commands import LearningRate, OnNonfinite, UpdateOptions
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError, TableNotFoundError
@@ -42,13 +42,12 @@ from embstore.handles import parts
 from embstore.handles.sessions import SomeGradients, StepBags
 from embstore.profiles.hotset import HotSet
 from embstore.results import AcknowledgedUpdate
-from embstore_training.bags import Of, as_gradients, of_each_key
+from embstore_training.bags import Of, keyed
 from embstore_training.hotcold.rows import HotTable
 from embstore_training.hotcold.update import Receipt, change
 from embstore_training.read_ahead import OnceKeys
-from embstore_training.replicas.ranks import AllGather, Verb, float_bits, float_of, meet
+from embstore_training.replicas.ranks import AllGather, first_rates
 from embstore_training.replicas.rows import HostRows, Slots, TrainersRows
-from embstore_training.replicas.there import positions_of
 from embstore_training.replicas.update import Sums, Trained, agreed, checked
 
 
@@ -61,10 +60,7 @@ class _Push(NamedTuple):
 
 
 class Replica:
-    """The hot rows of some tables, in NumPy. Not to be shared between threads.
-
-    One class, because what was trained, pulled and pushed is told by the same marks of the rows.
-    """
+    """The hot rows of some tables, in NumPy. Not to be shared between threads."""
 
     def __init__(
         self,
@@ -86,8 +82,7 @@ class Replica:
         InvalidArgumentError : the hot set does not name a table, or has keys beyond it.
         """
         self.hot_set = HotSet.of(hot_set)
-        self.store_calls = 0
-        self.pulled_rows = self.pushed_rows = 0
+        self.store_calls = self.pulled_rows = self.pushed_rows = 0
         self.pulled_bytes = self.pushed_bytes = 0
         self._store = store
         self._receipt = Receipt()  # Of the last update, whose changes may not all be in place.
@@ -104,11 +99,6 @@ class Replica:
         keys = self.hot_set.tables[name]
         handle = self._called(self._store.table, name)
         config: TableConfig = self._called(lambda: handle.config)
-        if len(keys) and not 0 <= keys[0] <= keys[-1] < config.rows:
-            raise InvalidArgumentError(
-                f"table {name!r}: expected hot keys in [0, {config.rows}), found "
-                f"{keys[0] if keys[0] < 0 else keys[-1]}"
-            )
         return HotTable(handle, config, keys, self._make_rows(config, len(keys)))
 
     def _make_rows(self, config: TableConfig, count: int) -> TrainersRows:
@@ -117,8 +107,6 @@ class Replica:
     def _called(self, call: Any, *args: Any) -> Any:
         self.store_calls += 1
         return call(*args)
-
-    # What it is
 
     @property
     def t(self) -> dict[str, int]:
@@ -145,12 +133,11 @@ class Replica:
     @property
     def hot_bytes(self) -> int:
         """Bytes that a push of all hot rows would send."""
-        return self.push_bytes({n: len(t.index.keys) for n, t in self._tables.items()})
+        return sum(len(t.index.keys) * t.row_bytes for t in self._tables.values())
 
     def push_bytes(self, counts: Mapping[str, int]) -> int:
         """Return how many bytes a push of so many hot rows of each table would send, at most."""
-        tables = {name: self._table(name) for name in counts}
-        return sum(min(counts[n], len(t.index.keys)) * t.row_bytes for n, t in tables.items())
+        return sum(self._table(name).push_bytes(count) for name, count in counts.items())
 
     # Pulling
 
@@ -179,9 +166,7 @@ class Replica:
         May be called from another thread while nothing else is.
         """
         for name in keys.keys() & self._tables.keys():
-            table = self._tables[name]
-            slots, is_hot = table.index.find(keys[name])
-            table.is_stale[slots[is_hot]] = True
+            self._tables[name].mark_stale(keys[name])
 
     @property
     def stale_keys(self) -> dict[str, Keys]:
@@ -201,25 +186,19 @@ class Replica:
             table = self._tables[name]
             if name not in facts:
                 raise TableNotFoundError(f"table {name!r} no longer exists")
-            table.t = table.stored_t = facts[name].t
-            table.learning_rate = facts[name].learning_rate
+            table.take(facts[name])
             rows_max = max(1, self._store.limits.call_bytes_max // table.row_bytes)
-            for first in range(0, len(slots), rows_max):
-                part = slots[first : first + rows_max]
-                weights, state = self._called(table.handle.read_rows, table.index.keys[part])
-                table.rows.write(part, weights, state)
-                table.is_stale[part] = False
-                self.pulled_rows += len(part)
-                self.pulled_bytes += len(part) * table.row_bytes
+            for count in table.pulled(slots, rows_max, self._called):
+                self.pulled_rows += count
+                self.pulled_bytes += count * table.row_bytes
         return sum(map(len, wanted.values()))
 
     def take_rates(self, all_gather: AllGather | None) -> None:
         """Take rank 0's learning rates: another rank may have pulled them before they changed."""
         tables = [self._tables[name] for name in sorted(self._tables)]
-        rates = [float_bits(table.learning_rate) for table in tables]
-        first = meet(all_gather, Verb.RATES, rates)[0]
-        for table, bits in zip(tables, first.numbers, strict=True):
-            table.learning_rate = float_of(bits)
+        rates = first_rates(all_gather, [table.learning_rate for table in tables])
+        for table, rate in zip(tables, rates, strict=True):
+            table.learning_rate = rate
 
     # Training
 
@@ -287,21 +266,15 @@ class Replica:
         all_gather: AllGather | None,
     ) -> dict[str, Sums] | None:
         """Return the scaled sums of all ranks; see `replicas.update.agreed`."""
-        own = {name: self._summed(name, *pair) for name, pair in given.items()}
+        own = {
+            name: self._table(name).summed(keys, self.to_host(gradients))
+            for name, (keys, gradients) in given.items()
+        }
         return agreed(own, options, self._trained, all_gather)
 
     @property
     def _trained(self) -> dict[str, Trained]:
         return {name: table.trained for name, table in self._tables.items()}
-
-    def _summed(self, name: str, keys: ArrayLike, gradients: Any) -> tuple[Keys, Rows]:
-        """Return one table's gradients, summed by key (contract.md, rule 2)."""
-        table = self._table(name)
-        once, inverse = unique(as_keys(keys, name))
-        table.pulled_slots(once)
-        shape = len(inverse), table.config.dim
-        rows = as_rows(self.to_host(gradients), shape, name, "gradients")
-        return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
 
     def _table(self, name: Any) -> HotTable:
         if name not in self._tables:
@@ -334,15 +307,7 @@ class Replica:
         of, rows : what gradients are of (`embstore_training.bags`), and they
         """
         rows = self.to_store(rows)
-        if of == "keys":
-            return keys[name], rows
-        own = once[name]
-        rows = as_gradients(rows, own, of, name)
-        if isinstance(of, StepBags):
-            return own.keys[of.inverse], of_each_key(rows, of)
-        if isinstance(rows, SomeGradients):
-            return own.keys[positions_of(rows, own, name)], rows.rows
-        return own.keys, rows
+        return (keys[name], rows) if of == "keys" else keyed(name, once[name], of, rows)
 
     def to_store(self, rows: Any) -> Any:
         """Return gradients of the trainer as a session of the run takes them."""
@@ -388,8 +353,7 @@ class Replica:
     def note_pushed(self) -> None:
         """Note that the store has what was trained here, whichever rank has pushed it."""
         for table in self._tables.values():
-            table.stored_t, table.dirty_count = table.t, 0
-            table.is_dirty[:] = False
+            table.note_pushed()
         pushed, self._pushing = self._pushing, None
         if pushed is not None:
             self.pushed_rows += pushed.rows

@@ -6,15 +6,18 @@ way. FAE (Adnan et al., VLDB 2022) keeps slots as float32 and leaves the state b
 weights and state are read and written together.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.arrays import Keys, Rows, as_keys
+from embstore.arithmetic import sum_by_key, unique
+from embstore.arrays import Keys, Rows, as_keys, as_rows
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
+from embstore.results import TableFacts
 from embstore_training.replicas.rows import Slots, TrainersRows
 from embstore_training.replicas.update import Trained
 
@@ -48,6 +51,11 @@ class HotTable:
     """What is known of one table and its hot rows."""
 
     def __init__(self, handle: Any, config: TableConfig, keys: Keys, rows: TrainersRows) -> None:
+        if len(keys) and not 0 <= keys[0] <= keys[-1] < config.rows:
+            raise InvalidArgumentError(
+                f"table {config.name!r}: expected hot keys in [0, {config.rows}), found "
+                f"{keys[0] if keys[0] < 0 else keys[-1]}"
+            )
         self.handle = handle
         self.config = config
         self.index = SlotIndex(keys)
@@ -68,6 +76,15 @@ class HotTable:
     def row_bytes(self) -> int:
         """Bytes of a row where it travels: key, weights and state."""
         return 8 + VALUE_BYTES * (self.config.dim + self.config.state_dim)
+
+    def push_bytes(self, count: int) -> int:
+        """Return how many bytes a push of so many rows would send, at most."""
+        return min(count, len(self.index.keys)) * self.row_bytes
+
+    def take(self, facts: TableFacts) -> None:
+        """Take t and learning rate from the store."""
+        self.t = self.stored_t = facts.t
+        self.learning_rate = facts.learning_rate
 
     def slots(self, keys: ArrayLike) -> Slots:
         """Return the slots of keys, (n,), all of which must be hot."""
@@ -90,6 +107,32 @@ class HotTable:
                 f"found key {self.index.keys[slots[is_stale][0]]}"
             )
         return slots
+
+    def pulled(self, slots: Slots, rows_max: int, called: Callable[..., Any]) -> Iterator[int]:
+        """Read rows from the store, at most so many by a call; yield how many came by each."""
+        for first in range(0, len(slots), rows_max):
+            part = slots[first : first + rows_max]
+            weights, state = called(self.handle.read_rows, self.index.keys[part])
+            self.rows.write(part, weights, state)
+            self.is_stale[part] = False
+            yield len(part)
+
+    def mark_stale(self, keys: Keys) -> None:
+        """Note that the store's rows of keys may change; those that are not hot are passed over."""
+        slots, is_hot = self.index.find(keys)
+        self.is_stale[slots[is_hot]] = True
+
+    def summed(self, keys: ArrayLike, gradients: Any) -> tuple[Keys, Rows]:
+        """Return gradients, (n, dim) on the host, summed by key (contract.md, rule 2)."""
+        once, inverse = unique(as_keys(keys, self.config.name))
+        self.pulled_slots(once)
+        rows = as_rows(gradients, (len(inverse), self.config.dim), self.config.name, "gradients")
+        return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
+
+    def note_pushed(self) -> None:
+        """Note that the store has what was trained here."""
+        self.stored_t, self.dirty_count = self.t, 0
+        self.is_dirty[:] = False
 
     def unsent(self) -> tuple[Keys, Rows, Rows, int]:
         """Return keys, weights and state of the dirty rows, and how many updates made them."""

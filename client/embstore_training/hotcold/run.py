@@ -59,15 +59,14 @@ from embstore_training.hotcold.alike import check_hot_set
 from embstore_training.hotcold.classifier import Chunk, Classifier
 from embstore_training.hotcold.device_replica import on_the_stores_device
 from embstore_training.hotcold.packer import Batch, Packer
-from embstore_training.hotcold.phases import Phase, Phases, PushRoom
+from embstore_training.hotcold.phases import Phase, Phases, PushRoom, push_bytes_of
 from embstore_training.hotcold.ragged import keys_of
 from embstore_training.hotcold.replica import Replica
 from embstore_training.hotcold.scheduler import RateController
 from embstore_training.hotcold.steps import HotColdStep, HotExchange
+from embstore_training.hotcold.tally import Tally
 from embstore_training.replicas.ranks import AllGather, CheckedGather, Verb, meet
 from embstore_training.run import Run
-
-_COUNTED = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "switches"
 
 
 class HotColdRun:
@@ -79,8 +78,7 @@ class HotColdRun:
                 ...
                 step.update({"sites": site_gradients, "ads": ad_gradients})
 
-    What a step is, and in which order its rows are: see `HotColdStep`. One class, because phases,
-    replica and session change together, all ranks in one order.
+    What a step is, and in which order its rows are: see `HotColdStep`.
     """
 
     def __init__(
@@ -122,59 +120,19 @@ class HotColdRun:
         """
         self.hot_set = HotSet.of(hot_set)
         """The hot set that the run was given, and keeps."""
-        self._make_packer = partial(
-            Packer,
-            Classifier(self.hot_set, columns),
-            batch_size,
-            window_batches=window_batches,
-            rate=rate,
-        )
+        packer = partial(Packer, Classifier(self.hot_set, columns), batch_size)
+        self._make_packer = partial(packer, window_batches=window_batches, rate=rate)
         self._make_packer()  # What is wrong with its arguments is to be said here.
         self._columns = dict(columns)
-        if session.pop("shared", False):
-            raise InvalidArgumentError(
-                "expected the run to be the only writer of its tables, found shared=True"
-            )
-        if session.get("waits", "late") != "late":
-            raise InvalidArgumentError(
-                'expected a hot/cold run to wait for late rows, found waits="none"'
-            )
-        if session.get("rows", "host") == "device":
-            if not store.sessions.is_embedded or replica is not Replica:
-                raise InvalidArgumentError(
-                    "expected rows='device' of a hot/cold run with a store in this process and "
-                    "without `replica`, found another; elsewhere give rows='host', and a "
-                    "TorchReplica on a device as `replica`"
-                )
-            replica = on_the_stores_device
-        if session.pop("resume", False):  # its steps are the mixed batches alone
-            raise InvalidArgumentError("expected steps(..., skip=) to resume, found resume=True")
-        self._store, self._make_replica = store, replica
+        self._store, self._make_replica = store, _checked(session, store, replica)
         self._tables = tuple(dict.fromkeys(columns.values()))
         self._sessions = _CountedSessions(store.sessions)
-        self._session = Run(
-            cast(Sessions, self._sessions),
-            self._tables,
-            lookahead=lookahead,
-            name=name,
-            rank=rank,
-            world_size=world_size,
-            resume=False,
-            **session,
-        )
+        session |= {"lookahead": lookahead, "name": name, "rank": rank, "world_size": world_size}
+        self._session = Run(cast(Sessions, self._sessions), self._tables, resume=False, **session)
         self._rank, self._world_size = rank, world_size
-        if world_size > 1 and all_gather is None:
-            raise InvalidArgumentError(
-                f"expected all_gather, in which the {world_size} ranks meet while batches are hot"
-            )
-        self._all_gather: AllGather | None = None  # Of one rank there is nothing to gather.
-        if world_size > 1 and all_gather is not None:
-            self._all_gather = CheckedGather(all_gather, rank, world_size)
+        self._all_gather = _gathering(all_gather, rank, world_size)
         self._replica: Replica | None = None  # None until the with block.
-        self._counts = dict.fromkeys(_COUNTED, 0)
-        self._at_hand: HotColdStep | None = None  # The body of the loop has it; not counted yet.
-        self._counted_batches = 0  # Batches of the loop's stream that are finished, or left out.
-        self._pushed_batches = 0  # Those that the store had at the last exchange.
+        self._tally = Tally()
         self._is_hot = False  # Rows may be trained here that the store has not.
         self._has_refreshed = False
         self._may_loop = False
@@ -183,8 +141,8 @@ class HotColdRun:
         """Open the session, or go on with it; see `embstore_training.run.Run` and `Replica`."""
         self._replica = self._make_replica(self._store, self.hot_set, tables=self._tables)
         self._session.__enter__()
-        self._at_hand, self._is_hot, self._has_refreshed = None, False, False
-        self._counted_batches = self._pushed_batches = 0
+        self._is_hot = self._has_refreshed = False
+        self._tally.begin()
         self._may_loop = True
         self._store.unsent.append(self._unsent)
         return self
@@ -210,12 +168,12 @@ class HotColdRun:
             self._session.__exit__(None if reason is None else type(reason), reason, None)
 
     def _push_at_last(self, failure: BaseException | None) -> None:
-        finished = self._finished_batches
+        _ = self._tally.finished
         if self._rank:
             return
         try:
             self._session.in_session(self._joined().push)
-            self._pushed_batches = finished
+            self._tally.note_stored()
         except EmbstoreError as exc:
             if failure is None:
                 raise
@@ -241,8 +199,8 @@ class HotColdRun:
         without the renewals of the lease, which a thread does however long a phase is;
         "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and "hot_set_version".
         """
-        stored, replica = self._stored_batches, self._replica
-        return self._counts | {
+        stored, replica = self._tally.stored(self._is_hot), self._replica
+        return self._tally.counts | {
             "stored_batches": stored,
             "store_calls": self._sessions.calls + (replica.store_calls if replica else 0),
             "pulled_rows": replica.pulled_rows if replica else 0,
@@ -287,11 +245,13 @@ class HotColdRun:
             )
         skip = integer(skip, "skip", 0)
         self._may_loop = False
-        self._counted_batches = self._pushed_batches = skip
+        self._tally.begin(skip)
         check_hot_set(self._all_gather, self.hot_set, self._tables)
         packer = self._make_packer()
         packed = itertools.islice(packer.pack(chunks), skip, None)
-        room = PushRoom(self._store.limits.call_bytes_max, self._push_bytes)
+        bytes_max, ranks = self._store.limits.call_bytes_max, self._world_size
+        bytes_of = partial(push_bytes_of, self._joined(), self._columns, ranks, bytes_max)
+        room = PushRoom(bytes_max, bytes_of)
         phases = Phases(packed, lambda: packer.empty_batch, room, self._all_gather)
         while (phase := phases.following()) is not None:
             self._switch(phase.is_hot)
@@ -313,29 +273,11 @@ class HotColdRun:
 
     def _trained(self, step: HotColdStep) -> Iterator[HotColdStep]:
         """Yield a step to the body of the loop, and see to it that it is finished then."""
-        self._at_hand = step
+        self._tally.at_hand = step
         yield step
         if not step.is_finished:
             step.release()
-        _ = self._finished_batches
-
-    def _push_bytes(self, batch: Batch) -> int:
-        """Return how many bytes a hot batch of this rank adds to the next push, at most.
-
-        By its ids, repeated ones too; by its distinct keys only where such batches of all ranks
-        might be too much for one push. 0 where a push takes all hot rows that there are.
-        """
-        replica, bytes_max = self._joined(), self._store.limits.call_bytes_max
-        if replica.hot_bytes <= bytes_max:
-            return 0
-        counts = dict.fromkeys(self._tables, 0)
-        for column, table in self._columns.items():
-            counts[table] += batch[column].size
-        by_ids = replica.push_bytes(counts)
-        if by_ids <= bytes_max // self._world_size:
-            return by_ids
-        keys = keys_of(batch, self._columns)
-        return replica.push_bytes({table: len(np.unique(k)) for table, k in keys.items()})
+        _ = self._tally.finished
 
     def _touched_keys(self, batch: Batch) -> dict[str, Keys]:
         """Return a mixed batch's keys by table, and note that their rows will change.
@@ -345,25 +287,6 @@ class HotColdRun:
         keys = keys_of(batch, self._columns)
         self._joined().mark_stale(keys)
         return keys
-
-    # Which batches are finished
-
-    @property
-    def _finished_batches(self) -> int:
-        """Batches of the loop's stream that are finished, or were left out."""
-        step = self._at_hand
-        if step is not None and step.is_finished:
-            # Without a call in between, where an interrupt could part the two.
-            self._at_hand, self._counted_batches = None, self._counted_batches + 1
-            kind = "hot" if step.is_hot else "mixed"
-            self._counts[f"{kind}_batches"] += 1
-            self._counts[f"{kind}_samples"] += len(next(iter(step.batch.values())))
-        return self._counted_batches
-
-    @property
-    def _stored_batches(self) -> int:
-        finished = self._finished_batches
-        return self._pushed_batches if self._is_hot else finished
 
     # Exchanging rows
 
@@ -386,7 +309,7 @@ class HotColdRun:
         if self._is_hot:
             meet(self._all_gather, Verb.EXCHANGE)
             self._push()
-        return self._stored_batches
+        return self._tally.stored(self._is_hot)
 
     def _unsent(self) -> str:
         """Return what a checkpoint of the store would lack now. Of several ranks the first says it:
@@ -403,11 +326,11 @@ class HotColdRun:
             return
         if is_hot:
             self._refresh()
-            self._pushed_batches = self._finished_batches
+            self._tally.note_stored()
         else:
             self._push()
         self._is_hot = is_hot
-        self._counts["switches"] += 1
+        self._tally.counts["switches"] += 1
 
     def _refresh(self) -> None:
         replica = self._joined()
@@ -431,7 +354,44 @@ class HotColdRun:
                 raise
         meet(self._all_gather, Verb.PUSHED)
         replica.note_pushed()
-        self._pushed_batches = self._finished_batches
+        self._tally.note_stored()
+
+
+def _checked(
+    session: dict[str, Any], store: Any, replica: Callable[..., Replica]
+) -> Callable[..., Replica]:
+    """Take out of a session's options what a hot/cold run has for itself; refuse what it has
+    otherwise. Return what makes its replica."""
+    if session.pop("shared", False):
+        raise InvalidArgumentError(
+            "expected the run to be the only writer of its tables, found shared=True"
+        )
+    if session.get("waits", "late") != "late":
+        raise InvalidArgumentError(
+            'expected a hot/cold run to wait for late rows, found waits="none"'
+        )
+    if session.get("rows", "host") == "device":
+        if not store.sessions.is_embedded or replica is not Replica:
+            raise InvalidArgumentError(
+                "expected rows='device' of a hot/cold run with a store in this process and "
+                "without `replica`, found another; elsewhere give rows='host', and a "
+                "TorchReplica on a device as `replica`"
+            )
+        replica = on_the_stores_device
+    if session.pop("resume", False):  # its steps are the mixed batches alone
+        raise InvalidArgumentError("expected steps(..., skip=) to resume, found resume=True")
+    return replica
+
+
+def _gathering(all_gather: AllGather | None, rank: int, world_size: int) -> AllGather | None:
+    """Return where ranks meet, checked; None: there is one, and nothing to gather."""
+    if world_size == 1:
+        return None
+    if all_gather is None:
+        raise InvalidArgumentError(
+            f"expected all_gather, in which the {world_size} ranks meet while batches are hot"
+        )
+    return CheckedGather(all_gather, rank, world_size)
 
 
 class _CountedSessions:

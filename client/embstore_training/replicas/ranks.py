@@ -116,6 +116,7 @@ def float_bits(value: float) -> int:
     return int(np.float64(value).view(np.int64))
 
 
-def float_of(bits: int) -> float:
-    """Return the float64 of these bits."""
-    return float(np.int64(bits).view(np.float64))
+def first_rates(all_gather: AllGather | None, rates: Sequence[float]) -> list[float]:
+    """Return the learning rates of rank 0."""
+    bits = meet(all_gather, Verb.RATES, list(map(float_bits, rates)))[0].numbers
+    return [float(np.int64(one).view(np.float64)) for one in bits]

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys, as_keys
+from embstore.arrays import Keys
 from embstore.commands import Bags, UpdateOptions
-from embstore.errors import InvalidArgumentError
 from embstore.handles.lent import LentDevice, SlotGradients, Slots, SlotSums
 from embstore.handles.sessions import SomeGradients, StepBags
-from embstore_training.bags import Of, as_gradients, check_inverse
+from embstore_training.bags import Of, as_gradients, check_inverse, positions_of
 from embstore_training.read_ahead import OnceKeys
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.update import Sums, Trained, agreed, check_rates, is_accepted
@@ -58,19 +57,6 @@ def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
         return Occurring(None, rows, of.inverse, of.bags)
     numbers = np.cumsum(occurs, dtype=np.int32) - np.int32(1)  # of those that occur
     return Occurring(np.flatnonzero(occurs), rows, numbers[of.inverse], of.bags)
-
-
-def positions_of(given: SomeGradients, once: OnceKeys, table: str) -> Keys:
-    """Return which distinct keys have gradients, (n,) ascending, as a session takes them."""
-    positions, count = as_keys(given.positions, table), len(once.keys)
-    if len(positions) and not (
-        positions[0] >= 0 and positions[-1] < count and (np.diff(positions) > 0).all()
-    ):
-        raise InvalidArgumentError(
-            f"table {table!r}: expected ascending positions below {count}, the number of distinct "
-            f"keys, found {positions}"
-        )
-    return positions
 
 
 def agreed_there(

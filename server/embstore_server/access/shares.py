@@ -68,7 +68,7 @@ def check_call(principal: Principal, command: Command[Any], engine: Engine) -> N
 def used(principal: Principal, engine: Engine) -> dict[str, int]:
     """Return what a principal has in a store. With the engine, or for a look at it."""
     sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
-    announced = engine.sessions.announced_bytes(principal.name)
+    announced = engine.sessions.announcing.announced_bytes(principal.name)
     of_sessions = {"sessions": len(sessions), "announced_bytes": announced}
     return of_sessions | _of_tables(principal, engine)
 

@@ -125,7 +125,7 @@ class Served:
         """Serve a store from now on; `synced` is called after each sync of its command log."""
         self._engine = engine
         self._is_watching = False
-        engine.sessions.owner_bytes_max = partial(
+        engine.sessions.announcing.owner_bytes_max = partial(
             shares.announced_bytes_max, self.callers, engine.tables.limits.announced_bytes_max
         )
         if (log := engine.log) is None:

@@ -214,7 +214,7 @@ def test_announced_keys_have_a_bound_of_each(server, tmp_path):
 
     async def bounds() -> Any:
         most = server.service.engine.tables.limits.announced_bytes_max
-        one_half = server.service.engine.sessions.owner_bytes_max
+        one_half = server.service.engine.sessions.announcing.owner_bytes_max
         assert most // 2 == one_half("owner") == one_half("") == one_half("nobody's")
         return process_stats(server.service, None)["owners"]
 

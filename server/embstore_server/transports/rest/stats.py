@@ -191,7 +191,10 @@ def _owners(service: "Service") -> dict[str, Any]:
 
 def _used(service: "Service", principal: Principal) -> dict[str, int | None]:
     name = principal.name
-    limits = {**principal.limits, "announced_bytes": service.engine.sessions.owner_bytes_max(name)}
+    limits = {
+        **principal.limits,
+        "announced_bytes": service.engine.sessions.announcing.owner_bytes_max(name),
+    }
     now = {
         "queue_calls": service.worker.lane_calls(name),
         "inflight_bytes": service.inflight.owned_bytes[name],

@@ -1,0 +1,42 @@
+"""Which batches of a loop's stream are finished, and which of them the store has.
+
+A step is counted by whoever asks next, without a call in between: an interrupt could part a step
+that is finished from the count of it.
+"""
+
+from embstore_training.hotcold.steps import HotColdStep
+
+_COUNTED = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "switches"
+
+
+class Tally:
+    """The batches of one run, those of all its loops in `counts`."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(_COUNTED, 0)
+        self.begin()
+
+    def begin(self, skip: int = 0) -> None:
+        """Begin with a stream, of which so many batches are left out: the store has them."""
+        self.at_hand: HotColdStep | None = None
+        """The body of the loop has it; not counted yet."""
+        self._finished = self._stored = skip
+
+    @property
+    def finished(self) -> int:
+        """Batches of the loop's stream that are finished, or were left out."""
+        step = self.at_hand
+        if step is not None and step.is_finished:
+            self.at_hand, self._finished = None, self._finished + 1
+            kind = "hot" if step.is_hot else "mixed"
+            self.counts[f"{kind}_batches"] += 1
+            self.counts[f"{kind}_samples"] += len(next(iter(step.batch.values())))
+        return self._finished
+
+    def note_stored(self) -> None:
+        """Note that the store has all that are finished."""
+        self._stored = self.finished
+
+    def stored(self, is_hot: bool) -> int:
+        """Return how many the store has; `is_hot`: only those at the last exchange."""
+        return self._stored if is_hot else self.finished

@@ -1,0 +1,105 @@
+"""Sums of gradients by key on a GPU.
+
+Sums are checked to be finite in the pass that makes them, and applied by another. A kernel that did
+both would save writing and reading the sums, a third of the gradients' bytes where each key occurs
+three times; but it would have to read all gradients once more before, to know that nothing will be
+refused when the first row changes, which is three times as much.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from embstore.arithmetic.sums import CHUNK_OCCURRENCES
+from embstore.device.gpu_positions import by_id
+from embstore.device.gpu_work import LANES, NULL, GpuBatch, GpuWork, findings_of
+from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
+from embstore.device.values import Batch, Gradients
+from embstore.kernels.sum_by_key import form_of
+from embstore.layout import VALUE
+
+COMBINED_COLUMNS = 8
+"""Of a warp of `combine`; `sum_by_key.cu` has the same."""
+
+
+class Summed(NamedTuple):
+    """What sums were made of."""
+
+    findings: DeviceArray
+    starts: DeviceArray
+    positions: DeviceArray
+    of_segments: DeviceArray
+    segments: int
+    placed: list[list[DeviceArray | None]]
+    """The gradients, which stay where they are as long as this is referred to."""
+
+
+def summed(
+    work: GpuWork,
+    batch: Batch,
+    gradients: Sequence[Gradients],
+    scale: np.float32,
+    sums: DeviceArray,
+    dim: int,
+    *,
+    keeps_all: bool,
+) -> Summed:
+    """Queue the sums of a batch, which has positions."""
+    findings, n = findings_of(batch), batch.position_count
+    assert isinstance(batch, GpuBatch) and findings is not None
+    ids: Argument = NULL
+    windows = 0
+    more: Argument = NULL
+    if batch.is_distinct:
+        starts, positions = work.numbers(n + 1, np.int64), batch.inverse
+    else:
+        starts, positions, ids = batch.groups or by_id(work, batch, findings)
+        windows = -(-n // CHUNK_OCCURRENCES)
+        more = work.scratch.take(windows, VALUE, width=dim)
+    placed = [
+        _all_resident(work, [part.rows for part in gradients], VALUE, dim),
+        _all_resident(work, [part.source for part in gradients], np.int32),
+        _all_resident(work, [part.coefficients for part in gradients], np.float32),
+    ]
+    (of_segments,) = work.send_numbers(
+        [
+            *batch.bounds.tolist(),
+            *(_address(array) for arrays in placed for array in arrays),
+            *(form_of(part.coefficients, part.divide) for part in gradients),
+        ]
+    )
+    of_ids = (ids, np.int64(n))
+    of_sums = (np.int32(dim), np.int32(keeps_all), findings)
+    # A stretch of positions a group: they differ in length, and blocks that wait even it out.
+    work.runtime.launch(
+        "sum_chunks", -(-n // BLOCK_THREADS), starts, positions, *of_ids, of_segments,
+        np.int32(len(gradients)), scale, sums, more, *of_sums,
+    )  # fmt: skip
+    if windows:
+        warps = -(-windows // LANES) * -(-dim // COMBINED_COLUMNS)
+        work.launch("combine", warps * LANES, starts, *of_ids, sums, more, scale, *of_sums)
+    return Summed(findings, starts, positions, of_segments, len(gradients), placed)
+
+
+def _all_resident(
+    work: GpuWork, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
+) -> list[DeviceArray | None]:
+    """Return the segments' arrays in the device's memory, those of the host sent together."""
+    on_host = [array for array in arrays if isinstance(array, np.ndarray)]
+    if not on_host:
+        return [*arrays]
+    together, low = work.join(on_host, dtype, width), 0
+    placed: list[DeviceArray | None] = []
+    for array in arrays:
+        if isinstance(array, np.ndarray):
+            placed.append(together[low : low + len(array)])
+            low += len(array)
+        else:
+            placed.append(array)
+    return placed
+
+
+def _address(array: DeviceArray | None) -> int:
+    return 0 if array is None else array.address

@@ -1,0 +1,67 @@
+"""What a table is, asked of its store."""
+
+from embstore import commands as c
+from embstore.commands import Executor
+from embstore.config import Initializer, Optimizer, TableConfig
+from embstore.results import TableDescription
+
+
+class TableProperties:
+    """Configuration and t of a table, which a `Table` has."""
+
+    def __init__(self, executor: Executor, described: TableDescription) -> None:
+        self._executor = executor
+        self.name = described.config.name
+        self.table_id = described.table_id
+        """The number that this table has in the store, and no other ever gets."""
+
+    def __repr__(self) -> str:
+        return f"<embstore.Table {self.name!r}>"
+
+    def describe(self) -> TableDescription:
+        """Return configuration, id and t, as one call."""
+        return self._executor.execute(c.GetTable(self.name, self.table_id))
+
+    @property
+    def config(self) -> TableConfig:
+        """The whole configuration, with today's rows and learning rate."""
+        return self.describe().config
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self.config.dim
+
+    @property
+    def rows(self) -> int:
+        """Keys are below this; `grow` raises it."""
+        return self.config.rows
+
+    @property
+    def t(self) -> int:
+        """Updates that named the table and were applied."""
+        return self.describe().t
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, with today's learning rate."""
+        return self.config.optimizer
+
+    @property
+    def initializer(self) -> Initializer:
+        """What a row holds that was never written."""
+        return self.config.initializer
+
+    @property
+    def seed(self) -> int:
+        """The seed of the initial rows."""
+        return self.config.seed
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of updates that do not give one; setting it is a mutating command."""
+        return self.config.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._executor.execute(c.SetLearningRate(self.name, self.table_id, value))
