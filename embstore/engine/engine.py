@@ -121,16 +121,14 @@ class Engine:
         self.commits = OwnCommits(self.tables, options)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
-        """Which shard of a cluster the store is; replaced whole, by `sharding`. None: it is
-        none."""
+        """Which shard of a cluster it is; replaced whole, by `sharding`. None: of none."""
         self._is_abandoned = False
         self.is_left_to_log = False
         """Whether `close` makes no commit, since the command log has all that no commit has."""
         self.scans = Scans(self.tables, self.commits)
         # The frame, which they refer to, must not keep them.
-        self.tables.frame.after_writes += map(
-            WeakMethod, (self.commits.consider, self.scans.expire)
-        )
+        hear = self.commits.consider, self.scans.expire
+        self.tables.frame.after_writes += map(WeakMethod, hear)
         self.digests = Digests(self.tables)
         self.backups = Backups(self.tables, self.commits)
         self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
@@ -334,10 +332,8 @@ class Engine:
 
     def look_for_files(self) -> None:
         """Fail the store if somebody has removed a file that it needs. Any thread."""
-        missing = self.storage.missing()
-        if not missing and self.log is not None:
-            missing = self.log.files.segments.missing()
-        if missing and not self.tables.frame.is_closed:
+        log = [] if self.log is None else self.log.files.segments.missing()
+        if (missing := self.storage.missing() or log) and not self.tables.frame.is_closed:
             self.storage.fail(removed(missing))
 
     def close(self) -> None:
