@@ -332,7 +332,7 @@ class Engine:
 
     def look_for_files(self) -> None:
         """Fail the store if somebody has removed a file that it needs. Any thread."""
-        log = [] if self.log is None else self.log.files.segments.missing()
+        log = "" if self.log is None else self.log.files.segments.missing()
         if (missing := self.storage.missing() or log) and not self.tables.frame.is_closed:
             self.storage.fail(removed(missing))
 
