@@ -17,20 +17,36 @@ call_bytes   how large a call may be
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar, cast
+from functools import cache, partial
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from embstore import commands as c
 from embstore.checks.admin import ADMIN
-from embstore.checks.arguments import Checks, flag, integer, text
+from embstore.checks.arguments import (
+    Checks,
+    flag,
+    instance,
+    integer,
+    kept_label,
+    names_of_names,
+    one_of,
+    text,
+)
 from embstore.checks.parts import table_name
 from embstore.checks.rows import ROWS
 from embstore.checks.sessions import SESSIONS, member_name, step_number
+from embstore.config import TableConfig
+from embstore.profiles.hotset import HotSet
+from embstore.profiles.profile import Profile
+from embstore.results import Boundary
+from embstore.sharding import ShardMap
 
 C = TypeVar("C", bound=c.Command[Any])
 
 _CHECKS: Checks = ROWS | ADMIN | SESSIONS
 """Of commands whose fields need more than `_by_field` does."""
 _BY_NAME: dict[str, Callable[[Any], object]] = {
+    "label": kept_label,
     "table": table_name,
     "member": member_name,
     "step": step_number,
@@ -39,7 +55,10 @@ _BY_TYPE: dict[Any, Callable[[Any, str], object]] = {
     int: lambda value, name: integer(value, name, 0),
     bool: flag,
     str: text,
+    dict[str, str]: names_of_names,
 }
+_KINDS = TableConfig, ShardMap, Boundary, Profile, HotSet
+"""Of values that commands hold, and that are checked when they are made."""
 
 
 def _by_field(command: Any) -> Any:
@@ -50,9 +69,18 @@ def _by_field(command: Any) -> Any:
             continue
         if field.name in _BY_NAME:
             _BY_NAME[field.name](value)
-        elif field.type in _BY_TYPE:
-            _BY_TYPE[field.type](value, field.name)
+        elif (check := _of_type(cast(Any, field.type))) is not None:
+            check(value, field.name)
     return command
+
+
+@cache
+def _of_type(hint: Any) -> Callable[[Any, str], object] | None:
+    """Return the check of values of a type; None: there is none."""
+    if get_origin(hint) is Literal:
+        return partial(one_of, names=get_args(hint))
+    kinds = [kind for kind in _KINDS if hint in (kind, kind | None)]
+    return partial(instance, kind=hint, called=kinds[0].__name__) if kinds else _BY_TYPE.get(hint)
 
 
 def checked(command: C) -> C:

@@ -1,20 +1,14 @@
 """Commands on the process, tables, durability and access frequencies."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from embstore import commands as c
 from embstore.arrays import fp32_scalar
-from embstore.checks.arguments import UINT64_MAX, Checks, expect, integer, number, one_of, text
+from embstore.checks.arguments import UINT64_MAX, Checks, expect, integer, number, text
 from embstore.checks.parts import table_name
-from embstore.config import TableConfig, check_rows
-from embstore.durability import Retention
-from embstore.errors import CapacityError, CheckpointNotFoundError, InvalidArgumentError
-from embstore.profiles.hotset import HotSet
-from embstore.profiles.profile import Profile
-from embstore.results import Boundary
-from embstore.sharding import ShardMap
+from embstore.config import check_rows
+from embstore.errors import CapacityError, InvalidArgumentError
 
 _PATH_CHARACTERS_MAX = 4096
 _METADATA_DEPTH_MAX = 32
@@ -32,12 +26,6 @@ def _resize_cache(command: c.ResizeCache) -> c.ResizeCache:
 
 def _set_policy(command: c.SetPolicy) -> c.SetPolicy:
     expect(isinstance(command.policy, str), "the name of a policy", command.policy)
-    return command
-
-
-def _create_table(command: c.CreateTable) -> c.CreateTable:
-    config = command.config
-    expect(isinstance(config, TableConfig), "a TableConfig", config)
     return command
 
 
@@ -94,59 +82,6 @@ def _is_shallow(value: Any, depth: int) -> bool:
     return depth > 0 and all(_is_shallow(part, depth - 1) for part in parts)
 
 
-def _restore(command: c.Restore) -> c.Restore:
-    _check_may_be_kept(command.label)
-    return command
-
-
-def _set_shard_map(command: c.SetShardMap) -> c.SetShardMap:
-    expect(isinstance(command.shard_map, ShardMap), "a ShardMap", command.shard_map)
-    boundary = command.boundary
-    expect(boundary is None or isinstance(boundary, Boundary), "a Boundary", boundary)
-    return command
-
-
-def _pause_writes(command: c.PauseWrites) -> c.PauseWrites:
-    text(command.by, "by")
-    expect(
-        command.until is None or isinstance(command.until, Boundary), "a Boundary", command.until
-    )
-    return command
-
-
-def _set_retention(command: c.SetRetention) -> c.SetRetention:
-    _check_may_be_kept(command.label)
-    one_of(command.retention, "retention", get_args(Retention))
-    return command
-
-
-def _check_may_be_kept(label: Any) -> None:
-    if not isinstance(label, str) or not label.isprintable():
-        raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
-
-
-def _export_profile(command: c.ExportProfile) -> c.ExportProfile:
-    one_of(command.source, "source", ("counted", "imported"))
-    return command
-
-
-def _import_profile(command: c.ImportProfile) -> c.ImportProfile:
-    if not isinstance(command.profile, Profile):
-        raise InvalidArgumentError(f"expected a Profile, found {type(command.profile).__name__}")
-    rename = command.rename
-    is_so = isinstance(rename, Mapping) and all(
-        isinstance(name, str) and name.isprintable() for pair in rename.items() for name in pair
-    )
-    expect(is_so, "rename to be a mapping of names to names", rename)
-    return command
-
-
-def _pin_hot_set(command: c.PinHotSet) -> c.PinHotSet:
-    if not isinstance(command.hot_set, HotSet):
-        raise InvalidArgumentError(f"expected a HotSet, found {type(command.hot_set).__name__}")
-    return command
-
-
 def _warm_cache(command: c.WarmCache) -> c.WarmCache:
     share = number(command.share, "share", 0, 1)
     expect(share > 0, "share to be above 0 and at most 1", command.share)
@@ -156,17 +91,9 @@ def _warm_cache(command: c.WarmCache) -> c.WarmCache:
 ADMIN: Checks = {
     c.ResizeCache: _resize_cache,
     c.SetPolicy: _set_policy,
-    c.CreateTable: _create_table,
     c.GrowTable: _grow_table,
     c.SetLearningRate: _set_learning_rate,
     c.Checkpoint: _checkpoint,
     c.Backup: _backup,
-    c.SetRetention: _set_retention,
-    c.Restore: _restore,
-    c.SetShardMap: _set_shard_map,
-    c.PauseWrites: _pause_writes,
-    c.ExportProfile: _export_profile,
-    c.ImportProfile: _import_profile,
-    c.PinHotSet: _pin_hot_set,
     c.WarmCache: _warm_cache,
 }

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from embstore.errors import InvalidArgumentError
+from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
 
 Checks = dict[type[Any], Callable[[Any], Any]]
 """By command, what returns it in normal form."""
@@ -66,3 +66,27 @@ def mapping(value: Any, what: str) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise InvalidArgumentError(f"expected {what} to be a mapping, found {type(value).__name__}")
     return value
+
+
+def instance(value: Any, what: str, kind: Any, called: str) -> Any:
+    """Return an object of a class, or None where `kind` allows it."""
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise InvalidArgumentError(f"expected {what} to be a {called}, found a {found}")
+    return value
+
+
+def names_of_names(value: Any, what: str) -> Any:
+    """Return a mapping of names to names."""
+    is_so = isinstance(value, Mapping) and all(
+        isinstance(name, str) and name.isprintable() for pair in value.items() for name in pair
+    )
+    expect(is_so, f"{what} to be a mapping of names to names", value)
+    return value
+
+
+def kept_label(label: Any) -> str:
+    """Return what a kept checkpoint can be called."""
+    if not isinstance(label, str) or not label.isprintable():
+        raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
+    return label

@@ -194,11 +194,7 @@ class Engine:
                 command = checked(command)
                 self.sessions.wait_for_turn(cast(Any, command), timeout_s)
             result = self._begin(
-                command,
-                out=out,
-                progress=progress,
-                map_version=map_version,
-                is_checked=finishes,
+                command, out=out, progress=progress, map_version=map_version, is_checked=finishes
             )
             if isinstance(result, StepOutcome):
                 result = self.sessions.wait_for_ranks(result, timeout_s)
