@@ -86,6 +86,20 @@ MUTATIONS = [
         "unit/test_shards.py",
     ),
     Mutation(
+        "repeated keys of a call count as one access",
+        "client/embstore_client/shares.py",
+        "        counts = accesses(part.counts, inverse, len(keys))\n",
+        "        counts = np.ones(len(keys), np.uint32)\n",
+        "service/test_keys_that_seem_unique.py",
+    ),
+    Mutation(
+        "a call of a step waits for other ranks no longer than any call",
+        "client/embstore_client/members.py",
+        "                call.timeout_s = self._timeout_s + place.rank_timeout_s\n",
+        "                call.timeout_s = self._timeout_s\n",
+        "service/test_sessions_client.py",
+    ),
+    Mutation(
         "assign sets the state to 0",
         "embstore/tables/writes.py",
         "    state = np.full((len(weights), table.config.state_dim), initial, VALUE)",
