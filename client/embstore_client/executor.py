@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from embstore.arithmetic.denormals import kept
 from embstore.checks import checked
 from embstore.commands import Command, LookupStep, Progress
-from embstore.config import Limits
 from embstore.results import ServerInfo
 from embstore_client.call import Call, Layer, chained
 from embstore_client.device_calls import OnDevice, check_exact
@@ -66,11 +65,6 @@ class RemoteExecutor:
     def info(self) -> ServerInfo | None:
         """What the server said of itself when it was last asked; None: it was not yet."""
         return self.transport.info
-
-    @property
-    def limits(self) -> Limits:
-        """The server's, as it said then."""
-        return self.transport.limits
 
     @kept
     def execute(

@@ -68,20 +68,17 @@ class KnownTables:
         ------
         TableNotFoundError : or whatever `send` raises.
         """
-        named = self._with_ids(command)
+        named = with_tables(command, self._with_id)
         try:
             return send(named)
         except TableNotFoundError:
-            for part in _without_ids(command):
-                self.forget(part.table)
-            again = self._with_ids(command)
-            if _ids(again) == _ids(named):
+            for before, after in zip(tables_of(command), tables_of(named), strict=True):
+                if before is not after:
+                    self.forget(before.table)
+            again = with_tables(command, self._with_id)
+            if again == named:
                 raise
         return send(again)
-
-    def _with_ids(self, command: C) -> C:
-        """Return a command with the ids that the names of its tables have."""
-        return with_tables(command, self._with_id)
 
     def _with_id(self, part: Any) -> Any:
         if getattr(part, "table_id", 0) is not None:  # it is given, or the session's
@@ -105,12 +102,3 @@ class KnownIds:
         if isinstance(value, TableDescription):
             self._tables.note(value)
         return value
-
-
-def _without_ids(command: Any) -> list[Any]:
-    """Return the parts of a command that name a table, and not which one of that name."""
-    return [part for part in tables_of(command) if getattr(part, "table_id", 0) is None]
-
-
-def _ids(command: Any) -> list[int | None]:
-    return [getattr(part, "table_id", None) for part in tables_of(command)]

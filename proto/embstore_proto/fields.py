@@ -57,16 +57,6 @@ Decode = Callable[[Any, Any, str], Any]
 """decode(message, received, what): return the field; `what` names it in errors."""
 
 
-class Scalar(NamedTuple):
-    """A field that travels as it is."""
-
-    name: str
-    is_optional: bool
-    """Absent for None."""
-    tells_absence: bool
-    absent: Any
-
-
 class Field(NamedTuple):
     """How another field travels; of an array, and of parts, `Codec` knows."""
 
@@ -89,7 +79,9 @@ class Codec:
     def __init__(self, cls: Any, descriptor: Descriptor) -> None:
         self._cls = cls
         hints = hints_of(cls, include_extras=True)
-        self._scalars: list[Scalar] = []
+        self._scalars: list[tuple[str, bool, bool, Any]] = []
+        """Fields that travel as they are: whether they are absent for None, whether the message
+        tells absence, and what that means then."""
         self._fields: list[Field] = []
         for one in fields(cls):
             hint = hints[one.name]
@@ -102,7 +94,7 @@ class Codec:
             is_text = isinstance(default, str) and default != "" and not wire.has_presence
             if given in _SCALARS and not is_text:
                 tells_absence = wire.has_presence and (is_optional or default is not None)
-                self._scalars.append(Scalar(name, is_optional, tells_absence, default))
+                self._scalars.append((name, is_optional, tells_absence, default))
             else:
                 self._fields.append(field_of(one.name, hint, wire, default))
         self._has_table = "table" in descriptor.fields_by_name
@@ -205,8 +197,9 @@ def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Deco
 
 
 def _scalar(wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
+    """Return how a number or text travels; of text, absent and empty are one on the wire."""
     name = wire.name
-    if default:  # of text, of which absent and empty are one on the wire
+    if default:
         return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name) or default
     return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name)
 
