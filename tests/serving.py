@@ -9,8 +9,10 @@ layer has one poller a process, and wakes every loop that ever used it.
 """
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from time import monotonic
@@ -34,6 +36,15 @@ def patient(address: str, **options: Any) -> Store:
     patience = {"timeout_s": _TIMEOUT_S, "connect_timeout_s": _TIMEOUT_S}
     transport = "auto" if address.startswith("unix:") else "grpc"
     return connect(address, **{"transport": transport} | patience | options)
+
+
+def free_addresses(count: int) -> list[str]:
+    """Return addresses of loopback that nobody listens at."""
+    with ExitStack() as open_sockets:
+        made = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for one in made:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in made]
 
 
 @cache

@@ -43,7 +43,7 @@ class AdvanceTable(
     updates: int
 
 
-''',
+'''
     },
     PROTO: {
         "  rpc ResizeCache(": """\
@@ -101,7 +101,7 @@ def advance_table(engine: "Engine", command: c.AdvanceTable, _: None) -> Acknowl
         """Count more updates of a table than it has had; return its t then."""
         return self.executor.execute(c.AdvanceTable(table, None, updates)).t
 
-''',
+'''
     },
 }
 
@@ -113,25 +113,25 @@ STAT: Edits = {
         "        self.unique_keys += keys\n": """\
         self.lookups += 1
 """,
-    },
+    }
 }
 
 SETTING: Edits = {
     "server/embstore_server/setup/settings.py": {
         "    # Two hundred times what a batch takes.\n": """\
     greetings: int = _log(kinds.NUMBER, "Greetings in the log when the server starts.", 0)
-""",
+"""
     },
     "server/embstore_server/host/app.py": {
         "    metrics = Metrics()\n": """\
     for number in range(settings.greetings):
         event(logging.INFO, "greeting", number=number)
-""",
+"""
     },
     GUIDE: {
         "| `--slow-call-ms` | MS |": """\
 | `--greetings` | COUNT | 0 | Greetings in the log when the server starts. |
-""",
+"""
     },
 }
 
@@ -183,9 +183,7 @@ def generate(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("addition", EVERY, ids=lambda addition: addition.row)
-def test_an_addition_takes_the_documented_files_and_is_everywhere(
-    addition: Addition, tmp_path: Path
-) -> None:
+def test_an_addition_takes_the_documented_files_and_is_everywhere(addition, tmp_path):
     copy, work = tmp_path / "copy", tmp_path / "work"
     work.mkdir()
     copied(copy, addition.edits)

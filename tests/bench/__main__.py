@@ -1,7 +1,7 @@
 """The benchmark: the store, embedded and served, beside its peers; the service beside the bare
 wire; its storage beside the bare disk.
 
-``python -m tests.bench`` measures everything whose packages are installed, prints one table and
+``python -m tests.bench`` measures everything whose packages are installed, prints all figures and
 the goals, and writes a JSON into ``docs/figures/``. Every contender lives in a process of its own,
 so that no peer's thread pool, allocator or processor flags touch another's figures; the parent lets
 them run in rounds, one at a time, so that a slow minute of the machine falls on all of them alike.

@@ -55,6 +55,13 @@ def update_all(table: Any, keys: Keys, grads: Rows) -> None:
         table.update(chunk, grads[: len(chunk)])
 
 
+def filled(store: Any, rows: int, dim: int, name: str = "ads") -> Any:
+    """Return a table that is there, or made now, with all of its rows written."""
+    table = create_table(store, name, rows, dim)
+    update_all(table, np.arange(rows, dtype=np.int64), small_grads(dim))
+    return table
+
+
 def trainer(table: Any, batches: Sequence[Keys], gradients: Sequence[Rows]) -> Callable[[], None]:
     """Return what takes a step: a lookup and an update of the next batch, again and again."""
     numbers = itertools.count()

@@ -24,7 +24,7 @@ from embstore.config import RowWiseAdagrad, Uniform
 from embstore_client.torch import Bag, EmbeddingBagCollection
 from tests.bench.scale import Scale
 from tests.bench.serving import Server
-from tests.bench.stores import create_table, open_store, small_grads, update_all
+from tests.bench.stores import filled, open_store
 from tests.bench.turns import in_turns, seconds_of
 from tests.bench.workload import Workload
 
@@ -45,8 +45,7 @@ def steps(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:
             stack.callback(one.close)
         stores = {"embedded": opened[0], "shared memory": opened[1].store}
         for store in stores.values():
-            table = create_table(store, "ads", scale.rows, scale.dim)
-            update_all(table, np.arange(scale.rows), small_grads(scale.dim))
+            filled(store, scale.rows, scale.dim)
         return {
             f"{way}, {count} a bag": _beside(Bags(scale, batches, count), store)
             for way, store in stores.items()

@@ -23,9 +23,9 @@ from embstore_client import connect, grpc_wire
 from tests.bench import crowd
 from tests.bench.bare import BareServer, chunks_of
 from tests.bench.scale import HEADROOM, Scale
-from tests.bench.stores import create_table, open_store, small_grads, update_all
+from tests.bench.stores import filled, open_store
 from tests.bench.turns import Kind, latencies, take_turns
-from tests.bench.wire import fill, served
+from tests.bench.wire import served
 
 TRANSPORTS = ("grpc", "shared_memory")
 MANY_READERS = 16
@@ -42,12 +42,11 @@ def _stores(scale: Scale, folder: pathlib.Path) -> Iterator[tuple[dict[str, Any]
     ):
         cache_bytes = scale.cache_bytes(2 * HEADROOM * rows, scale.dim)
         stores = {"in process": opened.enter_context(open_store(folder / "here", cache_bytes))}
-        fill(stores["in process"], rows, scale)
+        filled(stores["in process"], rows, scale.dim)
         for name in TRANSPORTS:
             stores[name] = opened.enter_context(connect(server.address, transport=name))
         for name in ("in process", "grpc"):
-            narrow = create_table(stores[name], "narrow", _NARROW_ROWS, _NARROW_DIM)
-            update_all(narrow, np.arange(_NARROW_ROWS), small_grads(_NARROW_DIM))
+            filled(stores[name], _NARROW_ROWS, _NARROW_DIM, "narrow")
         yield stores, bare, rows
 
 

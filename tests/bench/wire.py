@@ -33,7 +33,7 @@ from tests.bench.bare import BareServer, chunks_of, random_bytes
 from tests.bench.crowd import measure
 from tests.bench.scale import HEADROOM, Scale
 from tests.bench.serving import Server, grown
-from tests.bench.stores import create_table, small_grads, update_all
+from tests.bench.stores import filled
 from tests.bench.turns import Kind, Spent, latencies, take_turns
 
 ACKNOWLEDGEMENT_BYTES = 100
@@ -51,13 +51,8 @@ def served(
         contextlib.closing(Server(folder / "served", cache_bytes)) as server,
         contextlib.closing(BareServer()) as bare,
     ):
-        fill(server.store, rows, scale)
+        filled(server.store, rows, scale.dim)
         yield server, bare, rows
-
-
-def fill(store: Any, rows: int, scale: Scale) -> None:
-    table = create_table(store, "ads", rows, scale.dim)
-    update_all(table, np.arange(rows, dtype=np.int64), small_grads(scale.dim))
 
 
 def one_key(scale: Scale, folder: pathlib.Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from embstore_client.connecting import connect_one
 from embstore_cluster.coordinator import Coordinator, kept_plan
 from embstore_cluster.plan import Plan
 from tests.service.faults.served import until
-from tests.service.test_shards import PATIENCE_S, Shards, free_addresses
+from tests.service.test_shards import PATIENCE_S, Shards
+from tests.serving import free_addresses
 
 DIM, ROWS = 4, 20_000
 KEYS = np.arange(0, ROWS, 3)

@@ -60,7 +60,7 @@ def test_every_room_is_listed():
     assert rooms == listed
 
 
-def test_every_module_of_commands_is_in_the_reference() -> None:
+def test_every_module_of_commands_is_in_the_reference():
     page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     listed = re.findall(r"^::: embstore\.commands\.(\w+)$", page, re.MULTILINE)
     folder = ROOT / "embstore" / "commands"

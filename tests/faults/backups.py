@@ -10,9 +10,9 @@ from embstore.storage.backup import restore_from
 from embstore.storage.destinations import open_destination
 from embstore.storage.files import Files
 from embstore.storage.verify import verify
+from tests.conformance.backends import UnsyncedFiles
 from tests.faults.damage import SEED
 from tests.faults.promises import Promise, check_content, content_of
-from tests.faults.recording import UnsyncedFiles
 from tests.faults.training import open_store, train
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embstore.errors import CorruptTableError, InvalidArgumentError, TableMismatchError
+from tests.conformance.backends import UnsyncedFiles
 from tests.faults.forks import Forks
 from tests.faults.promises import Promise, check_content, content_of
-from tests.faults.recording import UnsyncedFiles
 from tests.faults.training import DenseStore, open_store, stir, train
 
 PAGE_BYTES = 4096

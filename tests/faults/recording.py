@@ -54,13 +54,3 @@ for _verb, _names in {
     **dict.fromkeys(("remove_directory", "sync_directory"), ()),
 }.items():
     setattr(RecordingFiles, f"_{_verb}", _recorded(_verb, *_names))
-
-
-class UnsyncedFiles(Files):
-    """Files of a directory that need not survive a power cut: nothing is synced, which is quick."""
-
-    def _sync(self, file: File) -> None:
-        pass
-
-    def _sync_directory(self, path: str) -> None:
-        pass

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from embstore.errors import EmbstoreError
+from tests.conformance.backends import UnsyncedFiles
 from tests.faults.disk import Choose, Disk
 from tests.faults.promises import NOTHING, Promise, check_content, content_of, resumed, saved
-from tests.faults.recording import Call, RecordingFiles, UnsyncedFiles
+from tests.faults.recording import Call, RecordingFiles
 from tests.faults.training import DenseStore, open_store, stir, train
 
 

@@ -25,11 +25,11 @@ from embstore.storage import backup as backups
 from embstore.storage.backup import restore_from
 from embstore.storage.destinations import name_within, open_destination
 from embstore_server.cli import main
+from tests.conformance.backends import UnsyncedFiles
 from tests.copies import copy_of_open
 from tests.faults.backups import check_restored, copy_always, restored
 from tests.faults.damage import SEED, Damage, files_of
 from tests.faults.promises import content_of
-from tests.faults.recording import UnsyncedFiles
 from tests.faults.refusing import RefusingFiles
 from tests.faults.training import COMMANDS_PER_LABEL, commit, open_store, train
 

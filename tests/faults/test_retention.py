@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.backends import UnsyncedFiles
 from tests.faults.disk import Disk
 from tests.faults.promises import content_of
-from tests.faults.recording import RecordingFiles, UnsyncedFiles
+from tests.faults.recording import RecordingFiles
 from tests.faults.test_kill_at_named_points import CrashingFiles
 from tests.faults.test_power_cuts import CHOICES, SHARE
 from tests.faults.training import LOGGED, labels_of, open_store, run_command

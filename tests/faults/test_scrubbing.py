@@ -10,8 +10,8 @@ import pytest
 
 import embstore
 from embstore.engine.scrubbing import PASS_S, Scrubber
+from tests.conformance.backends import UnsyncedFiles
 from tests.faults.damage import SEED, Damage, files_of
-from tests.faults.recording import UnsyncedFiles
 from tests.faults.training import open_store, train
 
 

@@ -26,10 +26,10 @@ from embstore.storage.files import Files
 from embstore_client.files import export_table, import_table
 from embstore_cluster.coordinator import check_directory
 from embstore_server.cli import main
+from tests.conformance.backends import UnsyncedFiles
 from tests.faults.backups import check_restored, restored
 from tests.faults.damage import SEED
 from tests.faults.promises import content_of
-from tests.faults.recording import UnsyncedFiles
 from tests.faults.refusing import RefusingFiles
 from tests.faults.training import open_store, train
 from tests.strange_files import ROOMS, listing, strew

@@ -12,9 +12,9 @@ from embstore.errors import CorruptTableError, StoreInUseError
 from embstore.storage.files import File, Files
 from embstore.storage.verify import Verification, verify
 from embstore_server.cli import main
+from tests.conformance.backends import UnsyncedFiles
 from tests.copies import copy_of_open
 from tests.faults.damage import SEED, Damage, files_of, flips_of
-from tests.faults.recording import UnsyncedFiles
 from tests.faults.training import LOGGED, open_store, train
 
 

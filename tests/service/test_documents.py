@@ -12,7 +12,6 @@ import pytest
 
 from embstore.config import Limits
 from embstore.errors import InvalidArgumentError, OverloadedError
-from embstore.handles.store import Store
 from embstore.profiles.profile import Profile
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.inflight import Inflight
@@ -29,7 +28,6 @@ from tests.service.frequency_samples import (
     profile_of,
 )
 from tests.service.plain import Payload, array_of
-from tests.service.rest import Rest
 from tests.serving import Server, on_loop, patient
 
 MIB = 1 << 20
@@ -70,7 +68,7 @@ PIECES = pytest.mark.parametrize(
 
 
 @PIECES
-def test_plain_stub_moves_a_profile_both_ways(stub: Any, client: Store, piece_bytes: int) -> None:
+def test_plain_stub_moves_a_profile_both_ways(stub, client, piece_bytes):
     client.lookup({"ads": [1, 2, 2, 7]})
     request = pb.ExportProfileRequest(source=pb.PROFILE_SOURCE_COUNTED)
     reply = document(stub.ExportProfile(request), pb.ProfileReply)
@@ -82,7 +80,7 @@ def test_plain_stub_moves_a_profile_both_ways(stub: Any, client: Store, piece_by
 
 
 @PIECES
-def test_plain_stub_pins_a_hot_set(stub: Any, piece_bytes: int) -> None:
+def test_plain_stub_pins_a_hot_set(stub, piece_bytes):
     none = document(stub.GetHotSet(pb.GetHotSetRequest()), pb.HotSetReply)
     assert not none.header.HasField("hot_set")
     content = hot_set_of(2, ads=[1, 2]).to_bytes()
@@ -96,7 +94,7 @@ def test_plain_stub_pins_a_hot_set(stub: Any, piece_bytes: int) -> None:
 # Bytes in flight
 
 
-def test_documents_above_the_limit_are_refused_by_its_name(serving: Serving) -> None:
+def test_documents_above_the_limit_are_refused_by_its_name(serving):
     limits = Limits(call_bytes_max=20_000)
     with serving(limits=limits) as server, patient(server.address) as client:
         add(client, "ads")
@@ -109,7 +107,7 @@ def test_documents_above_the_limit_are_refused_by_its_name(serving: Serving) -> 
         client.import_profile(profile_of({"ads": falling(1000)}))
 
 
-def test_a_message_grows_beyond_the_bound_alone() -> None:
+def test_a_message_grows_beyond_the_bound_alone():
     """It is reserved as it comes: what it holds itself must not keep it out."""
     inflight = Inflight(10)
     with inflight.reservation() as held:
@@ -122,7 +120,7 @@ def test_a_message_grows_beyond_the_bound_alone() -> None:
     assert inflight.reserved_bytes == 0
 
 
-def test_of_messages_that_grow_together_one_is_finished() -> None:
+def test_of_messages_that_grow_together_one_is_finished():
     inflight = Inflight(10)
     with inflight.reservation() as first:
         with inflight.reservation() as second:
@@ -139,7 +137,7 @@ def test_of_messages_that_grow_together_one_is_finished() -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/profile", "/api/v1/hot-set"])
-async def test_half_sent_documents_keep_nobody_out(rest: Rest, path: str) -> None:
+async def test_half_sent_documents_keep_nobody_out(rest, path):
     """Four that announced a GiB and sent two bytes held all that may be in flight."""
     held: list[int] = []
 
@@ -163,7 +161,7 @@ async def test_half_sent_documents_keep_nobody_out(rest: Rest, path: str) -> Non
 
 
 @pytest.mark.rest(inflight_bytes_max=BOUND)
-async def test_a_document_that_would_not_fit_is_refused_before_it_comes(rest: Rest) -> None:
+async def test_a_document_that_would_not_fit_is_refused_before_it_comes(rest):
     async def never() -> AsyncIterator[bytes]:
         pytest.fail("it was read")
         yield b""
@@ -179,7 +177,7 @@ async def test_a_document_that_would_not_fit_is_refused_before_it_comes(rest: Re
 
 
 @pytest.mark.rest(inflight_bytes_max=BOUND)
-async def test_parsing_is_counted_by_rest(rest: Rest) -> None:
+async def test_parsing_is_counted_by_rest(rest):
     """A document counted as its own size, and took 28 times as much."""
     for path in ("/api/v1/profile", "/api/v1/hot-set"):
         with rest.service.inflight.reservation() as held:
@@ -213,9 +211,7 @@ def holding(server: Server) -> Callable[[int], AbstractContextManager[None]]:
 
 @pytest.mark.parametrize("verb", DOCUMENTS)
 @pytest.mark.parametrize("piece_bytes", [0, MIB // 4], ids=["unary", "stream"])
-def test_parsing_is_counted_by_grpc(
-    verb: str, piece_bytes: int, stub: Any, holding: Callable[[int], Any]
-) -> None:
+def test_parsing_is_counted_by_grpc(verb, piece_bytes, stub, holding):
     content = GARBAGE[: MIB - 1024]  # a message has a header besides
     for count, code in ((BOUND // 2 - MIB, "INVALID_ARGUMENT"), (BOUND // 2, "UNAVAILABLE")):
         with holding(count):
@@ -223,7 +219,7 @@ def test_parsing_is_counted_by_grpc(
         assert found.code == code, found
 
 
-def test_a_document_passes_beside_other_calls(stub: Any, holding: Callable[[int], Any]) -> None:
+def test_a_document_passes_beside_other_calls(stub, holding):
     with holding(BOUND // 2):
         sent(stub, "ImportProfile", profile_of({"ads": {1: 5}}).to_bytes())
         sent(stub, "PinHotSet", hot_set_of(ads=[1]).to_bytes())

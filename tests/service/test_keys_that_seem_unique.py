@@ -1,6 +1,5 @@
 """Calls of many keys of which the first are distinct: none is looked for twice, all are right."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ KEYS = {
 }
 
 
-def test_only_many_keys_whose_first_are_distinct_are_taken_as_they_are() -> None:
+def test_only_many_keys_whose_first_are_distinct_are_taken_as_they_are():
     as_they_are = {name: once_each(keys)[1] is None for name, keys in KEYS.items()}
     assert as_they_are == {
         "all distinct": True,
@@ -33,9 +32,7 @@ def test_only_many_keys_whose_first_are_distinct_are_taken_as_they_are() -> None
 
 
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-def test_rows_digest_and_accesses_are_those_of_the_embedded_store(
-    keys: Any, tmp_path: Path
-) -> None:
+def test_rows_digest_and_accesses_are_those_of_the_embedded_store(keys, tmp_path):
     def opened(name: str) -> embstore.Store:
         return embstore.open(tmp_path / name, cache_bytes=4 << 20)
 

@@ -154,7 +154,7 @@ def far() -> Iterator[Far]:
     ],
     ids=["at once", "early and late", "none early", "none late"],
 )
-def test_rows_stand_in_announced_order(far: Far, messages: list[Framed], announced: bool) -> None:
+def test_rows_stand_in_announced_order(far, messages, announced):
     if announced:
         far.announce()
     far.server.give("LookupStep", *messages, None)
@@ -163,7 +163,7 @@ def test_rows_stand_in_announced_order(far: Far, messages: list[Framed], announc
     assert rows.flags.writeable
 
 
-def test_early_rows_are_in_place_before_late_ones_come(far: Far) -> None:
+def test_early_rows_are_in_place_before_late_ones_come(far):
     far.announce()
     far.server.give("LookupStep", EARLY_ROWS)
     handle = far.sessions.prefetch_step("m", 1)
@@ -178,7 +178,7 @@ def test_early_rows_are_in_place_before_late_ones_come(far: Far) -> None:
     assert (handle.early_bytes, handle.late_bytes) == (4 * DIM * len(EARLY), 4 * DIM * len(LATE))
 
 
-def test_prefetch_that_waited_too_long_is_asked_for_again(far: Far) -> None:
+def test_prefetch_that_waited_too_long_is_asked_for_again(far):
     far.announce()
     far.server.give("LookupStep", EARLY_ROWS, DeadlineError("LookupStep: no answer in time"))
     handle = far.sessions.prefetch_step("m", 1)
@@ -189,7 +189,7 @@ def test_prefetch_that_waited_too_long_is_asked_for_again(far: Far) -> None:
     assert (handle.early_bytes, handle.late_bytes) == (0, ROWS.nbytes)
 
 
-def test_rows_that_are_lacking_are_noticed(far: Far) -> None:
+def test_rows_that_are_lacking_are_noticed(far):
     far.announce()
     far.server.give("LookupStep", EARLY_ROWS, rows_message(LATE[:-1]), None)
     with pytest.raises(EmbstoreError, match="expected the rows of a step"):
@@ -199,7 +199,7 @@ def test_rows_that_are_lacking_are_noticed(far: Far) -> None:
 # Lost calls
 
 
-def test_rows_lost_in_the_middle_are_sent_again(far: Far) -> None:
+def test_rows_lost_in_the_middle_are_sent_again(far):
     far.announce()
     far.server.give("LookupStep", EARLY_ROWS, LOST, EARLY_ROWS, LATE_ROWS, None)
     handle = far.sessions.prefetch_step("m", 1)
@@ -229,7 +229,7 @@ GONE = SessionExpiredError("no session has this member")
 
 
 @by_verb
-def test_step_whose_answer_was_lost_is_finished_again(far: Far, verb: str) -> None:
+def test_step_whose_answer_was_lost_is_finished_again(far, verb):
     finish, answer = FINISHING[verb]
     far.server.give(verb, LOST, answer)
     acknowledged = finish(far.sessions)
@@ -237,7 +237,7 @@ def test_step_whose_answer_was_lost_is_finished_again(far: Far, verb: str) -> No
 
 
 @by_verb
-def test_step_of_a_session_that_ended_is_refused(far: Far, verb: str) -> None:
+def test_step_of_a_session_that_ended_is_refused(far, verb):
     far.server.give(verb, GONE)
     with pytest.raises(SessionExpiredError, match="no session has this member"):
         FINISHING[verb][0](far.sessions)
@@ -249,21 +249,19 @@ def test_step_of_a_session_that_ended_is_refused(far: Far, verb: str) -> None:
     [LOST, StoreClosedError("the server is stopping; send the call again later")],
     ids=["connection", "stopping"],
 )
-def test_nobody_knows_of_a_step_that_was_out_as_its_session_ended(
-    far: Far, verb: str, lost: Any
-) -> None:
+def test_nobody_knows_of_a_step_that_was_out_as_its_session_ended(far, verb, lost):
     far.server.give(verb, lost, GONE)
     with pytest.raises(OutcomeUnknownError, match="its last step tells whether"):
         FINISHING[verb][0](far.sessions)
 
 
-def test_lookup_of_a_session_that_ended_has_changed_nothing(far: Far) -> None:
+def test_lookup_of_a_session_that_ended_has_changed_nothing(far):
     far.server.give("LookupStep", LOST, GONE)
     with pytest.raises(SessionExpiredError):
         far.sessions.lookup_step("m", 1)
 
 
-def test_a_lost_join_is_sent_again_with_the_same_member(far: Far) -> None:
+def test_a_lost_join_is_sent_again_with_the_same_member(far):
     for _ in range(2):
         far.server.give("JoinSession", LOST, JOINED.SerializeToString())
         assert far.sessions.join("s", 0).member == "m"
@@ -273,7 +271,7 @@ def test_a_lost_join_is_sent_again_with_the_same_member(far: Far) -> None:
     assert all(len(member) == len(bytes.fromhex(member)) * 2 >= 32 for member in sent)
 
 
-def test_calls_of_a_step_wait_for_as_long_as_the_server_says(far: Far) -> None:
+def test_calls_of_a_step_wait_for_as_long_as_the_server_says(far):
     def remaining_s() -> float:
         far.server.give("ReleaseStep", FINISHED.SerializeToString())
         far.sessions.release_step("m", 1)
@@ -294,7 +292,7 @@ def test_calls_of_a_step_wait_for_as_long_as_the_server_says(far: Far) -> None:
     assert remaining_s() == about(PATIENCE_S + 5000)
 
 
-def test_prefetch_of_a_connection_that_is_closed_ends(far: Far) -> None:
+def test_prefetch_of_a_connection_that_is_closed_ends(far):
     far.server.give("LookupStep", EARLY_ROWS)
     handle = far.sessions.prefetch_step("m", 1)
     until(lambda: handle.early_bytes)
@@ -304,7 +302,7 @@ def test_prefetch_of_a_connection_that_is_closed_ends(far: Far) -> None:
         handle.result()
 
 
-def test_close_is_harmless_and_forgets_what_was_announced(far: Far) -> None:
+def test_close_is_harmless_and_forgets_what_was_announced(far):
     far.announce()
     far.server.give("CloseSession", *[CLOSED.SerializeToString()] * 2)
     far.sessions.close("m")

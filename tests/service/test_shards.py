@@ -1,7 +1,6 @@
 """Shards: a server that knows its place, and a connection to one of them that finds the others."""
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,20 +18,9 @@ from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client import connect
 from embstore_client.connecting import connect_one
 from embstore_server.transports.rest.exposition import exposition
-from tests.serving import Server
+from tests.serving import Server, free_addresses
 
 PATIENCE_S = 300.0
-
-
-def free_addresses(count: int) -> list[str]:
-    """Return addresses of loopback that nobody listens at."""
-    with ExitStack() as open_sockets:
-        found = []
-        for _ in range(count):
-            one = open_sockets.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            found.append(f"127.0.0.1:{one.getsockname()[1]}")
-    return found
 
 
 class Shards:

@@ -7,7 +7,6 @@ travel as streams. Then the model of tests/commands is told the same, serially.
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,9 +118,7 @@ class Run:
 
 
 @pytest.mark.parametrize("settings", [{}, {"queue_calls_max": 1}], ids=["as it is", "that is busy"])
-def test_clients_at_once_do_what_their_commands_do_one_by_one(
-    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_at_once_do_what_their_commands_do_one_by_one(tmp_path, settings, monkeypatch):
     """The busy server refuses what finds another call waiting: clients send it again."""
     monkeypatch.setattr("embstore_client.grpc_wire.UNARY_BYTES", 500)
     monkeypatch.setattr("embstore_proto.frame.CHUNK_BYTES", 199)
@@ -194,8 +191,8 @@ def test_calls_of_several_tables_find_one_that_was_made_anew(tmp_path, verb):
 
 
 def test_a_table_that_was_made_anew_is_found_whichever_thread_forgot_the_old_one(
-    server: Server, client: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, client, monkeypatch
+):
     """Both threads had its old id; one forgot it while the other's call was on its way."""
     before = client.lookup({"ads": [1]})
     config = server.store.table("ads").config

@@ -25,14 +25,14 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_no_layer_names_a_verb(name: str) -> None:
+def test_no_layer_names_a_verb(name):
     tree = parse(CLIENT / name)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert names & COMMANDS.keys() == LAYERS[name]
 
 
-def test_every_layer_of_the_chain_is_looked_at() -> None:
+def test_every_layer_of_the_chain_is_looked_at():
     tree = parse(CLIENT / "executor.py")
     (chain,) = [
         node

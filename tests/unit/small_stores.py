@@ -8,7 +8,7 @@ import embstore
 from embstore import Constant, Sgd
 from embstore.arrays import KEY_MASK
 from embstore.config import Limits
-from embstore.storage.files import Files
+from tests.conformance.backends import UnsyncedFiles
 
 
 def show(text):
@@ -25,16 +25,6 @@ def small_limits(**given):
     """Limits that make storage seal, fold and compact after a few hundred rows."""
     usual = {"segment_bytes": 16 << 10, "fold_bytes": 24 << 10, "fold_segments": 4}
     return Limits(**usual | given)
-
-
-class UnsyncedFiles(Files):
-    """Waits for no disk: what is tested here is what is written, not when it is durable."""
-
-    def _sync(self, file):
-        pass
-
-    def _sync_directory(self, path):
-        pass
 
 
 def opened(path, **options):

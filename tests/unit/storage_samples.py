@@ -15,7 +15,8 @@ from embstore.storage.log import Log
 from embstore.storage.records import pack, unpack
 from embstore.storage.storage import Storage
 from embstore.storage.stored_rows import StoredRows
-from tests.unit.small_stores import UnsyncedFiles, small_limits
+from tests.conformance.backends import UnsyncedFiles
+from tests.unit.small_stores import small_limits
 
 STORE_ID = bytes(range(16))
 STRIDE = 4

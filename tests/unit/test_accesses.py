@@ -9,8 +9,9 @@ from embstore.hotness.accesses import Accesses, TableAccess, at_rate
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import TableProfile
+from tests.conformance.backends import UnsyncedFiles
 from tests.unit.profile_samples import int64s
-from tests.unit.small_stores import UnsyncedFiles, generator, make_table, opened
+from tests.unit.small_stores import generator, make_table, opened
 
 
 def profile(keys, counts, rows=0, **given):

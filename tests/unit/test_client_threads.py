@@ -38,7 +38,7 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
     thread.join()
 
 
-def test_steps_are_announced_while_others_are_finished() -> None:
+def test_steps_are_announced_while_others_are_finished():
     place = Place()
     place.counts = {step: {} for step in range(1, 10_000)}
     steps = itertools.count(10_000)
@@ -51,7 +51,7 @@ def test_steps_are_announced_while_others_are_finished() -> None:
             place.finished(0)
 
 
-def test_no_epoch_is_newer_than_the_one_that_the_next_reply_tells() -> None:
+def test_no_epoch_is_newer_than_the_one_that_the_next_reply_tells():
     origins = Origins()
     with meanwhile(origins.changed_epoch):
         for _ in range(30_000):

@@ -12,18 +12,18 @@ def made(*labels: str, keep: int = 2) -> list[str]:
     return [one.label for one in checkpoints]
 
 
-def test_the_last_ones_of_each_folder_are_kept_in_their_order() -> None:
+def test_the_last_ones_of_each_folder_are_kept_in_their_order():
     assert made("1", "2", "3") == ["2", "3"]
     assert made("a/1", "1", "a/2", "2", "3", "a/3") == ["a/2", "2", "3", "a/3"]
 
 
-def test_nobody_pushes_out_anothers_nor_what_has_a_folder_of_its_own() -> None:
+def test_nobody_pushes_out_anothers_nor_what_has_a_folder_of_its_own():
     mine = ("ads/best/1", "ads/nightly/1")
     others = [f"b/{n}" for n in range(9)] + [f"ads/nightly/{n}" for n in range(2, 9)]
     assert made(*mine, *others) == ["ads/best/1", "b/7", "b/8", "ads/nightly/7", "ads/nightly/8"]
 
 
-def test_a_namespace_has_so_many_folders_and_the_oldest_goes() -> None:
+def test_a_namespace_has_so_many_folders_and_the_oldest_goes():
     folders = [f"a/{n}/x" for n in range(FOLDERS_MAX)]
     assert made("b/x", *folders) == ["b/x", *folders]
     assert made("b/x", *folders, "a/0/y", "a/new/x") == [
@@ -31,7 +31,7 @@ def test_a_namespace_has_so_many_folders_and_the_oldest_goes() -> None:
     ]
 
 
-def test_protected_ones_stay_and_take_no_place() -> None:
+def test_protected_ones_stay_and_take_no_place():
     """Nor does a folder of nothing else count as one of its namespace's."""
     folders = [f"a/{n}/x" for n in range(FOLDERS_MAX + 1)]
     protected = {"1", "a/0/x", "a/kept/x"}

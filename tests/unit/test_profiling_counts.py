@@ -17,6 +17,7 @@ from embstore_tools.profiling import count, plots
 from embstore_tools.profiling.count import Counting, SampleCounter
 from embstore_tools.profiling.plots import coverage_plot, overall_coverage, table_facts
 from embstore_tools.profiling.readers import Chunk, Column
+from tests.unit.test_profiling import skewed
 
 Ids = NDArray[np.int64]
 Lists = Sequence[Sequence[int]]
@@ -36,11 +37,6 @@ def profiled(
     for low, high in pairwise(bounds):
         counter.add(Chunk(tuple(column.part(low, high) for column in columns), "memory"))
     return counter, counter.profile()
-
-
-def skewed(samples: int, rows: int, seed: int = 1) -> Ids:
-    rng = np.random.default_rng(seed)
-    return (rows * rng.random(samples) ** 3).astype(np.int64)
 
 
 def test_counts_of_tables_with_several_columns():

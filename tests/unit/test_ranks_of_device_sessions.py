@@ -14,7 +14,7 @@ from tests.kernels.emulation.callers import CallersArray
 from tests.unit import device_trainers
 from tests.unit.device_trainers import ROWS, Arrays, digests, in_ranks, opened
 
-KEYS, STEPS = 60, 4
+KEYS, STEPS, FEW = 60, 4, 300
 TABLES = device_trainers.TABLES | {"c": (12, Adam(0.2))}
 OFFSETS = np.linspace(0, KEYS, 9).astype(np.int64)
 FORMS = (*device_trainers.FORMS, "few tables")
@@ -144,14 +144,14 @@ def test_gradients_of_ranks_do_not_come_to_the_host(tmp_path):
     with opened(tmp_path, tables=TABLES) as store:
         runtime, sessions = store.executor.device.runtime, store.sessions
         sessions.open("job", [*TABLES], world_size=2)
-        keys = {name: np.arange(ROWS) for name in TABLES}
+        keys = {name: np.arange(FEW) for name in TABLES}
         members = [sessions.join("job", rank).member for rank in range(2)]
         for member in members:
             sessions.announce(member, {1: keys})
         for member in members:
             sessions.lookup_step(member, 1)
         given = {
-            name: CallersArray.of(runtime, np.ones((ROWS, dim), np.float32))
+            name: CallersArray.of(runtime, np.ones((FEW, dim), np.float32))
             for name, (dim, _) in TABLES.items()
         }
         before = runtime.uploaded_bytes, runtime.downloaded_bytes
@@ -160,6 +160,6 @@ def test_gradients_of_ranks_do_not_come_to_the_host(tmp_path):
         sessions.update_step(members[1], 1, given)
         first.join()
         up, down = runtime.uploaded_bytes - before[0], runtime.downloaded_bytes - before[1]
-    size = 4 * ROWS * sum(dim for dim, _ in TABLES.values())
+    size = 4 * FEW * sum(dim for dim, _ in TABLES.values())
     assert down < size / 4
     assert up < size  # keys of both ranks, and zeros that counters of kernels begin with

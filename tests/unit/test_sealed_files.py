@@ -63,9 +63,7 @@ def catalogue_of(path: Path) -> Callable[[bytes], Any]:
 
 
 @pytest.mark.parametrize("kind", [catalogue_of, lineage_of, shard_of, tokens_of])
-def test_each_flip_and_each_cut_is_refused_or_reads_the_same(
-    tmp_path: Path, kind: Callable[[Path], Callable[[bytes], Any]]
-) -> None:
+def test_each_flip_and_each_cut_is_refused_or_reads_the_same(tmp_path, kind):
     read = kind(tmp_path)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
@@ -86,7 +84,7 @@ def test_each_flip_and_each_cut_is_refused_or_reads_the_same(
     assert refused > 7 * len(whole)
 
 
-def test_a_refusal_of_tokens_says_how_they_are_made_again(tmp_path: Path) -> None:
+def test_a_refusal_of_tokens_says_how_they_are_made_again(tmp_path):
     path = tmp_path / "tokens.json"
     tokens.write(path, ENTRIES)
     path.write_text(path.read_text().replace("write", "admin"))

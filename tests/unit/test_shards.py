@@ -49,7 +49,7 @@ def shards_of(store: Store) -> list[Store]:
 
 @pytest.mark.parametrize("name", ["numpy", "compiled"])
 @pytest.mark.parametrize("count", [1, 3, 1024])
-def test_every_key_is_at_the_owner_of_its_partition(name: Any, count: int) -> None:
+def test_every_key_is_at_the_owner_of_its_partition(name, count):
     shard_map = ShardMap.even("c", [f"host:{n + 1}" for n in range(count)])
     keys = np.random.default_rng(SEED).integers(0, 1 << 40, 5000)
     with arithmetic.force(name):
@@ -62,7 +62,7 @@ def test_every_key_is_at_the_owner_of_its_partition(name: Any, count: int) -> No
     assert found.tolist() == [shard_map.owners[p] for p in partitions(7, keys)]
 
 
-def test_a_map_is_about_even_and_a_table_too() -> None:
+def test_a_map_is_about_even_and_a_table_too():
     shard_map = ShardMap.even("c", [str(n) for n in range(7)])
     assert max(map(shard_map.owners.count, range(7))) <= PARTITIONS // 7 + 1
     split = Owners(shard_map).split(7, np.arange(1 << 20))
@@ -70,7 +70,7 @@ def test_a_map_is_about_even_and_a_table_too() -> None:
     assert shares.min() > 0.12 < 0.17 > shares.max()
 
 
-def test_a_map_is_what_its_text_says() -> None:
+def test_a_map_is_what_its_text_says():
     shard_map = ShardMap.even("c", ["one:1", "two:2"])
     assert ShardMap.from_json(shard_map.to_json()) == shard_map
     for text in ("", "[]", "{}", shard_map.to_json().replace('"version": 1', '"version": 0')):
@@ -80,7 +80,7 @@ def test_a_map_is_what_its_text_says() -> None:
         ShardMap.even("c", [])
 
 
-def test_a_digest_is_made_of_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_is_made_of_pages(store, monkeypatch):
     keys = np.random.default_rng(SEED).permutation(ROWS)[: ROWS // 8]
     table = store.table("a")
     table.update(keys, np.ones((len(keys), DIM), np.float32))
@@ -91,9 +91,7 @@ def test_a_digest_is_made_of_pages(store: Store, monkeypatch: pytest.MonkeyPatch
     assert list(table.leaves()) == leaves
 
 
-def test_a_digest_that_is_overtaken_begins_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_digest_that_is_overtaken_begins_again(store, monkeypatch):
     table = store.table("a")
     table.update(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
     monkeypatch.setattr(digests, "LEAVES_MAX", 7)
@@ -116,7 +114,7 @@ def test_a_digest_that_is_overtaken_begins_again(
         table.digest()
 
 
-def test_leaves_and_scans_are_of_one_t(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaves_and_scans_are_of_one_t(store, monkeypatch):
     """One shard has heard an update that the others have not."""
     table = store.table("a")
     table.update(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
@@ -134,7 +132,7 @@ def test_leaves_and_scans_are_of_one_t(store: Store, monkeypatch: pytest.MonkeyP
     assert len(list(table.leaves())) == len(leaves)
 
 
-def test_stats_of_a_cluster_are_sums_and_rates_of_sums(store: Store) -> None:
+def test_stats_of_a_cluster_are_sums_and_rates_of_sums(store):
     table, keys = store.table("a"), np.arange(0, ROWS, 2)
     table.update(keys, np.ones((len(keys), DIM), np.float32))
     table.lookup(keys)
@@ -157,7 +155,7 @@ def test_stats_of_a_cluster_are_sums_and_rates_of_sums(store: Store) -> None:
     assert found["command"] == shards[0]["command"]
 
 
-def test_a_table_may_be_called_as_a_stat_is(store: Store) -> None:
+def test_a_table_may_be_called_as_a_stat_is(store):
     names = "hit_rate", "split", "seconds"
     for name in names:
         store.create_table(name, **table(Sgd(0.1), ROWS)).lookup(np.arange(ROWS))
@@ -165,7 +163,7 @@ def test_a_table_may_be_called_as_a_stat_is(store: Store) -> None:
     assert [found[name]["lookup_keys"] for name in names] == [ROWS] * len(names)
 
 
-def test_what_adds_is_declared_so() -> None:
+def test_what_adds_is_declared_so():
     """Counters add, and amounts do; what is of one row, one file or one moment does not, nor an
     update, which all shards skip or none."""
     parts = (TableStats, PoolStats, CacheStats, StorageStats, StageStats)
@@ -180,7 +178,7 @@ def test_what_adds_is_declared_so() -> None:
     assert {*merged_stats.PARTS} <= {stat.name for stat in declared(StoreStats)}
 
 
-def test_rows_that_are_not_their_shards_count_for_nothing(store: Store) -> None:
+def test_rows_that_are_not_their_shards_count_for_nothing(store):
     alone = shards_of(store)
     table, router = store.table("a"), store.executor
     table.update(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
@@ -190,7 +188,7 @@ def test_rows_that_are_not_their_shards_count_for_nothing(store: Store) -> None:
     assert table.digest() == before
 
 
-def test_a_label_that_not_all_shards_have_is_none(store: Store) -> None:
+def test_a_label_that_not_all_shards_have_is_none(store):
     table, (first, *others) = store.table("a"), shards_of(store)
     store.checkpoint("whole")
     for shard in others:
@@ -210,7 +208,7 @@ def test_a_label_that_not_all_shards_have_is_none(store: Store) -> None:
     assert [shard.table("a").t for shard in shards_of(store)] == [0, 0, 0]
 
 
-def test_gradients_of_a_key_are_added_in_the_order_of_the_call(store: Store) -> None:
+def test_gradients_of_a_key_are_added_in_the_order_of_the_call(store):
     table = store.table("a")
     before = table.lookup([5])
     gradients = np.array([1e8, 1.0, -1e8, 3.0], np.float32)  # 1e8 + 1.0 is 1e8
@@ -220,9 +218,7 @@ def test_gradients_of_a_key_are_added_in_the_order_of_the_call(store: Store) -> 
 
 @pytest.mark.parametrize("value", [3e19, np.nan])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_share_that_rule_9_refuses_at_one_shard_skips_the_step_at_all(
-    store: Store, world_size: int, value: float
-) -> None:
+def test_a_share_that_rule_9_refuses_at_one_shard_skips_the_step_at_all(store, world_size, value):
     sessions, keys = store.sessions, np.arange(2000)
     sessions.open("s", ["a"], world_size=world_size)
     members = [sessions.join("s", rank).member for rank in range(world_size)]

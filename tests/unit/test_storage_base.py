@@ -6,7 +6,8 @@ import numpy as np
 
 from embstore.storage.base import Base
 from embstore.storage.run import RunWriter
-from tests.unit.small_stores import UnsyncedFiles, generator
+from tests.conformance.backends import UnsyncedFiles
+from tests.unit.small_stores import generator
 from tests.unit.storage_samples import (
     STORE_ID,
     addresses_of,

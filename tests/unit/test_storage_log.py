@@ -5,7 +5,7 @@ import pytest
 
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.log import Log
-from tests.unit.small_stores import UnsyncedFiles
+from tests.conformance.backends import UnsyncedFiles
 from tests.unit.storage_samples import (
     STORE_ID,
     addresses_of,

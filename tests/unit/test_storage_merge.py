@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from tests.unit.small_stores import UnsyncedFiles, generator
+from tests.conformance.backends import UnsyncedFiles
+from tests.unit.small_stores import generator
 from tests.unit.storage_samples import append, open_storage, settle, table_entry, versions
 
 SEED = 71

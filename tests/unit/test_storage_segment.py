@@ -10,7 +10,7 @@ from embstore.errors import CapacityError
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.row_index import PLACE_BITS
 from embstore.storage.segment import SegmentWriter, read_segment
-from tests.unit.small_stores import UnsyncedFiles
+from tests.conformance.backends import UnsyncedFiles
 from tests.unit.storage_samples import STORE_ID, records_for, rows_for, same_rows, unpacked
 
 NUMBER, PLACE, COMMIT = 7, 3, 11

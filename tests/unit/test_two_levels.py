@@ -19,9 +19,9 @@ from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import COMPUTE
 from embstore.engine.commits import OwnCommits
 from embstore.errors import CapacityError
-from tests.conformance.backends import TINY
+from tests.conformance.backends import TINY, UnsyncedFiles
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.unit.small_stores import UnsyncedFiles, generator
+from tests.unit.small_stores import generator
 
 CACHE_BYTES = 110_000
 SIZES = {"none": 0, "tiny": 12_000, "small": 30_000, "medium": 60_000, "large": 1 << 20}

@@ -1,6 +1,6 @@
 """The benchmark of a GPU: its kernels beside its memory, the store's step beside torch's.
 
-``python -m tests.bench.gpu`` measures everything in one process and one run, prints one table and
+``python -m tests.bench.gpu`` measures everything in one process and one run, prints all figures and
 the goals, and writes a JSON into ``docs/figures/``. Needed are CuPy, NumPy, Numba and a CUDA
 device; torch is measured where it can be imported. Nothing of the device is set: clocks are as they
 are.

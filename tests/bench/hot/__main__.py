@@ -1,7 +1,7 @@
 """The benchmark of frequencies: a DLRM trained under each policy, on one trace, beside a cache that
 holds every row.
 
-``python -m tests.bench.hot`` runs everything in one process and prints one table and the goals; a
+``python -m tests.bench.hot`` runs everything in one process and prints all figures and the goals; a
 JSON goes into ``docs/figures/``. The **trace** has the shape of Criteo Kaggle: 26
 tables of the true numbers of rows, Zipf 1.05 in each column, labels of the demo's planted model.
 Every row is on the storage before, in the base, whose files are in the page cache. The cache holds

@@ -12,19 +12,9 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 from embstore.storage.files import Files
 from tests.bench.lookahead.scale import Scale
-from tests.bench.stores import (
-    NO_MERGES,
-    cache_bytes_for,
-    copy_store,
-    create_table,
-    open_store,
-    small_grads,
-    update_all,
-)
+from tests.bench.stores import NO_MERGES, cache_bytes_for, copy_store, filled, open_store
 
 _AWAKE_S = 200e-6
 
@@ -103,11 +93,9 @@ class Written:
         self._folder = self.folder = folder
         self._scale = scale
         self._first = folder / "written"
-        gradients = small_grads(scale.dim)
         cache_bytes = cache_bytes_for(scale.rows // 4, scale.dim)
         with open_store(self._first, cache_bytes, threads=scale.threads) as store:
-            table = create_table(store, TABLE, scale.rows, scale.dim)
-            update_all(table, np.arange(scale.rows, dtype=np.int64), gradients)
+            filled(store, scale.rows, scale.dim)
             store.checkpoint("written")
 
     def open(self, name: str, slots: int, policy: str = "lru") -> Opened:

@@ -1,11 +1,8 @@
 """Clusters of the benchmark's own: each shard is a real process, on loopback."""
 
 import pathlib
-import socket
 from contextlib import ExitStack
 from dataclasses import replace
-
-import numpy as np
 
 from embstore.handles.store import Store
 from embstore.sharding import ShardMap
@@ -14,7 +11,8 @@ from embstore_client.connecting import connect_one
 from embstore_server.setup.launch import ServerProcess
 from tests.bench.serving import Verbs, verbs_of
 from tests.bench.shards.scale import Scale
-from tests.bench.stores import create_table, small_grads, update_all
+from tests.bench.stores import filled
+from tests.serving import free_addresses
 
 TABLE = "ads"
 _NOT_OF_STEPS = ("GetStats", "RenewLease")
@@ -32,7 +30,7 @@ class Cluster:
         self, folder: pathlib.Path, shards: int, scale: Scale, durability: str = "checkpoint"
     ) -> None:
         folder.mkdir(parents=True)
-        self.map = ShardMap.even("bench", _free_addresses(shards))
+        self.map = ShardMap.even("bench", free_addresses(shards))
         self._folder = folder
         self._usual = ("--device", "cpu", "--cache-bytes", str(scale.cache_bytes))
         self._usual += ("--policy", "lru", "--durability", durability)
@@ -42,8 +40,7 @@ class Cluster:
             for shard in range(shards):
                 self._start(shard, self.map)
             self.store = running.enter_context(connect(self.map.shards[0], transport="grpc"))
-            table = create_table(self.store, TABLE, scale.rows, scale.dim)
-            update_all(table, np.arange(scale.rows, dtype=np.int64), small_grads(scale.dim))
+            filled(self.store, scale.rows, scale.dim)
             self._running = running.pop_all()
 
     def _start(self, shard: int, shard_map: ShardMap) -> None:
@@ -58,7 +55,7 @@ class Cluster:
 
     def begin_one_more(self) -> str:
         """Start a shard that has nothing yet; return its address."""
-        (address,) = _free_addresses(1)
+        (address,) = free_addresses(1)
         self._start(len(self._processes), replace(self.map.joined_by([address]), version=1))
         return address
 
@@ -78,13 +75,3 @@ class Cluster:
                     sums = found.setdefault(verb, dict.fromkeys(told, 0))
                     found[verb] = {name: sums[name] + told[name] for name in told}
         return found
-
-
-def _free_addresses(count: int) -> list[str]:
-    with ExitStack() as open_sockets:
-        found = []
-        for _ in range(count):
-            one = open_sockets.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            found.append(f"127.0.0.1:{one.getsockname()[1]}")
-    return found

@@ -6,23 +6,17 @@ Every test ends with a look that nothing is lent, and nothing was freed while it
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from time import monotonic
 
 import numpy as np
 import pytest
 from grpc import StatusCode
 
-from embstore.errors import (
-    DeadlineError,
-    OutcomeUnknownError,
-    StoreClosedError,
-)
+from embstore.errors import DeadlineError, OutcomeUnknownError, StoreClosedError
 from embstore_client import device_calls
 from embstore_client.shared_memory import RESULTS_MAX
 from embstore_client.wire import WireError
 from embstore_server.transports.rest.stats import process_stats
-from tests.kernels.emulation.peer import EmulatedGpu
 from tests.service.device.samples import (
     AREA_BYTES,
     DIM,
@@ -32,7 +26,6 @@ from tests.service.device.samples import (
     WIDE,
     GpuServer,
     Lent,
-    Trainer,
     batch,
     lookup_of,
     rng,
@@ -44,9 +37,7 @@ from tests.serving import patient
 pytestmark = needs_compiler
 
 
-def test_rows_that_are_kept_stay_as_they_are_while_calls_go_on(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_rows_that_are_kept_stay_as_they_are_while_calls_go_on(server, trainer):
     device, keys = trainer.table("wide"), np.arange(100)
     ones = trainer.array(np.ones((100, WIDE), np.float32))
     kept, expected = [], []
@@ -59,7 +50,7 @@ def test_rows_that_are_kept_stay_as_they_are_while_calls_go_on(
             assert np.array_equal(rows.content(), as_it_was)
 
 
-def test_results_above_the_most_are_copied(server: GpuServer, trainer: Trainer) -> None:
+def test_results_above_the_most_are_copied(server, trainer):
     device, keys = trainer.table("wide"), np.arange(100)
     expected = device.lookup(keys)
     kept = [device.lookup(trainer.array(keys)) for _ in range(RESULTS_MAX + 3)]
@@ -67,9 +58,7 @@ def test_results_above_the_most_are_copied(server: GpuServer, trainer: Trainer) 
     assert all(np.array_equal(rows.content(), expected) for rows in kept)
 
 
-def test_a_connection_is_used_again_when_its_rows_are_dropped(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_a_connection_is_used_again_when_its_rows_are_dropped(server, trainer, gpu):
     device, keys = trainer.table("wide"), trainer.array(np.arange(100))
     for _ in range(20):
         device.lookup(keys)
@@ -79,9 +68,7 @@ def test_a_connection_is_used_again_when_its_rows_are_dropped(
     assert (stats["device_area_bytes"], stats["area_bytes"]) == (AREA_BYTES, 0)
 
 
-def test_calls_with_and_without_arrays_there_take_connections_of_their_own(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_calls_with_and_without_arrays_there_take_connections_of_their_own(server, trainer, gpu):
     """A loop and the thread that reads its batches call by turns; one area is enough."""
     wide, keys = trainer.table("wide"), np.arange(100)
     rows = wide.lookup(trainer.array(keys))
@@ -95,9 +82,7 @@ def test_calls_with_and_without_arrays_there_take_connections_of_their_own(
     assert gpu.opened == 1 and server.traffic.connections == 2
 
 
-def test_areas_grow_and_those_before_are_closed_and_freed(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_areas_grow_and_those_before_are_closed_and_freed(server, trainer, gpu):
     random = rng()
     for count in (10, 20_000, 50_000, 100):
         keys, _ = batch(random, count, WIDE)
@@ -109,9 +94,7 @@ def test_areas_grow_and_those_before_are_closed_and_freed(
     until(lambda: len(set(Lent.of(server))) == 1, PATIENCE_S)
 
 
-def test_a_reply_that_needs_a_larger_area_brings_it(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_needs_a_larger_area_brings_it(server, trainer, gpu, monkeypatch):
     """As where a table has become wider than the client has seen it."""
     monkeypatch.setattr(device_calls, "_room_for", lambda _: 0)
     keys, _ = batch(rng(), 20_000, WIDE)
@@ -123,7 +106,7 @@ def test_a_reply_that_needs_a_larger_area_brings_it(
     assert np.array_equal(out.content(), expected)
 
 
-def test_rows_outlive_a_connection_that_was_idle(server: GpuServer, trainer: Trainer) -> None:
+def test_rows_outlive_a_connection_that_was_idle(server, trainer):
     keys = np.arange(100)
     expected = trainer.table("wide").lookup(keys)
     rows = trainer.table("wide").lookup(trainer.array(keys))
@@ -141,7 +124,7 @@ def end_idle(server: GpuServer) -> None:
         connection.close()
 
 
-def test_rows_outlive_their_client(server: GpuServer, trainer: Trainer) -> None:
+def test_rows_outlive_their_client(server, trainer):
     """And their area with them: it is not freed under a reader, whose connection has ended."""
     keys = np.arange(100)
     expected = trainer.table("wide").lookup(keys)
@@ -157,9 +140,7 @@ def test_rows_outlive_their_client(server: GpuServer, trainer: Trainer) -> None:
     until(lambda: Lent.of(server) == NOTHING_LENT, PATIENCE_S)
 
 
-def test_a_client_that_finds_the_shared_memory_itself_waits_for_it_when_it_is_lost(
-    server: GpuServer, trainer: Trainer
-) -> None:
+def test_a_client_that_finds_the_shared_memory_itself_waits_for_it_when_it_is_lost(server, trainer):
     """Arrays of a GPU are not sent over the network in the meantime, nor refused for it."""
     keys = np.arange(100)
     with patient(server.address, transport="auto") as store:
@@ -178,9 +159,7 @@ def test_a_client_that_finds_the_shared_memory_itself_waits_for_it_when_it_is_lo
         del found
 
 
-def test_a_client_that_goes_away_in_the_middle_frees_its_area(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_a_client_that_goes_away_in_the_middle_frees_its_area(server, trainer, gpu):
     device, keys = trainer.table("narrow"), np.arange(100)
     device.lookup(trainer.array(keys))
     with ThreadPoolExecutor(1) as background, server.held():
@@ -199,9 +178,7 @@ def test_a_client_that_goes_away_in_the_middle_frees_its_area(
         other.lookup({"narrow": keys})
 
 
-def test_a_trainer_whose_gpu_hangs_keeps_nobody_else(
-    server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_a_trainer_whose_gpu_hangs_keeps_nobody_else(server, trainer, gpu):
     """Its event is never reached; the engine, and the others' work, do not wait for it."""
     gpu.looks = 1 << 60
     device, keys = trainer.table("narrow"), np.arange(100)
@@ -219,9 +196,7 @@ def test_a_trainer_whose_gpu_hangs_keeps_nobody_else(
         del call
 
 
-def test_a_server_that_goes_away_leaves_calls_to_the_next_one(
-    tmp_path: Path, server: GpuServer, trainer: Trainer, gpu: EmulatedGpu
-) -> None:
+def test_a_server_that_goes_away_leaves_calls_to_the_next_one(tmp_path, server, trainer, gpu):
     device, keys = trainer.table("narrow"), np.arange(100)
     expected = device.lookup(keys)
     device.lookup(trainer.array(keys))

@@ -14,15 +14,8 @@ from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path import replay
 from tests.service.faults.ledger import Ledger, gradients
 from tests.service.faults.served import PATIENCE_S, Served, until
-from tests.service.faults.wire import Sender, Wire, acknowledged, again, pieces, refusal, update
-
-
-def message(n: int, origin: pb.Origin) -> bytes:
-    return update(gradients(n), origin).joined()
-
-
-def command(reply: Any) -> int:
-    return int(acknowledged(reply).context.command)
+from tests.service.faults.test_limits import command, message
+from tests.service.faults.wire import Sender, Wire, again, pieces, refusal, update
 
 
 def restore(label: str, origin: pb.Origin | None = None) -> bytes:
