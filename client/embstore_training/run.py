@@ -54,7 +54,9 @@ T = TypeVar("T")
 
 def _own_name() -> str:
     """Return a name for a session without one, by which people know whose it is."""
-    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    script = Path(sys.argv[0]).name if sys.argv else ""
+    if not script or script.startswith("-"):  # as of `python -c`: a command takes no such name
+        script = "python"
     made = f"{script[-60:]}@{socket.gethostname()[:60]}-pid{os.getpid()}"
     plain = "".join(c if c.isprintable() and c not in ": " else "_" for c in made)
     return f"{plain}-{token_hex(4)}"  # a process may have several, and another one its id later

@@ -277,3 +277,4 @@ def test_the_scale_is_taken_off_once_by_unscale_and_step(embedded: Store) -> Non
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)
     with pytest.raises(InvalidArgumentError, match="power of two"):
         trainer.step()
+    trainer.embedding.zero_grad()

@@ -129,10 +129,19 @@ def test_a_loop_that_has_lost_something_says_so(tmp_path, lost, message):
         train(store, partial(lost, store))
 
 
-def test_who_finds_tables_held_is_told_by_whom_and_until_when(tmp_path):
+@pytest.mark.parametrize("called", ["-c", "-m", "", "train.py", "a/train.py"])
+def test_a_session_without_a_name_has_one_that_commands_take(tmp_path, monkeypatch, called):
+    monkeypatch.setattr(sys, "argv", [called])
+    script = "train.py" if "train" in called else "python"
+    with opened(tmp_path) as store, store.session(["a"]) as run:
+        assert run.facts.name.startswith(f"{script}@")
+
+
+def test_who_finds_tables_held_is_told_by_whom_and_until_when(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["a/train.py"])
     with opened(tmp_path) as store, store.session(["a"]) as run:
         name = run.facts.name
-        whose = re.escape(f"{Path(sys.argv[0]).name}@{socket.gethostname()}-pid{os.getpid()}-")
+        whose = re.escape(f"train.py@{socket.gethostname()}-pid{os.getpid()}-")
         assert re.fullmatch(whose + "[0-9a-f]{8}", name)
         message = (
             rf"in use by session '{re.escape(name)}', which was heard of \d+\.\d s ago and ends "

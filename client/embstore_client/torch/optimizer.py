@@ -12,6 +12,7 @@ a step of `ahead` is skipped.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import frexp, isfinite
 from typing import Any
 
@@ -67,16 +68,10 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
             for name in module.tables
         ]
         self._sign = _Sign(torch.empty(0))
-        self._sign.norm = self._norm
+        self._sign.norm = partial(_norm_of, module)
         groups[0]["params"] = [self._sign]
         super().__init__(groups, {})
         self._module = module
-
-    def _norm(self) -> float:
-        norm = self._module.grad_norm()
-        if not isfinite(norm):  # a scaler that is told so does not step
-            self._module._steps.give_up()
-        return norm
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         """Send the gradients that backward passes have left, as `step` of the module does.
@@ -115,3 +110,12 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
         """Forget the gradients that backward passes have left, as the module's does."""
         self._sign.grad = None
         self._module.zero_grad()
+
+
+def _norm_of(module: StoreModule) -> float:
+    """Return the norm of the gradients of rows, which a scaler does not let be sent where it is not
+    finite."""
+    norm = module.grad_norm()
+    if not isfinite(norm):
+        module._steps.give_up()
+    return norm
