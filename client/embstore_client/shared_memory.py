@@ -36,14 +36,8 @@ from embstore_proto import device_area as device_frames
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
 from embstore_proto.device_places import OnDevice
-from embstore_proto.frame import (
-    ALIGNMENT,
-    Message,
-)
-from embstore_proto.received import (
-    Copies,
-    Received,
-)
+from embstore_proto.frame import Message, aligned
+from embstore_proto.received import Copies, Received
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import ERROR_METADATA, error_of
 from embstore_proto.verbs import Verb
@@ -246,7 +240,7 @@ class _Call:
         inline = size if size <= INLINE_BYTES else 0
         wanted = size - inline
         if reply_bytes > INLINE_BYTES:
-            wanted = -(-wanted // ALIGNMENT) * ALIGNMENT + reply_bytes
+            wanted = aligned(wanted) + reply_bytes
         if wanted > connection.area_bytes:
             connection.ask_for(wanted, self._deadline)
         view: Any = payload

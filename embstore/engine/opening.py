@@ -18,9 +18,7 @@ from embstore.host.workers import READ_THREADS_MAX
 from embstore.options import StoreOptions, describing
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
-from embstore.tables.logged import (
-    Codec,
-)
+from embstore.tables.logged import Codec
 
 _HOST_BYTES_MIN = 64 << 20
 """Less has hardly a slab for each of many row layouts, and no open is to fail for a default."""

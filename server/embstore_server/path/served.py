@@ -36,9 +36,7 @@ from embstore.errors import DeviceError, StoreClosedError
 from embstore.handles.store import Store
 from embstore.results import Context, ServerLimits
 from embstore.storage.lineage import Lineage
-from embstore.tables.answers import (
-    CALLS_MAX,
-)
+from embstore.tables.answers import CALLS_MAX
 from embstore_proto.frame import CHUNK_BYTES_MAX
 from embstore_server.access import shares
 from embstore_server.access.callers import Callers
