@@ -111,27 +111,16 @@ class SharedMemoryWire:
         map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        call = self._call(deadline, on_device=isinstance(message, DeviceMessage))
-        try:
+        with self._call(deadline, on_device=isinstance(message, DeviceMessage)) as call:
             call.send(verb, header, message, reply_bytes, map_version)
             _, received = call.receive()
-        except BaseException:
-            call.give_up()
-            raise
-        call.end()
         return received if verb.has_bulk_reply else received.header
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Have memory of the server's GPU; see `Wire.share_device`."""
         device_area.opened_gpu()  # or it is missing, before the server is asked for memory
-        call = self._call(deadline, on_device=True)
-        try:
+        with self._call(deadline, on_device=True) as call:
             call.share_device(name)
-        except BaseException:
-            call.give_up()
-            raise
-        finally:
-            call.end()
 
     @contextmanager
     def receive(
@@ -311,6 +300,12 @@ class _Call:
             return loan
 
         return message.rows(area, lend)
+
+    def __enter__(self) -> "_Call":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.end() if kind is None else self.give_up()
 
     def end(self) -> None:
         """Let the connection go; it is free when no array of the result is left."""
