@@ -23,15 +23,8 @@ from embstore_client.tls import TlsFiles
 from embstore_client.wire import WireError
 from embstore_proto import frame
 from embstore_proto.envelope import MAP_METADATA
-from embstore_proto.frame import (
-    Framed,
-    Message,
-)
-from embstore_proto.received import (
-    Assembly,
-    Received,
-    split,
-)
+from embstore_proto.frame import Framed, Message
+from embstore_proto.received import Assembly, Received, split
 from embstore_proto.status import NOT_AGAIN_METADATA, error_of
 from embstore_proto.verbs import SERVICE, Verb
 

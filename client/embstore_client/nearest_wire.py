@@ -24,12 +24,8 @@ from embstore_client.device_message import DeviceMessage
 from embstore_client.grpc_wire import GrpcWire
 from embstore_client.shared_memory import NoRoomError, SharedMemoryWire
 from embstore_client.wire import Wire, WireError
-from embstore_proto.frame import (
-    Message,
-)
-from embstore_proto.received import (
-    Received,
-)
+from embstore_proto.frame import Message
+from embstore_proto.received import Received
 from embstore_proto.verbs import VERBS, Verb
 
 _APART_S = 1.0

@@ -36,14 +36,8 @@ from embstore_proto import device_area as device_frames
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
 from embstore_proto.device_places import OnDevice
-from embstore_proto.frame import (
-    ALIGNMENT,
-    Message,
-)
-from embstore_proto.received import (
-    Copies,
-    Received,
-)
+from embstore_proto.frame import Message, aligned
+from embstore_proto.received import Copies, Received
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import ERROR_METADATA, error_of
 from embstore_proto.verbs import Verb
@@ -117,27 +111,16 @@ class SharedMemoryWire:
         map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer; see `Wire.send`."""
-        call = self._call(deadline, on_device=isinstance(message, DeviceMessage))
-        try:
+        with self._call(deadline, on_device=isinstance(message, DeviceMessage)) as call:
             call.send(verb, header, message, reply_bytes, map_version)
             _, received = call.receive()
-        except BaseException:
-            call.give_up()
-            raise
-        call.end()
         return received if verb.has_bulk_reply else received.header
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Have memory of the server's GPU; see `Wire.share_device`."""
         device_area.opened_gpu()  # or it is missing, before the server is asked for memory
-        call = self._call(deadline, on_device=True)
-        try:
+        with self._call(deadline, on_device=True) as call:
             call.share_device(name)
-        except BaseException:
-            call.give_up()
-            raise
-        finally:
-            call.end()
 
     @contextmanager
     def receive(
@@ -246,7 +229,7 @@ class _Call:
         inline = size if size <= INLINE_BYTES else 0
         wanted = size - inline
         if reply_bytes > INLINE_BYTES:
-            wanted = -(-wanted // ALIGNMENT) * ALIGNMENT + reply_bytes
+            wanted = aligned(wanted) + reply_bytes
         if wanted > connection.area_bytes:
             connection.ask_for(wanted, self._deadline)
         view: Any = payload
@@ -317,6 +300,12 @@ class _Call:
             return loan
 
         return message.rows(area, lend)
+
+    def __enter__(self) -> "_Call":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.end() if kind is None else self.give_up()
 
     def end(self) -> None:
         """Let the connection go; it is free when no array of the result is left."""

@@ -13,12 +13,8 @@ from grpc import StatusCode
 
 from embstore.errors import EmbstoreError
 from embstore.results import ServerInfo
-from embstore_proto.frame import (
-    Message,
-)
-from embstore_proto.received import (
-    Received,
-)
+from embstore_proto.frame import Message
+from embstore_proto.received import Received
 from embstore_proto.verbs import Verb
 
 

@@ -28,23 +28,9 @@ from embstore.arrays import Rows, is_on_device
 from embstore.checks.arguments import one_of
 from embstore.commands import RowsChecksum, RowsWhere, UpdateOptions
 from embstore.errors import InvalidArgumentError
-from embstore.handles.sessions import (
-    BagGradients,
-    MakeRows,
-    Sessions,
-    SomeGradients,
-    StepBags,
-)
+from embstore.handles.sessions import BagGradients, MakeRows, Sessions, SomeGradients, StepBags
 from embstore.results import AcknowledgedUpdate
-from embstore_training.bags import (
-    Forms,
-    Of,
-    as_gradients,
-    bag_count,
-    made_of,
-    of_each_key,
-    summed,
-)
+from embstore_training.bags import Forms, Of, as_gradients, bag_count, made_of, of_each_key, summed
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry, OnceKeys, ReadAhead
 from embstore_training.times import Times

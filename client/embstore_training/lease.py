@@ -14,12 +14,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from embstore.errors import (
-    EmbstoreError,
-    RankFailedError,
-    SessionExpiredError,
-    StoreClosedError,
-)
+from embstore.errors import EmbstoreError, RankFailedError, SessionExpiredError, StoreClosedError
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 1.0

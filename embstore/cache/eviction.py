@@ -19,15 +19,8 @@ from embstore.cache.finder import Finder
 from embstore.cache.pins import PinnedSlots, PoolPins
 from embstore.cache.scores import Scores, Victims
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Answer,
-    Array,
-    SlotContents,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import Answer, Array, SlotContents, Slots
 from embstore.layout import Layout
 from embstore.score import PIN_SHIFT
 from embstore.storage.storage import Storage

@@ -30,10 +30,7 @@ from embstore.cache.level_two import LevelTwo
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-    DeviceLevels,
-)
+from embstore.device.base import Device, DeviceLevels
 from embstore.device.values import (
     Answer,
     Array,

@@ -24,13 +24,8 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Array,
-    Batch,
-)
+from embstore.device.base import Device
+from embstore.device.values import Array, Batch
 
 COMPARED_KEYS_MAX = 1 << 17
 Segment = tuple[int, int, Keys]

@@ -8,12 +8,8 @@ followed. They are downloaded when a digest needs them, or when the buffer is fu
 from collections.abc import Callable
 
 from embstore.arrays import KEY_BITS, Keys
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Array,
-)
+from embstore.device.base import Device
+from embstore.device.values import Array
 
 COLLECTED_KEYS = 1 << 21
 Note = Callable[[Keys], None]

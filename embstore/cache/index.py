@@ -16,16 +16,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from embstore.arrays import Keys
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Answer,
-    Array,
-    IndexArrays,
-    SlotMemory,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import Answer, Array, IndexArrays, SlotMemory, Slots
 
 
 class SlotIndex:

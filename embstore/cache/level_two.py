@@ -39,14 +39,8 @@ from embstore.cache.pins import PoolPins
 from embstore.cache.policies import POLICIES
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Array,
-    SlotContents,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import Array, SlotContents, Slots
 from embstore.errors import CapacityError
 from embstore.layout import Layout
 from embstore.storage.storage import Storage

@@ -17,14 +17,8 @@ from typing import Protocol
 
 from embstore.arrays import Keys
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Answer,
-    Array,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import Answer, Array, Slots
 
 _UNPINNED_SHARE = 16
 _ASKED_MAX = 16

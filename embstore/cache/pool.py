@@ -39,12 +39,8 @@ from embstore.cache.residency import Residency
 from embstore.cache.scores import Scores
 from embstore.cache.slots import PoolSlots
 from embstore.cache.writing import PoolWriter
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    TableParameters,
-)
+from embstore.device.base import Device
+from embstore.device.values import TableParameters
 from embstore.layout import Layout
 from embstore.stages import Stages
 from embstore.storage.storage import Storage

@@ -30,11 +30,7 @@ import numpy as np
 
 from embstore.arrays import Keys, Rows
 from embstore.cache.pool import Pool
-from embstore.device.values import (
-    Array,
-    Batch,
-    Slots,
-)
+from embstore.device.values import Array, Batch, Slots
 from embstore.errors import EmbstoreError
 from embstore.score import PIN_ONE, PINS_MAX
 from embstore.storage.stored_rows import Located

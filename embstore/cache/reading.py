@@ -18,15 +18,8 @@ from embstore.cache.finder import Finder
 from embstore.cache.level_two import LevelTwo
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Array,
-    Batch,
-    Counts,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import Array, Batch, Counts, Slots
 from embstore.layout import Layout
 from embstore.storage.storage import Storage
 from embstore.storage.stored_rows import Located, StoredRows

@@ -25,17 +25,8 @@ from embstore.cache.levels import Ranks
 from embstore.cache.pins import PoolPins
 from embstore.cache.scores import Scores, Victims
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Answer,
-    Array,
-    Batch,
-    Counts,
-    Slots,
-    TableParameters,
-)
+from embstore.device.base import Device
+from embstore.device.values import Answer, Array, Batch, Counts, Slots, TableParameters
 from embstore.layout import Layout
 from embstore.score import PENDING
 from embstore.stages import Stages, now

@@ -31,16 +31,8 @@ from numpy.typing import NDArray
 from embstore.arrays import Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Answer,
-    Array,
-    Batch,
-    SlotContents,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import Answer, Array, Batch, SlotContents, Slots
 from embstore.score import CLOCK_BITS, COUNT_KEEP, COUNT_NONE, COUNT_UP, FORESEEN, PIN_ONE
 
 _LOOKED_AT = 64

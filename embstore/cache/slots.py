@@ -18,13 +18,8 @@ import numpy as np
 from embstore.arrays import Keys
 from embstore.cache.index import SlotIndex
 from embstore.cache.sizes import Sizes
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    SlotContents,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import SlotContents, Slots
 from embstore.errors import CapacityError
 from embstore.host.memory import lengthened, release
 from embstore.layout import Layout

@@ -16,16 +16,8 @@ from embstore.cache.eviction import Evictor
 from embstore.cache.finder import Finder
 from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Array,
-    Batch,
-    Gradients,
-    PoolUpdate,
-    Slots,
-)
+from embstore.device.base import Device
+from embstore.device.values import Array, Batch, Gradients, PoolUpdate, Slots
 from embstore.layout import VALUE, Layout
 from embstore.storage.storage import Storage
 

@@ -3,12 +3,7 @@
 from typing import Any, cast
 
 from embstore import commands as c
-from embstore.arrays import (
-    ROWS_MAX,
-    keys_of,
-    length,
-    rows_of,
-)
+from embstore.arrays import ROWS_MAX, keys_of, length, rows_of
 from embstore.checks.arguments import Checks, expect, flag, integer, text
 from embstore.checks.parts import (
     added_t,

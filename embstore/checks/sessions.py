@@ -5,15 +5,7 @@ from typing import Any, get_args
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import (
-    Inverse,
-    as_array,
-    as_keys,
-    is_on_device,
-    length,
-    refusal,
-    rows_of,
-)
+from embstore.arrays import Inverse, as_array, as_keys, is_on_device, length, refusal, rows_of
 from embstore.checks.arguments import (
     UINT64_MAX,
     Checks,
@@ -24,13 +16,7 @@ from embstore.checks.arguments import (
     one_of,
     text,
 )
-from embstore.checks.parts import (
-    added_t,
-    checked_bags,
-    options_of,
-    table_name,
-    tables_of,
-)
+from embstore.checks.parts import added_t, checked_bags, options_of, table_name, tables_of
 from embstore.errors import InvalidArgumentError, SessionExpiredError, StepNotFoundError
 
 LOOKAHEAD_STEPS_MAX = 1024

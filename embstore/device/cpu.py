@@ -14,20 +14,13 @@ import os
 from typing import Any
 
 from embstore.arithmetic.jit import compile_kernels
-from embstore.device.base import (
-    DeviceKeys,
-    DeviceLevels,
-    DeviceRows,
-    DeviceSlots,
-)
+from embstore.device.base import DeviceKeys, DeviceLevels, DeviceRows, DeviceSlots
 from embstore.device.cpu_keys import CpuKeys
 from embstore.device.cpu_memory import CpuMemory
 from embstore.device.cpu_rows import CpuRows
 from embstore.device.cpu_slots import CpuSlots
 from embstore.device.cpu_work import CpuWork
-from embstore.device.memory import (
-    DeviceMemory,
-)
+from embstore.device.memory import DeviceMemory
 from embstore.host.facts import host_facts
 
 THREADS_MAX = 4

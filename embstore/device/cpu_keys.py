@@ -17,13 +17,7 @@ from embstore.arithmetic.jit import addresses
 from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
-from embstore.device.values import (
-    Answer,
-    Batch,
-    Counts,
-    IndexArrays,
-    Slots,
-)
+from embstore.device.values import Answer, Batch, Counts, IndexArrays, Slots
 from embstore.kernels.count_accesses import count_accesses
 from embstore.kernels.insert import erase, insert
 from embstore.kernels.probe import probe

@@ -15,11 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from embstore.arrays import EMPTY_KEY, Keys, Rows
 from embstore.device.buckets import KEY_BYTES, SLOT_BYTES, STASH_KEYS, bucket_count, index_bytes
 from embstore.device.cpu_work import CpuWork
-from embstore.device.values import (
-    Answer,
-    Flags,
-    IndexArrays,
-)
+from embstore.device.values import Answer, Flags, IndexArrays
 from embstore.errors import CapacityError
 from embstore.host.facts import host_facts, swap_bytes
 from embstore.host.memory import lengthened, move, release, reserve

@@ -9,13 +9,7 @@ from embstore.arrays import Keys
 from embstore.device.cpu_memory import CpuSlotMemory
 from embstore.device.cpu_work import CpuWork
 from embstore.device.threshold import find_threshold
-from embstore.device.values import (
-    Answer,
-    Batch,
-    Selected,
-    SlotContents,
-    Slots,
-)
+from embstore.device.values import Answer, Batch, Selected, SlotContents, Slots
 from embstore.kernels import scores as score_kernels
 from embstore.kernels import select_victims as victim_kernels
 from embstore.kernels import slots as slot_kernels

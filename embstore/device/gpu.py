@@ -23,21 +23,14 @@ from copy import copy
 from typing import Any
 
 from embstore.arithmetic.jit import compile_kernels
-from embstore.device.base import (
-    DeviceKeys,
-    DeviceLevels,
-    DeviceRows,
-    DeviceSlots,
-)
+from embstore.device.base import DeviceKeys, DeviceLevels, DeviceRows, DeviceSlots
 from embstore.device.gpu_keys import GpuKeys
 from embstore.device.gpu_levels import GpuLevels
 from embstore.device.gpu_memory import GpuMemory, PinnedMemory
 from embstore.device.gpu_rows import GpuRows
 from embstore.device.gpu_slots import GpuSlots
 from embstore.device.gpu_work import GpuWork
-from embstore.device.memory import (
-    DeviceMemory,
-)
+from embstore.device.memory import DeviceMemory
 from embstore.device.runtime import Runtime
 from embstore.kernels.sources import VERBS
 

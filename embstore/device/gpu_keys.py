@@ -31,14 +31,7 @@ from embstore.device.gpu_work import (
 from embstore.device.runtime import DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import Buffer
-from embstore.device.values import (
-    Answer,
-    Batch,
-    Counts,
-    Findings,
-    IndexArrays,
-    Slots,
-)
+from embstore.device.values import Answer, Batch, Counts, Findings, IndexArrays, Slots
 
 
 class GpuKeys:

@@ -9,19 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embstore.device.base import (
-    Device,
-)
+from embstore.device.base import Device
 from embstore.device.gpu_slots import Search
 from embstore.device.gpu_work import LANES, NULL, TILE, GpuWork, findings_of, parameters_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
-from embstore.device.values import (
-    Answer,
-    Batch,
-    IndexArrays,
-    Missing,
-)
+from embstore.device.values import Answer, Batch, IndexArrays, Missing
 
 _MISSING, _ABSENT, _DIRTY, _DIRTY_VICTIMS, _TABLES = range(5)
 """Numbers that are waited for."""

@@ -21,10 +21,7 @@ from embstore.device.slabs import (
     Slabs,
     allocated_bytes,
 )
-from embstore.device.values import (
-    Answer,
-    IndexArrays,
-)
+from embstore.device.values import Answer, IndexArrays
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout

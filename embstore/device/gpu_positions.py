@@ -11,20 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from embstore.arrays import KEY_BITS, Keys
-from embstore.device.gpu_work import (
-    NOTHING_FOUND,
-    NULL,
-    TILE,
-    GpuWork,
-    Groups,
-    parameters_of,
-)
+from embstore.device.gpu_work import NOTHING_FOUND, NULL, TILE, GpuWork, Groups, parameters_of
 from embstore.device.runtime import BLOCK_THREADS, Argument, DeviceArray
 from embstore.device.slabs import Slabs
-from embstore.device.values import (
-    Batch,
-    IndexArrays,
-)
+from embstore.device.values import Batch, IndexArrays
 
 _DIGIT_BITS = 8
 """Of a pass of the sort; `group.cu` has the same."""

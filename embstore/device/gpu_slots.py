@@ -10,13 +10,7 @@ from embstore.device.gpu_work import LANES, NULL, GpuWork, findings_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
 from embstore.device.staging import LARGE_BYTES
-from embstore.device.values import (
-    Answer,
-    Batch,
-    Selected,
-    SlotContents,
-    Slots,
-)
+from embstore.device.values import Answer, Batch, Selected, SlotContents, Slots
 from embstore.kernels.select_victims import BINS, DONE, HIGHEST, STATE, VICTIMS
 from embstore.score import PIN_ONE
 

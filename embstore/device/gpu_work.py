@@ -23,21 +23,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.device.recorder import Recorder
-from embstore.device.runtime import (
-    BLOCK_THREADS,
-    COMPUTE,
-    Adopted,
-    Argument,
-    DeviceArray,
-    Runtime,
-)
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Adopted, Argument, DeviceArray, Runtime
 from embstore.device.scratch import Scratch
 from embstore.device.staging import ALIGNMENT, LARGE_BYTES, Buffer, Staging
-from embstore.device.values import (
-    Answer,
-    Batch,
-    IndexArrays,
-)
+from embstore.device.values import Answer, Batch, IndexArrays
 from embstore.host.workers import COPY_THREADS_MAX, Workers
 from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import VALUE, VALUE_BYTES

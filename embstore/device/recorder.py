@@ -23,14 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.device.runtime import (
-    BLOCK_THREADS,
-    COMPUTE,
-    Argument,
-    DeviceArray,
-    Exported,
-    Runtime,
-)
+from embstore.device.runtime import BLOCK_THREADS, COMPUTE, Argument, DeviceArray, Exported, Runtime
 from embstore.errors import DeviceError
 
 _BLOCKS_PER_MULTIPROCESSOR = 16

@@ -184,10 +184,9 @@ class Engine:
         if type(command) in admin.PREPARATIONS:
             self.prepare(command, progress)
         out = self._empty_rows if out is c.ON_DEVICE else out
-        given: Any = command
-        if hasattr(given, "members"):  # all sessions are the caller's
-            given = replace(given, members=self.sessions.members_on(given.table))
-            command = cast(Command[R], given)
+        if hasattr(command, "members"):  # all sessions are the caller's
+            own: Any = command
+            command = cast(Command[R], replace(own, members=self.sessions.members_on(own.table)))
         try:
             finishes = command.retry is Retry.STEP
             if finishes:

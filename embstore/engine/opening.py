@@ -1,7 +1,11 @@
-"""`embstore.open`: options checked, storage and device opened, the engine made of both."""
+"""`embstore.open`: options checked, storage and device opened, the engine made of both.
+
+A server has the engine alone (`open_engine`).
+"""
 
 import os
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from embstore.arithmetic import jit
 from embstore.cache.arena import HostCache
@@ -12,15 +16,15 @@ from embstore.device.choice import memory_share, open_device
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, InvalidArgumentError
-from embstore.handles.store import Store
 from embstore.host.facts import HOST_PARTS, free_bytes
 from embstore.host.workers import READ_THREADS_MAX
 from embstore.options import StoreOptions, describing
 from embstore.storage.files import Files
 from embstore.storage.storage import Storage
-from embstore.tables.logged import (
-    Codec,
-)
+from embstore.tables.logged import Codec
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
 
 _HOST_BYTES_MIN = 64 << 20
 """Less has hardly a slab for each of many row layouts, and no open is to fail for a default."""
@@ -48,7 +52,7 @@ def open(
     threads: int | None = StoreOptions.threads,
     limits: Limits | None = StoreOptions.limits,
     files: Files | None = None,
-) -> Store:
+) -> "Store":
     """Open the store in directory `path`, made if need be, at its last commit.
 
     The options are those of `embstore.options.StoreOptions`. A `device` may be one that is open
@@ -63,30 +67,39 @@ def open(
     InvalidArgumentError : a bad option, no such device, or a directory that is no store.
     """
     given = {name: value for name, value in locals().items() if name not in ("path", "files")}
-    options = StoreOptions(**given)
+    from embstore.handles.store import Store  # not where there is none, as on a server
+
+    return Store(open_engine(path, StoreOptions(**given), files))
+
+
+def open_engine(
+    path: str | os.PathLike[str], options: StoreOptions, files: Files | None = None
+) -> Engine:
+    """Return the engine of a store that was just opened; see `open`."""
+    threads, limits = options.threads, options.limits or Limits()
     if "\0" in os.fsdecode(path):
         raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
     with ExitStack() as undo:  # where the engine cannot be made
-        made = open_device(device, threads)
+        made = open_device(options.device, threads)
         undo.callback(made.close)
         jit.compile_kernels()  # those of the device too, and none in the middle of training
-        budget = _budget(made, cache_bytes)
-        host_cache = _host_cache(made, host_cache_bytes)
+        budget = _budget(made, options.cache_bytes)
+        host_cache = _host_cache(made, options.host_cache_bytes)
         storage = Storage(
             files or Files(path),
-            read_only=read_only,
-            checkpoints_keep=checkpoints_keep,
-            limits=limits or Limits(),
+            read_only=options.read_only,
+            checkpoints_keep=options.checkpoints_keep,
+            limits=limits,
             threads=threads or min(READ_THREADS_MAX, os.cpu_count() or 1),
         )
         undo.callback(storage.close)
         engine = Engine(storage, made, options, budget, host_cache, _wire_codec)
         undo.pop_all()
     engine.hot_pins.start()
-    engine.warming.start(warm_up)
+    engine.warming.start(options.warm_up)
     engine.commits.start()
     engine.scrubber.start()
-    return Store(engine)
+    return engine
 
 
 def _budget(device: Device, cache_bytes: int | str) -> int:

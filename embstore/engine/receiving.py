@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 from embstore.engine.recovery import execute_again, executing_again
 from embstore.errors import CorruptTableError
 from embstore.storage.command_records import CHECKPOINT, COMMAND, Record
-from embstore.tables.logged import (
-    Label,
-    Logged,
-    note_checkpoint,
-)
+from embstore.tables.logged import Label, Logged, note_checkpoint
 
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine

@@ -23,16 +23,8 @@ from embstore.engine.admin import context
 from embstore.errors import CapacityError, CorruptTableError, EmbstoreError
 from embstore.results import TableDescription
 from embstore.storage.command_records import RecordReader
-from embstore.tables.answers import (
-    Answer,
-)
-from embstore.tables.logged import (
-    BEGINS_ANEW,
-    Codec,
-    Logged,
-    Memory,
-    read_log,
-)
+from embstore.tables.answers import Answer
+from embstore.tables.logged import BEGINS_ANEW, Codec, Logged, Memory, read_log
 
 if TYPE_CHECKING:
     from embstore.engine.engine import Engine

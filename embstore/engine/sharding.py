@@ -25,9 +25,7 @@ from embstore.results import Boundary, NamedPlace, Place
 from embstore.storage import shard as shards
 from embstore.storage.shard import ShardPlace
 from embstore.tables.frame import Lease
-from embstore.tables.logged import (
-    SessionPlace,
-)
+from embstore.tables.logged import SessionPlace
 from embstore.tables.state import TableState
 
 if TYPE_CHECKING:

@@ -32,9 +32,7 @@ from embstore.step_sums import summed_part
 from embstore.tables import writes
 from embstore.tables.callers import host_rows_of
 from embstore.tables.frame import LATER
-from embstore.tables.logged import (
-    SessionPlace,
-)
+from embstore.tables.logged import SessionPlace
 from embstore.tables.state import Share, TableState
 from embstore.tables.summed import logging
 from embstore.tables.tables import Tables

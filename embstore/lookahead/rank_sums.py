@@ -16,11 +16,7 @@ from numpy.typing import NDArray
 
 from embstore import commands as c
 from embstore.arrays import Keys
-from embstore.device.values import (
-    Array,
-    Batch,
-    Gradients,
-)
+from embstore.device.values import Array, Batch, Gradients
 from embstore.layout import VALUE
 from embstore.lookahead.step import KeptSums, Part, Positions, RankShare
 from embstore.tables.state import TableState

@@ -29,11 +29,7 @@ from embstore.arrays import KEY_BITS, Keys, Rows, refusal
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import StepPins
 from embstore.commands import StepGradients, UpdateOptions
-from embstore.device.values import (
-    Array,
-    Batch,
-    Gradients,
-)
+from embstore.device.values import Array, Batch, Gradients
 from embstore.results import AcknowledgedUpdate
 from embstore.tables.callers import bag_gradients, gradients_of
 from embstore.tables.state import PoolBatch, Share, TableState

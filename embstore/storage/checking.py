@@ -25,11 +25,7 @@ from embstore.storage.format import PAGE_BYTES
 from embstore.storage.key_index import GROUP_BITS, GROUP_KEYS, LIST_MAX, KeyIndex, container_bytes
 from embstore.storage.records import find_wrong
 from embstore.storage.run import check_run_header, read_run_index
-from embstore.storage.segment import (
-    check_segment_header,
-    read_segment_index,
-    segment_path,
-)
+from embstore.storage.segment import check_segment_header, read_segment_index, segment_path
 
 PIECE_BYTES = 8 << 20
 """Read at a time: a disk gives it at its full rate."""

@@ -21,12 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from embstore.errors import (
-    EmbstoreError,
-    InvalidArgumentError,
-    PermissionDeniedError,
-    StorageError,
-)
+from embstore.errors import EmbstoreError, InvalidArgumentError, PermissionDeniedError, StorageError
 from embstore.storage import markers
 from embstore.storage.contents import LOCK
 from embstore.storage.files import Files

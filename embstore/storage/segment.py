@@ -27,13 +27,7 @@ from embstore.arrays import Keys
 from embstore.errors import CorruptTableError
 from embstore.storage.catalogue import SegmentEntry
 from embstore.storage.files import File, Files
-from embstore.storage.format import (
-    LOG_MAGIC,
-    PAGE_BYTES,
-    checksum,
-    pack_header,
-    unpack_header,
-)
+from embstore.storage.format import LOG_MAGIC, PAGE_BYTES, checksum, pack_header, unpack_header
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS
 from embstore.storage.trailer import TRAILER_BYTES, pack_trailer, read_index
 

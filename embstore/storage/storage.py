@@ -22,11 +22,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
 from embstore.config import Limits
-from embstore.errors import (
-    CheckpointExistsError,
-    CheckpointNotFoundError,
-    EmbstoreError,
-)
+from embstore.errors import CheckpointExistsError, CheckpointNotFoundError, EmbstoreError
 from embstore.host.workers import Workers
 from embstore.results import KeptCheckpoint, Place, State, TableEntry
 from embstore.stats import document

@@ -20,14 +20,7 @@ from embstore.errors import StorageError
 from embstore.results import State
 from embstore.storage import catalogue as catalogues
 from embstore.storage.catalogue import Catalogue, PartEntry, SegmentEntry
-from embstore.storage.checking import (
-    UNUSABLE,
-    Entry,
-    FileCheck,
-    FileReport,
-    keys_in,
-    path_of,
-)
+from embstore.storage.checking import UNUSABLE, Entry, FileCheck, FileReport, keys_in, path_of
 from embstore.storage.command_records import RecordReader
 from embstore.storage.contents import IDENTITY, LOCK, read_identity
 from embstore.storage.files import Files

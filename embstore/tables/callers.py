@@ -14,13 +14,8 @@ import numpy as np
 from embstore import commands as c
 from embstore.arrays import Keys, Rows, as_keys, as_out, as_rows, refusal
 from embstore.checks.call_bytes import refuse_more
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Array,
-    Gradients,
-)
+from embstore.device.base import Device
+from embstore.device.values import Array, Gradients
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE
 from embstore.tables.state import Share, TableState

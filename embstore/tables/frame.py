@@ -38,12 +38,8 @@ from embstore.errors import (
 )
 from embstore.stages import LAPS_MAX, Stages, now
 from embstore.storage.storage import Storage
-from embstore.tables.command_log import (
-    CommandLog,
-)
-from embstore.tables.logged import (
-    SessionPlace,
-)
+from embstore.tables.command_log import CommandLog
+from embstore.tables.logged import SessionPlace
 
 LATER: Any = object()
 """What a call says in place of the command that it logs, as long as that is not known."""

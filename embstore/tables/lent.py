@@ -16,15 +16,8 @@ from numpy.typing import NDArray
 from embstore.arrays import Rows, as_rows, refusal
 from embstore.commands import Bags
 from embstore.config import TableConfig
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    Array,
-    Batch,
-    Gradients,
-    TableParameters,
-)
+from embstore.device.base import Device
+from embstore.device.values import Array, Batch, Gradients, TableParameters
 from embstore.errors import InvalidArgumentError
 from embstore.handles.lent import LentRows, SlotGradients, Slots, SlotSums
 from embstore.layout import VALUE, Layout

@@ -23,11 +23,7 @@ from embstore.storage.command_records import (
     Record,
     RecordReader,
 )
-from embstore.tables.answers import (
-    Answer,
-    Answers,
-    Sent,
-)
+from embstore.tables.answers import Answer, Answers, Sent
 
 _UNKNOWN = Context("", 0, 0)
 _LENGTH = struct.Struct("<I")

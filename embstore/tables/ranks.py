@@ -15,10 +15,7 @@ from embstore.arithmetic import add_ranks, scale_sums, unique
 from embstore.arithmetic.sums import CHUNK_OCCURRENCES
 from embstore.arrays import Keys, Rows
 from embstore.cache.pool import Pool
-from embstore.device.values import (
-    Array,
-    Gradients,
-)
+from embstore.device.values import Array, Gradients
 from embstore.layout import VALUE
 from embstore.tables.state import Share, batches, sums_of
 

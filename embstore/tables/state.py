@@ -10,12 +10,7 @@ from embstore.arrays import Keys, refusal
 from embstore.cache.pool import Pool
 from embstore.checks.call_bytes import keyed_bytes
 from embstore.config import TableConfig
-from embstore.device.values import (
-    Array,
-    Batch,
-    Counts,
-    Gradients,
-)
+from embstore.device.values import Array, Batch, Counts, Gradients
 from embstore.errors import InvalidArgumentError, TableHeldError
 from embstore.results import TableEntry
 from embstore.tables.digest import TableDigest

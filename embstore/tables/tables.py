@@ -16,19 +16,10 @@ from embstore.cache.arena import Arena, HostCache
 from embstore.cache.pool import Pool
 from embstore.cache.sizes import Sizes
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
-from embstore.device.base import (
-    Device,
-)
-from embstore.device.values import (
-    TableParameters,
-)
+from embstore.device.base import Device
+from embstore.device.values import TableParameters
 from embstore.durability import Retention
-from embstore.errors import (
-    CapacityError,
-    TableExistsError,
-    TableHeldError,
-    TableNotFoundError,
-)
+from embstore.errors import CapacityError, TableExistsError, TableHeldError, TableNotFoundError
 from embstore.layout import Layout
 from embstore.options import StoreOptions
 from embstore.results import KeptCheckpoint, Place, TableEntry

@@ -28,21 +28,12 @@ from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
-from embstore.device.values import (
-    Array,
-)
+from embstore.device.values import Array
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE
 from embstore.stages import Stages, now
 from embstore.tables.ranks import added, on_host
-from embstore.tables.state import (
-    PoolBatch,
-    Share,
-    TableState,
-    batches,
-    check_writer,
-    sums_of,
-)
+from embstore.tables.state import PoolBatch, Share, TableState, batches, check_writer, sums_of
 
 T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""

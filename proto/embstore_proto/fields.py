@@ -43,12 +43,8 @@ from embstore.results import (
     TableEntry,
 )
 from embstore_proto.configs import config_of, message_of
-from embstore_proto.frame import (
-    DTYPES,
-)
-from embstore_proto.received import (
-    array_of,
-)
+from embstore_proto.frame import DTYPES
+from embstore_proto.received import array_of
 from embstore_proto.v1 import embstore_pb2 as pb
 
 Encode = Callable[[Any, Any, Any], None]

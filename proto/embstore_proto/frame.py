@@ -88,6 +88,11 @@ Writer = Callable[[NDArray[Any]], object]
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]
 
 
+def aligned(offset: int) -> int:
+    """Return the least place for an array from an offset on."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
 class Computed(NamedTuple):
     """A float32 array that is computed where it is sent from."""
 
@@ -116,7 +121,7 @@ class Message:
             dtype, shape, part = pb.DTYPE_UINT8, array.encoded.shape, array.encoded
         else:
             dtype, shape, part = _NUMBERS[array.dtype], array.shape, np.ascontiguousarray(array)
-        offset = -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
+        offset = aligned(self.payload_bytes)
         place = pb.Array(dtype=dtype, shape=shape, offset=offset)
         self._parts.append((place, part))
         self.payload_bytes = offset + DTYPE_OF[dtype].itemsize * math.prod(shape)
@@ -205,7 +210,7 @@ class Blank:
     ) -> None:
         self._is_apart = lend is not None
         room = 0 if self._is_apart else header_room + _FRONT_BYTES_MAX
-        self._front_bytes = -(-room // ALIGNMENT) * ALIGNMENT
+        self._front_bytes = aligned(room)
         rows_dtype = NARROW.get(dtype, pb.DTYPE_FLOAT32)
         layout = list(zip(repeat(rows_dtype), shapes, strict=False))
         if others:
@@ -213,7 +218,7 @@ class Blank:
         self.places: list[pb.Array] = []
         ends = [0]
         for stored_as, shape in layout:
-            offset = -(-ends[-1] // ALIGNMENT) * ALIGNMENT
+            offset = aligned(ends[-1])
             self.places.append(pb.Array(dtype=stored_as, shape=shape, offset=offset))
             ends.append(offset + DTYPE_OF[stored_as].itemsize * math.prod(shape))
         self._payload_bytes = ends[-1]

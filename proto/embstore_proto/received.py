@@ -13,11 +13,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidArgumentError
 from embstore_proto import deltas, narrow
 from embstore_proto.device_places import DEVICE_OFFSET, OnDevice, checked_place
-from embstore_proto.frame import (
-    DTYPE_OF,
-    HEADER_BYTES_MAX,
-    NARROW,
-)
+from embstore_proto.frame import DTYPE_OF, HEADER_BYTES_MAX, NARROW
 from embstore_proto.v1 import embstore_pb2 as pb
 
 M = TypeVar("M", bound=protobuf.Message)

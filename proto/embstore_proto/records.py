@@ -11,12 +11,8 @@ from embstore.arrays import is_on_device
 from embstore.commands import Command
 from embstore.results import Context
 from embstore_proto.envelope import Origin
-from embstore_proto.frame import (
-    Message,
-)
-from embstore_proto.received import (
-    split,
-)
+from embstore_proto.frame import Message
+from embstore_proto.received import split
 from embstore_proto.verbs import VERBS
 
 

@@ -21,19 +21,8 @@ from embstore.profiles.profile import Profile
 from embstore.results import Context, RowsRead, StepRows
 from embstore_proto.envelope import Origin
 from embstore_proto.fields import codec, field_of
-from embstore_proto.frame import (
-    HEADER_BYTES_MAX,
-    NARROW,
-    Blank,
-    Framed,
-    Message,
-)
-from embstore_proto.received import (
-    Growth,
-    Received,
-    parse,
-    split,
-)
+from embstore_proto.frame import HEADER_BYTES_MAX, NARROW, Blank, Framed, Message
+from embstore_proto.received import Growth, Received, parse, split
 from embstore_proto.v1 import embstore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Embstore"]

@@ -326,11 +326,9 @@ class Steps:
         joins = world_size > 1 and session.get("waits") != "none"
         names = tuple(tables)
         opened = store.session(names, rank=rank, world_size=world_size, **session)
-        shared = bool(session.get("shared"))
+        name, shared = session.get("name"), bool(session.get("shared"))
         with ExitStack() as within:
-            within.enter_context(
-                opening(OpenLoop(store, frozenset(names), session.get("name"), shared))
-            )
+            within.enter_context(opening(OpenLoop(store, frozenset(names), name, shared)))
             run = within.enter_context(opened)
             self._check_place(run, **session)
             self._run, self.ranks, self._stats = run, ranks, run.stats
@@ -345,7 +343,7 @@ class Steps:
                         yield self.at_hand, step.batch
                         self.check_sent()
                         note()
-                _warn_of_nothing(run.stats(), session.get("name"))
+                _warn_of_nothing(run.stats(), name)
                 if joins:
                     self._ending = Ending(run, within.pop_all())
             finally:

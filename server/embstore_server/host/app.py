@@ -25,13 +25,13 @@ import sys
 import threading
 from functools import partial
 from time import monotonic
-from typing import cast
 
-import embstore
-import embstore.device.cpu  # its kernels are compiled before the store is opened
+import embstore.device.cpu  # noqa: F401 - its kernels are compiled before the store is opened
 from embstore.arithmetic.jit import compile_kernels
 from embstore.engine.engine import Engine
+from embstore.engine.opening import open_engine
 from embstore.host.descriptors import raise_limit
+from embstore.options import StoreOptions
 from embstore_server.host.host import Host
 from embstore_server.path.service import Service
 from embstore_server.setup.settings import Settings
@@ -198,16 +198,15 @@ def _open(settings: Settings) -> Engine:
     """Open the store, with every kernel of its device compiled."""
     options = settings.store_options()
     del options["warm_up"]  # the server does that itself, when it is ready
-    store = embstore.open(settings.data, **options)
-    store.warm_up()
-    engine = cast(Engine, store.executor)
+    engine = open_engine(settings.data, StoreOptions(**options))
+    engine.warm_up()
     engine.backups.within = settings.backup_within
     event(
         logging.INFO,
         "opened",
-        device=store.device,
-        model=store.device_facts["model"],
-        cache_bytes=store.cache_bytes,
+        device=engine.device.name,
+        model=engine.device_facts["model"],
+        cache_bytes=engine.tables.arena.budget_bytes,
         host_cache_bytes=engine.tables.host_cache.budget_bytes,
         host_cache=engine.tables.host_cache.reason,
     )

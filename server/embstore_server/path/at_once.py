@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from embstore.commands import Lookup
-from embstore_proto.frame import (
-    NARROW,
-    Framed,
-)
-from embstore_proto.received import (
-    Received,
-)
+from embstore_proto.frame import NARROW, Framed
+from embstore_proto.received import Received
 from embstore_proto.verbs import VERBS
 from embstore_server.path.caller import Caller, observe
 from embstore_server.path.incoming import Incoming, ReplyRows

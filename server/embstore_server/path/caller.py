@@ -7,9 +7,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from embstore.arrays import (
-    length,
-)
+from embstore.arrays import length
 from embstore.commands import Command, Part
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.path.turnstile import Place

@@ -7,16 +7,9 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from embstore.layout import VALUE_BYTES
-from embstore_proto.frame import (
-    NARROW,
-    Blank,
-    Framed,
-)
+from embstore_proto.frame import NARROW, Blank, Framed
 from embstore_proto.narrow import NARROW_BYTES
-from embstore_proto.received import (
-    Received,
-    split,
-)
+from embstore_proto.received import Received, split
 from embstore_proto.verbs import Verb
 from embstore_server.path.answers import Answered
 from embstore_server.path.caller import Caller

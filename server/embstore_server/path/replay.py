@@ -43,11 +43,7 @@ from embstore.errors import (
     OverloadedError,
     StoreClosedError,
 )
-from embstore.tables.answers import (
-    CALLS_MAX,
-    CLIENTS_MAX,
-    Answers,
-)
+from embstore.tables.answers import CALLS_MAX, CLIENTS_MAX, Answers
 from embstore.tables.owners import Ages, owner_of
 from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 from embstore_server.path.answers import Answered

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from uuid import uuid4
 
 from embstore.commands import Progress
@@ -33,12 +33,9 @@ from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.engine.standing import Standing
 from embstore.errors import DeviceError, StoreClosedError
-from embstore.handles.store import Store
 from embstore.results import Context, ServerLimits
 from embstore.storage.lineage import Lineage
-from embstore.tables.answers import (
-    CALLS_MAX,
-)
+from embstore.tables.answers import CALLS_MAX
 from embstore_proto.frame import CHUNK_BYTES_MAX
 from embstore_server.access import shares
 from embstore_server.access.callers import Callers
@@ -57,6 +54,9 @@ from embstore_server.path.worker import Worker
 from embstore_server.setup.settings import Settings
 from embstore_server.telemetry.logs import event
 from embstore_server.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from embstore.handles.store import Store
 
 T = TypeVar("T")
 
@@ -196,8 +196,10 @@ class Served:
         return self.engine.storage.catalogue.store_id
 
     @property
-    def store(self) -> Store:
+    def store(self) -> "Store":
         """The store's handle; its calls are the engine thread's, or long."""
+        from embstore.handles.store import Store
+
         return Store(self.engine)
 
     @property

@@ -16,22 +16,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from embstore.checks.call_bytes import reply_bytes
-from embstore.commands import (
-    Command,
-    Effect,
-    GetStats,
-    Lookup,
-    Progress,
-    Promote,
-    Reads,
-    Retry,
-)
+from embstore.commands import Command, Effect, GetStats, Lookup, Progress, Promote, Reads, Retry
 from embstore.engine.engine import Engine
-from embstore.errors import (
-    CheckpointExistsError,
-    InvalidArgumentError,
-    TableNotFoundError,
-)
+from embstore.errors import CheckpointExistsError, InvalidArgumentError, TableNotFoundError
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.handles import StepOutcome
 from embstore.results import KeptCheckpoint, Membership, ServerInfo

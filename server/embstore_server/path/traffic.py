@@ -1,8 +1,6 @@
 """What each transport has carried, since the process began. Event loop only, but for the copies."""
 
-from embstore_proto.received import (
-    Copies,
-)
+from embstore_proto.received import Copies
 from embstore_server.path.caller import Caller
 
 

@@ -31,12 +31,7 @@ import grpc
 from embstore.commands import Progress
 from embstore.engine.engine import Engine
 from embstore.engine.receiving import begin_epoch, receive
-from embstore.errors import (
-    CorruptTableError,
-    EmbstoreError,
-    InvalidArgumentError,
-    StoreClosedError,
-)
+from embstore.errors import CorruptTableError, EmbstoreError, InvalidArgumentError, StoreClosedError
 from embstore.results import EPOCH_STEP
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
@@ -45,9 +40,7 @@ from embstore.storage.command_records import COMMAND, Place, Record
 from embstore.storage.command_stream import RecordStream
 from embstore.storage.lineage import Lineage
 from embstore.storage.taking import Incoming
-from embstore_proto.received import (
-    parse,
-)
+from embstore_proto.received import parse
 from embstore_proto.status import error_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.answers import answered_error

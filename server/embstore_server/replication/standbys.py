@@ -36,9 +36,7 @@ from embstore.storage.command_records import Place, segment_bytes
 from embstore.storage.command_stream import START, SegmentReader
 from embstore.storage.files import File
 from embstore.storage.lineage import Promotion
-from embstore_proto.received import (
-    parse,
-)
+from embstore_proto.received import parse
 from embstore_proto.status import answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.answers import answered_error, drop_trace

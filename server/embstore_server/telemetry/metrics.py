@@ -14,11 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from embstore.stats import declared
 from embstore_server.telemetry.slow_calls import SlowCalls

@@ -13,9 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from embstore.errors import InvalidArgumentError
-from embstore_proto.received import (
-    parse,
-)
+from embstore_proto.received import parse
 from embstore_server.transports.grpc.endings import sent
 
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

@@ -20,13 +20,8 @@ from numpy.typing import NDArray
 from embstore.errors import DeadlineError, InvalidArgumentError
 from embstore_proto import frame
 from embstore_proto.envelope import MAP_METADATA, map_version
-from embstore_proto.frame import (
-    Blank,
-    Framed,
-)
-from embstore_proto.received import (
-    Assembly,
-)
+from embstore_proto.frame import Blank, Framed
+from embstore_proto.received import Assembly
 from embstore_proto.status import NOT_AGAIN_METADATA
 from embstore_proto.verbs import SERVICE, VERBS, Verb
 from embstore_server.access.callers import certificate_names

@@ -11,12 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_origin
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 

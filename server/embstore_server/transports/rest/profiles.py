@@ -16,13 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from embstore.commands import (
-    ExportProfile,
-    GetHotSet,
-    ImportProfile,
-    PinHotSet,
-    Right,
-)
+from embstore.commands import ExportProfile, GetHotSet, ImportProfile, PinHotSet, Right
 from embstore.hotness.stats import HotSetStats
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile

@@ -1,9 +1,9 @@
 """One client's connection: frames in, a call at a time, frames out.
 
-The socket never blocks. Each call has a task, but for lookups: one is answered where it was
-read, with those of other connections that came with it, if nothing has to be waited for
-(`Calls.at_once`). What comes while a call
-is under way waits, within a bound, for the call's end; the end of the connection cancels the call.
+The socket never blocks. Each call has a task, but for lookups: one is answered where it was read,
+with those of other connections that came with it, if nothing has to be waited for
+(`Calls.at_once`). What comes while a call is under way waits, within a bound, for the call's end;
+the end of the connection cancels the call.
 Rows are gathered into the area, behind the request: `expect` sees to it that they fit, before their
 turn of the engine. Where they do not fit after all, because a table was made anew meanwhile, they
 are copied once.
@@ -24,15 +24,8 @@ from numpy.typing import NDArray
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore_proto import device_area as device_wire
 from embstore_proto import shared_memory as wire
-from embstore_proto.frame import (
-    ALIGNMENT,
-    HEADER_BYTES_MAX,
-    Blank,
-    Framed,
-)
-from embstore_proto.received import (
-    Received,
-)
+from embstore_proto.frame import ALIGNMENT, HEADER_BYTES_MAX, Blank, Framed, aligned
+from embstore_proto.received import Received
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
 from embstore_proto.status import answer_of, message_of
 from embstore_proto.verbs import VERBS, Verb
@@ -409,7 +402,7 @@ class SharedIncoming:
         """Tell whether `expect` of so many bytes has nothing to do."""
         area = self._area
         return count <= INLINE_BYTES or (
-            area is not None and _aligned(self._end) + count <= area.size
+            area is not None and aligned(self._end) + count <= area.size
         )
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
@@ -437,7 +430,7 @@ class SharedIncoming:
         return Blank(room, shapes, others, self._lend, dtype)
 
     def _lend(self, size: int) -> memoryview:
-        area, begin = self._area, _aligned(self._end)
+        area, begin = self._area, aligned(self._end)
         memory = memoryview(b"") if area is None else area.memory
         if size <= INLINE_BYTES or begin + size > len(memory):
             return memoryview(bytearray(size))
@@ -470,7 +463,7 @@ class SharedIncoming:
         await self.expect(size, None)
         area = self._area
         assert area is not None
-        begin = end = _aligned(self._end)
+        begin = end = aligned(self._end)
         for part in parts:
             area.memory[end : end + len(part)] = part
             end += len(part)
@@ -503,7 +496,3 @@ def _drop(making: "asyncio.Future[Area]") -> None:
     if making.exception() is None:
         making.result().passed()
         making.result().close()
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
