@@ -230,7 +230,7 @@ class _Call:
         wanted = size - inline
         if reply_bytes > INLINE_BYTES:
             wanted = aligned(wanted) + reply_bytes
-        if wanted > connection.area_bytes:
+        if wanted > len(connection.area):
             connection.ask_for(wanted, self._deadline)
         view: Any = payload
         if message is not None and size:
@@ -427,7 +427,8 @@ class _Connection:
             left = deadline - monotonic()
             if left <= 0:
                 raise WireError(StatusCode.DEADLINE_EXCEEDED, late)
-            self._wait_at_most(min(left, _LOOK_S))
+            if (most := min(left, _LOOK_S)) != self._wait_s:
+                self._wait_at_most(most)
             try:
                 return call(*arguments)
             except TimeoutError:
@@ -436,9 +437,8 @@ class _Connection:
                 raise WireError(StatusCode.UNAVAILABLE, exc.strerror or str(exc)) from exc
 
     def _wait_at_most(self, seconds: float) -> None:
-        if seconds != self._wait_s:
-            self._socket.settimeout(seconds)
-            self._wait_s = seconds
+        self._socket.settimeout(seconds)
+        self._wait_s = seconds
 
     def receive(self, deadline: float) -> tuple[int, bytes]:
         """Return the kind and the body of the next frame. Raises WireError."""
