@@ -40,7 +40,7 @@ from embstore_client.frameworks.rows import AnnouncedStep, Found
 from embstore_client.frameworks.saving import KeptFile
 from embstore_client.frameworks.scaling import Verdict
 from embstore_client.frameworks.steps import ALONE, Announced, Ranks, Steps, in_groups
-from embstore_client.frameworks.tables import Ids, Lookup, as_they_are, by_name, lookups_of
+from embstore_client.frameworks.tables import FeatureLookup, Ids, as_they_are, by_name, lookups_of
 
 Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
 
@@ -52,7 +52,7 @@ class StoreBacked:
     """The tables by name, each as its first entry has it."""
     entries: Sequence[Any]
     """What the module was made with: each an `Ids` or a `Bag`."""
-    lookups: Sequence[Lookup]
+    lookups: Sequence[FeatureLookup]
     """What a forward looks up, in the order of its activations."""
     _file: ClassVar[KeptFile]
     """Of the framework, beside a checkpoint."""

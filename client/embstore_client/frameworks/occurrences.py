@@ -24,7 +24,7 @@ from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.padding import is_id, offsets_without
 from embstore_client.frameworks.rows import Found
-from embstore_client.frameworks.tables import Bag, Ids, Lookup, by_feature
+from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature
 
 K = TypeVar("K", bound="HasKeys")
 
@@ -115,7 +115,7 @@ class HasKeys(Protocol):
         """(n,), one after the other."""
 
 
-def given_of(lookups: Sequence[Lookup], features: Any) -> Given:
+def given_of(lookups: Sequence[FeatureLookup], features: Any) -> Given:
     """Return the ids of every lookup from a mapping, which may have others too.
 
     Raises

@@ -106,7 +106,7 @@ class Bag(Ids):
 
 
 @dataclass(frozen=True)
-class Lookup:
+class FeatureLookup:
     """A feature as it is looked up in one table."""
 
     name: str
@@ -161,17 +161,19 @@ def by_name(entries: Iterable[Ids]) -> dict[str, Ids]:
     return found
 
 
-def lookups_of(entries: Sequence[Ids]) -> tuple[Lookup, ...]:
+def lookups_of(entries: Sequence[Ids]) -> tuple[FeatureLookup, ...]:
     """Return what is looked up, in the order of the entries and of their features."""
     counts = Counter(feature for entry in entries for feature in entry.features)
     return tuple(
-        Lookup(feature if counts[feature] == 1 else f"{feature}@{entry.name}", feature, entry)
+        FeatureLookup(
+            feature if counts[feature] == 1 else f"{feature}@{entry.name}", feature, entry
+        )
         for entry in entries
         for feature in entry.features
     )
 
 
-def by_feature(lookups: Sequence[Lookup], given: Any) -> Iterator[tuple[str, Ids, Any]]:
+def by_feature(lookups: Sequence[FeatureLookup], given: Any) -> Iterator[tuple[str, Ids, Any]]:
     """Yield the name of each lookup, its entry, and what a mapping has for its feature.
 
     Raises

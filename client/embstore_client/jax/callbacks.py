@@ -30,7 +30,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.occurrences import given_of, keys_by_table, pooled
 from embstore_client.frameworks.rows import Found
 from embstore_client.frameworks.steps import Steps
-from embstore_client.frameworks.tables import Ids, Lookup
+from embstore_client.frameworks.tables import FeatureLookup, Ids
 
 LookUp = Callable[[Mapping[str, Keys], bool], dict[str, Found]]
 """Returns the rows of keys (n,) by table; whether missing ones are admitted to the cache."""
@@ -43,7 +43,7 @@ class Host:
     """What callbacks are of. Compiled functions keep it, and know it by its identity."""
 
     tables: Mapping[str, Ids]
-    lookups: Sequence[Lookup]
+    lookups: Sequence[FeatureLookup]
     look_up: LookUp
     steps: Steps
     """Where backward passes leave gradients."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.tables import Bag, Lookup, by_feature
+from embstore_client.frameworks.tables import Bag, FeatureLookup, by_feature
 
 
 class Given(NamedTuple):
@@ -39,7 +39,7 @@ class Given(NamedTuple):
         return self.keys, self.offsets, self.weights
 
 
-def given_of(lookups: Sequence[Lookup], features: Any) -> dict[str, Given]:
+def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given]:
     """Return the ids of every lookup from a mapping, which may have others too.
 
     Raises

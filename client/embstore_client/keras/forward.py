@@ -30,7 +30,7 @@ from embstore_client.frameworks.occurrences import (
 )
 from embstore_client.frameworks.padding import is_id
 from embstore_client.frameworks.rows import Found
-from embstore_client.frameworks.tables import Lookup
+from embstore_client.frameworks.tables import FeatureLookup
 from embstore_client.keras.features import Given
 
 LookUp = Callable[[dict[str, Keys]], dict[str, Found]]
@@ -56,7 +56,7 @@ class Forward:
 
     def __init__(
         self,
-        lookups: Sequence[Lookup],
+        lookups: Sequence[FeatureLookup],
         given: Mapping[str, Given],
         look_up: LookUp,
         gradients: KeptGradients | None,
@@ -144,7 +144,9 @@ class Forward:
         return np.float32(0), of_weights
 
 
-def occurrences_of(lookups: Sequence[Lookup], given: Mapping[str, Given]) -> dict[str, Occurrences]:
+def occurrences_of(
+    lookups: Sequence[FeatureLookup], given: Mapping[str, Given]
+) -> dict[str, Occurrences]:
     """Return the ids of every lookup by its name, of tensors that are known now."""
     return {
         lookup.name: _occurrences(
@@ -154,7 +156,7 @@ def occurrences_of(lookups: Sequence[Lookup], given: Mapping[str, Given]) -> dic
     }
 
 
-def _occurrences(lookup: Lookup, given: Given, arrays: tuple[Any, ...]) -> Occurrences:
+def _occurrences(lookup: FeatureLookup, given: Given, arrays: tuple[Any, ...]) -> Occurrences:
     keys, offsets, weights = arrays
     if given.is_weighted and len(weights) != len(keys):
         raise InvalidArgumentError(

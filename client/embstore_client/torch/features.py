@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.occurrences import Occurrences, bounds_of
 from embstore_client.frameworks.padding import is_id, offsets_without
-from embstore_client.frameworks.tables import Bag, Ids, Lookup, by_feature
+from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature
 from embstore_client.torch.announced import Place, Unpadded, once
 
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -147,7 +147,7 @@ def given_one(table: Ids, given: Given) -> dict[str, Given]:
     return _without_padding({table.name: given})
 
 
-def given_of(lookups: Sequence[Lookup], features: Any) -> dict[str, Given]:
+def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given]:
     """Return the ids of every lookup from a mapping or a KeyedJaggedTensor, without padding.
 
     Raises
