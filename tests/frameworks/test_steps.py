@@ -350,6 +350,7 @@ def test_a_copy_connects_again(server: Server, on: Any) -> None:
         wanted = on.call(layer, given, training=False)
         on.back(layer, [given])
         arrived, data = on.carried(layer)
+        on.forget(layer)
     assert b"not to be carried" not in data
     assert arrived.tables == layer.tables
     found = on.call(arrived, given, training=False)

@@ -399,7 +399,7 @@ def test_a_swap_that_finds_no_room_in_the_log_leaves_the_set_before(backend, ope
     twin = open_twin(cache_bytes=LARGE_BYTES, limits=limits, host_cache_bytes=0)
     store, table = twin.store, twin.create_table("a", **NARROW)
     table.lookup(np.arange(ROWS))
-    count, kept = total(store, "slots"), total(store, "slots") // 3  # both have room: none is let go
+    count, kept = total(store, "slots"), total(store, "slots") // 3  # so that both have room
     store.pin_hot_set(HotSet({"a": np.arange(kept)}))
     for low in range(kept, count, 500 if limits else count):
         keys = np.arange(low, min(low + 500, count) if limits else count)
