@@ -80,7 +80,7 @@ function standing(one) {
 }
 
 export function checkpoints({ checkpoint, protect, drop }) {
-  const { element, head, about } = card("checkpoints", "Checkpoints");
+  const { element, head, about } = card("checkpoints", "Checkpoints", "roomy");
   head.append(h("button", { id: "checkpoint", type: "button", textContent: "New checkpoint", onclick: checkpoint }));
   const drawn = table(
     [
