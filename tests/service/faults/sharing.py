@@ -266,11 +266,18 @@ class Owned(NamedTuple):
 def await_owned(served: Served, expected: Owned) -> None:
     """Wait until a server keeps no more than that, and errors no longer keep a client's maps."""
 
-    def is_free() -> bool:
-        gc.collect()
-        return all(n <= most for n, most in zip(Owned.of(served), expected, strict=True))
+    found = expected
 
-    until(is_free)
+    def is_free() -> bool:
+        nonlocal found
+        gc.collect()
+        found = Owned.of(served)
+        return all(n <= most for n, most in zip(found, expected, strict=True))
+
+    try:
+        until(is_free)
+    except AssertionError as exc:
+        raise AssertionError(f"expected at most {expected}, found {found}") from exc
 
 
 def connect_as_nobody(reports: Connection, path: str) -> None:
