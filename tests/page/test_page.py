@@ -348,10 +348,10 @@ def test_a_run_is_saved_and_drawn(page, tmp_path):
     save = button(page, "sessions", f"Save the run of {SESSION} for embstore report")
     saved = tmp_path / f"{SESSION}.run.json"
 
-    def has_steps() -> bool:
+    def has_steps() -> bool:  # Chromium reserves the name by an empty file, and renames what came
         saved.unlink(missing_ok=True)
         page.press(save)
-        page.until("it is saved", saved.exists)
+        page.until("it is saved", lambda: saved.exists() and saved.stat().st_size)
         return len(read(saved).steps) > 1
 
     page.until("two looks saw steps", has_steps)
