@@ -32,7 +32,7 @@ from embstore.arithmetic.jit import (
     pointer_at,
     prefetch,
 )
-from embstore.arrays import Keys
+from embstore.arrays import KEY_BITS, Keys
 from embstore.layout import ELEMENT, ELEMENT_BYTES, VALUE, VALUE_BYTES
 
 CHUNK_OCCURRENCES = 64
@@ -76,6 +76,13 @@ def mix(key: np.int64) -> np.uint64:
     h = (h ^ (h >> _MIX_SHIFT)) * _MIX_MULTIPLIER_0
     h = (h ^ (h >> _MIX_SHIFT)) * _MIX_MULTIPLIER_1
     return h ^ (h >> _MIX_SHIFT)
+
+
+@building_block
+def table_of(row_key: np.int64, mask: int) -> int:
+    """Return the number of a row key's table, by which the parameters of tables are; `mask` has
+    the key's bits (`embstore.row_keys`)."""
+    return int((row_key & ~mask) >> KEY_BITS)
 
 
 @building_block

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from embstore.arrays import EMPTY_KEY, KEY_BITS, Keys
+from embstore.arrays import EMPTY_KEY, Keys
 from embstore.cache.arena import Arena
 from embstore.cache.counters import Counters
 from embstore.cache.finder import Finder
@@ -170,7 +170,7 @@ class Evictor:
     def free_table(self, table_id: int) -> None:
         """Remove the row keys of a table from their slots."""
         keys = self.slots.keys
-        slots = np.flatnonzero(keys >> KEY_BITS == table_id)
+        slots = np.flatnonzero(self.slots.row_keys.are_of(keys, table_id))
         self.free(slots, keys[slots])
         self.scores.forget()
 

@@ -162,7 +162,7 @@ class Exchange:
         one, two = self.slots, self.level_two.slots
         return self.levels.look(
             keys, slots, batch, index, two.memory, one.memory, one.count, self.scores.clock,
-            one.free_count, len(self.parameters.seeds),
+            one.free_count, self.parameters,
         )  # fmt: skip
 
     def bring(
@@ -202,8 +202,9 @@ class Exchange:
         if found.highest >= ceiling:
             return None
         if missed_rows is not None:
-            ids = np.flatnonzero(found.by_table)
-            missed_rows.update(dict(zip(ids.tolist(), found.by_table[ids].tolist(), strict=True)))
+            numbers = np.flatnonzero(found.by_table)
+            counts = found.by_table[numbers].tolist()
+            missed_rows.update(dict(zip(numbers.tolist(), counts, strict=True)))
         absent, victims = self._known(found, missing - leaving)
         plan = self._planned(found, missing, leaving, victims)
         if len(plan.slots):

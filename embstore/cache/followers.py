@@ -7,9 +7,10 @@ followed. They are downloaded when a digest needs them, or when the buffer is fu
 
 from collections.abc import Callable
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import Keys
 from embstore.device.base import Device
 from embstore.device.values import Array
+from embstore.row_keys import RowKeys
 
 COLLECTED_KEYS = 1 << 21
 Note = Callable[[Keys], None]
@@ -18,8 +19,8 @@ Note = Callable[[Keys], None]
 class Followers:
     """The callbacks of one pool, by table. Engine thread only."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, row_keys: RowKeys) -> None:
+        self._device, self._row_keys = device, row_keys
         self._notes: dict[Note, int] = {}  # of which table
         self._collected: Array | None = None
         self._count = 0
@@ -72,7 +73,7 @@ class Followers:
 
     def _tell(self, keys: Keys) -> None:
         for note, table_id in self._notes.items():
-            note(keys[keys >> KEY_BITS == table_id])
+            note(keys[self._row_keys.are_of(keys, table_id)])
 
     def close(self) -> None:
         """Drop the buffer."""

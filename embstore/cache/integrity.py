@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embstore.arrays import EMPTY_KEY, KEY_BITS
+from embstore.arrays import EMPTY_KEY
 from embstore.score import PIN_SHIFT
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _faults_of_range(part: "Pool | LevelTwo", low: int) -> dict[str, bool]:
     memory = part.device.memory
     slots = memory.download(part.finder.locate(memory.upload(here.keys[resident]))[0])
     free = part.slots.free_between(low, high)
-    ids = set(np.unique(here.keys[resident] >> KEY_BITS).tolist())
+    ids = set(np.unique(part.slots.row_keys.table_ids(here.keys[resident])).tolist())
     return {
         "the index does not have a key's slot": bool((slots != low + resident).any()),
         "the free list is not the free slots": not np.array_equal(

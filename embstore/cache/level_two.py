@@ -68,10 +68,12 @@ class LevelTwo:
         self.device = below = device.levels.below
         self.arena, self.layout, self.tables = arena, layout, tables
         self._above = above
-        self.slots = PoolSlots(below, layout, above.sizes.below_bytes, storage.irreversible)
+        self.slots = PoolSlots(
+            below, layout, above.sizes.below_bytes, storage.irreversible, row_keys=above.row_keys
+        )
         self.pins = PoolPins(below, self.slots)
         self.finder = Finder(below, self.slots)
-        self.scores = Scores(below, self.slots, POLICIES["lru"], Ranks().of)
+        self.scores = Scores(below, self.slots, POLICIES["lru"], Ranks(above.row_keys).of)
         self.evictor = Evictor(
             below, storage, arena, layout, self.slots, self.pins, self.finder, self.scores,
             counters, is_clean_first=True,

@@ -1,4 +1,5 @@
-"""A pool: the resident rows of all tables of one layout.
+"""A pool: the resident rows of all tables of one layout and dense keys, or of one table of sparse
+keys (`embstore.row_keys`).
 
 Tables of one layout (`embstore.layout`) share slots, so a call over many tables is one probe, one
 gather, one apply. A pool is made of
@@ -20,6 +21,7 @@ host. What is true between commands: `integrity.py`.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,12 +44,20 @@ from embstore.cache.writing import PoolWriter
 from embstore.device.base import Device
 from embstore.device.values import TableParameters
 from embstore.layout import Layout
+from embstore.row_keys import DENSE, RowKeys
 from embstore.stages import Stages
 from embstore.storage.storage import Storage
 
 
+class PoolName(NamedTuple):
+    """What tables must have in common to share a pool."""
+
+    layout: Layout
+    row_keys: RowKeys
+
+
 class Pool:
-    """The resident rows of one layout. Engine thread only.
+    """The resident rows of some tables of one layout. Engine thread only.
 
     Raises
     ------
@@ -63,17 +73,19 @@ class Pool:
         policy_name: str,
         stages: Stages,
         host_arena: Arena | None = None,
+        row_keys: RowKeys = DENSE,
     ) -> None:
         self.device, self.storage, self.arena, self.layout = device, storage, arena, layout
         self.tables: set[int] = set()
-        self.parameters = _no_parameters()
+        self.parameters = _no_parameters(row_keys)
         self.counters = Counters()
-        self.ranks = Ranks()
-        self.followers = Followers(device)
+        self.row_keys, self.ranks = row_keys, Ranks(row_keys)
+        self.followers = Followers(device, row_keys)
         below_bytes = 0 if host_arena is None else host_arena.budget_bytes
         self.slots = slots = PoolSlots(
-            device, layout, arena.budget_bytes, storage.irreversible, below_bytes, arena.note_growth
-        )
+            device, layout, arena.budget_bytes, storage.irreversible, below_bytes,
+            arena.note_growth, row_keys,
+        )  # fmt: skip
         self.pins = pins = PoolPins(device, slots)
         self.finder = finder = Finder(device, slots)
         self.scores = scores = Scores(device, slots, POLICIES[policy_name], self.ranks.of)
@@ -107,6 +119,11 @@ class Pool:
             self.writer.add_level(self.level_two.evictor)
 
     @property
+    def name(self) -> PoolName:
+        """What no other pool of the store has."""
+        return PoolName(self.layout, self.row_keys)
+
+    @property
     def policy(self) -> Policy:
         """Which rows leave first."""
         return self.scores.policy
@@ -132,14 +149,17 @@ class Pool:
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
         """Add a table; `parameters` has one entry, its own."""
-        missing = table_id + 1 - len(self.parameters.seeds)
+        number = self.row_keys.number(table_id)
+        missing = number + 1 - len(self.parameters.seeds)
         for name, value in vars(parameters).items():
             array = getattr(self.parameters, name)
+            if not isinstance(array, np.ndarray):
+                continue
             if missing > 0:
                 empty = np.zeros((missing, *array.shape[1:]), array.dtype)
                 array = np.concatenate([array, empty])
                 setattr(self.parameters, name, array)
-            array[table_id] = value[0]
+            array[number] = value[0]
         self.tables.add(table_id)
 
     def remove_table(self, table_id: int) -> None:
@@ -165,11 +185,12 @@ class Pool:
         return checks(self)
 
 
-def _no_parameters() -> TableParameters:
+def _no_parameters(row_keys: RowKeys) -> TableParameters:
     return TableParameters(
         scalars=np.zeros((0, 8), np.float32),
         initializer_kinds=np.zeros(0, np.int8),
         initializer_values=np.zeros((0, 2), np.float32),
         seeds=np.zeros(0, np.uint64),
         initial_state=np.zeros(0, np.float32),
+        key_mask=row_keys.mask,
     )

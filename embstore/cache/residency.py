@@ -54,7 +54,7 @@ class Residency:
     exchange: Exchange | None = None
     """With level two, where there is one."""
     missed_rows: Counter[int] = field(default_factory=Counter)
-    """By table id: rows that lookups have brought in."""
+    """By the number of a table (`RowKeys`): rows that lookups have brought in."""
 
     # Parts of a call
 
@@ -145,10 +145,10 @@ class Residency:
 
     def _count_missed(self, keys: Keys) -> None:
         """Count row keys that a lookup brings in; those of a table are one after the other."""
-        ids = keys >> KEY_BITS
-        cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
+        numbers = (keys & ~self.parameters.key_mask) >> KEY_BITS
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):
-            self.missed_rows[int(ids[low])] += high - low
+            self.missed_rows[int(numbers[low])] += high - low
 
     def _fetch(self, keys: Keys, victims: Answer[Victims] | None, score: int) -> Slots:
         """Bring absent rows in, whose slots have this score then, and return the slots.
@@ -239,13 +239,14 @@ class Residency:
         for begin in range(low, high, _RANKED_SLOTS):
             end = min(begin + _RANKED_SLOTS, high)
             keys = self.device.slots.read_range(self.slots.memory, begin, end).keys
-            places = np.argsort(keys)[np.count_nonzero(keys == EMPTY_KEY) :]  # by table
+            places = np.argsort(keys)  # by table
+            places = places[keys[places] != EMPTY_KEY]
             self.scores.rank_again(begin + places, keys[places])
         self.scores.forget()
 
     def purge(self, table_id: int) -> None:
         """Remove the rows of a table, dirty or not. None is pinned."""
-        self.missed_rows.pop(table_id, None)
+        self.missed_rows.pop(self.slots.row_keys.number(table_id), None)
         self.finder.finish_arriving()
         self.evictor.free_table(table_id)
         if self.exchange is not None:

@@ -90,9 +90,10 @@ class Reuse:
         self._lookups = 0  # those of `_histogram`
         self._call_began = 0
 
-    def note(self, table_id: int, keys: Keys) -> None:
-        """Take up the keys of one table in a lookup, (n,) in any order, repeated or not."""
-        start, prefix = 0, table_id << KEY_BITS
+    def note(self, number: int, keys: Keys) -> None:
+        """Take up the keys of the table of a number (`RowKeys`) in a lookup, (n,) in any order,
+        repeated or not."""
+        start, prefix = 0, number << KEY_BITS
         while True:
             start, self._taken = note_reuses(
                 keys, prefix, self.clock, start, self._table, self._taken, self._keys_max,

@@ -23,6 +23,7 @@ from embstore.device.values import SlotContents, Slots
 from embstore.errors import CapacityError
 from embstore.host.memory import lengthened, release
 from embstore.layout import Layout
+from embstore.row_keys import DENSE, RowKeys
 
 _SLICE_SLOTS, _SLICE_BYTES = 1 << 14, 2 << 20
 """A few milliseconds, dirty or not."""
@@ -39,7 +40,9 @@ class PoolSlots:
         irreversible: AbstractContextManager[None],
         below_bytes: int = 0,
         index_grew: Callable[[], None] = lambda: None,
+        row_keys: RowKeys = DENSE,
     ) -> None:
+        self.row_keys = row_keys
         self._below_bytes = below_bytes
         self.memory = device.memory.allocate_slots(layout)
         self.index = SlotIndex(device, irreversible, index_grew)

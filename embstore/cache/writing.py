@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import Keys
 from embstore.cache.arena import Arena
 from embstore.cache.eviction import Evictor
 from embstore.cache.finder import Finder
@@ -228,8 +228,10 @@ class PoolWriter:
         high = max(low, min(low + _LOOKED_AT, level.slots.count))
         here = level.device.slots.read_range(level.slots.memory, low, high)
         most = min(max(1, PIECE_BYTES // self.layout.row_bytes), level.logged_rows_max)
-        is_of = True if table_id is None else here.keys >> KEY_BITS == table_id
-        places = np.flatnonzero(here.dirty & is_of)
+        dirty = here.dirty
+        if table_id is not None:
+            dirty = dirty & self.slots.row_keys.are_of(here.keys, table_id)
+        places = np.flatnonzero(dirty)
         after = self._after(at, high)
         if len(places) > most:
             places = places[:most]

@@ -67,7 +67,8 @@ class DeviceKeys(Protocol):
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
         """Encode and de-duplicate the keys of a call.
 
-        segments : (table_id, rows, keys (n,) int64), tables in call order, each once
+        segments : (number, rows, keys (n,) int64), tables in call order, each once: the number is
+            the table's in the pool (`RowKeys.number`), rows and keys are unsigned
         """
 
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
@@ -394,14 +395,14 @@ class DeviceLevels(Protocol):
         slot_count: int,
         clock: int,
         free: int,
-        tables: int,
+        parameters: TableParameters,
     ) -> Answer[Missing]:
         """Look in level two, of which `index` and `below` are, for the keys that have -1 in
         `slots`, and in level one for victims, as `DeviceSlots.select_victims`, for as many of them
         as are more than `free`.
 
         batch : whose keys they are, before it is synchronized; None: all of `keys`
-        tables : the keys are counted by table id, below this
+        parameters : by whose tables the keys are counted
         """
 
     def exchange(

@@ -128,8 +128,9 @@ class CpuRows:
         parameters: TableParameters,
     ) -> None:
         work = partial(
-            apply, KINDS[kind], memory.rows, slots, keys, sums, parameters.scalars, memory.dirty
-        )
+            apply, KINDS[kind], memory.rows, slots, keys, parameters.key_mask, sums,
+            parameters.scalars, memory.dirty,
+        )  # fmt: skip
         item_bytes = _READ_AND_WRITTEN * memory.rows.strides[0]
         self._work.share(partial(keeping, work), len(slots), item_bytes)
 
@@ -142,7 +143,7 @@ class CpuRows:
         self, rows: Rows, slots: Slots, keys: Keys, parameters: TableParameters, layout: Layout
     ) -> None:
         work = partial(
-            initialize, rows, slots, keys, parameters.initializer_kinds,
+            initialize, rows, slots, keys, parameters.key_mask, parameters.initializer_kinds,
             parameters.initializer_values, parameters.seeds, parameters.initial_state, layout.dim,
             layout.state_dim,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from embstore.device.gpu_slots import Search
 from embstore.device.gpu_work import LANES, NULL, TILE, GpuWork, findings_of, parameters_of
 from embstore.device.runtime import Argument, DeviceArray
 from embstore.device.slabs import Slabs
-from embstore.device.values import Answer, Batch, IndexArrays, Missing
+from embstore.device.values import Answer, Batch, IndexArrays, Missing, TableParameters
 
 _MISSING, _ABSENT, _DIRTY, _DIRTY_VICTIMS, _TABLES = range(5)
 """Numbers that are waited for."""
@@ -38,9 +38,10 @@ class GpuLevels:
         slot_count: int,
         clock: int,
         free: int,
-        tables: int,
+        parameters: TableParameters,
     ) -> Answer[Missing]:
         work, u, scratch = self.work, len(keys), self.work.scratch
+        tables = len(parameters.seeds)
         found, parted = (scratch.parts(u, np.int64, np.int32, np.int64) for _ in range(2))
         numbers = scratch.take(_TABLES + tables, np.int64)
         work.runtime.fill(numbers, 0)
@@ -57,7 +58,8 @@ class GpuLevels:
         )  # fmt: skip
         self._count_dirty(below, parted[2], missing, dirty)
         if tables:
-            work.launch("count_tables", u, parted[0], missing, numbers[_TABLES:])
+            mask = np.int64(parameters.key_mask)
+            work.launch("count_tables", u, parted[0], mask, missing, numbers[_TABLES:])
 
         def ask() -> Answer[np.ndarray]:
             search.look()

@@ -252,8 +252,8 @@ class GpuRows:
         """Return the launch of an optimizer over n rows, or as many as are found, by a Call."""
         d_scalars = self._work.send_changed((kind, dim), parameters.scalars)
         return (
-            f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys, sums, np.int32(dim),
-            d_scalars, np.int64(n), call,
+            f"apply_{kind}", n * LANES, *memory.rows.arguments, slots, keys,
+            np.int64(parameters.key_mask), sums, np.int32(dim), d_scalars, np.int64(n), call,
         )  # fmt: skip
 
     # To and from the host
@@ -295,8 +295,9 @@ class GpuRows:
             parameters.seeds, parameters.initial_state,
         )  # fmt: skip
         self._work.launch(
-            "initialize", n * LANES, *rows.arguments, d_slots, d_keys, np.int64(n), d_kinds,
-            d_values, d_seeds, d_initial_state, np.int32(layout.dim), np.int32(layout.state_dim),
+            "initialize", n * LANES, *rows.arguments, d_slots, d_keys,
+            np.int64(parameters.key_mask), np.int64(n), d_kinds, d_values, d_seeds,
+            d_initial_state, np.int32(layout.dim), np.int32(layout.state_dim),
         )  # fmt: skip
 
     def gather_rows(self, rows: SlabRows, slots: DeviceArray, out: SlabRows, first: int) -> None:

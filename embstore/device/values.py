@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys, Rows
+from embstore.arrays import KEY_MASK, Keys, Rows
 
 T = TypeVar("T")
 Answer = Callable[[], T]
@@ -71,7 +71,7 @@ class Gradients:
 
 @dataclass
 class TableParameters:
-    """Small arrays indexed by table id (row key >> 40), for all tables of one pool.
+    """Small arrays, by the number of a table in its pool (`RowKeys.number`), for all tables of it.
 
     scalars : (tables, 8) float32, `embstore.arithmetic.update_scalars` of this command
     initializer_kinds : (tables,) int8, 0 constant, 1 uniform, 2 normal
@@ -85,6 +85,8 @@ class TableParameters:
     initializer_values: NDArray[np.float32]
     seeds: NDArray[np.uint64]
     initial_state: NDArray[np.float32]
+    key_mask: int = KEY_MASK
+    """Bits of a row key that are the key's; the others are the table's number (`RowKeys`)."""
 
 
 @dataclass

@@ -144,7 +144,7 @@ def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
         if command.rows < table.rows:
             raise refusal(table.name, f"at least the present {table.rows} rows", command.rows)
         engine.storage.begin_change()
-        table.rows = command.rows
+        table.grow(command.rows)
         return _acknowledged(engine, table.t)
 
 

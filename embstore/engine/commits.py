@@ -261,7 +261,7 @@ class OwnCommits:
         at: Place | None = FIRST
         while at is not None and not self._stopping.is_set():
             with slices.one():
-                if self._tables.pools.get(pool.layout) is not pool:
+                if self._tables.pools.get(pool.name) is not pool:
                     break
                 at, rows = self.write_back.flush(pool, at, table_id)
             flushed += rows

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from embstore.arrays import KEY_BITS
 from embstore.cache.counters import Counters
 from embstore.device.facts import DeviceFacts
 from embstore.engine.upkeep_stats import (
@@ -111,7 +110,7 @@ class CountedTable(NamedTuple):
     @property
     def missed_rows(self) -> int:
         """Rows that lookups have brought in."""
-        return self.state.pool.residency.missed_rows[self.state.table_id]
+        return self.state.pool.residency.missed_rows[self.state.number]
 
 
 @dataclass
@@ -345,7 +344,7 @@ def _counted_tables(tables: "Tables") -> dict[str, CountedTable]:
 def _rows_of(slots: "PoolSlots") -> CountedLevel:
     """Return how many rows of each table id are resident, and how many of those are dirty."""
     here = slots.contents()
-    ids = here.keys >> KEY_BITS  # -1 where the slot is free
+    ids = slots.row_keys.table_ids(here.keys)  # -1 where the slot is free
     return CountedLevel(_counts_of(ids[ids >= 0]), _counts_of(ids[here.dirty]))
 
 

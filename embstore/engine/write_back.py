@@ -186,7 +186,7 @@ class WriteBack:
         """
         while self._left or self._begin_round():
             pool, level = self._left[-1]
-            if self._tables.pools.get(pool.layout) is pool:
+            if self._tables.pools.get(pool.name) is pool:
                 self._at, rows = self.flush(pool, self._at or Place(level, 0))
                 if self._at is None or self._at.level != level:
                     self._end_level()

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import Keys
 from embstore.cache.pins import PinnedSlots, PoolPins
 from embstore.cache.pool import Pool
 from embstore.errors import (
@@ -249,7 +249,7 @@ class HotPins:
             tables = {name: self._tables.find(name) for name in hot_set.tables}
             before = self._all_rows
         rows = [
-            _HotRows(table, table.table_id << KEY_BITS | keys, np.zeros(len(keys), np.int8))
+            _HotRows(table, table.row_keys(keys), np.zeros(len(keys), np.int8))
             for table, keys in zip(tables.values(), hot_set.tables.values(), strict=True)
         ]
         shared = [

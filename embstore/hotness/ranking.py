@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.cache.levels import RowLevels
 from embstore.cache.policies import POLICIES, policy_of
 from embstore.cache.pool import Pool
@@ -188,9 +187,9 @@ def _seed(pool: Pool, found: Mapping[int, TableProfile], low: int, high: int) ->
     keys = pool.device.slots.read_range(pool.slots.memory, low, high).keys
     for table_id in found.keys() & pool.tables:
         given = found[table_id]
-        places = np.flatnonzero(keys >> KEY_BITS == table_id)
+        places = np.flatnonzero(pool.row_keys.are_of(keys, table_id))
         if len(places):
-            counts = _counts_of(given, keys[places] & KEY_MASK)
+            counts = _counts_of(given, pool.row_keys.keys(keys[places]))
             pool.scores.seed(low + places, counts, given.accesses)
 
 

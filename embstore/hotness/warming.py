@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import Keys
 from embstore.cache.pool import Pool
 from embstore.commands import Progress
 from embstore.errors import CorruptTableError, EmbstoreError, StoreClosedError
@@ -121,7 +121,8 @@ class Warming:
             if table_id not in self._tables.by_id:
                 return None
             table = within(table, self._tables.by_id[table_id].rows)
-        return table_id << KEY_BITS | table.keys, table.counts / rate
+            row_keys = self._tables.by_id[table_id].row_keys(table.keys)
+        return row_keys, table.counts / rate
 
     def _most_frequent(
         self, pool: Pool, share: float, parts: list[tuple[Keys, NDArray[np.float64]]]
@@ -148,7 +149,9 @@ class Warming:
             if self._background.is_stopping:
                 raise StoreClosedError("the store was closed while the cache was warmed")
             ids = [table_id for table_id in pool.tables if table_id in self._tables.by_id]
-            here = np.isin(keys >> KEY_BITS, ids)  # a table may have been dropped meanwhile
+            here = np.isin(
+                pool.row_keys.table_ids(keys), ids
+            )  # a table may have been dropped meanwhile
             room = pool.residency.part_keys(int(np.count_nonzero(here))) if here.any() else 0
             keys, counts = keys[here][:room], counts[here][:room]
             if room:

@@ -50,12 +50,14 @@ struct Rows {
     const int64* keys;   // (count,)
     const float* sums;   // see place_of_sum
     int64 count;         // of those that are updated
+    int64 key_mask;      // see table_of
     Call call;
 };
 
 // All threads come here.
 __device__ __forceinline__ const Rows& rows_of(
-    const int64* slots, const int64* keys, const float* sums, int64 n, const int64* of_call) {
+    const int64* slots, const int64* keys, const int64 key_mask, const float* sums, int64 n,
+    const int64* of_call) {
     __shared__ Rows rows;
     const int32 fields = sizeof(Call) / sizeof(int64);
     if (threadIdx.x < fields) {
@@ -69,7 +71,7 @@ __device__ __forceinline__ const Rows& rows_of(
             const int64* found = reinterpret_cast<const int64*>(of_call[fields + gate]);
             may_go = may_go && may_go_on(found) && found[LARGE_SUM] == NOTHING;
         }
-        rows.slots = slots, rows.keys = keys, rows.sums = sums;
+        rows.slots = slots, rows.keys = keys, rows.sums = sums, rows.key_mask = key_mask;
         rows.count = !may_go ? 0 : findings ? findings[UNIQUE_COUNT] : n;
     }
     __syncthreads();
@@ -214,7 +216,8 @@ __device__ __forceinline__ void for_rows(
         const int64 i = begin + group.index * share + group.lane;
         Update own = {nullptr, nullptr, {nullptr, 1.0f, 1.0f, false}};
         if (group.lane < share && i < n) {
-            const int64 slot = __ldg(rows.slots + i), table = __ldg(rows.keys + i) >> KEY_BITS;
+            const int64 slot = __ldg(rows.slots + i);
+            const int64 table = table_of(__ldg(rows.keys + i), rows.key_mask);
             own.weights = row_of(slabs, slab_shift, stride, slot);
             own.scalars = scalars + table * SCALAR_COLUMNS;
             own.g = gradient_of(rows, i, dim);
@@ -468,40 +471,40 @@ __device__ __forceinline__ void apply_rows(
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_sgd(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
-    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
-    const int64* call) {
+    const int64* keys, const int64 key_mask, const float* sums, const int32 dim,
+    const float* scalars, const int64 n, const int64* call) {
     apply_elements<sgd, 0, 1>(
-        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
+        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, key_mask, sums, n, call));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_adagrad(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
-    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
-    const int64* call) {
+    const int64* keys, const int64 key_mask, const float* sums, const int32 dim,
+    const float* scalars, const int64 n, const int64* call) {
     apply_elements<adagrad, 1, 2>(
-        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
+        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, key_mask, sums, n, call));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_adam(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
-    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
-    const int64* call) {
+    const int64* keys, const int64 key_mask, const float* sums, const int32 dim,
+    const float* scalars, const int64 n, const int64* call) {
     apply_elements<adam, 2, 6>(
-        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
+        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, key_mask, sums, n, call));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) apply_ftrl(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
-    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
-    const int64* call) {
+    const int64* keys, const int64 key_mask, const float* sums, const int32 dim,
+    const float* scalars, const int64 n, const int64* call) {
     apply_elements<ftrl, 2, 4>(
-        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
+        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, key_mask, sums, n, call));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_BLOCKS) apply_rowwise_adagrad(
     const uint64* slabs, const int32 slab_shift, const int32 stride, const int64* slots,
-    const int64* keys, const float* sums, const int32 dim, const float* scalars, const int64 n,
-    const int64* call) {
+    const int64* keys, const int64 key_mask, const float* sums, const int32 dim,
+    const float* scalars, const int64 n, const int64* call) {
     apply_rows<rowwise_adagrad, rowwise_adagrad_element>(
-        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, sums, n, call));
+        slabs, slab_shift, stride, dim, scalars, rows_of(slots, keys, key_mask, sums, n, call));
 }

@@ -1,5 +1,5 @@
 """One optimizer update of each row: contract.md rule 4 on rows[slots[i]] with g = sums[i], the
-scalars those of table keys[i] >> 40; dirty[slots[i]] = 1.
+scalars those of the key's table (`table_of`); dirty[slots[i]] = 1.
 
 Preconditions: keys, hence slots, unique. A NaN that arises is written as 0x7fc00000. Every row is
 updated by one thread, in a fixed order over dim (rule 3 for a row formula). Split over i. How a row
@@ -9,10 +9,9 @@ is updated stands in `embstore.arithmetic.compiled_update`.
 import numpy as np
 
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import PARTIALS, row_at, values_at
+from embstore.arithmetic.compiled import PARTIALS, row_at, table_of, values_at
 from embstore.arithmetic.compiled_update import decayed, update_record
 from embstore.arithmetic.jit import kernel, prefetch_to_write
-from embstore.arrays import KEY_BITS
 from embstore.kernels.gather import AHEAD
 from embstore.kernels.scatter import prefetch_record
 from embstore.layout import VALUE_BYTES
@@ -24,6 +23,7 @@ def apply(
     rows: jit.Rows,  # (slots, stride)
     slots: jit.Int64sIn,  # (m,), unique
     keys: jit.Int64sIn,  # (m,)
+    key_mask: jit.Int,
     sums: jit.Float32RowsIn,  # (m, dim)
     scalars: jit.Float32RowsIn,  # (tables, 8)
     dirty: jit.Uint8s,  # (slots,)
@@ -40,7 +40,7 @@ def apply(
         if i + AHEAD < high:
             prefetch_record(start, slots[i + AHEAD], stride)
             prefetch_to_write(dirty_start + slots[i + AHEAD])
-        of_table = values_at(scalars_start, keys[i] >> KEY_BITS, columns)
+        of_table = values_at(scalars_start, table_of(keys[i], key_mask), columns)
         record = row_at(start, slots[i], stride, stride)
         at = decayed(sums_start + i * dim * VALUE_BYTES, record, of_table, room)
         update_record(kind, record, values_at(at, 0, dim), of_table, partials)

@@ -36,6 +36,17 @@ typedef float element;
 #define KEY_MASK ((1ll << KEY_BITS) - 1)
 #define EMPTY_KEY (-1ll)
 
+// The number of a row key's table, by which the parameters of a pool's tables are; `mask` has the
+// key's bits (embstore/row_keys.py).
+__device__ __forceinline__ long long table_of(long long row_key, long long mask) {
+    return (row_key & ~mask) >> KEY_BITS;
+}
+
+// Whether a table has a key, both unsigned.
+__device__ __forceinline__ bool is_inside(long long key, long long row_count) {
+    return static_cast<unsigned long long>(key) < static_cast<unsigned long long>(row_count);
+}
+
 // What the kernels of a call find out, for the one time that the host waits: int64 each, one row of
 // them for each batch. Positions and ids are the lowest, by atomicMin from the largest int64.
 #define NOTHING 0x7fffffffffffffffll

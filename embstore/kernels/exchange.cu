@@ -103,12 +103,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_dirty(
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_tables(
     const int64* __restrict__ keys,  // (n,), as a rule those of a table one after the other
+    const int64 key_mask,            // see table_of
     const int64* __restrict__ n_at,  // (1,), n
     int64* counts) {  // (tables,)
     const int64 n = __ldg(n_at);
     const int64 whole = (n + WARP_THREADS - 1) / WARP_THREADS * WARP_THREADS;
     for (int64 i = thread_index(); i < whole; i += thread_count()) {
-        const int64 table = i < n ? __ldg(keys + i) >> KEY_BITS : -1;
+        const int64 table = i < n ? table_of(__ldg(keys + i), key_mask) : -1;
         const uint32 alike =
             __ballot_sync(FULL_WARP, table == __shfl_sync(FULL_WARP, table, 0));
         if (threadIdx.x % WARP_THREADS == 0) {

@@ -58,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,          // (n,), unique; -1: skipped
     const int64* __restrict__ keys,           // (n,)
+    const int64 key_mask,                     // see table_of
     const int64 n,
     const signed char* __restrict__ kinds,    // (tables,), constant 0, UNIFORM or NORMAL
     const float* __restrict__ values,         // (tables, 2): value, 0; low, high - low; mean, std
@@ -71,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) initialize(
         if (slot < 0) {
             continue;
         }
-        const int64 table = key >> KEY_BITS;
-        const uint64 row_key = static_cast<uint64>(key & KEY_MASK), seed = __ldg(seeds + table);
+        const int64 table = table_of(key, key_mask);
+        const uint64 row_key = static_cast<uint64>(key & key_mask), seed = __ldg(seeds + table);
         const float first = __ldg(values + 2 * table), second = __ldg(values + 2 * table + 1);
         const float state = __ldg(initial_state + table);
         const int32 kind = kinds[table];

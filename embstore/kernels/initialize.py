@@ -1,5 +1,5 @@
-"""Records of rows never written: contract.md rule 10, of table t = keys[i] >> 40 and row keys[i] &
-(2**40 - 1):
+"""Records of rows never written: contract.md rule 10, of the table t of a row key (`table_of`), and
+row keys[i] & key_mask:
 
     rows[slots[i], d] = initializer of t at (seed of t, row, d)     d < dim
                         initial_state[t]                            dim <= d < dim + state_dim
@@ -11,9 +11,14 @@ A pure function of its arguments, whatever the split (over i) and the order. Slo
 import numpy as np
 
 from embstore.arithmetic import jit
-from embstore.arithmetic.compiled import element_of, fill_normal, fill_uniform, row_at
+from embstore.arithmetic.compiled import (
+    element_of,
+    fill_normal,
+    fill_uniform,
+    row_at,
+    table_of,
+)
 from embstore.arithmetic.jit import kernel
-from embstore.arrays import KEY_BITS, KEY_MASK
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2
 
@@ -23,6 +28,7 @@ def initialize(
     rows: jit.Rows,  # (slots, stride)
     slots: jit.Int64sIn,  # (n,), unique
     keys: jit.Int64sIn,  # (n,)
+    key_mask: jit.Int,
     kinds: jit.Int8sIn,  # (tables,), CONSTANT, UNIFORM or NORMAL
     values: jit.Float32RowsIn,  # (tables, 2): (value, 0), (low, high - low) or (mean, std)
     seeds: jit.Uint64sIn,  # (tables,)
@@ -35,8 +41,8 @@ def initialize(
     """Write the records of keys[low:high]."""
     start, stride = rows.ctypes.data, rows.shape[1]
     for i in range(low, high):
-        slot, table = slots[i], keys[i] >> KEY_BITS
-        row_key, seed = np.uint64(keys[i] & KEY_MASK), seeds[table]
+        slot, table = slots[i], table_of(keys[i], key_mask)
+        row_key, seed = np.uint64(keys[i] & key_mask), seeds[table]
         row = row_at(start, slot, stride, dim)
         if kinds[table] == UNIFORM:
             fill_uniform(row, row_key, seed, values[table, 0], values[table, 1])

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LOCATE_BLOCKS) locat
         }
         const int32 segment = segment_of(bounds, segments, i);
         int64 slot = -1;
-        if (key >= 0 && key < __ldg(row_counts + segment)) {
+        if (is_inside(key, __ldg(row_counts + segment))) {
             slot = slot_of(
                 bucket_keys, bucket_slots, bucket_count, stash_keys, stash_slots, stash_count,
                 __ldg(prefixes + segment) | key);

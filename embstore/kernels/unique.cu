@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) unique_enter(
             if (i < n) {
                 const int32 segment = segment_of(bounds, segments, i);
                 int64 key = row_keys[j];
-                if (key < 0 || key >= __ldg(row_counts + segment)) {
+                if (!is_inside(key, __ldg(row_counts + segment))) {
                     if (fresh(findings + OUTSIDE) > i) {
                         atomicMin(findings + OUTSIDE, i);
                     }

@@ -137,8 +137,9 @@ class Foresight:
 
     def _next_uses(self, session: Session, step: Step) -> Iterator[tuple[Part, Steps]]:
         with session.uses_lock:
-            next_uses = session.uses.next_uses(step.number).copy()
-        return step.by_part(next_uses)
+            spaces = {part.pool.row_keys for part in step.parts}
+            found = {own: session.uses[own].next_uses(step.number).copy() for own in spaces}
+        return step.by_part(found)
 
     def _rank(self, session: Session, number: int) -> int:
         return CLOCK_MASK - (self._time + number - session.last_step)

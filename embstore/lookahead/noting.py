@@ -47,11 +47,11 @@ class Noting:
         step = session.steps.get(number)
         if step is None:
             return
-        row_keys = step.note_keys()
+        named = step.note_keys()
         with session.uses_lock:
             if number <= session.last_step:
                 return
-            previous = session.uses.note(row_keys, number)
+            previous = {own: session.uses[own].note(keys, number) for own, keys in named.items()}
             step.is_noted = True
         for part, steps in step.by_part(previous):
             part.previous = steps

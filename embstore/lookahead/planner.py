@@ -252,7 +252,8 @@ class Planner:
         with self.lock:
             step.move(Event.FINISH)
         with session.uses_lock:
-            session.uses.forget(step.number)
+            for uses in session.uses.values():
+                uses.forget(step.number)
 
     def _release_ended(self) -> None:
         """Take back what sessions had that have ended."""

@@ -99,7 +99,7 @@ def _begun(part: Part, given: list[_Given]) -> _Summing:
     if len(given) == len(part.tables) and all(own.positions is None for own in given):
         keys = part.batch()
     else:
-        keys = device.keys.distinct([(g.table.table_id, g.table.rows, g.keys) for g in given])
+        keys = device.keys.distinct([g.table.segment(g.keys) for g in given])
     batch = device.keys.again(keys)
     if any(own.ids is not None for own in given):
         ids = [np.arange(len(g.keys), dtype=np.int32) if g.ids is None else g.ids for g in given]

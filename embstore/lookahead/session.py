@@ -13,7 +13,7 @@ Under the lock of the sessions.
 """
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from time import monotonic
@@ -32,6 +32,7 @@ from embstore.lookahead.stats import SessionCounts
 from embstore.lookahead.step import Step, Verb
 from embstore.lookahead.uses import Uses
 from embstore.results import AcknowledgedUpdate, Membership, SessionFacts
+from embstore.row_keys import RowKeys
 from embstore.tables.owners import owner_of
 from embstore.tables.state import TableState
 
@@ -105,7 +106,8 @@ class Session:
     ranks: dict[int, Rank] = field(default_factory=dict)
     outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
     error: EmbstoreError | None = None  # why it ended
-    uses: Uses = field(default_factory=Uses)
+    uses: defaultdict[RowKeys, Uses] = field(default_factory=lambda: defaultdict(Uses))
+    """Of row keys that are the same for different rows, one each."""
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
     counts: SessionCounts = field(default_factory=SessionCounts)
     waited_s: float = 0.0  # in which planning waited for room, up to `waiting_since`

@@ -25,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import unique
-from embstore.arrays import KEY_BITS, Keys, Rows, refusal
+from embstore.arrays import Keys, Rows, refusal
 from embstore.cache.pool import Pool
 from embstore.cache.prefetch import StepPins
 from embstore.commands import StepGradients, UpdateOptions
 from embstore.device.values import Array, Batch, Gradients
 from embstore.results import AcknowledgedUpdate
+from embstore.row_keys import RowKeys
 from embstore.tables.callers import bag_gradients, gradients_of
 from embstore.tables.state import PoolBatch, Share, TableState
 
@@ -133,13 +134,13 @@ class Part:
     def row_keys(self) -> Keys:
         """The row keys, by id."""
         pairs = zip(self.tables, self.keys, strict=True)
-        return np.concatenate([table.table_id << KEY_BITS | keys for table, keys in pairs])
+        return np.concatenate([table.row_keys(keys) for table, keys in pairs])
 
     def batch(self) -> Batch:
         """Return the batch of all keys, by which the device works, as long as the step lasts."""
         if self._batch is None:
             named = zip(self.tables, self.keys, strict=True)
-            segments = [(table.table_id, table.rows, keys) for table, keys in named]
+            segments = [table.segment(keys) for table, keys in named]
             self._batch = self.pool.device.keys.distinct(segments)
         return self._batch
 
@@ -357,7 +358,7 @@ class Step:
     state: State = State.ANNOUNCED
     is_noted: bool = False
     """Whether the uses of its keys are known."""
-    inverse: NDArray[np.int32] | None = None
+    inverse: dict[RowKeys, NDArray[np.int32]] = field(default_factory=dict)
     """Of several ranks: the id of each of their keys among the keys of the step."""
 
     def move(self, event: Event) -> None:
@@ -389,27 +390,34 @@ class Step:
         """Return how many different keys of all ranks are in a pool."""
         return self._keys_in[id(pool)]
 
-    def note_keys(self) -> Keys:
-        """Return the row keys of all parts, each once, and remember whose they are."""
-        keys = [part.row_keys for part in self.parts]
-        row_keys = np.concatenate([np.empty(0, np.int64), *keys])
-        if len(self.shares) > 1:
-            row_keys, self.inverse = unique(row_keys)
-        for pool in {id(part.pool): part.pool for part in self.parts}.values():
-            named = np.concatenate(
-                [k for k, p in zip(keys, self.parts, strict=True) if p.pool is pool]
-            )
-            self._keys_in[id(pool)] = len(named if self.inverse is None else unique(named)[0])
-        return row_keys
-
-    def by_part(self, values: NDArray[np.int64]) -> Iterator[tuple[Part, NDArray[np.int64]]]:
-        """Yield each part with what `values` has for its keys, by the row keys of `note_keys`."""
-        if self.inverse is not None:
-            values = values[self.inverse]
-        low = 0
+    def note_keys(self) -> dict[RowKeys, Keys]:
+        """Return the row keys of all parts, by what they are, each once, and remember whose they
+        are."""
+        named: dict[RowKeys, list[Keys]] = {}
+        in_pools: dict[int, list[Keys]] = {}
         for part in self.parts:
-            yield part, values[low : low + part.key_count]
-            low += part.key_count
+            keys = part.row_keys
+            named.setdefault(part.pool.row_keys, []).append(keys)
+            in_pools.setdefault(id(part.pool), []).append(keys)
+        found = {row_keys: np.concatenate(keys) for row_keys, keys in named.items()}
+        if len(self.shares) > 1:
+            for row_keys, keys in found.items():
+                found[row_keys], self.inverse[row_keys] = unique(keys)
+        for pool, own in in_pools.items():
+            joined = np.concatenate(own)
+            self._keys_in[pool] = len(unique(joined)[0] if self.inverse else joined)
+        return found
+
+    def by_part(
+        self, values: Mapping[RowKeys, NDArray[np.int64]]
+    ) -> Iterator[tuple[Part, NDArray[np.int64]]]:
+        """Yield each part with what `values` has for its keys, by the row keys of `note_keys`."""
+        given = {k: own[self.inverse[k]] if self.inverse else own for k, own in values.items()}
+        low = dict.fromkeys(given, 0)
+        for part in self.parts:
+            row_keys, high = part.pool.row_keys, low[part.pool.row_keys] + part.key_count
+            yield part, given[row_keys][low[row_keys] : high]
+            low[row_keys] = high
 
     @property
     def key_count(self) -> int:

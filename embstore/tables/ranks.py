@@ -17,9 +17,10 @@ from embstore.arrays import Keys, Rows
 from embstore.cache.pool import Pool
 from embstore.device.values import Array, Gradients
 from embstore.layout import VALUE
+from embstore.row_keys import RowKeys
 from embstore.tables.state import Share, batches, sums_of
 
-_EVERY_KEY = 1 << 62
+_EVERY_KEY = -1  # unsigned
 """Row keys are below this: they are made unique as the keys of one table."""
 
 
@@ -45,7 +46,7 @@ def added(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
         return _added_there(ranks, scale)
     by_pool: dict[int, tuple[Pool, list[tuple[Keys, Rows]]]] = {}
     for pool, keys, sums in _sums(ranks):
-        ((own_keys, own_sums),) = on_host([(pool, keys, sums)])
+        ((_, own_keys, own_sums),) = on_host([(pool, keys, sums)])
         by_pool.setdefault(id(pool), (pool, []))[1].append((own_keys, own_sums))
     return [_added_here(pool, parts, scale) for pool, parts in by_pool.values()]
 
@@ -113,10 +114,10 @@ def _summed_again(kept: _Kept, scale: np.float32) -> Total:
     return Total(pool, batch.unique_keys, sums, batch.found.large >= 0)
 
 
-def on_host(pools: Sequence[tuple[Pool, Array, Array]]) -> list[tuple[Keys, Rows]]:
+def on_host(pools: Sequence[tuple[Pool, Array, Array]]) -> list[tuple[RowKeys, Keys, Rows]]:
     """Return copies of unique row keys (u,), and of their sums (u, dim), of each pool."""
     asked = []
     for pool, keys, sums in pools:
         memory = pool.device.memory
-        asked.append((memory.ask(keys), memory.ask(sums[: len(keys)]), pool.layout.dim))
-    return [(keys(), rows().reshape(-1, dim)) for keys, rows, dim in asked]
+        asked.append((pool, memory.ask(keys), memory.ask(sums[: len(keys)])))
+    return [(p.row_keys, keys(), rows().reshape(-1, p.layout.dim)) for p, keys, rows in asked]

@@ -60,7 +60,8 @@ def _needs_no_batch(shares: Sequence[Share]) -> bool:
 
 
 def _looked_up(shares: Sequence[Share], outs: Sequence[Rows], *, admit: bool) -> bool:
-    segments = [(share.table.table_id, share.table.rows, share.keys) for share in shares]
+    named = [(share.table, share.keys) for share in shares]
+    segments = [(table.number, table.limit, keys) for table, keys in named]
     accesses = 0
     for share in shares:
         accesses += len(share.keys) if share.counts is None else share.accesses

@@ -33,12 +33,11 @@ from typing import NamedTuple
 import numpy as np
 
 from embstore.cache.arena import Arena, Member
-from embstore.cache.pool import Pool
+from embstore.cache.pool import Pool, PoolName
 from embstore.cache.reuse import Floats, MissCurve, Reuse
 from embstore.cache.split import UNITS, best_split
 from embstore.cache_split import CacheSplit
 from embstore.errors import CapacityError
-from embstore.layout import Layout
 from embstore.tables.state import Share
 
 _PERIOD_SLOTS = 2
@@ -73,7 +72,7 @@ class Splitting:
     how : "measured", or "demand": whoever comes first
     """
 
-    def __init__(self, arena: Arena, pools: Mapping[Layout, Pool], how: CacheSplit) -> None:
+    def __init__(self, arena: Arena, pools: Mapping[PoolName, Pool], how: CacheSplit) -> None:
         self.how = how
         self.decisions = 0
         """How often the split was changed."""
@@ -108,7 +107,7 @@ class Splitting:
             self._begin()
         for share in shares:
             if isinstance(share.keys, np.ndarray):
-                self._reuses[share.table.pool].note(share.table.table_id, share.keys)
+                self._reuses[share.table.pool].note(share.table.number, share.keys)
                 self._keys_left -= len(share.keys)
             else:
                 self._has_unseen = True

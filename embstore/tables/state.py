@@ -41,6 +41,23 @@ class TableState:
         self.dim = self.config.dim
         self.identity_json = self.config.identity_json()
         self.keyed_bytes = keyed_bytes(self.dim)
+        self.number = self.pool.row_keys.number(self.table_id)
+        """Its place in the arrays of its pool's kernels."""
+        self.grow(self.rows)
+
+    def grow(self, rows: int) -> None:
+        """Have so many rows."""
+        self.rows = rows
+        self.limit = rows if rows < 1 << 63 else rows - (1 << 64)
+        """What keys are below, both unsigned: as the bits of an int64."""
+
+    def row_keys(self, keys: Keys) -> Keys:
+        """Return the row keys of keys."""
+        return self.pool.row_keys.of(self.table_id, keys)
+
+    def segment(self, keys: Keys | Array) -> tuple[int, int, Keys]:
+        """Return what the device takes of keys of the table; see `DeviceKeys.unique`."""
+        return self.number, self.limit, keys
 
     def entry(self) -> TableEntry:
         """Return what a commit records of the table."""
@@ -116,7 +133,7 @@ def batches(
     result = []
     for group in by_pool.values():
         pool = group[0].table.pool
-        segments = [(s.table.table_id, s.table.rows, s.keys) for s in group]
+        segments = [s.table.segment(s.keys) for s in group]
         counts = _counts(group)
         batch = pool.finder.resolve(segments, grouped=grouped)
         if of and pool.residency.exchange is not None:

@@ -12,8 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.arrays import Keys, Rows
 from embstore.commands import UpdateOptions
+from embstore.row_keys import RowKeys
 from embstore.tables.frame import Frame
 from embstore.tables.state import Share, TableState
 from embstore.tables.writes import Summed
@@ -24,7 +25,7 @@ def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Su
     if frame.log is None:
         return None
 
-    def log(pools: list[tuple[Keys, Rows]]) -> None:
+    def log(pools: list[tuple[RowKeys, Keys, Rows]]) -> None:
         parts = _by_table(pools)
         tables = tuple(_summed(share.table, parts) for share in shares)
         frame.logs(c.Update(tables, replace(options, gradient_scale=1.0)))
@@ -32,18 +33,18 @@ def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Su
     return log
 
 
-def _by_table(pools: list[tuple[Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
+def _by_table(pools: list[tuple[RowKeys, Keys, Rows]]) -> dict[int, tuple[Keys, Rows]]:
     """Return each table's part of the unique row keys of its pool and of their sums, by its id."""
     found = {}
-    for keys, sums in pools:
-        ids = keys >> KEY_BITS
+    for named, keys, sums in pools:
+        ids = named.table_ids(keys)
         if (ids[1:] < ids[:-1]).any():
             order = np.argsort(ids, kind="stable")
             keys, sums, ids = keys[order], sums[order], ids[order]
         cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):
             if low < high:
-                found[int(ids[low])] = keys[low:high] & KEY_MASK, sums[low:high]
+                found[int(ids[low])] = named.keys(keys[low:high]), sums[low:high]
     return found
 
 

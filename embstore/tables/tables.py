@@ -13,16 +13,16 @@ import numpy as np
 from embstore.arithmetic import SCALARS
 from embstore.arrays import TABLE_IDS_MAX
 from embstore.cache.arena import Arena, HostCache
-from embstore.cache.pool import Pool
+from embstore.cache.pool import Pool, PoolName
 from embstore.cache.sizes import Sizes
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
 from embstore.device.base import Device
 from embstore.device.values import TableParameters
 from embstore.durability import Retention
 from embstore.errors import CapacityError, TableExistsError, TableHeldError, TableNotFoundError
-from embstore.layout import Layout
 from embstore.options import StoreOptions
 from embstore.results import KeptCheckpoint, Place, TableEntry
+from embstore.row_keys import DENSE
 from embstore.storage.labels import retained
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
@@ -58,7 +58,7 @@ class Tables:
         self.background = self.frame.background
         self.stages = self.frame.stages
         self.by_id: dict[int, TableState] = {}
-        self.pools: dict[Layout, Pool] = {}
+        self.pools: dict[PoolName, Pool] = {}
         self.splitting = Splitting(self.arena, self.pools, options.cache_split)
         self.places: dict[str, Place] = {}
         """Of each look-ahead session that may be resumed, its last finished step; the session that
@@ -139,16 +139,16 @@ class Tables:
             )
 
     def _pool(self, config: TableConfig) -> Pool:
-        layout = config.layout
-        if layout not in self.pools:
+        name = PoolName(config.layout, DENSE)
+        if name not in self.pools:
             try:
-                self.pools[layout] = Pool(
-                    self.device, self.storage, self.arena, layout, self.policy, self.stages,
-                    self.host_arena,
+                self.pools[name] = Pool(
+                    self.device, self.storage, self.arena, name.layout, self.policy, self.stages,
+                    self.host_arena, name.row_keys,
                 )  # fmt: skip
             except CapacityError as exc:
                 raise CapacityError(f"table {config.name!r}: {exc}") from exc
-        return self.pools[layout]
+        return self.pools[name]
 
     def _add(self, entry: TableEntry, config: TableConfig, pool: Pool) -> TableState:
         table = TableState(entry.table_id, config, pool, entry.rows, entry.learning_rate, entry.t)
@@ -159,7 +159,7 @@ class Tables:
 
     def _leave_if_empty(self, pool: Pool) -> None:
         if not pool.tables:
-            del self.pools[pool.layout]
+            del self.pools[pool.name]
             self.splitting.forget()
             pool.close()
 
@@ -321,7 +321,7 @@ class Tables:
             is_done = False
             while not is_done:
                 with slices.one():
-                    is_here = self.pools.get(pool.layout) is pool
+                    is_here = self.pools.get(pool.name) is pool
                     is_done = not is_here or next(checks, None) is None
 
 

@@ -25,23 +25,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
-from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
+from embstore.arrays import Keys, Rows, refused_gradient
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.values import Array
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE
+from embstore.row_keys import RowKeys
 from embstore.stages import Stages, now
 from embstore.tables.ranks import added, on_host
 from embstore.tables.state import PoolBatch, Share, TableState, batches, check_writer, sums_of
 
 T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""
-Gradient = NDArray[np.float32]
-"""(dim,), the scaled sum of one key."""
+Wrong = tuple[int, int, NDArray[np.float32]]
+"""Of a sum that is refused: id of the table, the key, and the sum (dim,)."""
 Change = Callable[[Array, int, int], None]
 """change(slots, low, high) changes the rows of keys[low:high], which are in `slots`."""
-Summed = Callable[[list[tuple[Keys, Rows]]], None]
+Summed = Callable[[list[tuple[RowKeys, Keys, Rows]]], None]
 """summed(pools) takes copies of each pool's unique row keys (u,) and their scaled sums (u, dim)."""
 
 
@@ -96,11 +97,11 @@ def update(
         parts = _in_order(parts, shares)
         sums = sums_of(parts, scale)
         assert sums is not None, "only a batch by slots can be void"
-    wrong: list[tuple[int, Gradient]] = []
+    wrong: list[Wrong] = []
     for part, own in zip(parts, sums, strict=True):
         part.pool.finder.updates_miss = part.batch.found.missing > 0
         if part.batch.found.large >= 0:
-            wrong += unaccepted(*on_host(_pools([part], [own]))[0])
+            wrong += _unaccepted(part.pool, part.batch.unique_keys, own)
     stages.laps += "sum_by_key", now()
     if summed is not None:
         summed(on_host(_pools(parts, sums)))
@@ -184,7 +185,7 @@ def update_ranks(
         found
         for one in total
         if one.may_be_refused
-        for found in unaccepted(*on_host([(one.pool, one.keys, one.sums)])[0])
+        for found in _unaccepted(one.pool, one.keys, one.sums)
     ]
     stages.laps += "sum_by_key", now()
     if wrong:
@@ -197,7 +198,7 @@ def update_ranks(
 def assign(share: Share, weights: Rows) -> None:
     """Set the weights of each key, the last of repeats winning; its state starts anew (rule 7)."""
     table = share.table
-    initial = table.pool.parameters.initial_state[table.table_id]
+    initial = table.pool.parameters.initial_state[table.number]
     state = np.full((len(weights), table.config.state_dim), initial, VALUE)
     put_rows([Put(share, weights, state, 0)])
 
@@ -259,7 +260,7 @@ def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
             )
         given = by_table.get(table.name, every)
         rate = table.learning_rate if given is None else given
-        table.pool.parameters.scalars[table.table_id] = scalars_of(
+        table.pool.parameters.scalars[table.number] = scalars_of(
             table.config.optimizer, table.t + 1, rate, table.dim
         )
 
@@ -293,11 +294,10 @@ def _write(
     prepared = [pool.writer.prepare(keys) for pool, keys, _ in writes]
     if len(writes) > 1:
         # Making room for one pool may have evicted rows of another that were resident before.
-        storage = writes[0][0].storage
-        storage.appender.reserve(
-            sum(len(keys) for _, keys, _ in writes),
-            max(pool.layout.record_bytes for pool, _, _ in writes),
-        )
+        count = sum(len(keys) for _, keys, _ in writes)
+        record_bytes = max(pool.layout.record_bytes for pool, _, _ in writes)
+        for pool, _, _ in writes:  # all into one log
+            pool.storage.appender.reserve(count, record_bytes)
     stages.laps += "hold", now()
     if not tables:
         return
@@ -324,7 +324,7 @@ def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) 
     for pool, d_keys, _ in writes:
         if pool is table.pool:
             keys = pool.device.memory.download(d_keys)
-            table.digest.reading.set_aside(keys[keys >> KEY_BITS == table.table_id])
+            table.digest.reading.set_aside(keys[pool.row_keys.are_of(keys, table.table_id)])
 
 
 def count_skipped(tables: Iterable[TableState]) -> None:
@@ -333,14 +333,20 @@ def count_skipped(tables: Iterable[TableState]) -> None:
         table.skipped_updates += 1
 
 
-def _refuse(
-    wrong: list[tuple[int, Gradient]], shares: Sequence[Share], on_nonfinite: OnNonfinite
-) -> bool:
-    """Name the first table in call order, and of it the first wrong row key by occurrence."""
+def _unaccepted(pool: Pool, keys: Array, sums: Array) -> list[Wrong]:
+    ((named, row_keys, rows),) = on_host([(pool, keys, sums)])
+    return [
+        (int(named.table_ids(row_key)), named.key_of(row_key), gradient)
+        for row_key, gradient in unaccepted(row_keys, rows)
+    ]
+
+
+def _refuse(wrong: list[Wrong], shares: Sequence[Share], on_nonfinite: OnNonfinite) -> bool:
+    """Name the first table in call order, and of it the first wrong key by occurrence."""
     if on_nonfinite == "skip":
         count_skipped(share.table for share in shares)
         return False
     names = {share.table.table_id: share.table.name for share in shares}
     order = {table_id: place for place, table_id in enumerate(names)}
-    row_key, gradient = min(wrong, key=lambda found: order[found[0] >> KEY_BITS])
-    raise refused_gradient(names[row_key >> KEY_BITS], row_key & KEY_MASK, gradient)
+    table_id, key, gradient = min(wrong, key=lambda found: order[found[0]])
+    raise refused_gradient(names[table_id], key, gradient)

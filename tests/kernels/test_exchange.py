@@ -9,7 +9,7 @@ from embstore.arrays import EMPTY_KEY, KEY_BITS
 from embstore.device.gpu import GpuDevice
 from embstore.score import CLOCK_BITS
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.kernels.samples import SLAB_SLOTS, awkward, bits, overwrite, slots_with, wide
+from tests.kernels.samples import SLAB_SLOTS, awkward, bits, overwrite, parameters, slots_with, wide
 
 COUNTS = (1, 31, 33, 2047, 2049)
 """Around the borders of warps and tiles."""
@@ -109,8 +109,9 @@ def looked_for(device, count, free, *, known, seed, slot_count=300, resident=0.3
         d_keys = batch.unique_keys
         d_slots = device.memory.upload(np.concatenate([slots, np.full(count, -1)]))
     answer = device.levels.look(
-        d_keys, d_slots, batch, index, below.memory, above.memory, slot_count, CLOCK, free, TABLES
-    )
+        d_keys, d_slots, batch, index, below.memory, above.memory, slot_count, CLOCK, free,
+        parameters(TABLES),
+    )  # fmt: skip
     place = dict(zip(below.keys[placed].tolist(), placed.tolist(), strict=True))
     ids = np.flatnonzero(slots < 0)
     in_two = np.array([place.get(key, -1) for key in keys[ids].tolist()], np.int64)
