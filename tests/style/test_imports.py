@@ -18,7 +18,7 @@ from tests.style.sources import ROOT, module_name, nodes, parse, place, project_
 ENGINE_LEVELS = (  # the lowest first
     {"cache_split", "durability", "errors", "score", "stats", "values", "version"},
     {"arrays", "stages"},
-    {"layout", "optimizers", "sharding"},
+    {"layout", "optimizers", "row_keys", "sharding"},
     {"config", "profiles"},
     {"arithmetic", "results"},
     {"cluster_checkpoints", "commands", "host", "kernels"},
