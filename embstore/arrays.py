@@ -1,9 +1,9 @@
 """Arrays at the border: dtypes, row keys, and the checks every argument passes.
 
-A **key** is the caller's int64 id of a row in one table, 0 <= key < rows. A **row key** names a row
-of the whole store in one int64: ``table_id << 40 | key``. Table ids are never reused, so a row key
-never means two things, not even across drop and create; cache, log and base file all use it, and
-EMPTY_KEY (-1) is none.
+A **key** is the caller's id of a row in one table: dense keys are ``0 <= key < rows``, sparse ones
+the 64 bits of an int64 or a uint64. A **row key** names a row in a pool of the cache
+(`embstore.row_keys`), and in the store's files by ``table_id << 40 | key``. Table ids are never
+reused: a row key never means two things, not even across drop and create. EMPTY_KEY (-1) is none.
 
 The checks convert what costs nothing to convert (lists, other integer dtypes that fit) and refuse
 what would hide a mistake, and all else, with InvalidArgumentError: floats as keys, float64
@@ -25,6 +25,8 @@ TABLE_IDS_MAX = 1 << 22
 ROWS_MAX = 1 << KEY_BITS
 DIM_MAX = 4096
 EMPTY_KEY = np.int64(-1)
+SPARSE_ROWS = (1 << 64) - 1
+"""Rows of a table of sparse keys: any 64 bits are a key, but EMPTY_KEY."""
 COUNT_MAX = 2**32 - 1
 """Accesses that one key of a lookup may stand for: 32 bits on the wire, and so the sum over a call
 comes nowhere near 2**63."""
@@ -120,15 +122,25 @@ def _is_whole(array: NDArray[Any]) -> bool:
 
 
 def as_keys(keys: Any, table: str) -> Keys:
-    """Return (n,) integers as contiguous int64, without a copy where they are it already."""
+    """Return (n,) integers as contiguous int64, without a copy where they are it already; uint64 as
+    the same bits."""
     array = as_array(keys, table, "keys")
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
     if array.ndim != 1:
         raise refusal(table, "keys of shape (n,)", array.shape)
-    if array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        raise refusal(table, "keys of dtype int64", _of_dtype(keys, array, "int64"))
-    return _plain(array, np.int64)
+    if array.dtype.kind not in "iu":
+        raise refusal(table, "keys of dtype int64 or uint64", _of_dtype(keys, array, "int64"))
+    return _plain(array.view(np.int64) if array.dtype == np.uint64 else array, np.int64)
+
+
+def outside(keys: Keys, rows: int, table: str) -> InvalidArgumentError | None:
+    """Return the error that a key is not in [0, rows), both unsigned: of the first such; None: all
+    are."""
+    are_outside = keys.view(np.uint64) >= np.uint64(rows)
+    if not are_outside.any():
+        return None
+    return refusal(table, f"keys in [0, {rows})", int(keys[np.argmax(are_outside)]))
 
 
 def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:

@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from embstore.arrays import DIM_MAX, ROWS_MAX, fp32_scalar, refusal
+from embstore.arrays import DIM_MAX, ROWS_MAX, SPARSE_ROWS, fp32_scalar, refusal
 from embstore.errors import InvalidArgumentError
 from embstore.layout import ELEMENT, Layout
 from embstore.optimizers import *  # noqa: F403
 from embstore.optimizers import OPTIMIZERS, Optimizer
 
+KEY_SPACES = ("dense", "sparse")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 NAME_BYTES_MAX = 255
 
@@ -111,6 +112,17 @@ def check_rows(rows: Any, name: str) -> int:
     return _check_int(rows, f"table {name!r}: rows", 0, ROWS_MAX)
 
 
+def _rows_of(key_space: Any, rows: Any, name: str) -> int:
+    """Return the rows of a table, as many as there are keys."""
+    if key_space not in KEY_SPACES:
+        raise refusal(name, f"key_space to be one of {', '.join(KEY_SPACES)}", repr(key_space))
+    if key_space == "dense":
+        return check_rows(rows, name)
+    if rows not in (None, SPARSE_ROWS):
+        raise refusal(name, "no rows of a table of sparse keys, which are any 64 bits", rows)
+    return SPARSE_ROWS
+
+
 @dataclass(frozen=True)
 class Limits:
     """Named bounds of a store. Exceeding one raises an error that names it.
@@ -147,7 +159,8 @@ class Limits:
 class TableConfig:
     """What a table is.
 
-    `rows` and the optimizer's learning rate are its tunables; the rest is identity.
+    `rows` and the optimizer's learning rate are its tunables; the rest is identity. A table whose
+    `key_space` is "sparse" has SPARSE_ROWS rows.
     """
 
     name: str
@@ -164,10 +177,11 @@ class TableConfig:
         name: Any,
         *,
         dim: Any,
-        rows: Any,
+        rows: Any = None,
         optimizer: Any,
         initializer: Any,
         seed: Any = None,
+        key_space: Any = "dense",
     ) -> "TableConfig":
         """Return the configuration, or raise InvalidArgumentError for the first wrong part."""
         check_name(name)
@@ -178,13 +192,19 @@ class TableConfig:
         return cls(
             name=name,
             dim=_check_int(dim, f"table {name!r}: dim", 1, DIM_MAX),
-            rows=check_rows(rows, name),
+            rows=_rows_of(key_space, rows, name),
             optimizer=optimizer,
             initializer=initializer,
             seed=default_seed(name)
             if seed is None
             else _check_int(seed, f"table {name!r}: seed", 0, 2**64 - 1),
+            key_space=key_space,
         )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether keys are any 64 bits, but for one value."""
+        return self.key_space == "sparse"
 
     @property
     def state_dim(self) -> int:
@@ -258,6 +278,7 @@ class TableConfig:
             optimizer=OPTIMIZERS[optimizer.pop("kind")](learning_rate=learning_rate, **optimizer),
             initializer=INITIALIZERS[initializer.pop("kind")](**initializer),
             seed=identity["seed"],
+            key_space=identity["key_space"],
         )
 
 

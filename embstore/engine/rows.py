@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import Keys, Rows, as_out, refusal
+from embstore.arrays import Keys, Rows, as_out, outside, refusal
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.engine.sharding import check_moved
 from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
@@ -121,10 +121,9 @@ def _check_ranges(shares: Sequence[Share]) -> None:
     """Refuse keys of the host beyond their tables, before rows of any table are written out."""
     for share in shares:
         if isinstance(share.keys, np.ndarray) and len(share.keys):
-            wrong = (share.keys < 0) | (share.keys >= share.table.rows)
-            if wrong.any():
-                first = int(share.keys[np.argmax(wrong)])
-                raise refusal(share.table.name, f"keys in [0, {share.table.rows})", first)
+            error = outside(share.keys, share.table.rows, share.table.name)
+            if error is not None:
+                raise error
 
 
 def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:

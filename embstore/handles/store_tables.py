@@ -6,7 +6,7 @@ none.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import ArrayLike
 
@@ -30,10 +30,11 @@ class StoreTables:
         name: str,
         *,
         dim: int,
-        rows: int,
+        rows: int | None = None,
         optimizer: Optimizer,
         initializer: Initializer,
         seed: int | None = None,
+        key_space: Literal["dense", "sparse"] = "dense",
     ) -> Table:
         """Make a table, or return the one that was made so before.
 
@@ -44,8 +45,11 @@ class StoreTables:
         ----------
         name : parts of [A-Za-z0-9_.-] joined by '/'
         dim : elements of a row, 1 to 4096
-        rows : keys are in [0, rows), up to 2**40; a row takes no space until it is written
+        rows : of dense keys, which are in [0, rows), up to 2**40; a row takes no space until it is
+            written
         seed : of the initial rows, 0 to 2**64 - 1; None: derived from the name
+        key_space : "dense", or "sparse": any 64 bits of an int64 or a uint64 are a key, but
+            2**64 - 1 (-1); give no rows
 
         Raises
         ------
@@ -54,7 +58,13 @@ class StoreTables:
         InvalidArgumentError, CapacityError : nothing has changed.
         """
         config = TableConfig.checked(
-            name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
+            name,
+            dim=dim,
+            rows=rows,
+            optimizer=optimizer,
+            initializer=initializer,
+            seed=seed,
+            key_space=key_space,
         )
         described = self.executor.execute(c.CreateTable(config))
         _warn_of_rate(name, described.config.optimizer.learning_rate, optimizer.learning_rate)

@@ -34,7 +34,7 @@ class TableProperties:
 
     @property
     def rows(self) -> int:
-        """Keys are below this; `grow` raises it."""
+        """Keys are below this; `grow` raises it. Of sparse keys it is 2**64 - 1."""
         return self.config.rows
 
     @property

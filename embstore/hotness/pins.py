@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys
+from embstore.arrays import Keys, outside
 from embstore.cache.pins import PinnedSlots, PoolPins
 from embstore.cache.pool import Pool
 from embstore.errors import (
@@ -203,11 +203,8 @@ class HotPins:
         with self._tables.reading():
             for name, keys in hot_set.tables.items():
                 table = self._tables.find(name)
-                if len(keys) and keys[-1] >= table.rows:
-                    raise InvalidArgumentError(
-                        f"hot set: table {name!r}: expected keys in [0, {table.rows}), found "
-                        f"{keys[-1]}"
-                    )
+                if (error := outside(keys, table.rows, name)) is not None:
+                    raise InvalidArgumentError(f"hot set: {error}")
                 found.append((table.pool, keys))
         for pool, rows in self._grow(found).items():
             if rows > _hot_max(pool):
@@ -233,7 +230,7 @@ class HotPins:
                 with suppress(TableNotFoundError):
                     table = self._tables.find(name)
                     if table.table_id == wanted.ids[name]:
-                        found[name] = table.pool, keys[keys < table.rows]
+                        found[name] = table.pool, keys[keys.view(np.uint64) < table.rows]
         left = {pool: _hot_max(pool) for pool in self._grow(found.values())}
         tables = {}
         for name, (pool, keys) in found.items():

@@ -10,7 +10,7 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.arithmetic import unique
-from embstore.arrays import Keys
+from embstore.arrays import Keys, outside
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 from embstore.lookahead.finishing import Finishing
@@ -142,12 +142,8 @@ def _new(session: Session, rank: Rank, shares: Mapping[int, RankShare]) -> list[
 def _check_keys(table: TableState, keys: Keys, where: str) -> None:
     if not len(keys):
         return
-    low, high = int(keys.min()), int(keys.max())
-    if low < 0 or high >= table.rows:
-        raise InvalidArgumentError(
-            f"{where}: table {table.name!r}: expected keys in [0, {table.rows}), found "
-            f"{low if low < 0 else high}"
-        )
+    if (error := outside(keys, table.rows, table.name)) is not None:
+        raise InvalidArgumentError(f"{where}: {error}")
     once, inverse = unique(keys)
     if len(once) != len(keys):
         again = int(once[np.argmax(np.bincount(inverse) > 1)])

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from embstore.arrays import Keys, refusal
+from embstore.arrays import Keys, outside
 from embstore.cache.pool import Pool
 from embstore.checks.call_bytes import keyed_bytes
 from embstore.config import TableConfig
@@ -199,5 +199,7 @@ def _out_of_range(part: PoolBatch, position: int) -> InvalidArgumentError:
     segment = int(np.searchsorted(bounds, position, side="right")) - 1
     share = part.shares[segment]
     place = position - int(bounds[segment])
-    key = int(part.pool.device.memory.download(share.keys[place : place + 1])[0])
-    return refusal(share.table.name, f"keys in [0, {share.table.rows})", key)
+    key = part.pool.device.memory.download(share.keys[place : place + 1])
+    error = outside(key, share.table.rows, share.table.name)
+    assert error is not None, "it was found outside"
+    return error

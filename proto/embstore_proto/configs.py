@@ -7,11 +7,13 @@ from embstore.config import INITIALIZERS, OPTIMIZERS, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore_proto.v1 import embstore_pb2 as pb
 
+_KEY_SPACES = {"dense": pb.KEY_SPACE_DENSE, "sparse": pb.KEY_SPACE_SPARSE}
+
 
 def message_of(config: TableConfig, message: Any) -> None:
     """Set a message to a configuration; every value is given."""
     message.name, message.dim, message.rows = config.name, config.dim, config.rows
-    message.seed = config.seed
+    message.seed, message.key_space = config.seed, _KEY_SPACES[config.key_space]
     for part in (config.optimizer, config.initializer):
         into = getattr(message, part.kind)
         into.SetInParent()  # one whose values are all 0 is given too
@@ -21,17 +23,19 @@ def message_of(config: TableConfig, message: Any) -> None:
 
 def config_of(message: Any) -> TableConfig:
     """Return the configuration of a message, checked. Raises InvalidArgumentError."""
-    if message.key_space != pb.KEY_SPACE_DENSE:
+    key_space = next((k for k, v in _KEY_SPACES.items() if v == message.key_space), None)
+    if key_space is None:
         raise InvalidArgumentError(
-            f"table {message.name!r}: expected key_space dense, found {message.key_space}"
+            f"table {message.name!r}: expected key_space dense or sparse, found {message.key_space}"
         )
     return TableConfig.checked(
         message.name,
         dim=message.dim,
-        rows=message.rows,
+        rows=message.rows or (0 if key_space == "dense" else None),
         optimizer=_part(message, "optimizer", OPTIMIZERS),
         initializer=_part(message, "initializer", INITIALIZERS),
         seed=message.seed if message.HasField("seed") else None,
+        key_space=key_space,
     )
 
 

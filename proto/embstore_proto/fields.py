@@ -337,7 +337,7 @@ class _Infos(Codec):
             dtypes=DTYPES,
             optimizers=OPTIMIZERS,
             initializers=INITIALIZERS,
-            key_spaces=[pb.KEY_SPACE_DENSE],
+            key_spaces=[pb.KEY_SPACE_DENSE, pb.KEY_SPACE_SPARSE],
         )
         message.MergeFrom(more)
 

@@ -37,6 +37,6 @@ def test_no_optimizer_and_an_unknown_key_space_are_refused(message):
     with pytest.raises(InvalidArgumentError, match="expected an optimizer, one of sgd, adagrad"):
         config_of(message)
     message.sgd.learning_rate = 0.5
-    message.key_space = 1  # type: ignore[assignment]
-    with pytest.raises(InvalidArgumentError, match="key_space dense, found 1"):
+    message.key_space = 2  # type: ignore[assignment]
+    with pytest.raises(InvalidArgumentError, match="key_space dense or sparse, found 2"):
         config_of(message)

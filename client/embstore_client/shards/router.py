@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from embstore import commands as c
-from embstore.arrays import Keys, check_on_host, refusal
+from embstore.arrays import Keys, check_on_host, outside
 from embstore.checks import checked
 from embstore.commands import Command, Effect, Executor, Progress, Trait
 from embstore.commands.joins import Join
@@ -314,12 +314,10 @@ class Router:
     def split_keys(self, table: str, table_id: int | None, keys: Keys) -> Split:
         """Do the same for keys of a table."""
         described = self.tables.find(table, table_id)
-        if len(keys) and not _are_in(keys, described):
+        if outside(keys, described.config.rows, table) is not None:
             described = self.tables.look_again(table, table_id)  # it may have grown
-            if not _are_in(keys, described):
-                rows = described.config.rows
-                wrong = keys[(keys < 0) | (keys >= rows)][0]
-                raise refusal(table, f"keys in [0, {rows})", int(wrong))
+            if (error := outside(keys, described.config.rows, table)) is not None:
+                raise error
         return self.owners.split(described.config.seed, keys)
 
 
@@ -364,10 +362,6 @@ def _check_not_half(
             "applied to some of its rows only: restore a checkpoint of the cluster, or go on if "
             "that can be borne"
         )
-
-
-def _are_in(keys: Keys, described: TableDescription) -> bool:
-    return bool(keys.min() >= 0 and keys.max() < described.config.rows)
 
 
 class _Sums:

@@ -30,6 +30,7 @@ class PoolingMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class KeySpace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KEY_SPACE_DENSE: _ClassVar[KeySpace]
+    KEY_SPACE_SPARSE: _ClassVar[KeySpace]
 
 class Retention(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -60,6 +61,7 @@ ON_NONFINITE_SKIP: OnNonfinite
 POOLING_MODE_SUM: PoolingMode
 POOLING_MODE_MEAN: PoolingMode
 KEY_SPACE_DENSE: KeySpace
+KEY_SPACE_SPARSE: KeySpace
 RETENTION_UNSPECIFIED: Retention
 RETENTION_PROTECTED: Retention
 RETENTION_ROUTINE: Retention
