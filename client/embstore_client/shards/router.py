@@ -320,7 +320,8 @@ class Router:
                 rows = described.config.rows
                 wrong = keys[(keys < 0) | (keys >= rows)][0]
                 raise refusal(table, f"keys in [0, {rows})", int(wrong))
-        return self.owners.split(described.config.seed, keys)
+        config = described.config
+        return self.owners.split(config.seed, keys, config.key_space)
 
 
 class Shared:
