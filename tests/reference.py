@@ -1,11 +1,12 @@
-"""The dense reference model: contract.md in NumPy, one function per rule, loops over keys.
+"""The reference model: contract.md in NumPy, one function per rule, loops over keys.
 
 It is the specification's twin, to be read beside that page, and shares no arithmetic with the
 engine: of embstore it imports the configuration dataclasses and the errors alone. Only the elements
 of a row are vectorised, where one NumPy operation is one rounded fp32 operation (rule 1).
 
-A table's content is t and the rows written, key -> Row, beside its identity and tunables. The
-arrays of a Row are never changed in place, so a snapshot is a copy of the dictionary.
+A table's content is t and the rows written, key -> Row, beside its identity and tunables. Keys are
+Python's integers, >= 0 in sparse tables too. The arrays of a Row are never changed in place, so a
+snapshot is a copy of the dictionary.
 
 Every command checks all arguments, computes, and only then changes content. It takes a command
 number when it is acknowledged, also where that changed nothing (a skipped update, an update that
@@ -245,9 +246,10 @@ def initial_state(config: TableConfig) -> Rows:
     return canonical(np.full(config.state_dim, start, fp32))
 
 
-def partition(seed: int, key: int) -> int:
+def partition(seed: int, key: int, key_space: str) -> int:
     """Return the partition of a row (rule 12)."""
-    z = (seed + key // 256 * 0x9E3779B97F4A7C15) % 2**64
+    n = key if key_space == "sparse" else key // 256
+    z = (seed + n * 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
     return (z ^ z >> 31) >> 54
@@ -258,21 +260,43 @@ def default_seed(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=32).digest()[:8], "little")
 
 
-def table_leaves(written: Mapping[int, Row]) -> dict[int, bytes]:
+def row_bytes(key: int, row: Row) -> bytes:
+    """Rule 11: a row as it is hashed."""
+    return struct.pack("<Q", key) + b"".join(part.astype("<f4").tobytes() for part in row)
+
+
+def dense_leaves(written: Mapping[int, Row]) -> dict[int, bytes]:
     """Rule 11: the leaves of all blocks of 256 keys with a written row, ascending."""
     leaves: dict[int, Any] = {}
     for key in sorted(written):
         leaf = leaves.setdefault(key // 256, hashlib.blake2b(digest_size=32))
-        leaf.update(struct.pack("<q", key))
-        leaf.update(b"".join(part.astype("<f4").tobytes() for part in written[key]))
+        leaf.update(row_bytes(key, written[key]))
     return {block: leaf.digest() for block, leaf in leaves.items()}
 
 
-def table_digest(identity_json: bytes, t: int, written: Mapping[int, Row]) -> str:
+def sparse_leaves(seed: int, written: Mapping[int, Row]) -> dict[int, bytes]:
+    """Rule 11: the leaves of all partitions with a written row, ascending."""
+    sums: dict[int, int] = {}
+    for key, row in written.items():
+        block = partition(seed, key, "sparse")
+        hashed = hashlib.blake2b(row_bytes(key, row), digest_size=32).digest()
+        sums[block] = (sums.get(block, 0) + int.from_bytes(hashed, "little")) % 2**256
+    return {block: sums[block].to_bytes(32, "little") for block in sorted(sums)}
+
+
+def table_leaves(config: TableConfig, written: Mapping[int, Row]) -> dict[int, bytes]:
+    """Rule 11: the leaves of all blocks with a written row, ascending."""
+    if config.key_space == "sparse":
+        return sparse_leaves(config.seed, written)
+    return dense_leaves(written)
+
+
+def table_digest(config: TableConfig, t: int, written: Mapping[int, Row]) -> str:
     """Rule 11: the root over J, t and the leaves."""
+    identity_json = config.identity_json()
     root = hashlib.blake2b(digest_size=32)
     root.update(struct.pack("<Q", len(identity_json)) + identity_json + struct.pack("<Q", t))
-    for block, leaf in table_leaves(written).items():
+    for block, leaf in table_leaves(config, written).items():
         root.update(struct.pack("<Q", block) + leaf)
     return root.hexdigest()
 
@@ -327,12 +351,13 @@ class ReferenceTable:
 
     @property
     def rows(self) -> int:
-        """Keys are below this."""
+        """Keys of a dense table are below this; that of a sparse table has no meaning."""
         return self._rows
 
     @property
     def written(self) -> set[int]:
-        """Rule 7: the keys that update, assign or put_rows have named."""
+        """Rule 7: the keys that update, assign or put_rows have named; those of a sparse table as
+        unsigned integers."""
         return set(self._written)
 
     @property
@@ -422,6 +447,7 @@ class ReferenceTable:
     def grow(self, rows: int) -> None:
         """Allow keys below `rows`, which must not be fewer than now."""
         self._check_alive()
+        _check(self.config.key_space == "dense", "a dense table", self.config.key_space)
         fits = isinstance(rows, int) and self._rows <= rows <= 2**40
         _check(fits, f"rows in [{self._rows}, 2**40]", rows)
         self._rows = rows
@@ -430,12 +456,12 @@ class ReferenceTable:
     def digest(self) -> str:
         """Rule 11, as 64 hex digits."""
         self._check_alive()
-        return table_digest(self.config.identity_json(), self._t, self._written)
+        return table_digest(self.config, self._t, self._written)
 
     def leaves(self) -> dict[int, bytes]:
         """Rule 11, by block."""
         self._check_alive()
-        return table_leaves(self._written)
+        return table_leaves(self.config, self._written)
 
     def _check_alive(self) -> None:
         if self._store.table(self.name) is not self:
@@ -462,11 +488,21 @@ class ReferenceTable:
         self._check_alive()
         array = np.asarray(keys)
         _check(array.ndim == 1, "keys of shape (n,)", array.shape)
+        if self.config.key_space == "sparse":
+            return self._checked_bits(array)
         integer = array.size == 0 or (array.dtype.kind in "iu" and array.dtype != np.uint64)
         _check(integer, "keys of dtype int64", array.dtype)
         outside = array[(array < 0) | (array >= self._rows)]
         _check(outside.size == 0, f"table {self.name!r}: keys in [0, {self._rows})", outside[:1])
         return array.astype(np.int64)
+
+    def _checked_bits(self, array: Any) -> Any:
+        """Rule 10: keys of a sparse table as uint64, of the same bits; 2**64 - 1 is none."""
+        integer = array.size == 0 or array.dtype.kind in "iu"
+        _check(integer, "keys of dtype int64 or uint64", array.dtype)
+        keys = array.astype(np.uint64 if array.dtype == np.uint64 else np.int64).view(np.uint64)
+        _check((keys < 2**64 - 1).all(), f"table {self.name!r}: keys below 2**64 - 1", 2**64 - 1)
+        return keys
 
     def _checked_bags(
         self, keys: Any, offsets: Any, mode: str, weights: Any
@@ -501,15 +537,17 @@ class ReferenceStore:
         name: str,
         *,
         dim: int,
-        rows: int,
+        rows: int = 0,
         optimizer: Optimizer,
         initializer: Initializer,
         seed: int | None = None,
+        key_space: str = "dense",
     ) -> ReferenceTable:
         """Create a table, or return the one of this identity and rows, its tunables as they are."""
         config = TableConfig.checked(
             name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
         )
+        config = replace(config, key_space=key_space)
         if seed is None:
             config = replace(config, seed=default_seed(name))
         table = self._tables.get(name) or ReferenceTable(self, config)

@@ -258,7 +258,7 @@ class Moving:
                 self._copy(source, table, None)
 
     def _copy(self, source: _Source, table: TableDescription, label: str | None) -> None:
-        name, seed = table.config.name, table.config.seed
+        config, name = table.config, table.config.name
         since = source.label if table.table_id in source.copied else None
         scan = Scan(
             source.shard,
@@ -272,7 +272,7 @@ class Moving:
         with scan:
             for batch in scan:
                 keys, weights, state = batch[0], batch[1], batch[2]  # type: ignore[misc]
-                to = source.to[partitions(seed, keys)]
+                to = source.to[partitions(config.seed, keys, config.key_space)]
                 for shard in np.unique(to[to >= 0]).tolist():
                     mine = to == shard
                     part = c.TableKeys(name, table.table_id, keys[mine])
@@ -329,8 +329,10 @@ def _hashes(
 ) -> dict[int, bytes]:
     """Return a hash of the leaves of each wanted partition that has any."""
     hashes: dict[int, Any] = {}
+    config = table.config
     for records in _leaves(shard, table):
-        of = partitions_of_blocks(table.config.seed, np.ascontiguousarray(records["block"]))
+        blocks = np.ascontiguousarray(records["block"])
+        of = partitions_of_blocks(config.seed, blocks, config.key_space)
         for partition in np.unique(of[wanted[of]]).tolist():
             own = records[of == partition].tobytes()
             hashes.setdefault(partition, blake2b(digest_size=32)).update(own)

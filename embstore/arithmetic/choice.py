@@ -39,7 +39,7 @@ class _SumByKey(Protocol):
 
 
 _ByShard = Callable[
-    [int, Keys, NDArray[np.int32], int],
+    [int, Keys, NDArray[np.int32], int, str],
     tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]],
 ]
 
@@ -119,7 +119,7 @@ def update_rows(
 
 
 def by_shard(
-    seed: int, keys: Keys, owners: NDArray[np.int32], count: int
+    seed: int, keys: Keys, owners: NDArray[np.int32], count: int, key_space: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
     """`partitions.by_shard`, by the implementation in use."""
-    return _in_use().by_shard(seed, keys, owners, count)
+    return _in_use().by_shard(seed, keys, owners, count, key_space)

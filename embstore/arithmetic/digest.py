@@ -4,7 +4,8 @@
     root   of the table             blake2b-256 over identity, t, and (block, leaf) ascending
 
 Two levels, because leaves of untouched blocks can be kept, so that only changed blocks are hashed
-again; two stores that differ can compare leaves and say where; and leaves of shards combine.
+again; two stores that differ can compare leaves and say where; and leaves of shards combine. Leaves
+of a sparse table are sums over its rows, in any order (compiled_digest.py); its root is the same.
 Nothing in it depends on the machine: integers and floats are little-endian and packed. Unwritten
 rows are not in it, so growing a table, or reading it, leaves the digest as it is.
 """

@@ -8,6 +8,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from embstore.arithmetic.blake2b import COUNTED, LANES, LAST, ROUNDS, START, STATE, WORDS
+
 
 def _intrinsic(signature: Any, generate: Callable[..., Any]) -> Any:
     """Return what kernels call for what `generate(context, builder, *arguments)` builds."""
@@ -51,6 +53,42 @@ def _crc32c_word(context: Any, builder: Any, crc: Any, word: Any) -> Any:
     return builder.call(function, [crc, word])
 
 
+def _blake2b_compress(context: Any, builder: Any, place: Any) -> Any:
+    i64 = ir.IntType(64)
+    vector = ir.VectorType(i64, LANES)
+    pointer = builder.inttoptr(place, vector.as_pointer())
+
+    def row(number: int) -> Any:
+        return builder.gep(pointer, [i64(number)])
+
+    def load(rows: range) -> list[Any]:
+        return [builder.load(row(number), align=8) for number in rows]
+
+    def same(value: int) -> Any:
+        return ir.Constant(vector, [value] * LANES)
+
+    def rotated(value: Any, by: int) -> Any:
+        return builder.or_(builder.lshr(value, same(by)), builder.shl(value, same(64 - by)))
+
+    before, words = load(STATE), load(WORDS)
+    v = before + [same(word) for word in START]
+    counted, last = load(range(COUNTED, LAST + 1))
+    v[12], v[14] = builder.xor(v[12], counted), builder.xor(v[14], last)
+    for order in ROUNDS:
+        for step in range(8):
+            turn, column = divmod(step, 4)
+            a, b, c, d = (4 * r + (column + turn * r) % 4 for r in range(4))
+            for half, (first, second) in enumerate(((32, 24), (16, 63))):
+                v[a] = builder.add(builder.add(v[a], v[b]), words[order[2 * step + half]])
+                v[d] = rotated(builder.xor(v[d], v[a]), first)
+                v[c] = builder.add(v[c], v[d])
+                v[b] = rotated(builder.xor(v[b], v[c]), second)
+    for number in STATE:
+        after = builder.xor(v[number], v[number + 8])
+        builder.store(builder.xor(before[number], after), row(number), align=8)
+    return context.get_dummy_value()
+
+
 pointer_at: Any = _intrinsic(
     types.voidptr(types.int64),
     lambda context, builder, place: builder.inttoptr(place, context.get_value_type(types.voidptr)),
@@ -69,5 +107,6 @@ lowest_bit: Any = _intrinsic(
 )
 bit_count: Any = _intrinsic(types.int64(types.int64), lambda _, builder, bits: builder.ctpop(bits))
 crc32c_word: Any = _intrinsic(types.uint64(types.uint64, types.uint64), _crc32c_word)
+blake2b_compress: Any = _intrinsic(types.void(types.int64), _blake2b_compress)
 
 carray: Any = numba.carray  # type: ignore[attr-defined]  # public, but not to mypy

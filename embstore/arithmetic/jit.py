@@ -214,3 +214,5 @@ bit_count: Any = _intrinsic("bit_count")
 """Return how many bits of an int64 are set."""
 crc32c_word: Any = _intrinsic("crc32c_word")
 """Continue a CRC-32C by the eight bytes of a uint64. Processors with SSE 4.2 only."""
+blake2b_compress: Any = _intrinsic("blake2b_compress")
+"""Compress the next 128 bytes of some messages: blake2b.py, of the scratch at an address."""

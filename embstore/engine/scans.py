@@ -73,7 +73,7 @@ class Scans:
         self._commits = commits
         self._lock = threading.Lock()
         self._open: dict[str, _Scan] = {}
-        self.owns: Callable[[int, Keys], NDArray[np.bool_]] | None = None
+        self.owns: Callable[[TableConfig, Keys], NDArray[np.bool_]] | None = None
         """Of a shard: which keys of a table, by its seed, are of its partitions. Others have rows
         here that were moved away, or are arriving; a scan leaves them out."""
         self._openings = 0  # so far; each has its number as of its snapshot
@@ -147,7 +147,7 @@ class Scans:
                 )
         described = TableDescription(entry.config(), table_id, entry.t)
         facts = ScanFacts(described, state.command, 0, since.command, since_t)
-        wanted = None if self.owns is None else partial(self.owns, described.config.seed)
+        wanted = None if self.owns is None else partial(self.owns, described.config)
         return facts, storage.snapshot(table_id, state.commit, since.commit, wanted)
 
     def read(self, command: c.ReadScan, out: Out | None = None) -> ScannedRows:

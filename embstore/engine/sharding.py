@@ -220,7 +220,7 @@ def check_moved(engine: "Engine", table: TableState, keys: Any) -> None:
     """Raise InvalidArgumentError, if a row that is moved here is one that the shard has. Inside a
     call."""
     place = _place_of(engine)
-    own = np.flatnonzero(place.owns(table.config.seed, np.asarray(keys)))
+    own = np.flatnonzero(place.owns(table.config, np.asarray(keys)))
     if len(own):
         raise InvalidArgumentError(
             f"table {table.name!r}: expected rows of partitions that {place.name} has not, found "

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic import partitions
 from embstore.arrays import Keys
+from embstore.config import TableConfig
 from embstore.errors import (
     CheckpointNotFoundError,
     CorruptTableError,
@@ -75,10 +76,11 @@ class ShardPlace:
         """How many partitions of each table the shard has."""
         return self.shard_map.owners.count(self.shard)
 
-    def owns(self, seed: int, keys: Keys) -> NDArray[np.bool_]:
+    def owns(self, config: TableConfig, keys: Keys) -> NDArray[np.bool_]:
         """Tell which keys of a table are of the shard's partitions."""
         owners = np.array(self.shard_map.owners, np.int32)
-        mine: NDArray[np.bool_] = (owners == self.shard)[partitions(seed, keys)]
+        of = partitions(config.seed, keys, config.key_space)
+        mine: NDArray[np.bool_] = (owners == self.shard)[of]
         return mine
 
     @property

@@ -15,7 +15,9 @@ import pytest
 
 import embstore
 from embstore import arithmetic
-from embstore.config import OPTIMIZERS, Normal, Uniform, default_seed
+from embstore.arithmetic.compiled_digest import add_row_hashes, leaves_of_sums, row_sums
+from embstore.config import OPTIMIZERS, Normal, RowWiseAdagrad, Sgd, Uniform, default_seed
+from embstore.errors import InvalidArgumentError
 from tests import reference
 from tests.style.sources import ROOT
 
@@ -26,7 +28,9 @@ G = np.arange(1, 13).astype(fp32).reshape(3, 4) * fp32(0.1)
 THIRDS = np.full((130, 1), 1 / 3, fp32)
 TENTHS = np.arange(1, 71).astype(fp32) * fp32(0.1)
 FOUR_KEYS = 0, 255, 256, 2**40 - 1
+FOUR_SPARSE_KEYS = np.array([0, 1, 2**63, 2**64 - 2], np.uint64).view(np.int64)
 ROW_5 = np.array([5])
+SPARSE_KEYS = np.array([2**63 + 5, 171, 2**64 - 2], np.uint64).view(np.int64)
 
 
 class Vector(NamedTuple):
@@ -178,6 +182,42 @@ def accepted(count: int, dim: int) -> tuple[Callable[[], str], Callable[[], str]
     )
 
 
+def sparse(
+    found: Callable[[dict[int, bytes], str], str],
+) -> tuple[Callable[[], str], Callable[[], str]]:
+    """Return what is found in leaves and digest of the page's sparse table."""
+
+    def updated() -> reference.ReferenceTable:
+        table = reference.ReferenceStore().create_table(
+            "v",
+            dim=4,
+            optimizer=RowWiseAdagrad(learning_rate=0.05, epsilon=1e-8),
+            initializer=Uniform(-0.1, 0.1),
+            seed=7,
+            key_space="sparse",
+        )
+        table.update(SPARSE_KEYS, G)
+        table.update(SPARSE_KEYS[:1], G[:1])
+        return table
+
+    def by_reference() -> str:
+        table = updated()
+        return found(table.leaves(), table.digest())
+
+    def by_arithmetic() -> str:
+        table = updated()
+        padded = np.zeros((3, 8), fp32)
+        padded[:, :5] = np.hstack(table.read_rows(SPARSE_KEYS))
+        sums = row_sums()
+        add_row_hashes(7, SPARSE_KEYS, padded, 5, sums)
+        blocks, leaves = leaves_of_sums([sums])
+        digest = arithmetic.root(table.config.identity_json(), table.t, blocks, leaves)
+        named = zip(blocks.tolist(), leaves, strict=True)
+        return found({block: leaf.tobytes() for block, leaf in named}, digest)
+
+    return by_reference, by_arithmetic
+
+
 RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
     "philox zero": (
         lambda: words(reference.philox([0] * 4, (0, 0))),
@@ -196,9 +236,23 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
         lambda: bits(arithmetic.initial_rows(Normal(0, 0.02), 7, ROW_5, 4)),
     ),
     "partition": (
-        lambda: " ".join(str(reference.partition(7, key)) for key in FOUR_KEYS),
-        lambda: " ".join(map(str, arithmetic.partitions(7, np.array(FOUR_KEYS)))),
+        lambda: " ".join(str(reference.partition(7, key, "dense")) for key in FOUR_KEYS),
+        lambda: " ".join(map(str, arithmetic.partitions(7, np.array(FOUR_KEYS), "dense"))),
     ),
+    "sparse uniform": (
+        lambda: bits(reference.initial_weights(Uniform(-0.01, 0.01), 7, 2**63 + 5, 8)),
+        lambda: bits(arithmetic.initial_rows(Uniform(-0.01, 0.01), 7, SPARSE_KEYS[:1], 8)),
+    ),
+    "sparse partition": (
+        lambda: " ".join(
+            str(reference.partition(7, key, "sparse"))
+            for key in FOUR_SPARSE_KEYS.view(np.uint64).tolist()
+        ),
+        lambda: " ".join(map(str, arithmetic.partitions(7, FOUR_SPARSE_KEYS, "sparse"))),
+    ),
+    "sparse leaf 1006": sparse(lambda leaves, _: leaves[1006].hex()),
+    "sparse leaf 530": sparse(lambda leaves, _: leaves[530].hex()),
+    "sparse digest": sparse(lambda _, digest: digest),
     "default seed": (lambda: str(reference.default_seed("v")), lambda: str(default_seed("v"))),
     "sum over occurrences": (
         lambda: bits(reference.sum_occurrences(list(THIRDS))),
@@ -222,6 +276,23 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
 def test_functions_of_a_rule_give_the_value_of_the_page(name):
     by_reference, by_arithmetic = RULES[name]
     assert by_reference() == by_arithmetic() == OF_RULES[name].value
+
+
+def test_the_bits_of_a_sparse_key_count_and_one_key_is_none():
+    rows = []
+    for keys in (SPARSE_KEYS, SPARSE_KEYS.view(np.uint64), SPARSE_KEYS.tolist()):
+        table = reference.ReferenceStore().create_table(
+            "v", dim=4, optimizer=Sgd(0.5), initializer=Uniform(-1, 1), key_space="sparse"
+        )
+        initial = reference.initial_weights(Uniform(-1, 1), table.config.seed, 2**63 + 5, 4)
+        assert bits(table.lookup(keys)[0]) == bits(initial)
+        table.update(keys, G)
+        rows.append((table.digest(), bits(table.lookup(SPARSE_KEYS)), table.written))
+        for reserved in (np.array([-1]), np.array([2**64 - 1], np.uint64)):
+            with pytest.raises(InvalidArgumentError, match=re.escape("keys below 2**64 - 1")):
+                table.lookup(reserved)
+    assert rows[0] == rows[1] == rows[2]
+    assert rows[0][2] == {2**63 + 5, 171, 2**64 - 2}
 
 
 def test_every_vector_of_the_page_is_checked():

@@ -245,7 +245,7 @@ def test_rows_that_differ_are_not_moved(cluster):
         k
         for k in range(ROWS)
         if k not in used
-        and after.owners[int(embstore.arithmetic.partitions(seed, np.array([k]))[0])] == 2
+        and after.owners[int(embstore.arithmetic.partitions(seed, np.array([k]), "dense")[0])] == 2
     )
     rows = np.ones((1, DIM), np.float32)
     part = c.TableKeys("a", None, np.array([key]))

@@ -49,23 +49,25 @@ def shards_of(store: Store) -> list[Store]:
 
 @pytest.mark.parametrize("name", ["numpy", "compiled"])
 @pytest.mark.parametrize("count", [1, 3, 1024])
-def test_every_key_is_at_the_owner_of_its_partition(name, count):
+@pytest.mark.parametrize("key_space", ["dense", "sparse"])
+def test_every_key_is_at_the_owner_of_its_partition(name, count, key_space):
     shard_map = ShardMap.even("c", [f"host:{n + 1}" for n in range(count)])
-    keys = np.random.default_rng(SEED).integers(0, 1 << 40, 5000)
+    low, high = (0, 1 << 40) if key_space == "dense" else (-(1 << 63), 1 << 63)
+    keys = np.random.default_rng(SEED).integers(low, high, 5000)
     with arithmetic.force(name):
-        split = Owners(shard_map).split(7, keys)
+        split = Owners(shard_map).split(7, keys, key_space)
     found = np.full(len(keys), -1)
     for shard in range(count):
         assert (np.diff(split.of(shard)) > 0).all()
         assert len(split.of(shard)) == split.count(shard)
         found[split.of(shard)] = shard
-    assert found.tolist() == [shard_map.owners[p] for p in partitions(7, keys)]
+    assert found.tolist() == [shard_map.owners[p] for p in partitions(7, keys, key_space)]
 
 
 def test_a_map_is_about_even_and_a_table_too():
     shard_map = ShardMap.even("c", [str(n) for n in range(7)])
     assert max(map(shard_map.owners.count, range(7))) <= PARTITIONS // 7 + 1
-    split = Owners(shard_map).split(7, np.arange(1 << 20))
+    split = Owners(shard_map).split(7, np.arange(1 << 20), "dense")
     shares = np.array([split.count(shard) for shard in range(7)]) / (1 << 20)
     assert shares.min() > 0.12 < 0.17 > shares.max()
 

@@ -57,7 +57,7 @@ def train(store: Store, *, wrong_at: int | None = None) -> None:
             rows = step.lookup()["a"]
             if wrong_at is not None and step.number == WRONG_STEP:
                 seed = store.table("a").config.seed
-                (place, *_) = router.owners.split(seed, keys_of(WRONG_STEP)).of(wrong_at)
+                (place, *_) = router.owners.split(seed, keys_of(WRONG_STEP), "dense").of(wrong_at)
                 flight = run._exchange._rows._tables["a"].rows
                 flight._weights[step._entry.flight.placed["a"].slots[place], 1] += np.float32(1e-3)
             step.update({"a": rows + np.float32(step.number)})

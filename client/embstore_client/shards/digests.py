@@ -19,6 +19,7 @@ from embstore.errors import OutcomeUnknownError
 from embstore.results import Digest, Leaves, ScanFacts, ScannedRows, TableDescription
 
 if TYPE_CHECKING:
+    from embstore.config import TableConfig
     from embstore_client.shards.router import Call, Router
 
 _TRIES = 5
@@ -64,13 +65,13 @@ def _digest(router: Router, described: TableDescription, call: Call) -> Digest:
         if not is_same or len({one.t for one in digests}) > 1:
             raise _ChangedError
         assert whole is not None
-        records, low = _merged(router, described.config.seed, pages)
+        records, low = _merged(router, described.config, pages)
         whole.add(records)
         if low < 0:
             return Digest(whole.digest(), first[0].t, first[0].command)
 
 
-def _merged(router: Router, seed: int, pages: list[Leaves]) -> tuple[NDArray[Any], int]:
+def _merged(router: Router, config: TableConfig, pages: list[Leaves]) -> tuple[NDArray[Any], int]:
     """Return the next leaves of all shards, and the block from which on more are to be fetched, -1
     for none."""
     found = [np.frombuffer(page.records, LEAF_RECORD) for page in pages]
@@ -81,7 +82,8 @@ def _merged(router: Router, seed: int, pages: list[Leaves]) -> tuple[NDArray[Any
     parts = [records[records["block"] <= last] for records in found]
     for shard, records in enumerate(parts):
         blocks = np.ascontiguousarray(records["block"])
-        parts[shard] = records[router.owners.of(partitions_of_blocks(seed, blocks)) == shard]
+        of = partitions_of_blocks(config.seed, blocks, config.key_space)
+        parts[shard] = records[router.owners.of(of) == shard]
     merged = np.concatenate(parts)
     return merged[np.argsort(merged["block"])], last + 1
 
@@ -93,7 +95,7 @@ def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
         whole = get_digest(router, c.GetDigest(command.table, described.table_id), call)
         pages = router.all(c.GetLeaves(command.table, described.table_id, command.low), call)
         if all(page.digest.t == whole.t for page in pages):
-            records, _ = _merged(router, described.config.seed, pages)
+            records, _ = _merged(router, described.config, pages)
             return Leaves(whole, records.tobytes())
     raise _written_to(command.table, "its leaves are fetched")
 

@@ -318,7 +318,8 @@ class Router:
             described = self.tables.look_again(table, table_id)  # it may have grown
             if (error := outside(keys, described.config.rows, table)) is not None:
                 raise error
-        return self.owners.split(described.config.seed, keys)
+        config = described.config
+        return self.owners.split(config.seed, keys, config.key_space)
 
 
 class Shared:

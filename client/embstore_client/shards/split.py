@@ -25,8 +25,11 @@ def taken(rows: NDArray[Any], own: Positions) -> NDArray[Any]:
 class Split:
     """The places of some keys of one table, by shard."""
 
-    def __init__(self, seed: int, keys: Keys, owners: NDArray[np.int32], shard_count: int) -> None:
-        self._shard_of, self._starts, self._order = by_shard(seed, keys, owners, shard_count)
+    def __init__(
+        self, seed: int, keys: Keys, owners: NDArray[np.int32], shard_count: int, key_space: str
+    ) -> None:
+        found = by_shard(seed, keys, owners, shard_count, key_space)
+        self._shard_of, self._starts, self._order = found
 
     def __len__(self) -> int:
         return len(self._order)
@@ -53,9 +56,9 @@ class Owners:
         self._owners = np.array(shard_map.owners, np.int32)
         self._count = len(shard_map.shards)
 
-    def split(self, seed: int, keys: Keys) -> Split:
-        """Split keys of a table with this seed."""
-        return Split(seed, keys, self._owners, self._count)
+    def split(self, seed: int, keys: Keys, key_space: str) -> Split:
+        """Split keys of a table with this seed and key space."""
+        return Split(seed, keys, self._owners, self._count, key_space)
 
     def of(self, parts: NDArray[np.uint16]) -> NDArray[np.int32]:
         """Return the shard of each partition."""
