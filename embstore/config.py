@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from embstore.layout import ELEMENT, Layout
 from embstore.optimizers import *  # noqa: F403
 from embstore.optimizers import OPTIMIZERS, Optimizer
 
-KEY_SPACES = ("dense", "sparse")
+KeySpace = Literal["dense", "sparse"]
+KEY_SPACES: tuple[KeySpace, ...] = get_args(KeySpace)
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 NAME_BYTES_MAX = 255
 
@@ -169,7 +170,7 @@ class TableConfig:
     optimizer: Optimizer
     initializer: Initializer
     seed: int
-    key_space: str = "dense"
+    key_space: KeySpace = "dense"
 
     @classmethod
     def checked(

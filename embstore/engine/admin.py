@@ -141,6 +141,9 @@ def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
         _check_own(engine, table, members)
+        if table.config.is_sparse:
+            found = "a table of sparse keys, which takes any: it need not grow"
+            raise refusal(table.name, "a table of dense keys", found)
         if command.rows < table.rows:
             raise refusal(table.name, f"at least the present {table.rows} rows", command.rows)
         engine.storage.begin_change()

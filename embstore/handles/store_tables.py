@@ -6,7 +6,7 @@ none.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -14,7 +14,7 @@ from embstore import commands as c
 from embstore.arrays import Rows
 from embstore.checks.arguments import mapping
 from embstore.commands import Executor, OnNonfinite, Pooling
-from embstore.config import Initializer, Optimizer, TableConfig
+from embstore.config import Initializer, KeySpace, Optimizer, TableConfig
 from embstore.handles import parts
 from embstore.handles.table import Table
 from embstore.results import AcknowledgedUpdate, TableFacts
@@ -34,7 +34,7 @@ class StoreTables:
         optimizer: Optimizer,
         initializer: Initializer,
         seed: int | None = None,
-        key_space: Literal["dense", "sparse"] = "dense",
+        key_space: KeySpace = "dense",
     ) -> Table:
         """Make a table, or return the one that was made so before.
 

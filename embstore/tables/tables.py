@@ -22,7 +22,7 @@ from embstore.durability import Retention
 from embstore.errors import CapacityError, TableExistsError, TableHeldError, TableNotFoundError
 from embstore.options import StoreOptions
 from embstore.results import KeptCheckpoint, Place, TableEntry
-from embstore.row_keys import DENSE
+from embstore.row_keys import DENSE, RowKeys
 from embstore.storage.labels import retained
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
@@ -113,7 +113,7 @@ class Tables:
             float(config.optimizer.learning_rate),
             0,
         )
-        pool = self._pool(config)
+        pool = self._pool(config, entry.table_id)
         self.storage.begin_change()
         try:
             self.storage.create_table(entry)
@@ -138,13 +138,14 @@ class Tables:
                 f"table {config.name!r}: all {TABLE_IDS_MAX} table ids have been used"
             )
 
-    def _pool(self, config: TableConfig) -> Pool:
-        name = PoolName(config.layout, DENSE)
+    def _pool(self, config: TableConfig, table_id: int) -> Pool:
+        row_keys = RowKeys(table_id) if config.is_sparse else DENSE
+        name = PoolName(config.layout, row_keys)
         if name not in self.pools:
             try:
                 self.pools[name] = Pool(
-                    self.device, self.storage, self.arena, name.layout, self.policy, self.stages,
-                    self.host_arena, name.row_keys,
+                    self.device, self.storage.of_pool(row_keys), self.arena, name.layout,
+                    self.policy, self.stages, self.host_arena, row_keys,
                 )  # fmt: skip
             except CapacityError as exc:
                 raise CapacityError(f"table {config.name!r}: {exc}") from exc
@@ -182,7 +183,7 @@ class Tables:
         head = self.storage.catalogue.head
         for entry in head.tables:
             config = entry.config()
-            self._add(entry, config, self._pool(config))
+            self._add(entry, config, self._pool(config, entry.table_id))
         self.places = dict(head.places)
         self._place_ages = Ages(self.places)
 

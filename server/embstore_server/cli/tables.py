@@ -7,7 +7,7 @@ from warnings import catch_warnings, simplefilter
 
 import typer
 
-from embstore.config import OPTIMIZERS
+from embstore.config import OPTIMIZERS, KeySpace
 from embstore.engine.stats import TableStats
 from embstore_server.cli import output, parameters
 from embstore_server.cli.connection import Connect, on_server
@@ -30,7 +30,8 @@ def create(
     name: Name,
     *,
     dim: Annotated[int, flag("Elements of a row.")],
-    rows: Annotated[int, flag("Number of rows: 0 <= key < rows.")],
+    rows: Annotated[int | None, flag("Number of rows: 0 <= key < rows.")] = None,
+    key_space: Annotated[KeySpace, flag("Of sparse keys any 64 bits are one.")] = "dense",
     optimizer: Annotated[str, flag(f"{', '.join(OPTIMIZERS)}.", "KIND")],
     learning_rate: Annotated[float, flag("Used by updates that do not give one.")],
     initializer: Annotated[str, flag(f"{parameters.initializer_forms()}.", "KIND:NUMBERS")],
@@ -46,7 +47,7 @@ def create(
     }
     with connect() as store, catch_warnings():
         simplefilter("ignore")  # said below, as the command that mends it
-        table = store.create_table(name, dim=dim, rows=rows, seed=seed, **made)
+        table = store.create_table(name, dim=dim, rows=rows, seed=seed, key_space=key_space, **made)
         shown = _shown(table)
     kept = shown[0]["learning_rate"]
     if kept != learning_rate:
@@ -109,7 +110,10 @@ def drop(
     with connect() as store:
         if not yes:
             stats = store.table(name).stats()
-            question = f"Drop {name} with {stats['rows']:,} rows after {stats['t']:,} updates?"
+            rows = (
+                f"{stats['rows']:,} rows" if not store.table(name).config.is_sparse else "its rows"
+            )
+            question = f"Drop {name} with {rows} after {stats['t']:,} updates?"
             output.ask(question, f"table {name!r}", "dropped")
         command = store.drop_table(name)
     return {"name": name, "command": command}, f"dropped {name} by command {command:,}"
@@ -123,7 +127,8 @@ def _shown(table: "Table") -> Shown:
     described = {
         "name": config.name,
         "dim": config.dim,
-        "rows": config.rows,
+        "key_space": config.key_space,
+        "rows": None if config.is_sparse else config.rows,
         "t": stats["t"],
         "learning_rate": config.optimizer.learning_rate,
         "optimizer": optimizer,

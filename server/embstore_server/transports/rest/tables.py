@@ -38,7 +38,9 @@ class TableDescription:
     table_id: int = gauge("Never used again, not even when the table is dropped.")
     dim: int = gauge("Elements of a row's weights.", lambda d: d.config.dim)
     rows: int = gauge("Number of rows: 0 <= key < rows.", lambda d: d.config.rows)
-    key_space: str = text("dense: keys are 0 to rows - 1.", lambda d: d.config.key_space)
+    key_space: str = text(
+        "dense: keys are 0 to rows - 1; sparse: any 64 bits.", lambda d: d.config.key_space
+    )
     optimizer: dict[str, str | float | bool] = text(
         "Kind and parameters.", lambda d: _parameters(d.config.optimizer)
     )
