@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ODD = ("a b\n\x1b", "ümlaut", "-rf", "*", ".hidden", "000000000001.log.txt", "x.catalogue.txt")
-ROOMS = ("log", "base", "labels", "backup", "incoming", "frequency")
+ROOMS = ("log", "base", "ids", "labels", "backup", "incoming", "frequency")
 Listing = dict[str, tuple[int, Any]]
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore import commands as c
-from embstore.arrays import KEY_MASK, Keys, Rows
+from embstore.arrays import Keys, Rows
 from embstore.commands import Progress
 from embstore.config import TableConfig
 from embstore.engine.commits import OwnCommits
@@ -166,7 +166,7 @@ class Scans:
         config, count = scan.config, len(located.keys)
         whole = np.empty((count, config.layout.stride), config.layout.element)
         self._tables.storage.rows.collect(located, whole)
-        keys = located.keys & KEY_MASK
+        keys = scan.snapshot.keys_of(located.keys)
         ends = [0, config.dim, config.dim + config.state_dim][: 3 if command.with_state else 2]
         parts = [whole[:, low:high] for low, high in pairwise(ends)]
         if out is None:

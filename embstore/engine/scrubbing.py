@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from time import monotonic
 
-from embstore.storage.catalogue import Catalogue
-from embstore.storage.checking import Entry, FileCheck, path_of
+from embstore.storage.catalogue import Catalogue, Entry
+from embstore.storage.checking import FileCheck
 from embstore.storage.storage import Storage
 from embstore.storage.verify import affected_by, entries_of
 
@@ -95,7 +95,7 @@ def _passes(storage: Storage, found: Scrubbed) -> Generator[int | None]:
     while True:
         catalogue = storage.catalogue  # replaced whole
         for entry in entries_of(catalogue):
-            if path_of(entry) in _paths(storage.catalogue):
+            if entry.path in _paths(storage.catalogue):
                 yield from _check(storage, catalogue, entry, found)
         named = _paths(storage.catalogue)
         found.problems = {path: text for path, text in found.problems.items() if path in named}
@@ -124,4 +124,4 @@ def _check(storage: Storage, catalogue: Catalogue, entry: Entry, found: Scrubbed
 
 
 def _paths(catalogue: Catalogue) -> set[str]:
-    return {path_of(entry) for entry in entries_of(catalogue)}
+    return {entry.path for entry in entries_of(catalogue)}

@@ -9,8 +9,12 @@ CapacityError, before anything has changed. The modules:
     storage.py       tables, commits, restores; the parts below together
     stored_rows.py   reads rows from log and base
     appender.py      logs dirty rows
-    contents.py      the open directory: catalogue, log, base; what happens when the disk fails
+    contents.py      the open directory: catalogue, log, base, ids; what happens when the disk fails
     catalogue.py     what is committed, replaced by rename
+
+    row_numbers.py   id of a sparse table -> row number, which files have in its place
+    id_files.py      these numbers on the disk
+    sparse.py        storage as a pool of a sparse table sees it, by ids
 
     log.py           the segments that are not folded, and the index of their newest records
     row_index.py     row key -> position in the log

@@ -6,12 +6,13 @@ A backup is what the store itself is made of, by the same names:
     labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
     labels/HASH-N.shard     of a shard of a cluster: its file SHARD; HASH is of the label, N is the
                             command number
-    log/N.log, base/N-P.rows   the files that these catalogues name; several may name one
+    log/N.log, base/N-P.rows, ids/N.ids   the files that these catalogues name; several may name
+                            one
 
-Files of log and base never change, and no name is used twice in the life of a store. So a second
-backup takes what is new, and nothing that another label has. Catalogues come last, each whole or
-with a wrong checksum: what was cut off is not taken for a backup. When a catalogue is removed, the
-next backup removes the files that none names any more; other people's it leaves (own_names.py).
+Such files never change, and no name is used twice in the life of a store. So a second backup takes
+what is new, and nothing that another label has. Catalogues come last, each whole or with a wrong
+checksum: what was cut off is not taken for a backup. When a catalogue is removed, the next backup
+removes the files that none names any more; other people's it leaves (own_names.py).
 
 **While the store goes on**, merges replace files. The files of a backup therefore get second names
 in the store's own directory (`backup/`, hard links), all while the engine waits, some microseconds
@@ -44,12 +45,12 @@ from embstore.results import BackupFacts, KeptCheckpoint
 from embstore.storage import catalogue as catalogues
 from embstore.storage import markers
 from embstore.storage import shard as shards
-from embstore.storage.catalogue import Catalogue, PartEntry
-from embstore.storage.checking import UNUSABLE, Entry, path_of
+from embstore.storage.catalogue import Catalogue, Entry, IdsEntry, PartEntry
+from embstore.storage.checking import UNUSABLE
 from embstore.storage.contents import IDENTITY, LINKS, LOCK, write_identity
 from embstore.storage.destinations import Destination, DirectoryDestination, Look
 from embstore.storage.files import Files
-from embstore.storage.format import BASE_MAGIC, LOG_MAGIC, pack_header
+from embstore.storage.format import BASE_MAGIC, IDS_MAGIC, LOG_MAGIC, ROOMS, pack_header
 from embstore.storage.own_names import is_own
 from embstore.storage.shard import ShardPlace
 from embstore.storage.verify import Verification, entries_of, verify_files
@@ -87,7 +88,7 @@ def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]
 
     try:
         for entry in entries_of(catalogue):
-            files.link(files, path_of(entry), name(path_of(entry)))
+            files.link(files, entry.path, name(entry.path))
         yield name
     finally:
         files.discard(LINKS, directory=True)
@@ -116,13 +117,13 @@ def back_up(
     """
     own = _path_of_label(label)
     others, unreadable = _backups(to)
-    named = {path_of(entry) for entry in entries_of(*others.values())}
+    named = {entry.path for entry in entries_of(*others.values())}
     entries = entries_of(catalogue)
     total = sum(entry.bytes for entry in entries)
     done = new_files = new_bytes = 0
     for entry in entries:
         progress(done, total)
-        path = path_of(entry)
+        path = entry.path
         if not to.has_same(path, files, name(path)):
             if path in named:
                 raise InvalidArgumentError(
@@ -149,8 +150,8 @@ def verify_backups(files: Files, note: Callable[[str], None], progress: Progress
         note(problem)
     if backups:
         found = verify_files(files, backups, note, progress)
-        here = [f"{folder}/{name}" for folder in ("log", "base") for name in files.list(folder)]
-        named = {path_of(entry) for entry in entries_of(*backups.values())}
+        here = [f"{folder}/{name}" for folder in ROOMS for name in files.list(folder)]
+        named = {entry.path for entry in entries_of(*backups.values())}
         found.leftovers = [path for path in here if path not in named]
     else:
         found = Verification()
@@ -232,9 +233,9 @@ def _fetch_all(
         look: Look = _looking(progress, done, total)
         look()
         page = _header(entry, bytes.fromhex(restored.store_id)) if has_new_id else None
-        source.fetch(path_of(entry), target, page, look)
+        source.fetch(entry.path, target, page, look)
         done += entry.bytes
-    for folder in ("log", "base"):
+    for folder in ROOMS:
         if target.exists(folder):
             target.sync_directory(folder)
     found = verify_files(
@@ -252,6 +253,8 @@ def _looking(progress: Progress, done: int, total: int) -> Look:
 def _header(entry: Entry, store_id: bytes) -> bytes:
     if isinstance(entry, PartEntry):
         return pack_header(BASE_MAGIC, store_id, entry.number, entry.part)
+    if isinstance(entry, IdsEntry):
+        return pack_header(IDS_MAGIC, store_id, entry.number, entry.table_id, entry.first)
     return pack_header(LOG_MAGIC, store_id, entry.number)
 
 
@@ -260,7 +263,7 @@ def _remove_all(target: Files) -> None:
     for path in (IDENTITY, catalogues.PATH, shards.PATH):
         target.discard(path)
         target.discard(f"{path}.new")
-    for folder in ("log", "base"):
+    for folder in ROOMS:
         target.discard(folder, directory=True)
 
 
@@ -324,8 +327,8 @@ def _path_of_place(label: str, backup: Catalogue) -> str:
 
 def _remove_unnamed(source: Destination, backups: dict[str, Catalogue]) -> None:
     """Remove own files that no backup names. If that fails they stay: the backup is there."""
-    here = {f"{room}/{name}" for room in ("log", "base", _LABELS) for name in source.list(room)}
-    named = {path_of(entry) for entry in entries_of(*backups.values())}
+    here = {f"{room}/{name}" for room in (*ROOMS, _LABELS) for name in source.list(room)}
+    named = {entry.path for entry in entries_of(*backups.values())}
     named |= {_path_of_place(label, backup) for label, backup in backups.items()}
     for path in sorted(filter(is_own, here - named)):
         with suppress(StorageError):

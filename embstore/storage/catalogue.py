@@ -10,12 +10,12 @@ state.commit``, the later record winning. The **head** is the newest state; a **
 state kept under the caller's label. What is folded or merged together is on one side of every kept
 checkpoint, so that every kept state stays readable.
 
-Numbers of segments and runs, and table ids, grow for ever, as does the **epoch**: it counts how
-often acknowledged commands were undone, by a restore or by a crash, so that what a client knew of
-an older epoch is void. For the crash the catalogue has a **tail**: it is set before the first
-command after a commit, and cleared by the next one. If a store with a tail is opened, commands were
-lost, and another epoch begins, written with whatever is written next: before that nothing can be
-lost.
+Numbers of segments, runs and files of ids, and table ids, grow for ever, as does the **epoch**: it
+counts how often acknowledged commands were undone, by a restore or by a crash, so that what a
+client knew of an older epoch is void. For the crash the catalogue has a **tail**: it is set before
+the first command after a commit, and cleared by the next one. If a store with a tail is opened,
+commands were lost, and another epoch begins, written with whatever is written next: before that
+nothing can be lost.
 
 Where commands are logged, a commit names its place in the command log (command_records.py): a log
 that is gone, or of which what was durable then is not whole, is damage.
@@ -46,6 +46,11 @@ class SegmentEntry:
     bytes: int
     checksum: int
 
+    @property
+    def path(self) -> str:
+        """The file's path in the store."""
+        return segment_path(self.number)
+
 
 @dataclass(frozen=True)
 class PartEntry:
@@ -69,6 +74,36 @@ RunEntry = tuple[PartEntry, ...]
 """Parts by ascending key."""
 
 
+@dataclass(frozen=True)
+class IdsEntry:
+    """A file with the ids of some row numbers of a sparse table: `first` and those after it."""
+
+    number: int
+    table_id: int
+    first: int
+    count: int
+    commit: int  # on the side of every kept checkpoint that its numbers are on
+    bytes: int
+    checksum: int  # of the ids
+
+    @property
+    def path(self) -> str:
+        """The file's path in the store."""
+        return f"ids/{self.number:012d}.ids"
+
+    def has(self, number: int) -> bool:
+        """Return whether the id of a row number is in the file."""
+        return self.first <= number < self.first + self.count
+
+
+Entry = SegmentEntry | PartEntry | IdsEntry
+
+
+def segment_path(number: int) -> str:
+    """Return the path of a log segment."""
+    return f"log/{number:012d}.log"
+
+
 def part_path(number: int, part: int) -> str:
     """Return the path of a part of a run."""
     return f"base/{number:012d}-{part:06d}.rows"
@@ -87,6 +122,7 @@ class Catalogue:
     checkpoints: tuple[KeptCheckpoint, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
+    ids: tuple[IdsEntry, ...] = ()  # by table and row number
     commands: command_records.Place | None = None
     """The segment of the command log that the commit began, and where it ended when it was synced;
     None: there is no log."""
@@ -105,7 +141,7 @@ class Catalogue:
         return {t.table_id for state in states for t in state.tables}
 
     def without_dropped(self) -> "Catalogue":
-        """Return the catalogue without parts that only have rows of tables that no state names."""
+        """Return the catalogue without what only tables have that no state names: parts, ids."""
         alive = np.array(sorted(self.table_ids()), np.int64)
 
         def is_alive(part: PartEntry) -> bool:
@@ -113,7 +149,8 @@ class Catalogue:
             return int(np.searchsorted(alive, first)) < int(np.searchsorted(alive, last, "right"))
 
         runs = (tuple(filter(is_alive, run)) for run in self.runs)
-        return replace(self, runs=tuple(run for run in runs if run))
+        ids = tuple(entry for entry in self.ids if entry.table_id in alive)
+        return replace(self, runs=tuple(run for run in runs if run), ids=ids)
 
     @property
     def waiting_bytes(self) -> int:
@@ -127,7 +164,8 @@ class Catalogue:
         base = {part.path: part for run in self.runs for part in run}
         waiting = [p for p in base.values() if p.commit > horizon or p.path not in needed]
         log = [segment for segment in self.segments if segment.commit > horizon]
-        return sum(part.bytes for part in waiting) + sum(segment.bytes for segment in log)
+        entries: list[Entry] = [*waiting, *log, *(set(self.ids) - set(left.ids))]
+        return sum(entry.bytes for entry in entries)
 
     def restored(self, checkpoint: KeptCheckpoint, command: int) -> "Catalogue":
         """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
@@ -140,6 +178,7 @@ class Catalogue:
             checkpoints=tuple(c for c in self.checkpoints if c.state.commit <= commit),
             segments=tuple(s for s in self.segments if s.commit <= commit),
             runs=tuple(run for run in self.runs if run[0].commit <= commit),
+            ids=tuple(entry for entry in self.ids if entry.commit <= commit),
         )
 
 
@@ -178,6 +217,7 @@ def decode(content: bytes) -> Catalogue:
                 ),
                 "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
                 "runs": tuple(tuple(PartEntry(**p) for p in run) for run in fields["runs"]),
+                "ids": tuple(IdsEntry(**entry) for entry in fields["ids"]),
                 "commands": None if place is None else command_records.Place(*place),
             }
         )
@@ -186,13 +226,14 @@ def decode(content: bytes) -> Catalogue:
 
 
 def paths(catalogue: Catalogue) -> dict[str, int]:
-    """Return the files of log and base that a catalogue names, and their sizes."""
-    found = {f"log/{s.number:012d}.log": s.bytes for s in catalogue.segments}
-    return found | {part.path: part.bytes for run in catalogue.runs for part in run}
+    """Return the files of log, base and ids that a catalogue names, and their sizes."""
+    found = {segment.path: segment.bytes for segment in catalogue.segments}
+    found |= {part.path: part.bytes for run in catalogue.runs for part in run}
+    return found | {entry.path: entry.bytes for entry in catalogue.ids}
 
 
 def unnamed(catalogue: Catalogue, found: Iterable[str]) -> list[str]:
-    """Return those of the log's and the bases' files that the catalogue does not name."""
+    """Return those of some files of log, base and ids that the catalogue does not name."""
     named = paths(catalogue)
     return [path for path in found if path not in named]
 

@@ -1,4 +1,4 @@
-"""Checking one file of log or base: header, size, trailer, key index, and each of its records.
+"""Checking one file: header, size, trailer, key index, and each of its records; or each of its ids.
 
 A file is read from its first byte to its last, in pieces, and reading goes on behind what is wrong:
 a piece that the disk does not give is halved until it is clear which records it has. So a check
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from embstore.arithmetic.jit import address
 from embstore.arrays import Keys
 from embstore.errors import CapacityError, CorruptTableError, StorageError, TableMismatchError
-from embstore.storage.catalogue import PartEntry, SegmentEntry
+from embstore.storage.catalogue import Entry, IdsEntry, PartEntry, SegmentEntry
 from embstore.storage.files import File, Files
 from embstore.storage.format import PAGE_BYTES
+from embstore.storage.id_files import check_ids_header, read_ids
 from embstore.storage.key_index import GROUP_BITS, GROUP_KEYS, LIST_MAX, KeyIndex, container_bytes
 from embstore.storage.records import find_wrong
 from embstore.storage.run import check_run_header, read_run_index
-from embstore.storage.segment import check_segment_header, read_segment_index, segment_path
+from embstore.storage.segment import check_segment_header, read_segment_index
 
 PIECE_BYTES = 8 << 20
 """Read at a time: a disk gives it at its full rate."""
@@ -36,7 +37,7 @@ DAMAGED_MAX = 1 << 20
 UNUSABLE = (CorruptTableError, TableMismatchError, StorageError, CapacityError)
 """What reading a file raises that is not what was written."""
 
-Entry = PartEntry | SegmentEntry
+RowsEntry = PartEntry | SegmentEntry
 
 
 class Records(NamedTuple):
@@ -76,16 +77,11 @@ class FileReport:
         self.problems.append(str(problem))
 
 
-def path_of(entry: Entry) -> str:
-    """Return the path of the file that an entry names."""
-    return entry.path if isinstance(entry, PartEntry) else segment_path(entry.number)
-
-
-def keys_in(files: Files, entry: Entry, wanted: Keys) -> NDArray[np.bool_]:
+def keys_in(files: Files, entry: RowsEntry, wanted: Keys) -> NDArray[np.bool_]:
     """Return which of some row keys a file has, by its index; none, if it cannot be read."""
     found = np.zeros(len(wanted), np.bool_)
     try:
-        with closing(files.open(path_of(entry))) as file:
+        with closing(files.open(entry.path)) as file:
             for records in _records(file, entry):
                 found |= np.isin(wanted, records.keys)
     except UNUSABLE:
@@ -97,7 +93,7 @@ class FileCheck:
     """A check of one file; `report` says what was found up to now. One thread."""
 
     def __init__(self, files: Files, store_id: bytes, entry: Entry) -> None:
-        self.report = FileReport(path_of(entry), entry.bytes)
+        self.report = FileReport(entry.path, entry.bytes)
         self._files = files
         self._store_id = store_id
         self._entry = entry
@@ -117,17 +113,23 @@ class FileCheck:
         with closing(file):
             self._check_header(file)
             try:
-                for records in _records(file, entry):
-                    yield from self._check_pieces(file, records)
+                if isinstance(entry, IdsEntry):
+                    yield read_ids(file, entry).nbytes
+                else:
+                    for records in _records(file, entry):
+                        yield from self._check_pieces(file, records)
             except UNUSABLE as exc:  # of the index: what it does not say cannot be checked
                 report.is_lost = True
                 report.fail(exc)
-            self._note_damage(file)
+            if self._wrong:
+                self._note_damage(file)
 
     def _check_header(self, file: File) -> None:
         try:
             if isinstance(self._entry, PartEntry):
                 check_run_header(file, self._store_id, self._entry)
+            elif isinstance(self._entry, IdsEntry):
+                check_ids_header(file, self._store_id, self._entry)
             else:
                 check_segment_header(file, self._store_id, self._entry)
         except UNUSABLE as exc:
@@ -171,8 +173,6 @@ class FileCheck:
 
     def _note_damage(self, file: File) -> None:
         report, entry = self.report, self._entry
-        if not self._wrong:
-            return
         keys = np.concatenate([keys for keys, _ in self._wrong])
         offsets = np.concatenate([offsets for _, offsets in self._wrong])
         text = ", ".join(map(str, offsets[:3])) + (", ..." if len(offsets) > 3 else "")
@@ -200,7 +200,7 @@ def _not_repeated(
     return keys[np.array(newest, np.bool_)]
 
 
-def _records(file: File, entry: Entry) -> Iterator[Records]:
+def _records(file: File, entry: RowsEntry) -> Iterator[Records]:
     """Yield the records that a file's index names, in the order of the file."""
     if isinstance(entry, SegmentEntry):
         yield from _records_of_segment(file, entry)

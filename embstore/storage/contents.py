@@ -1,4 +1,4 @@
-"""An open directory: the current catalogue, and the log and base that it names.
+"""An open directory: the current catalogue, and the log, base and ids that it names.
 
 `use` makes a catalogue the current one, at opening and after a restore: it opens what the catalogue
 names and removes what it does not, the leftovers of a crash. `replace_catalogue` is the commit: one
@@ -37,7 +37,8 @@ from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.files import Files, Lock, removed
-from embstore.storage.format import FORMAT
+from embstore.storage.format import FORMAT, ROOMS
+from embstore.storage.id_files import Ids
 from embstore.storage.irreversible import Irreversible
 from embstore.storage.log import Log
 from embstore.storage.own_names import is_own
@@ -57,10 +58,11 @@ _SHOWN = 3
 
 
 class Contents:
-    """Catalogue, log and base of one directory. Engine thread only."""
+    """Catalogue, log, base and ids of one directory. Engine thread only."""
 
     log: Log
     base: Base
+    ids: Ids
     catalogue: Catalogue
 
     def __init__(self, files: Files, *, read_only: bool, limits: Limits) -> None:
@@ -101,6 +103,8 @@ class Contents:
         for table_id in catalogue.table_ids() - head:
             self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
         self.log.forgetful = False  # what was forgotten is not in the head
+        self.ids = Ids(self.files, self.store_id, self._new_number)
+        self.ids.load(catalogue)
         number = self._remove_unnamed()
         self.log.next_number = max(catalogue.next_segment, number + 1)
         self.next_table_id = catalogue.next_table_id
@@ -128,8 +132,11 @@ class Contents:
 
     def new_run(self, commit: int, part_bytes: int) -> RunWriter:
         """Start a run of the base, which nothing names yet."""
+        return RunWriter(self.files, self.store_id, self._new_number(), commit, part_bytes)
+
+    def _new_number(self) -> int:
         number, self.log.next_number = self.log.next_number, self.log.next_number + 1
-        return RunWriter(self.files, self.store_id, number, commit, part_bytes)
+        return number
 
     def grouped(self, runs: Iterable[Run]) -> list[list[Run]]:
         """Return runs in groups that may be merged: between two kept checkpoints."""
@@ -157,11 +164,11 @@ class Contents:
         self.removal.remove(gone, [before[path] for path in gone])
 
     def _paths(self) -> list[str]:
-        """Return the files of log and base that are there."""
-        return [f"{room}/{name}" for room in ("log", "base") for name in self.files.list(room)]
+        """Return the files of log, base and ids that are there."""
+        return [f"{room}/{name}" for room in ROOMS for name in self.files.list(room)]
 
     def _remove_unnamed(self) -> int:
-        """Remove what no commit names; return the highest number of a segment or run seen."""
+        """Remove what no commit names; return the highest number of a file seen."""
         names = list(filter(is_own, self._paths()))
         digits = (name.split("/")[1].split(".")[0].split("-")[0] for name in names)
         if not self.read_only:
@@ -193,7 +200,10 @@ class Contents:
         except MemoryError as exc:  # nobody knows whether it was renamed
             self.fail(StorageError(errno.ENOMEM, f"no memory during a commit: {exc}"))
             raise
+        replaced = {entry.path for entry in self.catalogue.ids} - {e.path for e in new.ids}
         self.catalogue = new
+        if replaced:
+            self.removal.remove(replaced, None)
 
     def maps(self) -> tuple[object, ...]:
         """Return the maps of all rows that can be located now; while referred to, they stay."""
@@ -273,7 +283,7 @@ def _read_catalogue(files: Files, *, read_only: bool) -> Catalogue:
     store_id = read_identity(files)
     if files.exists(catalogues.PATH):
         catalogue = catalogues.decode(files.read_all(catalogues.PATH))
-    elif files.exists("log") or files.exists("base") or read_only:
+    elif any(map(files.exists, ROOMS)) or read_only:
         raise CorruptTableError(f"{catalogues.PATH}: missing from {files.root}")
     else:
         catalogue = Catalogue(store_id)

@@ -25,6 +25,7 @@ from embstore.errors import EmbstoreError, InvalidArgumentError, PermissionDenie
 from embstore.storage import markers
 from embstore.storage.contents import LOCK
 from embstore.storage.files import Files
+from embstore.storage.format import ROOMS
 from embstore.version import pip_install
 
 PIECE_BYTES = 8 << 20
@@ -137,7 +138,7 @@ class DirectoryDestination:
 
     def replace(self, path: str, content: bytes) -> None:
         """Replace a small file by a rename, behind all files that were put."""
-        for folder in ("log", "base"):
+        for folder in ROOMS:
             if self.files.exists(folder):
                 self.files.sync_directory(folder)
         self.files.make_directory(path.rpartition("/")[0])

@@ -4,6 +4,7 @@ store.json       {"format", "endianness", "store_id"}: read before anything else
 CATALOGUE        a line with title, format and blake2b, then JSON (catalogue.py); so LINEAGE, SHARD
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
 base/N-P.rows    header page, then records by key, then their index and a trailer (run.py)
+ids/N.ids        header page, then the ids of row numbers of a sparse table (id_files.py)
 commands/N.commands  header page, then the commands that no commit has yet (command_records.py)
 
 A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key (8), and the row as
@@ -25,13 +26,16 @@ import zlib
 
 from embstore.errors import CorruptTableError, TableMismatchError
 
-FORMAT = 4
+FORMAT = 5
 """Of a store; a file's header has the format of its own kind."""
+ROOMS = ("log", "base", "ids")
+"""Folders whose files the catalogue names."""
 PAGE_BYTES = 4096
 LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 COMMANDS_MAGIC = b"EMBSCOMM"
-_FORMATS = {LOG_MAGIC: 2, COMMANDS_MAGIC: 3, BASE_MAGIC: 3}
+IDS_MAGIC = b"EMBS.IDS"
+_FORMATS = {LOG_MAGIC: 2, COMMANDS_MAGIC: 3, BASE_MAGIC: 3, IDS_MAGIC: 1}
 _HEADER = struct.Struct("<8sIIHHI16sQQQQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304

@@ -8,12 +8,13 @@ one of these forms.
 import re
 
 _SEGMENT, _PART = r"[0-9]{12,}\.log", r"[0-9]{12,}-[0-9]{6,}\.rows"
+_IDS = r"[0-9]{12,}\.ids"
 _OWN = re.compile(
     "|".join(
         [
-            rf"(incoming/)?(log/{_SEGMENT}|base/{_PART})(\.new|\.part)?",
+            rf"(incoming/)?(log/{_SEGMENT}|base/{_PART}|ids/{_IDS})(\.new|\.part)?",
             r"base/[0-9]+/[0-9]{6,}\.rows",  # of format 1
-            rf"backup/(log-{_SEGMENT}|base-{_PART})",
+            rf"backup/(log-{_SEGMENT}|base-{_PART}|ids-{_IDS})",
             r"incoming/(LINEAGE|CATALOGUE)(\.new)?",
             r"frequency/([0-9]+\.(counted|imported)|HOTSET)(\.new)?",
             r"labels/[0-9a-f]{16}-[0-9]+\.shard(\.new)?",

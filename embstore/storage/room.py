@@ -10,10 +10,11 @@ import errno
 from embstore.errors import StorageError
 from embstore.storage.command_records import DIRECTORY
 from embstore.storage.files import Files
+from embstore.storage.format import ROOMS
 
 LEAST_BYTES = 16 << 20
 """The log takes up to 8 MiB at a time, the command log as much as it has, up to 64 MiB."""
-_DIRECTORIES = ("", "log", "base", DIRECTORY)
+_DIRECTORIES = ("", *ROOMS, DIRECTORY)
 
 
 def check_writable(files: Files) -> None:

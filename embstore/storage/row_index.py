@@ -50,11 +50,17 @@ _SHRINK = 16
 
 
 @building_block
-def _home(key: np.int64, mask: np.int64) -> np.int64:
+def mixed(key: np.int64) -> np.uint64:
+    """Return a number each of whose bits depends on each bit of a key."""
     h = np.uint64(key)
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    return np.int64(h ^ (h >> np.uint64(32))) & mask
+    return h ^ (h >> np.uint64(32))
+
+
+@building_block
+def _home(key: np.int64, mask: np.int64) -> np.int64:
+    return np.int64(mixed(key)) & mask
 
 
 @building_block

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import CorruptTableError
-from embstore.storage.catalogue import SegmentEntry
+from embstore.storage.catalogue import SegmentEntry, segment_path
 from embstore.storage.files import File, Files
 from embstore.storage.format import LOG_MAGIC, PAGE_BYTES, checksum, pack_header, unpack_header
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS
@@ -77,11 +77,6 @@ class Segment:
         for (first, offset, size), end in zip(self.runs, ends, strict=True):
             positions[first:end] = offset + np.arange(end - first, dtype=np.int64) * size
         return keys, positions | (self.place << PLACE_BITS)
-
-
-def segment_path(number: int) -> str:
-    """Return the path of segment `number`."""
-    return f"log/{number:012d}.log"
 
 
 class SegmentWriter:
@@ -182,7 +177,7 @@ def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
 
 def read_segment(files: Files, store_id: bytes, place: int, entry: SegmentEntry) -> Segment:
     """Open a sealed segment, which must be what the catalogue says of it."""
-    path, length = segment_path(entry.number), entry.bytes
+    path, length = entry.path, entry.bytes
     if not files.exists(path):
         raise CorruptTableError(f"{path}: expected a log segment of {length} bytes, found none")
     with closing(files.open(path)) as file:

@@ -1,5 +1,7 @@
 """The rows of one table as of a commit, in the order of their keys, while the store goes on.
 
+Of a sparse table the order is that of row numbers, which are the cursor too; its keys are ids.
+
 A state is files that never change: the runs of the base and the segments of the log with ``commit
 <=`` its own, the later record of a row winning (catalogue.py). So a snapshot is a list of them,
 taken with the engine in microseconds. Their maps keep the content for as long as the snapshot
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.storage.copying import Stored, cuts_of, group_counts, newest, rows_between
 from embstore.storage.key_index import GROUP_BITS
+from embstore.storage.row_numbers import RowNumbers
 from embstore.storage.run import Run
 from embstore.storage.segment import Segment, places_of
 from embstore.storage.stored_rows import Located
@@ -39,6 +42,7 @@ class Snapshot:
     commit : rows as of this one, which is the head's or that of a kept checkpoint
     since : of those, the ones that were logged after this one, which is likewise; 0: all
     wanted : says which of some keys are of the snapshot; None: all
+    numbers : the row numbers of a sparse table
     """
 
     def __init__(
@@ -49,8 +53,10 @@ class Snapshot:
         commit: int,
         since: int = 0,
         wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
+        numbers: RowNumbers | None = None,
     ) -> None:
         self._wanted = wanted
+        self._numbers = numbers
         self._low, self._high = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
         self._runs = [run for run in runs if since < run[0].entry.commit <= commit]
         self._segments = [s for s in segments if since < s.commit <= commit]
@@ -82,7 +88,8 @@ class Snapshot:
         return count
 
     def rows_from(self, low: int, count: int) -> Located:
-        """Return where the first rows are, at most so many, whose key is not below `low`."""
+        """Return where the first rows are, at most so many, whose key, or row number, is not below
+        `low`. `keys_of` has their keys."""
         low = min(self._low + low, self._high)
         number = bisect_right(self._cuts, low) - 1
         found: list[Stored] = []
@@ -95,6 +102,11 @@ class Snapshot:
         keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in found)])
         addresses = [np.empty(0, np.uint64), *(part.addresses for part in found)]
         return Located(keys, np.concatenate(addresses), np.full(len(keys), 3, np.uint8), self._maps)
+
+    def keys_of(self, row_keys: Keys) -> Keys:
+        """Return the keys of rows of the table."""
+        numbers: Keys = row_keys & KEY_MASK
+        return numbers if self._numbers is None else self._numbers.ids_of(numbers)
 
     def _piece_of(self, number: int) -> Stored:
         kept = self._piece  # another thread may put another one there
@@ -112,7 +124,7 @@ class Snapshot:
         if not parts:
             return Stored.none()
         found = newest(parts)
-        return found if self._wanted is None else found.at(self._wanted(found.keys & KEY_MASK))
+        return found if self._wanted is None else found.at(self._wanted(self.keys_of(found.keys)))
 
     def _logged(self, segment: Segment) -> Stored:
         """Return the records of the table in a segment, oldest first."""

@@ -39,6 +39,15 @@ class StorageStats:
     base_bytes: int = gauge("Size of the base.", lambda s: s.base.bytes)
     base_runs: int = gauge("Runs of the base, which a lookup asks.", lambda s: len(s.base.runs))
     base_files: int = gauge("Files of the base.", lambda s: len(s.base.maps))
+    ids: int = gauge(
+        "Ids of sparse tables that have row numbers: of which a row was logged.",
+        lambda s: s.ids.count,
+    )
+    ids_bytes: int = gauge(
+        "Size of the files of these ids.", lambda s: sum(e.bytes for e in s.catalogue.ids)
+    )
+    ids_files: int = gauge("Files of these ids.", lambda s: len(s.catalogue.ids))
+    ids_memory_bytes: int = gauge("Memory of these ids.", lambda s: s.ids.memory_bytes)
     folds: int = counter("Folds: log segments made a run of the base.", lambda s: s.merges.folds)
     base_merges: int = counter("Merges of runs of the base.", lambda s: s.merges.base_merges)
     compactions: int = counter("Merges within the log.", lambda s: s.merges.compactions)

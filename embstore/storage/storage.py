@@ -32,10 +32,12 @@ from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
 from embstore.storage.files import Files
+from embstore.storage.id_files import Ids
 from embstore.storage.labels import still_kept
 from embstore.storage.log import Log
 from embstore.storage.merges import Merges
 from embstore.storage.snapshot import Snapshot
+from embstore.storage.sparse import SparseStorage
 from embstore.storage.stats import StorageStats
 from embstore.storage.stored_rows import StoredRows
 
@@ -90,6 +92,11 @@ class Storage:
         return self._contents.base
 
     @property
+    def ids(self) -> Ids:
+        """The row numbers of sparse tables; others after a restore."""
+        return self._contents.ids
+
+    @property
     def failure(self) -> EmbstoreError | None:
         """What made the storage fail, or None."""
         return self._contents.failure
@@ -140,11 +147,19 @@ class Storage:
     def create_table(self, table: TableEntry) -> None:
         """Note a new table. It has no rows yet, so nothing is written."""
         self._contents.name(table)
+        self.ids.create(table)
         self._contents.next_table_id = max(self.next_table_id, table.table_id + 1)
 
     def drop_table(self, table_id: int) -> None:
         """Forget a table's rows. Its files stay as long as a kept checkpoint names them."""
         self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
+        self.ids.drop(table_id)
+
+    def of_table(self, table_id: int) -> "Storage | SparseStorage":
+        """Return what a pool uses of the storage: of a sparse table it takes ids as keys."""
+        if table_id not in self.ids.tables:
+            return self
+        return SparseStorage(self, self._contents, self._workers, table_id)
 
     # Commit, restore
 
@@ -185,6 +200,7 @@ class Storage:
         self._contents.replace_catalogue(new)
         self.files.reached("commit:renamed")
         self.log.mark_committed(new.head.commit)
+        self.ids.mark_committed(new)
         self.committed_at = monotonic()
         if drops:
             self._contents.use_runs(self.base.open(new.runs))
@@ -202,7 +218,14 @@ class Storage:
         commands: command_records.Place | None,
     ) -> Catalogue:
         old = self.catalogue
+        checkpoints = old.checkpoints
+        if label is not None:
+            made = KeptCheckpoint(label, metadata, head, made_at=time())
+            checkpoints = still_kept((*checkpoints, made), self.keep)
+        new = replace(old, head=head, checkpoints=checkpoints, tail=False).without_dropped()
+        ids = self.ids.entries(new)
         with self.irreversible:
+            self.ids.sync()
             self.log.seal()
             uncommitted = self.log.uncommitted
             for segment in uncommitted:
@@ -210,17 +233,13 @@ class Storage:
                 segment.file.sync()
             if uncommitted:
                 self.files.sync_directory("log")
-        checkpoints = old.checkpoints
-        if label is not None:
-            made = KeptCheckpoint(label, metadata, head, made_at=time())
-            checkpoints = still_kept((*checkpoints, made), self.keep)
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
-        new = replace(old, head=head, checkpoints=checkpoints, tail=False)
         return replace(
-            new.without_dropped(),
+            new,
             next_table_id=self.next_table_id,
             next_segment=self.log.next_number,
             segments=(*old.segments, *entries),
+            ids=ids,
             commands=commands or old.commands,
         )
 
@@ -264,7 +283,9 @@ class Storage:
     ) -> Snapshot:
         """Return the rows that a table had at a kept commit, or the head's, of those that were
         logged after another one, and that are wanted."""
-        return Snapshot(table_id, self.base.runs, self.log.segments, commit, since, wanted)
+        numbers = self.ids.tables.get(table_id)
+        runs, segments = self.base.runs, self.log.segments
+        return Snapshot(table_id, runs, segments, commit, since, wanted, numbers)
 
     def restore(self, label: str, command: int) -> State:
         """Make a kept checkpoint the head again; what is newer is gone, under a new epoch."""
@@ -286,9 +307,10 @@ class Storage:
     # Looking
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant of the log does not hold."""
+        """Raise AssertionError if an invariant of the log or of row numbers does not hold."""
         self.merges.complete()
         self.log.check_integrity()
+        self.ids.check_integrity()
 
     def stats(self) -> dict[str, Any]:
         """Return the stats of log, base and merges, by name."""

@@ -28,7 +28,7 @@ from embstore.arithmetic.jit import (
     Uint64sIn,
     kernel,
 )
-from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.arrays import KEY_BITS, Keys, Rows
 from embstore.errors import CorruptTableError
 from embstore.host.workers import Workers
 from embstore.layout import record_bytes_of
@@ -185,7 +185,7 @@ class StoredRows:
             where = ("", "log's", "base's", "stored")[found[first]]
             raise CorruptTableError(
                 f"table {self._contents.names[key >> KEY_BITS]!r}: the {where} record of key "
-                f"{key & KEY_MASK} fails its checksum"
+                f"{self._contents.ids.key_text(key)} fails its checksum"
             )
 
 

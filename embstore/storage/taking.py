@@ -1,8 +1,8 @@
 """Taking over a leader's commit: its catalogue and files, in place of all that a store has.
 
     incoming/LINEAGE      of whom the files are; another leader's are removed
-    incoming/log, base    files that are not there already; one whose name ends with .part is not
-                          whole
+    incoming/log, base, ids   files that are not there already; one whose name ends with .part is
+                          not whole
     incoming/CATALOGUE    written last: from now on the commit is taken, whatever happens
 
 `take_over` then moves everything to its place, the catalogue last. Each of its steps may be done
@@ -19,11 +19,10 @@ from embstore.storage import lineage as lineages
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_records import remove_segments
 from embstore.storage.files import Files
-from embstore.storage.format import FORMAT
+from embstore.storage.format import FORMAT, ROOMS
 from embstore.storage.lineage import Lineage, Promotion
 
 _ROOM, _PART = "incoming", ".part"
-_ROOMS = ("log", "base")
 
 
 class Incoming:
@@ -35,7 +34,7 @@ class Incoming:
         self._files = files
         self._lineage = Lineage(leader, catalogue.next_segment)
         self._begin()
-        for room in _ROOMS:
+        for room in ROOMS:
             files.make_directory(f"{_ROOM}/{room}")
 
     def _begin(self) -> None:
@@ -85,7 +84,7 @@ class Incoming:
     def end(self) -> None:
         """Take the commit: all its files are here."""
         files = self._files
-        for room in _ROOMS:
+        for room in ROOMS:
             files.sync_directory(f"{_ROOM}/{room}")
         lineages.write_to(files, f"{_ROOM}/{lineages.PATH}", self._lineage)
         files.replace(f"{_ROOM}/{catalogues.PATH}", catalogues.encode(self.catalogue))
@@ -103,7 +102,7 @@ def finish(files: Files) -> None:
     remove_segments(files)
     if files.exists(f"{_ROOM}/{lineages.PATH}"):
         files.replace(lineages.PATH, files.read_all(f"{_ROOM}/{lineages.PATH}"))
-    for room in _ROOMS:
+    for room in ROOMS:
         files.make_directory(room)
         for name in files.list(f"{_ROOM}/{room}"):
             if not name.endswith(_PART):
@@ -120,7 +119,7 @@ def _remove(files: Files) -> None:
     if files.exists(_ROOM):
         files.remove(f"{_ROOM}/{catalogues.PATH}")
         files.sync_directory(_ROOM)
-        for room in _ROOMS:
+        for room in ROOMS:
             files.remove_directory(f"{_ROOM}/{room}")
         files.remove_directory(_ROOM)
 

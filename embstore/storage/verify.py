@@ -10,6 +10,7 @@ Files that nobody names are no error: a crash leaves them, and the next opening 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,18 +20,19 @@ from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.errors import StorageError
 from embstore.results import State
 from embstore.storage import catalogue as catalogues
-from embstore.storage.catalogue import Catalogue, PartEntry, SegmentEntry
-from embstore.storage.checking import UNUSABLE, Entry, FileCheck, FileReport, keys_in, path_of
+from embstore.storage.catalogue import Catalogue, Entry, PartEntry, SegmentEntry
+from embstore.storage.checking import UNUSABLE, FileCheck, FileReport, RowsEntry, keys_in
 from embstore.storage.command_records import RecordReader
 from embstore.storage.contents import IDENTITY, LOCK, read_identity
 from embstore.storage.files import Files
+from embstore.storage.format import ROOMS
+from embstore.storage.id_files import id_at
 
 FIRST_KEYS = 5
 """Affected keys that are named of each table."""
 _NAMED = 5
 """Folders with stores that are named where a store was expected."""
-_ROOMS = ("log", "base")
-_KNOWN = {LOCK, IDENTITY, catalogues.PATH, *_ROOMS, "commands", "frequency", "lost+found"}
+_KNOWN = {LOCK, IDENTITY, catalogues.PATH, *ROOMS, "commands", "frequency", "lost+found"}
 
 Note = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -46,6 +48,7 @@ class Affected(NamedTuple):
     """How many, of the DAMAGED_MAX that are listed of a file; None: nobody can say, its index is
     lost."""
     first_keys: tuple[int, ...]
+    """Of a sparse table ids, as unsigned numbers; none, where their file is damaged too."""
     path: str
 
     def __str__(self) -> str:
@@ -54,7 +57,7 @@ class Affected(NamedTuple):
             return f"table {self.table!r} of {state}: rows whose newest record is in {self.path}"
         keys = ", ".join(map(str, self.first_keys))
         more = ", ..." if self.rows > len(self.first_keys) else ""
-        rows = f"{self.rows:,} rows, keys {keys}{more}"
+        rows = f"{self.rows:,} rows, keys {keys}{more}" if keys else f"{self.rows:,} rows"
         return f"table {self.table!r} of {state}: {rows}: {self.path}"
 
 
@@ -112,7 +115,7 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
 def verify_files(
     files: Files, catalogues: Mapping[str, Catalogue], note: Note, progress: Progress
 ) -> Verification:
-    """Check the files of log and base that catalogues name, in any directory.
+    """Check the files of log, base and ids that catalogues name, in any directory.
 
     catalogues : of one store, by label; what is affected is told of the head of each
     """
@@ -130,9 +133,9 @@ def entries_of(*catalogues: Catalogue) -> list[Entry]:
     by_path: dict[str, Entry] = {}
     for catalogue in catalogues:
         parts = [part for run in catalogue.runs for part in run]
-        entries: list[Entry] = [*parts, *catalogue.segments]
+        entries: list[Entry] = [*parts, *catalogue.segments, *catalogue.ids]
         for entry in entries:
-            by_path.setdefault(path_of(entry), entry)
+            by_path.setdefault(entry.path, entry)
     return list(by_path.values())
 
 
@@ -156,7 +159,7 @@ class _Verifier:
         except UNUSABLE as exc:
             self._fail(exc)
             store_id = ""
-        if store_id and not any(map(self._files.exists, (catalogues.PATH, *_ROOMS))):
+        if store_id and not any(map(self._files.exists, (catalogues.PATH, *ROOMS))):
             return Catalogue(store_id)  # its creation was cut short: there is nothing yet
         try:
             catalogue = catalogues.decode(self._files.read_all(catalogues.PATH))
@@ -205,7 +208,7 @@ class _Verifier:
 
     def list_leftovers(self, catalogue: Catalogue) -> None:
         """List what is there and named by nothing."""
-        here = [f"{room}/{name}" for room in _ROOMS for name in self._files.list(room)]
+        here = [f"{room}/{name}" for room in ROOMS for name in self._files.list(room)]
         others = sorted(set(self._files.list("")) - _KNOWN)
         self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here)]
 
@@ -236,9 +239,12 @@ def _affected(
 ) -> Iterator[Affected]:
     """Yield what damaged files mean for one state, table by table."""
     names = {table.table_id: table.config().name for table in state.tables}
+    for ids in catalogue.ids:
+        if ids.path in reports and ids.commit <= state.commit and ids.table_id in names:
+            yield Affected(label, names[ids.table_id], ids.count, (), ids.path)
     sources = _newest_first(catalogue, state)
     for at, entry in enumerate(sources):
-        report = reports.get(path_of(entry))
+        report = reports.get(entry.path)
         if report is None:
             continue
         if report.is_lost:
@@ -247,25 +253,37 @@ def _affected(
         keys = _visible(files, report.damaged, entry, sources[:at])
         for table_id in np.unique(keys >> KEY_BITS).tolist():
             if table_id in names:
-                own = keys[keys >> KEY_BITS == table_id] & KEY_MASK
-                first = tuple(own[:FIRST_KEYS].tolist())
+                own = keys[keys >> KEY_BITS == table_id]
+                first = _keys_of(files, catalogue, own[:FIRST_KEYS])
                 yield Affected(label, names[table_id], len(own), first, report.path)
 
 
-def _newest_first(catalogue: Catalogue, state: State) -> list[Entry]:
+def _keys_of(files: Files, catalogue: Catalogue, row_keys: Keys) -> tuple[int, ...]:
+    """Return the keys of rows of one table: of a sparse one, those that its files of ids have."""
+    own = [ids for ids in catalogue.ids if ids.table_id in row_keys >> KEY_BITS]
+    if not own:
+        return tuple((row_keys & KEY_MASK).tolist())
+    found: list[int] = []
+    for number in (row_keys & KEY_MASK).tolist():
+        with suppress(*UNUSABLE):
+            found += (id_at(files, ids, number) for ids in own if ids.has(number))
+    return tuple(found)
+
+
+def _newest_first(catalogue: Catalogue, state: State) -> list[RowsEntry]:
     segments = [s for s in catalogue.segments if s.commit <= state.commit]
     runs = [run for run in catalogue.runs if run[0].commit <= state.commit]
     return [*reversed(segments), *(part for run in reversed(runs) for part in run)]
 
 
-def _tables_within(entry: Entry, names: dict[int, str]) -> list[int]:
+def _tables_within(entry: RowsEntry, names: dict[int, str]) -> list[int]:
     if isinstance(entry, SegmentEntry):
         return list(names)
     low, high = entry.low >> KEY_BITS, (entry.high - 1) >> KEY_BITS
     return [table_id for table_id in names if low <= table_id <= high]
 
 
-def _visible(files: Files, keys: Keys, entry: Entry, newer: Sequence[Entry]) -> Keys:
+def _visible(files: Files, keys: Keys, entry: RowsEntry, newer: Sequence[RowsEntry]) -> Keys:
     """Return those of some row keys of a file that no newer file has."""
     keys = _within(keys, entry)
     for other in newer:
@@ -277,7 +295,7 @@ def _visible(files: Files, keys: Keys, entry: Entry, newer: Sequence[Entry]) -> 
     return keys
 
 
-def _within(keys: Keys, entry: Entry) -> Keys:
+def _within(keys: Keys, entry: RowsEntry) -> Keys:
     if not isinstance(entry, PartEntry):
         return keys
     low, high = np.searchsorted(keys, [entry.low, entry.high])

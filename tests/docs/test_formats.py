@@ -20,12 +20,15 @@ from embstore.config import Limits
 from embstore.profiles.hotset import HotSet
 from embstore.sharding import ShardMap
 from embstore.storage import shard as shards
+from embstore.storage.format import FORMAT
 from embstore.storage.shard import ShardPlace
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.style.sources import ROOT, table_rows
+from tests.unit.storage_samples import append, open_storage, table_entry
 
 PAGE = (ROOT / "docs" / "formats.md").read_text()
 DIM, KEYS = 3, [1, 2, 999]
+IDS = [7, -(1 << 63), -2]
 PAGE_BYTES = 4096
 
 
@@ -53,6 +56,19 @@ def crc32c(content: bytes) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     return crc ^ 0xFFFFFFFF
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store's directory with a sparse table, id 1, of which IDS have row numbers."""
+    path = tmp_path_factory.mktemp("sparse") / "store"
+    table = table_entry(1, key_space="sparse")
+    storage = open_storage(path)
+    storage.create_table(table)
+    append(storage, IDS, 1, 1)
+    storage.commit([table], 1)
+    storage.close()
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +100,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
         return path, *table.read_rows(KEYS)
 
 
-def test_tree_of_the_page_is_that_of_a_store(written):
+def test_tree_of_the_page_is_that_of_a_store(written, numbered):
     tree = re.search(r"```\nDATA/\n(.*?)```", PAGE, re.S)[1]
     patterns = [re.sub(r"\d+", r"\\d+", line.split()[0]) for line in tree.splitlines()]
-    files = [str(p.relative_to(written[0])) for p in written[0].rglob("*") if p.is_file()]
+    files = [
+        str(p.relative_to(path))
+        for path in (written[0], numbered)
+        for p in path.rglob("*")
+        if p.is_file()
+    ]
     for pattern in patterns:
         assert any(re.fullmatch(pattern, file) for file in files), pattern
     for file in files:
@@ -105,15 +126,15 @@ def test_shard(written):
     assert ShardMap.from_json(json.dumps(found["shard_map"])).shards[1] == "127.0.0.1:2"
 
 
-def test_header_page(written):
-    store_id = json.loads((written[0] / "store.json").read_text())["store_id"]
-    files = [p for name in ("log/*", "base/*", "commands/*") for p in written[0].glob(name)]
+def test_header_page(written, numbered):
+    names = ("log/*", "base/*", "commands/*", "ids/*")
     magics = set()
-    for file in files:
+    for file in (p for path in (written[0], numbered) for name in names for p in path.glob(name)):
+        store_id = json.loads((file.parent.parent / "store.json").read_text())["store_id"]
         page = file.read_bytes()[:PAGE_BYTES]
         header = parsed("header", page)
         magics.add(header["magic"].decode())
-        form = 2 if file.parent.name == "log" else 3
+        form = {"log": 2, "ids": 1}.get(file.parent.name, 3)
         assert (number(header["format"]), number(header["byte order"])) == (form, 0x01020304)
         rows = ("key width", "element type", "extra bytes")
         assert [number(header[name]) for name in rows] == [8, 1, 0]
@@ -122,7 +143,7 @@ def test_header_page(written):
         assert not any(page[sum(layout("header")["checksum"]) :])
         if file.suffix == ".commands":
             assert number(header["third number"]) == file.stat().st_size
-        if file.parent.name in ("log", "commands"):
+        if file.parent.name in ("log", "commands", "ids"):
             assert number(header["first number"]) == int(file.stem)
         else:
             numbers = [number(header["first number"]), number(header["second number"])]
@@ -209,9 +230,26 @@ def test_base(written):
     assert index[40:] == (5).to_bytes(8, "little")
 
 
+def test_ids(numbered):
+    (file,) = numbered.glob("ids/*")
+    content = file.read_bytes()
+    header = parsed("header", content)
+    assert (number(header["second number"]), number(header["third number"])) == (1, 0)
+    ids = content[PAGE_BYTES:]
+    assert np.frombuffer(ids, np.int64).tolist() == IDS
+    _, _, body = (numbered / "CATALOGUE").read_bytes().partition(b"\n")
+    (entry,) = json.loads(body)["ids"]
+    (row,) = (row for row in table_rows(PAGE, "field | meaning") if row[0] == "`ids`")
+    assert entry.keys() == set(re.findall(r"`(\w+)`", row[1]))
+    assert (entry["table_id"], entry["first"], entry["count"]) == (1, 0, len(IDS))
+    assert (entry["bytes"], entry["checksum"]) == (len(content), zlib.crc32(ids))
+
+
 def test_catalogue(written):
     line, _, body = (written[0] / "CATALOGUE").read_bytes().partition(b"\n")
-    assert line.decode() == f"EMBSTORE CATALOGUE 4 {blake2b(body, digest_size=32).hexdigest()}"
+    assert (
+        line.decode() == f"EMBSTORE CATALOGUE {FORMAT} {blake2b(body, digest_size=32).hexdigest()}"
+    )
     document = json.loads(body)
     fields = {
         name

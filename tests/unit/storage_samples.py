@@ -1,5 +1,6 @@
 """What the storage tests share: records, and a storage without the cache above it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,12 +67,12 @@ def same_rows(found, expected):
     return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-def table_entry(table_id=0, dim=4, rows=1 << 40, t=0):
+def table_entry(table_id=0, dim=4, rows=1 << 40, t=0, key_space="dense"):
     """Return a table of rows without state."""
     config = TableConfig.checked(
         f"t{table_id}", dim=dim, rows=rows, optimizer=Sgd(1.0), initializer=Constant(0.5)
     )
-    return TableEntry(table_id, config.identity(), rows, 1.0, t)
+    return TableEntry(table_id, replace(config, key_space=key_space).identity(), rows, 1.0, t)
 
 
 def open_storage(path, *, keep=2, files=None, threads=1, **limits):
@@ -85,23 +86,30 @@ def open_storage(path, *, keep=2, files=None, threads=1, **limits):
     )
 
 
+def pool_keys(storage, keys, table_id):
+    """Return the storage that a pool of a table has, and by which keys it asks."""
+    border = storage.of_table(table_id)
+    keys = np.asarray(keys, np.int64)
+    return border, keys | table_id << KEY_BITS if border is storage else keys
+
+
 def append(storage, keys, version=0, table_id=0, dim=4):
     """Log rows of one table."""
-    row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
+    border, row_keys = pool_keys(storage, keys, table_id)
     layout = layout_of(dim)
-    storage.appender.reserve(len(row_keys), layout.record_bytes)
-    storage.appender.append(
+    border.appender.reserve(len(row_keys), layout.record_bytes)
+    border.appender.append(
         row_keys, rows_for(row_keys, version, layout.stride), np.arange(len(row_keys))
     )
 
 
 def versions(storage, keys, table_id=0, dim=4):
     """Return the stored version of each key of a table, -1 where none is stored."""
-    row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
+    border, row_keys = pool_keys(storage, keys, table_id)
     rows = np.zeros((len(row_keys), layout_of(dim).stride), np.float32)
     found = np.empty(len(row_keys), np.uint8)
-    storage.rows.read(row_keys, rows, found)
-    assert np.array_equal(storage.rows.has(row_keys), found != 0)
+    border.rows.read(row_keys, rows, found)
+    assert np.array_equal(border.rows.has(row_keys), found != 0)
     words = rows.view(np.uint64)
     assert np.array_equal(words[found != 0, 0], row_keys[found != 0].view(np.uint64))
     return np.where(found != 0, words[:, 1].astype(np.int64), -1).tolist()

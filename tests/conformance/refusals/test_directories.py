@@ -15,6 +15,7 @@ from embstore.errors import (
     StoreInUseError,
     TableMismatchError,
 )
+from embstore.storage.format import FORMAT
 from tests.conformance.cases import config, each, ones
 
 
@@ -120,7 +121,7 @@ def test_store_that_lost_its_catalogue(path, backend):
 
 
 STORE_JSON = {
-    "another format": ({"format": 5}, TableMismatchError, ("format 4", "found format 5")),
+    "another format": ({"format": 99}, TableMismatchError, (f"format {FORMAT}", "found format 99")),
     "an older format": ({"format": 0}, TableMismatchError, ("found format 0",)),
     "a format in words": ({"format": "one"}, TableMismatchError, ("found format one",)),
     "big-endian": ({"endianness": "big"}, TableMismatchError, ("little-endian", "big")),
@@ -142,7 +143,7 @@ def body_hash(body):
     return hashlib.blake2b(body, digest_size=32).hexdigest()
 
 
-def rewrite(path, form="4", change=lambda body: body):
+def rewrite(path, form=FORMAT, change=lambda body: body):
     """Write the catalogue with another first line or body, its checksum right."""
     _, _, body = (path / "CATALOGUE").read_bytes().partition(b"\n")
     body = change(body)
@@ -150,10 +151,10 @@ def rewrite(path, form="4", change=lambda body: body):
     (path / "CATALOGUE").write_bytes(head + body)
 
 
-@pytest.mark.parametrize("form", ["5", "3", "0", "4.1", "x"])
+@pytest.mark.parametrize("form", ["99", f"{FORMAT - 1}", "0", f"{FORMAT}.1", "x"])
 def test_catalogue_of_another_format(path, backend, form):
     rewrite(path, form=form)
-    assert_refused(backend, TableMismatchError, "CATALOGUE", "format 4", f"found {form}")
+    assert_refused(backend, TableMismatchError, "CATALOGUE", f"format {FORMAT}", f"found {form}")
 
 
 CHANGES = {

@@ -1,0 +1,256 @@
+"""Row numbers of sparse tables on the disk: which id each number has, in files that never change.
+
+    header page | id id ...
+
+A file has the ids of consecutive numbers of one table; the catalogue names it, and has the checksum
+of the ids. A commit writes a file for the numbers that were assigned since the last one, and syncs
+it before its rename. So a crash forgets the numbers of rows that it forgets, and a restore those
+that were assigned after the checkpoint: the next ids get them again.
+
+**Few files.** A commit also joins small files: it writes one, of what is in memory, in the place of
+several that follow each other, on one side of every kept checkpoint. Of two neighbours the first is
+left with more than twice as many ids as the second, so that an id is written O(log) times; what has
+JOINED_MAX ids is left alone, so that no commit writes long. 200 million ids are some hundred files.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys
+from embstore.errors import CorruptTableError
+from embstore.results import TableEntry
+from embstore.storage.catalogue import Catalogue, IdsEntry
+from embstore.storage.files import File, Files
+from embstore.storage.format import (
+    IDS_MAGIC,
+    PAGE_BYTES,
+    checksum,
+    pack_header,
+    unpack_header,
+)
+from embstore.storage.row_numbers import RowNumbers
+
+JOINED_MAX = 1 << 21
+"""Ids of a file, 16 MiB, but where one commit has more."""
+_ID_BYTES = 8
+
+
+def is_sparse(table: TableEntry) -> bool:
+    """Return whether any 64-bit id is a key of a table."""
+    return bool(table.identity["key_space"] == "sparse")
+
+
+def check_ids_header(file: File, store_id: bytes, entry: IdsEntry) -> None:
+    """Check that a file's header is that of these ids of this store."""
+    found = unpack_header(file.read(0, PAGE_BYTES), IDS_MAGIC, store_id, file.path)
+    if found != (entry.number, entry.table_id, entry.first):
+        raise CorruptTableError(f"{file.path}: the header is that of other ids")
+
+
+def read_ids(file: File, entry: IdsEntry) -> Keys:
+    """Return the ids of a file, which must be what the catalogue says of them."""
+    size = PAGE_BYTES + _ID_BYTES * entry.count
+    if file.size != size or entry.bytes != size:
+        raise CorruptTableError(
+            f"{file.path}: expected {entry.bytes} bytes, {entry.count} ids, found {file.size}"
+        )
+    content = file.read(PAGE_BYTES, size - PAGE_BYTES)
+    if checksum(content) != entry.checksum:
+        raise CorruptTableError(f"{file.path}: the ids' checksum does not match")
+    return np.frombuffer(content, np.int64)
+
+
+def open_ids(files: Files, store_id: bytes, entry: IdsEntry) -> Keys:
+    """Return the ids of a file, all of which is checked."""
+    if not files.exists(entry.path):
+        raise CorruptTableError(f"{entry.path}: expected {entry.count} ids, found no file")
+    with closing(files.open(entry.path)) as file:
+        check_ids_header(file, store_id, entry)
+        return read_ids(file, entry)
+
+
+def id_at(files: Files, entry: IdsEntry, number: int) -> int:
+    """Return the id, unsigned, of one of a file's row numbers, unchecked."""
+    with closing(files.open(entry.path)) as file:
+        content = file.read(PAGE_BYTES + _ID_BYTES * (number - entry.first), _ID_BYTES)
+    return int.from_bytes(content, "little")
+
+
+class Range(NamedTuple):
+    """Numbers of one table that are to be in one file, and the file that has them, if one does."""
+
+    first: int
+    numbers: int
+    commit: int
+    entry: IdsEntry | None
+
+
+class Ids:
+    """The row numbers of a store's sparse tables, and their files. Engine thread only.
+
+    new_number : returns the number of the next file
+    tables : of those that the store has now, by id
+    """
+
+    def __init__(self, files: Files, store_id: bytes, new_number: Callable[[], int]) -> None:
+        self.tables: dict[int, RowNumbers] = {}
+        self._files = files
+        self._store_id = store_id
+        self._new_number = new_number
+        self._written: dict[tuple[int, int, int, int], IdsEntry] = {}
+        """Files that no catalogue names yet, by table, first number, count and commit."""
+
+    @property
+    def count(self) -> int:
+        """Ids that have numbers."""
+        return sum(numbers.count for numbers in self.tables.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host memory that they take."""
+        return sum(numbers.memory_bytes for numbers in self.tables.values())
+
+    def load(self, catalogue: Catalogue) -> None:
+        """Read all files of a catalogue, and number the ids of the head's tables.
+
+        Raises
+        ------
+        CorruptTableError : a file is not what was written, or ids are missing between two.
+        """
+        for table in catalogue.head.tables:
+            self.create(table)
+        for table_id, group in groupby(catalogue.ids, lambda entry: entry.table_id):
+            self._load_table(self.tables.get(table_id), list(group))
+
+    def _load_table(self, numbers: RowNumbers | None, entries: Sequence[IdsEntry]) -> None:
+        end = 0
+        if numbers is not None:
+            numbers.make_room(sum(entry.count for entry in entries))
+        for entry in entries:
+            if entry.first != end:
+                raise CorruptTableError(
+                    f"{entry.path}: expected the ids from row {end} on of table {entry.table_id}, "
+                    f"found those from {entry.first} on"
+                )
+            end += entry.count
+            ids = open_ids(self._files, self._store_id, entry)
+            if numbers is not None:
+                numbers.add(ids)
+
+    def create(self, table: TableEntry) -> None:
+        """Note a new table, if its keys are sparse."""
+        if is_sparse(table):
+            self.tables[table.table_id] = RowNumbers(table.table_id)
+
+    def drop(self, table_id: int) -> None:
+        """Forget the ids of a table; who reads them goes on."""
+        self.tables.pop(table_id, None)
+
+    def key_text(self, row_key: int) -> str:
+        """Return the key of a row as it is named in errors: of a sparse table unsigned."""
+        numbers = self.tables.get(row_key >> KEY_BITS)
+        key = row_key & KEY_MASK
+        if numbers is None or key >= numbers.count:
+            return str(key)
+        return str(int(numbers.ids_of(np.array([key]))[0]) % (1 << 64))
+
+    # Commits
+
+    def entries(self, catalogue: Catalogue) -> tuple[IdsEntry, ...]:
+        """Return the files of ids that a catalogue is to name, whose head and checkpoints are the
+        next ones; those that are not there are written, and not synced.
+
+        Raises CapacityError: no room; nothing has changed.
+        """
+        heads = {table.table_id for table in catalogue.head.tables} & self.tables.keys()
+        found = [entry for entry in catalogue.ids if entry.table_id not in heads]
+        for table_id in heads:
+            numbers = self.tables[table_id]
+            ranges = self._ranges(numbers, catalogue)
+            found += [
+                entry or self._write(numbers, first, count, commit)
+                for first, count, commit, entry in ranges
+            ]
+        return tuple(sorted(found, key=lambda entry: (entry.table_id, entry.first)))
+
+    def _ranges(self, numbers: RowNumbers, catalogue: Catalogue) -> list[Range]:
+        """Return what is to be in one file each, by row number."""
+        own = [entry for entry in catalogue.ids if entry.table_id == numbers.table_id]
+        ranges = [Range(entry.first, entry.count, entry.commit, entry) for entry in own]
+        begin, commit = sum(entry.count for entry in own), catalogue.head.commit
+        ranges += [
+            Range(first, min(JOINED_MAX, numbers.count - first), commit, None)
+            for first in range(begin, numbers.count, JOINED_MAX)
+        ]
+        return joined(ranges, catalogue.interval)
+
+    def _write(self, numbers: RowNumbers, first: int, count: int, commit: int) -> IdsEntry:
+        key = numbers.table_id, first, count, commit
+        if key in self._written:  # for a commit that had no room for its catalogue
+            return self._written[key]
+        ids = numbers.first_ids(first, first + count)
+        self._files.make_directory("ids")
+        entry = IdsEntry(
+            number=self._new_number(),
+            table_id=numbers.table_id,
+            first=first,
+            count=count,
+            commit=commit,
+            bytes=PAGE_BYTES + ids.nbytes,
+            checksum=checksum(ids.data),
+        )
+        header = pack_header(IDS_MAGIC, self._store_id, entry.number, entry.table_id, first)
+        try:
+            with closing(self._files.create(entry.path)) as file:
+                file.write(0, header)
+                file.write(PAGE_BYTES, ids.data)
+        except BaseException:
+            self._files.discard(entry.path)
+            raise
+        self._written[key] = entry
+        return entry
+
+    def sync(self) -> None:
+        """Return once all files that were written are on the disk."""
+        for entry in self._written.values():
+            with closing(self._files.open(entry.path)) as file:
+                file.sync()
+        if self._written:
+            self._files.sync_directory("ids")
+
+    def mark_committed(self, catalogue: Catalogue) -> None:
+        """Note what a commit has named; what it has not is removed."""
+        for entry in self._written.values():
+            if entry not in catalogue.ids:
+                self._files.discard(entry.path)
+        self._written.clear()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if some number is not found by its id."""
+        for numbers in self.tables.values():
+            numbers.check_integrity()
+
+
+def joined(ranges: Sequence[Range], interval: Callable[[int], int]) -> list[Range]:
+    """Return ranges that follow each other, small ones joined on one side of every checkpoint.
+
+    interval : returns between which checkpoints a commit is
+    """
+    found: list[Range] = []
+    for new in ranges:
+        found.append(new)
+        while len(found) > 1:
+            one, next_one = found[-2:]
+            count = one.numbers + next_one.numbers
+            if (
+                one.numbers > 2 * next_one.numbers
+                or count > JOINED_MAX
+                or interval(one.commit) != interval(next_one.commit)
+            ):
+                break
+            found[-2:] = [Range(one.first, count, next_one.commit, None)]
+    return found

@@ -1,0 +1,164 @@
+"""A sparse table's rows by its ids: storage as a cache pool of such a table sees it.
+
+Above, a row's key is its id, any 64 bits; below, its row key (row_numbers.py). The objects here
+have the calls of `Storage`, `StoredRows` and `Appender` that a pool makes, take ids where those
+take row keys, and pass everything on. An id gets its row number when a row of it is logged; an id
+that has none has no stored row, and to look for it costs no number.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.host.workers import Workers
+from embstore.storage.appender import Appender
+from embstore.storage.contents import Contents
+from embstore.storage.row_numbers import RowNumbers
+from embstore.storage.stored_rows import Located, StoredKeys, StoredRows
+
+if TYPE_CHECKING:
+    from embstore.storage.storage import Storage
+
+_SHIFT = 8
+
+
+class StoredIds:
+    """Which ids of a table had a stored row at one moment. Any thread; merges may go on."""
+
+    def __init__(self, numbers: RowNumbers, stored: StoredKeys) -> None:
+        self.count = numbers.count
+        """Row numbers that there were."""
+        self._numbers = numbers
+        self._stored = stored
+        self._logged = stored.logged()
+
+    def slices(self, numbers: int) -> Iterator[Keys]:
+        """Yield the ids by row number, those of at most so many row numbers at a time."""
+        for low in range(0, self.count, numbers):
+            yield self.between(low, min(low + numbers, self.count))
+
+    def between(self, low: int, high: int) -> Keys:
+        """Return the ids of row numbers in [low, high) that had a stored row, by row number."""
+        first = self._numbers.table_id << KEY_BITS
+        low, high = first + low, first + min(high, self.count)
+        blocks = np.arange(low >> _SHIFT, (max(high, low) + (1 << _SHIFT) - 1) >> _SHIFT)
+        in_base = self._stored.keys_in_base(blocks, _SHIFT)
+        row_keys = np.unique(
+            np.concatenate([_between(k, low, high) for k in (in_base, self._logged)])
+        )
+        return self._numbers.ids_of(row_keys & KEY_MASK)
+
+
+def _between(keys: Keys, low: int, high: int) -> Keys:
+    """Return those of ascending keys in [low, high)."""
+    begin, end = np.searchsorted(keys, [low, high])
+    return keys[begin:end]
+
+
+class SparseRows:
+    """Reads the stored rows of a sparse table by id. Engine thread only, but for `collect`."""
+
+    def __init__(
+        self, contents: Contents, rows: StoredRows, workers: Workers, table_id: int
+    ) -> None:
+        self._contents = contents
+        self._rows = rows
+        self._workers = workers
+        self._table_id = table_id
+        self.collect = rows.collect
+        self.count_read = rows.count_read
+        self.ask = rows.ask
+
+    @property
+    def _numbers(self) -> RowNumbers:
+        return self._contents.ids.tables[self._table_id]  # others after a restore
+
+    def _row_keys(self, ids: Keys) -> Keys:
+        return self._numbers.row_keys_of(ids, self._workers)
+
+    def read(self, ids: Keys, rows: Rows, found: NDArray[np.uint8]) -> None:
+        """Copy the stored rows of unique ids: see `StoredRows.read`."""
+        self._rows.read(self._row_keys(ids), rows, found)
+
+    def locate(self, ids: Keys) -> Located:
+        """Return where the stored rows of unique ids are; it has their row keys."""
+        return self._rows.locate(self._row_keys(ids))
+
+    def prefetch(self, ids: Keys, record_bytes: int) -> None:
+        """Ask the disk for the rows of a large call, which will be read in pieces."""
+        self._rows.prefetch(self._row_keys(ids), record_bytes)
+
+    def has(self, ids: Keys) -> NDArray[np.bool_]:
+        """Return which ids have a stored row. Reads no row."""
+        return self._rows.has(self._row_keys(ids))
+
+    @property
+    def logged_rows(self) -> int:
+        """How many rows the log has, of all tables."""
+        return self._rows.logged_rows
+
+    def stored_ids(self) -> StoredIds:
+        """Return which ids have a stored row now."""
+        return StoredIds(self._numbers, self._rows.keys(self._table_id))
+
+
+class SparseAppender:
+    """Appends rows of a sparse table to the log by id. Engine thread only."""
+
+    def __init__(
+        self, contents: Contents, appender: Appender, workers: Workers, table_id: int
+    ) -> None:
+        self._contents = contents
+        self._appender = appender
+        self._workers = workers
+        self._table_id = table_id
+
+    def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
+        """Make room for so many records, and for the row numbers of their ids: see `Appender`."""
+        if records:
+            self._make_room(records)
+            self._appender.reserve(records, record_bytes, bounded=bounded)
+
+    def expect(self, records: int) -> None:
+        """Grow the log index and the row numbers once for so many more rows."""
+        self._make_room(records)
+        self._appender.expect(records)
+
+    def append(self, ids: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
+        """Log rows[slots] under unique ids. Room has been reserved."""
+        with self._contents.irreversible:
+            numbers = self._contents.ids.tables[self._table_id]
+            row_keys = numbers.assign(ids, self._workers)
+        self._appender.append(row_keys, rows, slots)
+
+    def _make_room(self, records: int) -> None:
+        self._contents.ids.tables[self._table_id].make_room(records)
+
+
+class SparseStorage:
+    """What a pool of a sparse table uses of a storage."""
+
+    def __init__(
+        self, storage: "Storage", contents: Contents, workers: Workers, table_id: int
+    ) -> None:
+        self._storage = storage
+        self.rows = SparseRows(contents, storage.rows, workers, table_id)
+        self.appender = SparseAppender(contents, storage.appender, workers, table_id)
+        self.irreversible = storage.irreversible
+        self.files = storage.files
+        self.segment_bytes = storage.segment_bytes
+        self.read_only = storage.read_only
+        self.begin_change = storage.begin_change
+        self.check_usable = storage.check_usable
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the running call has begun to change what it must not change by half."""
+        return self._storage.is_changing
+
+    @is_changing.setter
+    def is_changing(self, is_changing: bool) -> None:
+        self._storage.is_changing = is_changing
