@@ -23,7 +23,7 @@ from embstore.device.base import Device
 from embstore.device.values import Answer, Array, SlotContents, Slots
 from embstore.layout import Layout
 from embstore.score import PIN_SHIFT
-from embstore.storage.storage import Storage
+from embstore.storage.storage import PoolStorage
 
 _VACATED_SLOTS_MAX = 1 << 16
 
@@ -46,7 +46,7 @@ class Evictor:
     """Takes and frees the slots of one pool; the arena asks it for slabs. Engine thread only."""
 
     device: Device
-    storage: Storage
+    storage: PoolStorage
     arena: Arena
     layout: Layout
     slots: PoolSlots

@@ -43,7 +43,7 @@ from embstore.device.values import (
     TableParameters,
 )
 from embstore.score import PIN_ONE
-from embstore.storage.storage import Storage
+from embstore.storage.storage import PoolStorage
 
 _NO_SLOTS = np.empty(0, np.int64)
 
@@ -95,7 +95,7 @@ class Exchange:
 
     device: Device
     levels: DeviceLevels
-    storage: Storage
+    storage: PoolStorage
     slots: PoolSlots
     pins: PoolPins
     finder: Finder

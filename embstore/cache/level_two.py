@@ -43,7 +43,7 @@ from embstore.device.base import Device
 from embstore.device.values import Array, SlotContents, Slots
 from embstore.errors import CapacityError
 from embstore.layout import Layout
-from embstore.storage.storage import Storage
+from embstore.storage.storage import PoolStorage
 
 
 class LevelTwo:
@@ -57,7 +57,7 @@ class LevelTwo:
     def __init__(
         self,
         device: Device,
-        storage: Storage,
+        storage: PoolStorage,
         arena: Arena,
         above: PoolSlots,
         layout: Layout,

@@ -46,7 +46,7 @@ from embstore.device.values import TableParameters
 from embstore.layout import Layout
 from embstore.row_keys import DENSE, RowKeys
 from embstore.stages import Stages
-from embstore.storage.storage import Storage
+from embstore.storage.storage import PoolStorage
 
 
 class PoolName(NamedTuple):
@@ -67,7 +67,7 @@ class Pool:
     def __init__(
         self,
         device: Device,
-        storage: Storage,
+        storage: PoolStorage,
         arena: Arena,
         layout: Layout,
         policy_name: str,

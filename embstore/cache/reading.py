@@ -21,7 +21,8 @@ from embstore.cache.slots import PoolSlots
 from embstore.device.base import Device
 from embstore.device.values import Array, Batch, Counts, Slots
 from embstore.layout import Layout
-from embstore.storage.storage import Storage
+from embstore.storage.sparse import SparseRows
+from embstore.storage.storage import PoolStorage
 from embstore.storage.stored_rows import Located, StoredRows
 
 Pooling = tuple[NDArray[np.int64], bool, NDArray[np.float32] | None]
@@ -33,7 +34,7 @@ class PoolReader:
     """The reads of one pool. Engine thread only."""
 
     device: Device
-    storage: Storage
+    storage: PoolStorage
     layout: Layout
     slots: PoolSlots
     finder: Finder
@@ -193,7 +194,7 @@ class PoolReader:
 class Looked:
     """The written rows of some keys, as they were when they were looked for. Any thread."""
 
-    stored: StoredRows
+    stored: StoredRows | SparseRows
     count: int
     in_cache: Slots  # (m,) which of the keys, ascending
     copies: Rows  # (m, stride)

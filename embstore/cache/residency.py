@@ -30,7 +30,7 @@ from embstore.device.values import Answer, Array, Batch, Counts, Slots, TablePar
 from embstore.layout import Layout
 from embstore.score import PENDING
 from embstore.stages import Stages, now
-from embstore.storage.storage import Storage
+from embstore.storage.storage import PoolStorage
 
 _RANKED_SLOTS = 1 << 16
 
@@ -40,7 +40,7 @@ class Residency:
     """Which rows of one pool are in its slots. Engine thread only."""
 
     device: Device
-    storage: Storage
+    storage: PoolStorage
     layout: Layout
     parameters: TableParameters
     slots: PoolSlots

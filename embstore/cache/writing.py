@@ -19,7 +19,7 @@ from embstore.cache.slots import PoolSlots
 from embstore.device.base import Device
 from embstore.device.values import Array, Batch, Gradients, PoolUpdate, Slots
 from embstore.layout import VALUE, Layout
-from embstore.storage.storage import Storage
+from embstore.storage.storage import PoolStorage
 
 _LOOKED_AT = 1 << 16
 """Slots that are read at once for those that are dirty."""
@@ -53,7 +53,7 @@ class PoolWriter:
     """The writes of one pool. Engine thread only."""
 
     device: Device
-    storage: Storage
+    storage: PoolStorage
     arena: Arena
     layout: Layout
     slots: PoolSlots

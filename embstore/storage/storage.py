@@ -25,6 +25,7 @@ from embstore.config import Limits
 from embstore.errors import CheckpointExistsError, CheckpointNotFoundError, EmbstoreError
 from embstore.host.workers import Workers
 from embstore.results import KeptCheckpoint, Place, State, TableEntry
+from embstore.row_keys import RowKeys
 from embstore.stats import document
 from embstore.storage import command_records
 from embstore.storage.appender import Appender
@@ -155,11 +156,11 @@ class Storage:
         self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
         self.ids.drop(table_id)
 
-    def of_table(self, table_id: int) -> "Storage | SparseStorage":
+    def of_pool(self, row_keys: RowKeys) -> "PoolStorage":
         """Return what a pool uses of the storage: of a sparse table it takes ids as keys."""
-        if table_id not in self.ids.tables:
+        if row_keys.sparse_id is None:
             return self
-        return SparseStorage(self, self._contents, self._workers, table_id)
+        return SparseStorage(self, self._contents, self._workers, row_keys.sparse_id)
 
     # Commit, restore
 
@@ -315,3 +316,7 @@ class Storage:
     def stats(self) -> dict[str, Any]:
         """Return the stats of log, base and merges, by name."""
         return document(StorageStats, self)
+
+
+PoolStorage = Storage | SparseStorage
+"""What a pool of the cache uses."""

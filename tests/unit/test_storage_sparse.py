@@ -5,6 +5,7 @@ import pytest
 
 from embstore.arrays import KEY_MASK
 from embstore.errors import CapacityError, CorruptTableError
+from embstore.row_keys import RowKeys
 from embstore.storage import id_files
 from embstore.storage.id_files import Range, joined
 from tests.conformance.backends import UnsyncedFiles
@@ -88,7 +89,7 @@ def test_ids_of_all_kinds_are_read_as_they_were_written(tmp_path):
 
 def test_to_look_for_ids_costs_no_number(tmp_path):
     storage = opened(tmp_path)
-    border = storage.of_table(ONE)
+    border = storage.of_pool(RowKeys(ONE))
     ids = random_ids(generator(SEED), 5_000)
     located = border.rows.locate(ids)
     assert not located.found.any() and not border.rows.has(ids).any()
@@ -99,7 +100,7 @@ def test_to_look_for_ids_costs_no_number(tmp_path):
     rows = np.zeros((len(ids), layout_of(4).stride), np.float32)
     border.rows.collect(located, rows)
     assert same_rows(rows[:100], rows_for(ids[:100], 1)) and not rows[100:].any()
-    assert storage.of_table(DENSE) is storage
+    assert storage.of_pool(RowKeys()) is storage
     storage.close()
 
 
@@ -194,7 +195,7 @@ def test_a_restore_forgets_the_ids_that_came_later(tmp_path):
     storage.commit(TABLES, 2)
     append(storage, [7], 2, ONE)
     assert len(storage.catalogue.ids) == 2
-    border = storage.of_table(ONE)
+    border = storage.of_pool(RowKeys(ONE))
     storage.restore("one", 3)
     assert versions(storage, [5, 6, 7], ONE) == [1, -1, -1]
     assert border.rows.has(np.array([5, 6])).tolist() == [True, False]
@@ -346,7 +347,7 @@ def test_stored_ids_are_those_with_a_row_as_of_one_moment(tmp_path):
     assert storage.base.runs
     append(storage, ids[25_000:], 1, ONE)
     append(storage, [1, 2, 3], 1, OTHER, 8)
-    stored = storage.of_table(ONE).rows.stored_ids()
+    stored = storage.of_pool(RowKeys(ONE)).rows.stored_ids()
     append(storage, [1, 2, 3], 1, ONE)
     storage.commit(TABLES, 1)
     settle(storage)
@@ -378,7 +379,7 @@ def test_ids_that_leave_no_memory_are_refused_before_anything_changes(tmp_path, 
     monkeypatch.setattr("embstore.storage.row_numbers.NUMBERS_MAX", 1_000)
     append(storage, np.arange(900) * 7, 1, ONE)
     with pytest.raises(CapacityError, match="at most 1000 rows"):
-        storage.of_table(ONE).appender.reserve(101, 48)
+        storage.of_pool(RowKeys(ONE)).appender.reserve(101, 48)
     append(storage, np.arange(50) - 5_000, 1, ONE)
     assert storage.failure is None
     storage.close()
