@@ -12,9 +12,7 @@ and all that is hashed, needs no engine: two threads do that. One digest runs at
 A digest that is ended early leaves the leaves that were kept, and what has to be hashed again.
 """
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -23,20 +21,13 @@ from numpy.typing import NDArray
 from embstore.arithmetic import BLOCK_KEYS, leaf_records, leaves, root
 from embstore.arrays import EMPTY_KEY, KEY_BITS, KEY_MASK, Keys
 from embstore.cache.pool import Pool
-from embstore.cache.reading import Looked
 from embstore.errors import StoreClosedError
 from embstore.storage.row_index import add_keys
-from embstore.tables.set_aside import Copies, SetAside
+from embstore.tables.hashing import AHEAD_BYTES, hashing, slice_rows
+from embstore.tables.set_aside import Earlier, SetAside
 from embstore.tables.slices import Slices
 from embstore.tables.written_keys import WrittenKeys
 
-SLICE_ROWS = 1 << 14
-"""Rows that are looked for in a slice, and some of one more block; less where calls wait."""
-_SLICE_BYTES = 4 << 20
-"""Of rows that are copied in a slice, at most about so many."""
-_AHEAD_BYTES = 32 << 20
-"""Rows that the disk is asked for at a time, at most, while the ones before are hashed."""
-_HASH_THREADS = 2
 _BLOCK_SHIFT = BLOCK_KEYS.bit_length() - 1
 
 
@@ -152,19 +143,12 @@ class Reading:
         found = np.zeros((len(blocks), 32), np.uint8)
         is_there = np.zeros(len(blocks), bool)
         slices.of = len(blocks)
-        pending: deque[Future[None]] = deque()
-        ahead = max(_HASH_THREADS, _AHEAD_BYTES // _SLICE_BYTES)
-        with ThreadPoolExecutor(_HASH_THREADS) as hashers:
+        with hashing() as submit:
             for part, keys in self._pieces(blocks, written, slices):
-                looked, copies = self._look(keys, blocks[part], slices)
-                looked.ask()
-                arguments = keys, blocks[part], looked, copies, found[part], is_there[part]
-                pending.append(hashers.submit(self._hash, *arguments))
+                earlier = self._look(keys, blocks[part], slices)
+                earlier.looked.ask()
+                submit(self._hash, keys, blocks[part], earlier, found[part], is_there[part])
                 slices.done = part.stop
-                if len(pending) > ahead:
-                    pending.popleft().result()
-            for future in pending:
-                future.result()
         return blocks[is_there], found[is_there]
 
     def _pieces(
@@ -173,8 +157,8 @@ class Reading:
         """Yield what is looked for in each slice: some of the blocks, and row keys in them; all
         that may be written."""
         record_bytes = self._pool.layout.record_bytes
-        rows_max = min(SLICE_ROWS, max(1, _SLICE_BYTES // record_bytes))
-        step = max(1, _AHEAD_BYTES // (BLOCK_KEYS * record_bytes))
+        rows_max = slice_rows(self._pool.layout)
+        step = max(1, AHEAD_BYTES // (BLOCK_KEYS * record_bytes))
         for first in range(0, len(blocks), step):
             some = blocks[first : first + step]
             if written is None:
@@ -190,25 +174,22 @@ class Reading:
                 yield slice(first + low, first + high), keys[starts[low] : starts[high]]
                 low = high
 
-    def _look(self, keys: Keys, blocks: Keys, slices: Slices) -> tuple[Looked, Copies | None]:
+    def _look(self, keys: Keys, blocks: Keys, slices: Slices) -> Earlier:
         with slices.one():
-            looked, copies = self._pool.reader.look(keys), self._aside.of(keys)
+            earlier = self._aside.look(keys)
             self._next_block = int(blocks[-1]) + 1
-            return looked, copies
+            return earlier
 
     def _hash(
         self,
         keys: Keys,
         blocks: Keys,
-        looked: Looked,
-        copies: Copies | None,
+        earlier: Earlier,
         found: NDArray[np.uint8],
         is_there: NDArray[np.bool_],
     ) -> None:
         """Read rows, and write the leaves of their blocks."""
-        rows, was_written = looked.read()
-        if copies is not None:
-            rows, was_written = copies.put_into(rows, was_written)
+        rows, was_written = earlier.read()
         keys = keys[was_written]
         cuts = np.append(np.searchsorted(keys, blocks << _BLOCK_SHIFT), len(keys))
         is_there[:] = np.diff(cuts) > 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.cache.pool import Pool
+from embstore.cache.reading import Looked
 from embstore.storage.row_index import RowIndex
 
 _ABSENT = (1 << 40) - 1
@@ -53,12 +54,32 @@ class SetAside:
         self._count += len(rows)
         self._index.put(keys, numbers, *self._counts)  # last: copies that nothing finds do no harm
 
-    def of(self, keys: Keys) -> "Copies | None":
+    def look(self, keys: Keys) -> "Earlier":
+        """Look for rows of unique row keys as they were."""
+        return Earlier(self._pool.reader.look(keys), self._of(keys))
+
+    def _of(self, keys: Keys) -> "Copies | None":
         """Return what is here of some row keys; None: nothing."""
         numbers = self._index.positions_of(keys)
         if not (numbers >= 0).any():
             return None
         return Copies(numbers, np.array(self._starts), self._copies)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The rows of some keys as they were when the long read began. Any thread."""
+
+    looked: Looked
+    copies: "Copies | None"
+
+    def read(self) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return the rows of those keys that were written, and which they are.
+
+        Raises CorruptTableError.
+        """
+        rows, written = self.looked.read()
+        return (rows, written) if self.copies is None else self.copies.put_into(rows, written)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from the log to the base; so they are asked in this order, and no row that was w
 is missed. Rows that are written meanwhile may be found, or not.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from embstore.arithmetic import BLOCK_KEYS
@@ -20,27 +22,37 @@ from embstore.tables.slices import Slices
 _SHIFT = BLOCK_KEYS.bit_length() - 1
 
 
+def dirty_keys(pool: Pool, slices: Slices, at_end: Callable[[], None]) -> Keys:
+    """Return the row keys that are dirty in the cache, ascending, of all tables of a pool; rows
+    that are logged meanwhile may be missing. `at_end` is called in the last slice."""
+    found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
+    at: Place | None = FIRST
+    try:
+        while at is not None:
+            with slices.one():
+                if at == FIRST and exchange is not None:  # what rises may pass by
+                    exchange.risen = found
+                at, keys = pool.writer.dirty_range(at)
+                found.append(keys)
+                if at is None:
+                    at_end()
+    finally:
+        if exchange is not None:
+            exchange.risen = None
+    return np.unique(np.concatenate(found))
+
+
 class WrittenKeys:
     """The written row keys of a table. Made with slices of the engine; then any thread."""
 
     def __init__(self, pool: Pool, table_id: int, slices: Slices) -> None:
-        found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
-        at: Place | None = FIRST
-        try:
-            while at is not None:
-                with slices.one():
-                    if at == FIRST and exchange is not None:  # what rises may pass by
-                        exchange.risen = found
-                    at, keys = pool.writer.dirty_range(at)
-                    found.append(keys)
-                    if at is None:
-                        self._stored = pool.storage.rows.keys(table_id)
-        finally:
-            if exchange is not None:
-                exchange.risen = None
-        dirty = np.unique(np.concatenate(found))
+        self._pool, self._table_id = pool, table_id
+        dirty = dirty_keys(pool, slices, self._note_stored)
         self._dirty = dirty[dirty >> KEY_BITS == table_id]
         self._logged = self._stored.logged()
+
+    def _note_stored(self) -> None:
+        self._stored = self._pool.storage.rows.keys(self._table_id)
 
     def blocks(self) -> Keys:
         """Return the blocks with a written row, ascending: row key >> 8."""

@@ -6,6 +6,7 @@ import pytest
 from embstore import commands as c
 from embstore.errors import StoreClosedError, TableNotFoundError
 from embstore.tables import digest as digests
+from embstore.tables import hashing
 from tests.unit.small_stores import (
     generator,
     make_table,
@@ -42,7 +43,7 @@ class Between:
 @pytest.fixture
 def slices(monkeypatch):
     """Slices of a few blocks."""
-    monkeypatch.setattr(digests, "SLICE_ROWS", 600)
+    monkeypatch.setattr(hashing, "SLICE_ROWS", 600)
 
 
 def long_digest(store, table, progress=None):
@@ -114,7 +115,7 @@ def test_a_slice_reads_so_many_rows_at_most(tmp_path, monkeypatch, slices):
         found = long_digest(store, table)
         assert found.digest == digest_afresh(store, table)
     assert sum(asked) >= ROWS // 2
-    assert max(asked) <= digests.SLICE_ROWS + 256
+    assert max(asked) <= hashing.SLICE_ROWS + 256
 
 
 def test_it_ends_between_slices_and_the_next_one_is_right(tmp_path, monkeypatch, slices):
@@ -151,7 +152,7 @@ def test_of_a_table_that_is_dropped_or_restored_meanwhile(tmp_path, monkeypatch,
         assert restored and found.command == store.command
         assert found.digest == table.digest() == digest_afresh(store, table)
         monkeypatch.undo()
-        monkeypatch.setattr(digests, "SLICE_ROWS", 600)
+        monkeypatch.setattr(hashing, "SLICE_ROWS", 600)
         store.executor.tables.find("t").digest = digests.TableDigest()
         Between(store, monkeypatch, lambda number: "t" in store.tables() and store.drop_table("t"))
         with pytest.raises(TableNotFoundError):

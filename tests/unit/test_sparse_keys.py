@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.tables import digest as digests
+from embstore.arithmetic import BLOCK_KEYS
+from embstore.tables import hashing
 from tests.unit.small_stores import generator, make_table, opened, rows_of, settle, storage_of
 
 SEED = 89
@@ -50,10 +51,10 @@ def test_rows_cost_what_is_written_not_what_is_spanned(tmp_path, span, monkeypat
         )
         assert table.digest() == before
         assert sum(asked) == len(keys), "no key is asked for that was not written"
-        assert max(asked) <= digests.SLICE_ROWS + digests.BLOCK_KEYS
+        assert max(asked) <= hashing.SLICE_ROWS + BLOCK_KEYS
         table.assign(keys[:3], rows_of([1, 2, 3]))
         changed = table.digest()
-        assert sum(asked) <= len(keys) + 3 * digests.BLOCK_KEYS
+        assert sum(asked) <= len(keys) + 3 * BLOCK_KEYS
         sample = keys[:: len(keys) // 500]
         assert (table.lookup(sample)[3:] == rows_of(sample % 1000)[3:]).all()
     with opened(tmp_path, **options) as store:

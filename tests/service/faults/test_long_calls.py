@@ -14,7 +14,7 @@ import embstore
 from embstore.cache import integrity
 from embstore.config import Constant, Sgd
 from embstore.handles.store import Store
-from embstore.tables import digest
+from embstore.tables import hashing
 from embstore.tables.slices import Slices
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_proto.v1.embstore_pb2_grpc import EmbstoreStub
@@ -50,7 +50,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(digest, "SLICE_ROWS", 300)
+    monkeypatch.setattr(hashing, "SLICE_ROWS", 300)
     monkeypatch.setattr(integrity, "SLICE_SLOTS", 300)
     monkeypatch.setattr(Slices, "one", lambda slices: made(slices))
     yield made
