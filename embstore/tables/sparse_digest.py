@@ -1,0 +1,166 @@
+"""The digest of a sparse table (contract.md, rule 11): all rows in one pass, in the order in which
+they are stored.
+
+Leaves are sums of hashes, so rows may come in any order, but each of them once. Files have them by
+row number, which an id gets when a row of it is logged for the first time, and keeps. So there are
+two parts:
+
+    ids that had a number when the cache had been looked through for dirty rows, by number
+    of the dirty rows, those that had none then
+
+A row that was written when the digest began is in one of them: it was dirty and is found in the
+cache, or it was logged before, and has a number. What else is found was written since, and has been
+set aside as a row that was not there; see `set_aside.py`. The slices are those of a dense table.
+
+Leaves are kept until a row is written. Rejected: to keep the leaves of partitions without a written
+row. Rows of all partitions are mixed in the files, so each of them would be read all the same, and
+under training no partition stays as it is. To subtract a row's old hash and add its new one costs
+each write two hashes and the old row.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic import leaf_records, root
+from embstore.arithmetic.compiled_digest import Sums, add_row_hashes, leaves_of_sums, row_sums
+from embstore.arrays import KEY_MASK, Keys
+from embstore.cache.pool import Pool
+from embstore.errors import StoreClosedError
+from embstore.tables.hashing import HASH_THREADS, hashing, slice_rows
+from embstore.tables.set_aside import Earlier, SetAside
+from embstore.tables.slices import Slices
+from embstore.tables.written_keys import dirty_keys
+
+Leaves = tuple[Keys, NDArray[np.uint8]]
+"""Blocks with a written row, (m,) ascending, and the leaf of each, (m, 32)."""
+
+
+class Numbers(Protocol):
+    """The row numbers of a sparse table. With the engine, but `ids_of`."""
+
+    @property
+    def count(self) -> int:
+        """Ids that have numbers, which are below it."""
+
+    def ids_of(self, numbers: NDArray[np.int64]) -> Keys:
+        """Return the ids of numbers. Any thread."""
+
+    def row_keys_of(self, ids: Keys) -> Keys:
+        """Return the row key of each id, whose lower KEY_BITS are its number; KEY_MASK, which is
+        above all of them, where it has none."""
+
+
+class SparseDigest:
+    """The leaves of one sparse table. With the engine, but for `compute`.
+
+    numbers : returns the row numbers of the table; others after a restore
+    """
+
+    def __init__(self, numbers: Callable[[], Numbers]) -> None:
+        self._numbers = numbers
+        self._leaves: Leaves = np.empty(0, np.int64), np.empty((0, 32), np.uint8)
+        self._is_changed = True  # since the leaves were computed, or they never were
+        self.reading: SparseReading | None = None
+        """What the digest that runs still has to read; None: none runs, or the leaves are kept."""
+
+    def note_written(self, keys: Keys) -> None:
+        """Remember that row keys of the table were written."""
+        self._is_changed |= len(keys) > 0
+
+    def begin(self, pool: Pool, table_id: int) -> None:
+        """Begin a digest of the table as it is now."""
+        pool.followers.download()
+        pool.followers.follow(table_id, self.note_written)
+        if self._is_changed:
+            self.reading = SparseReading(pool, table_id, self._numbers())
+            self._is_changed = False
+
+    def compute(self, slices: Slices, identity: bytes, t: int) -> str:
+        """Return the digest that was begun, 64 hexadecimal digits. What `slices` raises ends it."""
+        if self.reading is None:
+            return root(identity, t, *self._leaves)
+        found = None
+        try:
+            found = self.reading.leaves(slices)
+        finally:
+            with suppress(StoreClosedError), slices.last():
+                self.reading = None
+                if found is None:
+                    self._is_changed = True
+                else:
+                    self._leaves = found
+        return root(identity, t, *found)
+
+    def records(self, table_id: int, low: int, count: int) -> bytes:
+        """Return the first `count` leaves of blocks >= low, as the root has them; after `compute`,
+        with nothing computed since."""
+        blocks, leaves = self._leaves
+        begin = int(np.searchsorted(blocks, low))
+        page = slice(begin, begin + count)
+        return leaf_records(blocks[page], leaves[page]).tobytes()
+
+
+class SparseReading:
+    """The rows of one table as they were when this was made, read once each, and hashed."""
+
+    def __init__(self, pool: Pool, table_id: int, numbers: Numbers) -> None:
+        self._pool = pool
+        self._table_id = table_id
+        self._numbers = numbers
+        self._seed = int(pool.parameters.seeds[pool.row_keys.number(table_id)])
+        self._next = 0  # row numbers below it have been read
+        self._aside = SetAside(pool)
+
+    def set_aside(self, keys: Keys) -> None:
+        """Copy rows that are about to change, and are still to be read. With the engine."""
+        self._aside.add(keys[self._numbers_of(keys) >= self._next])
+
+    def leaves(self, slices: Slices) -> Leaves:
+        """Return the leaves of the table."""
+        self._count = 0
+        dirty = dirty_keys(self._pool, slices, self._note_count)
+        dirty = dirty[self._pool.row_keys.are_of(dirty, self._table_id)]
+        slices.of = self._count + len(dirty)
+        sums = [row_sums() for _ in range(HASH_THREADS)]
+        spare = [*sums]
+        with hashing() as submit:
+            for keys, earlier in self._pieces(dirty, slices):
+                earlier.looked.ask()
+                submit(self._hash, keys, earlier, spare)
+        return leaves_of_sums(sums)
+
+    def _note_count(self) -> None:
+        self._count = self._numbers.count
+
+    def _pieces(self, dirty: Keys, slices: Slices) -> Iterator[tuple[Keys, Earlier]]:
+        """Yield the row keys of each slice, and their rows."""
+        rows_max, low = slice_rows(self._pool.layout), 0
+        while low < slices.of:
+            end = self._count if low < self._count else slices.of
+            high = min(low + max(rows_max >> slices.halvings, 1), end)
+            with slices.one():
+                if low < self._count:
+                    keys = self._numbers.ids_of(np.arange(low, high))
+                    self._next = high
+                else:
+                    keys = dirty[low - self._count : high - self._count]
+                    keys = keys[self._numbers_of(keys) >= self._count]
+                earlier = self._aside.look(keys)
+            yield keys, earlier
+            slices.done = low = high
+
+    def _hash(self, keys: Keys, earlier: Earlier, spare: list[Sums]) -> None:
+        """Read rows, and add their hashes to sums of no other thread."""
+        rows, was_written = earlier.read()
+        ids = self._pool.row_keys.keys(keys[was_written])
+        used = self._pool.layout.dim + self._pool.layout.state_dim
+        sums = spare.pop()
+        add_row_hashes(self._seed, ids, rows, used, sums)
+        spare.append(sums)
+
+    def _numbers_of(self, row_keys: Keys) -> Keys:
+        return self._numbers.row_keys_of(row_keys) & KEY_MASK
