@@ -490,8 +490,8 @@ class ReferenceTable:
         _check(array.ndim == 1, "keys of shape (n,)", array.shape)
         if self.config.key_space == "sparse":
             return self._checked_bits(array)
-        integer = array.size == 0 or (array.dtype.kind in "iu" and array.dtype != np.uint64)
-        _check(integer, "keys of dtype int64", array.dtype)
+        integer = array.size == 0 or array.dtype.kind in "iu"
+        _check(integer, "keys of dtype int64 or uint64", array.dtype)
         outside = array[(array < 0) | (array >= self._rows)]
         _check(outside.size == 0, f"table {self.name!r}: keys in [0, {self._rows})", outside[:1])
         return array.astype(np.int64)
@@ -537,7 +537,7 @@ class ReferenceStore:
         name: str,
         *,
         dim: int,
-        rows: int = 0,
+        rows: int | None = None,
         optimizer: Optimizer,
         initializer: Initializer,
         seed: int | None = None,
@@ -545,9 +545,14 @@ class ReferenceStore:
     ) -> ReferenceTable:
         """Create a table, or return the one of this identity and rows, its tunables as they are."""
         config = TableConfig.checked(
-            name, dim=dim, rows=rows, optimizer=optimizer, initializer=initializer, seed=seed
+            name,
+            dim=dim,
+            rows=rows,
+            optimizer=optimizer,
+            initializer=initializer,
+            seed=seed,
+            key_space=key_space,
         )
-        config = replace(config, key_space=key_space)
         if seed is None:
             config = replace(config, seed=default_seed(name))
         table = self._tables.get(name) or ReferenceTable(self, config)

@@ -73,11 +73,12 @@ class SparseRows:
         self.ask = rows.ask
 
     @property
-    def _numbers(self) -> RowNumbers:
+    def numbers(self) -> RowNumbers:
+        """The row numbers of the table."""
         return self._contents.ids.tables[self._table_id]  # others after a restore
 
     def _row_keys(self, ids: Keys) -> Keys:
-        return self._numbers.row_keys_of(ids, self._workers)
+        return self.numbers.row_keys_of(ids, self._workers)
 
     def read(self, ids: Keys, rows: Rows, found: NDArray[np.uint8]) -> None:
         """Copy the stored rows of unique ids: see `StoredRows.read`."""
@@ -102,7 +103,7 @@ class SparseRows:
 
     def stored_ids(self) -> StoredIds:
         """Return which ids have a stored row now."""
-        return StoredIds(self._numbers, self._rows.keys(self._table_id))
+        return StoredIds(self.numbers, self._rows.keys(self._table_id))
 
 
 class SparseAppender:

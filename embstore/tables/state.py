@@ -13,7 +13,9 @@ from embstore.config import TableConfig
 from embstore.device.values import Array, Batch, Counts, Gradients
 from embstore.errors import InvalidArgumentError, TableHeldError
 from embstore.results import TableEntry
+from embstore.storage.sparse import SparseRows
 from embstore.tables.digest import TableDigest
+from embstore.tables.sparse_digest import SparseDigest
 
 
 @dataclass(eq=False)
@@ -26,7 +28,7 @@ class TableState:
     rows: int
     learning_rate: float
     t: int = 0
-    digest: TableDigest = field(default_factory=TableDigest)
+    digest: TableDigest | SparseDigest = field(init=False)
     sessions: set[str] = field(default_factory=set)
     """Names of the look-ahead sessions that are open on it."""
     writer: str = ""
@@ -44,6 +46,7 @@ class TableState:
         self.number = self.pool.row_keys.number(self.table_id)
         """Its place in the arrays of its pool's kernels."""
         self.grow(self.rows)
+        self.digest = _digest_of(self.pool)
 
     def grow(self, rows: int) -> None:
         """Have so many rows."""
@@ -69,6 +72,11 @@ class TableState:
         """Return the configuration with today's tunables."""
         optimizer = replace(self.config.optimizer, learning_rate=self.learning_rate)
         return replace(self.config, rows=self.rows, optimizer=optimizer)
+
+
+def _digest_of(pool: Pool) -> TableDigest | SparseDigest:
+    rows = pool.storage.rows
+    return SparseDigest(lambda: rows.numbers) if isinstance(rows, SparseRows) else TableDigest()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_BITS, Keys
 from embstore.cache.pool import Pool
 from embstore.cache.writing import FIRST, Place
+from embstore.storage.stored_rows import StoredRows
 from embstore.tables.slices import Slices
 
 _SHIFT = BLOCK_KEYS.bit_length() - 1
@@ -52,7 +53,9 @@ class WrittenKeys:
         self._logged = self._stored.logged()
 
     def _note_stored(self) -> None:
-        self._stored = self._pool.storage.rows.keys(self._table_id)
+        rows = self._pool.storage.rows
+        assert isinstance(rows, StoredRows), "a sparse table has another digest"
+        self._stored = rows.keys(self._table_id)
 
     def blocks(self) -> Keys:
         """Return the blocks with a written row, ascending: row key >> 8."""

@@ -28,6 +28,7 @@ OPTIMIZERS = {
 KINDS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
+KEY_SPACE = os.environ.get("EMBSTORE_TEST_KEY_SPACE", "dense")
 T = TypeVar("T")
 _WAITS = "wait wait_for join __enter__ _wait_for_tstate_lock _call looking close".split()
 """Where threads wait, in the modules of threads and of the engine's lock."""
@@ -36,7 +37,11 @@ _WAITS = "wait wait_for join __enter__ _wait_for_tstate_lock _call looking close
 def config(**given: Any) -> dict[str, Any]:
     """Return a table's configuration, small where a case says nothing."""
     usual = {"dim": 4, "rows": 1000, "optimizer": Sgd(0.1), "initializer": Uniform(-0.1, 0.1)}
-    return usual | given
+    made = usual | given
+    if KEY_SPACE == "sparse" and "key_space" not in given:
+        del made["rows"]
+        made["key_space"] = "sparse"
+    return made
 
 
 def of_each_kind(**given: Any) -> dict[str, dict[str, Any]]:

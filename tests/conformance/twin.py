@@ -211,7 +211,7 @@ class Twin:
         described = table.describe()
         assert (described.t, described.config.rows) == (expected.t, expected.rows)
         assert described.config.optimizer.learning_rate == expected.learning_rate
-        keys = np.array(sorted(expected.written), np.int64)
+        keys = np.array(sorted(expected.written), np.uint64).view(np.int64)
         for found, wanted in zip(table.read_rows(keys), expected.read_rows(keys), strict=True):
             wrong = (found.view(np.uint32) != wanted.view(np.uint32)).any(axis=1)
             assert not wrong.any(), f"{name}: rows differ of keys {keys[wrong][:10].tolist()}"

@@ -76,15 +76,16 @@ def test_one_value_is_no_key(open_twin):
 
 
 def test_a_table_has_either_rows_or_sparse_keys(open_twin):
-    store = open_twin().store
+    twin = open_twin()
+    store = twin.store
     with refused(store, InvalidArgumentError, "no rows"):
         store.create_table("a", **sparse(), rows=10)
     with refused(store, InvalidArgumentError, "rows to be an integer"):
         store.create_table("a", **(sparse() | {"key_space": "dense"}))
     with refused(store, InvalidArgumentError, "key_space to be one of dense, sparse"):
         store.create_table("a", **(sparse() | {"key_space": "hashed"}))
-    store.create_table("a", **sparse())
-    store.create_table("a", **sparse())
+    twin.create_table("a", **sparse())
+    twin.create_table("a", **sparse())
     with refused(store, TableExistsError, "key_space"):
         store.create_table("a", **config())
     assert store.table("a").rows == RESERVED
