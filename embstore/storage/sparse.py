@@ -6,56 +6,20 @@ take row keys, and pass everything on. An id gets its row number when a row of i
 that has none has no stored row, and to look for it costs no number.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows
+from embstore.arrays import Keys, Rows
 from embstore.host.workers import Workers
 from embstore.storage.appender import Appender
 from embstore.storage.contents import Contents
 from embstore.storage.row_numbers import RowNumbers
-from embstore.storage.stored_rows import Located, StoredKeys, StoredRows
+from embstore.storage.stored_rows import Located, StoredRows
 
 if TYPE_CHECKING:
     from embstore.storage.storage import Storage
-
-_SHIFT = 8
-
-
-class StoredIds:
-    """Which ids of a table had a stored row at one moment. Any thread; merges may go on."""
-
-    def __init__(self, numbers: RowNumbers, stored: StoredKeys) -> None:
-        self.count = numbers.count
-        """Row numbers that there were."""
-        self._numbers = numbers
-        self._stored = stored
-        self._logged = stored.logged()
-
-    def slices(self, numbers: int) -> Iterator[Keys]:
-        """Yield the ids by row number, those of at most so many row numbers at a time."""
-        for low in range(0, self.count, numbers):
-            yield self.between(low, min(low + numbers, self.count))
-
-    def between(self, low: int, high: int) -> Keys:
-        """Return the ids of row numbers in [low, high) that had a stored row, by row number."""
-        first = self._numbers.table_id << KEY_BITS
-        low, high = first + low, first + min(high, self.count)
-        blocks = np.arange(low >> _SHIFT, (max(high, low) + (1 << _SHIFT) - 1) >> _SHIFT)
-        in_base = self._stored.keys_in_base(blocks, _SHIFT)
-        row_keys = np.unique(
-            np.concatenate([_between(k, low, high) for k in (in_base, self._logged)])
-        )
-        return self._numbers.ids_of(row_keys & KEY_MASK)
-
-
-def _between(keys: Keys, low: int, high: int) -> Keys:
-    """Return those of ascending keys in [low, high)."""
-    begin, end = np.searchsorted(keys, [low, high])
-    return keys[begin:end]
 
 
 class SparseRows:
@@ -74,8 +38,8 @@ class SparseRows:
 
     @property
     def numbers(self) -> RowNumbers:
-        """The row numbers of the table."""
-        return self._contents.ids.tables[self._table_id]  # others after a restore
+        """The row numbers of the table; others after a restore."""
+        return self._contents.ids.tables[self._table_id]
 
     def _row_keys(self, ids: Keys) -> Keys:
         return self.numbers.row_keys_of(ids, self._workers)
@@ -100,10 +64,6 @@ class SparseRows:
     def logged_rows(self) -> int:
         """How many rows the log has, of all tables."""
         return self._rows.logged_rows
-
-    def stored_ids(self) -> StoredIds:
-        """Return which ids have a stored row now."""
-        return StoredIds(self.numbers, self._rows.keys(self._table_id))
 
 
 class SparseAppender:

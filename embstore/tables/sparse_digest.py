@@ -18,9 +18,8 @@ under training no partition stays as it is. To subtract a row's old hash and add
 each write two hashes and the old row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from embstore.arithmetic.compiled_digest import Sums, add_row_hashes, leaves_of_
 from embstore.arrays import KEY_MASK, Keys
 from embstore.cache.pool import Pool
 from embstore.errors import StoreClosedError
+from embstore.storage.sparse import SparseRows
 from embstore.tables.hashing import HASH_THREADS, hashing, slice_rows
 from embstore.tables.set_aside import Earlier, SetAside
 from embstore.tables.slices import Slices
@@ -39,29 +39,10 @@ Leaves = tuple[Keys, NDArray[np.uint8]]
 """Blocks with a written row, (m,) ascending, and the leaf of each, (m, 32)."""
 
 
-class Numbers(Protocol):
-    """The row numbers of a sparse table. With the engine, but `ids_of`."""
-
-    @property
-    def count(self) -> int:
-        """Ids that have numbers, which are below it."""
-
-    def ids_of(self, numbers: NDArray[np.int64]) -> Keys:
-        """Return the ids of numbers. Any thread."""
-
-    def row_keys_of(self, ids: Keys) -> Keys:
-        """Return the row key of each id, whose lower KEY_BITS are its number; KEY_MASK, which is
-        above all of them, where it has none."""
-
-
 class SparseDigest:
-    """The leaves of one sparse table. With the engine, but for `compute`.
+    """The leaves of one sparse table. With the engine, but for `compute`."""
 
-    numbers : returns the row numbers of the table; others after a restore
-    """
-
-    def __init__(self, numbers: Callable[[], Numbers]) -> None:
-        self._numbers = numbers
+    def __init__(self) -> None:
         self._leaves: Leaves = np.empty(0, np.int64), np.empty((0, 32), np.uint8)
         self._is_changed = True  # since the leaves were computed, or they never were
         self.reading: SparseReading | None = None
@@ -72,11 +53,11 @@ class SparseDigest:
         self._is_changed |= len(keys) > 0
 
     def begin(self, pool: Pool, table_id: int) -> None:
-        """Begin a digest of the table as it is now."""
+        """Begin a digest of the table, which is the pool's only one, as it is now."""
         pool.followers.download()
         pool.followers.follow(table_id, self.note_written)
         if self._is_changed:
-            self.reading = SparseReading(pool, table_id, self._numbers())
+            self.reading = SparseReading(pool)
             self._is_changed = False
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
@@ -105,13 +86,13 @@ class SparseDigest:
 
 
 class SparseReading:
-    """The rows of one table as they were when this was made, read once each, and hashed."""
+    """The rows of a pool as they were when this was made, read once each, and hashed."""
 
-    def __init__(self, pool: Pool, table_id: int, numbers: Numbers) -> None:
+    def __init__(self, pool: Pool) -> None:
+        assert isinstance(pool.storage.rows, SparseRows)
         self._pool = pool
-        self._table_id = table_id
-        self._numbers = numbers
-        self._seed = int(pool.parameters.seeds[pool.row_keys.number(table_id)])
+        self._numbers = pool.storage.rows.numbers
+        self._seed = int(pool.parameters.seeds[0])
         self._next = 0  # row numbers below it have been read
         self._aside = SetAside(pool)
 
@@ -123,7 +104,6 @@ class SparseReading:
         """Return the leaves of the table."""
         self._count = 0
         dirty = dirty_keys(self._pool, slices, self._note_count)
-        dirty = dirty[self._pool.row_keys.are_of(dirty, self._table_id)]
         slices.of = self._count + len(dirty)
         sums = [row_sums() for _ in range(HASH_THREADS)]
         spare = [*sums]
@@ -137,14 +117,14 @@ class SparseReading:
         self._count = self._numbers.count
 
     def _pieces(self, dirty: Keys, slices: Slices) -> Iterator[tuple[Keys, Earlier]]:
-        """Yield the row keys of each slice, and their rows."""
+        """Yield the ids of each slice, and their rows."""
         rows_max, low = slice_rows(self._pool.layout), 0
         while low < slices.of:
             end = self._count if low < self._count else slices.of
             high = min(low + max(rows_max >> slices.halvings, 1), end)
             with slices.one():
                 if low < self._count:
-                    keys = self._numbers.ids_of(np.arange(low, high))
+                    keys = self._numbers.first_ids(low, high)
                     self._next = high
                 else:
                     keys = dirty[low - self._count : high - self._count]
@@ -156,11 +136,11 @@ class SparseReading:
     def _hash(self, keys: Keys, earlier: Earlier, spare: list[Sums]) -> None:
         """Read rows, and add their hashes to sums of no other thread."""
         rows, was_written = earlier.read()
-        ids = self._pool.row_keys.keys(keys[was_written])
         used = self._pool.layout.dim + self._pool.layout.state_dim
         sums = spare.pop()
-        add_row_hashes(self._seed, ids, rows, used, sums)
+        add_row_hashes(self._seed, keys[was_written], rows, used, sums)
         spare.append(sums)
 
-    def _numbers_of(self, row_keys: Keys) -> Keys:
-        return self._numbers.row_keys_of(row_keys) & KEY_MASK
+    def _numbers_of(self, ids: Keys) -> Keys:
+        """Return the row number of each id, above all others where it has none."""
+        return self._numbers.row_keys_of(ids) & KEY_MASK

@@ -13,7 +13,6 @@ from embstore.config import TableConfig
 from embstore.device.values import Array, Batch, Counts, Gradients
 from embstore.errors import InvalidArgumentError, TableHeldError
 from embstore.results import TableEntry
-from embstore.storage.sparse import SparseRows
 from embstore.tables.digest import TableDigest
 from embstore.tables.sparse_digest import SparseDigest
 
@@ -39,6 +38,7 @@ class TableState:
     """That named it, and had a gradient that rule 9 refuses."""
 
     def __post_init__(self) -> None:
+        self.digest = SparseDigest() if self.config.is_sparse else TableDigest()
         self.name = self.config.name
         self.dim = self.config.dim
         self.identity_json = self.config.identity_json()
@@ -46,7 +46,6 @@ class TableState:
         self.number = self.pool.row_keys.number(self.table_id)
         """Its place in the arrays of its pool's kernels."""
         self.grow(self.rows)
-        self.digest = _digest_of(self.pool)
 
     def grow(self, rows: int) -> None:
         """Have so many rows."""
@@ -72,11 +71,6 @@ class TableState:
         """Return the configuration with today's tunables."""
         optimizer = replace(self.config.optimizer, learning_rate=self.learning_rate)
         return replace(self.config, rows=self.rows, optimizer=optimizer)
-
-
-def _digest_of(pool: Pool) -> TableDigest | SparseDigest:
-    rows = pool.storage.rows
-    return SparseDigest(lambda: rows.numbers) if isinstance(rows, SparseRows) else TableDigest()
 
 
 @dataclass(frozen=True)

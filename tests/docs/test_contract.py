@@ -182,30 +182,32 @@ def accepted(count: int, dim: int) -> tuple[Callable[[], str], Callable[[], str]
     )
 
 
+def sparse_table(store: Any) -> Any:
+    """Return the page's sparse table."""
+    table = store.create_table(
+        "v",
+        dim=4,
+        optimizer=RowWiseAdagrad(learning_rate=0.05, epsilon=1e-8),
+        initializer=Uniform(-0.1, 0.1),
+        seed=7,
+        key_space="sparse",
+    )
+    table.update(SPARSE_KEYS, G)
+    table.update(SPARSE_KEYS[:1], G[:1])
+    return table
+
+
 def sparse(
     found: Callable[[dict[int, bytes], str], str],
 ) -> tuple[Callable[[], str], Callable[[], str]]:
     """Return what is found in leaves and digest of the page's sparse table."""
 
-    def updated() -> reference.ReferenceTable:
-        table = reference.ReferenceStore().create_table(
-            "v",
-            dim=4,
-            optimizer=RowWiseAdagrad(learning_rate=0.05, epsilon=1e-8),
-            initializer=Uniform(-0.1, 0.1),
-            seed=7,
-            key_space="sparse",
-        )
-        table.update(SPARSE_KEYS, G)
-        table.update(SPARSE_KEYS[:1], G[:1])
-        return table
-
     def by_reference() -> str:
-        table = updated()
+        table = sparse_table(reference.ReferenceStore())
         return found(table.leaves(), table.digest())
 
     def by_arithmetic() -> str:
-        table = updated()
+        table = sparse_table(reference.ReferenceStore())
         padded = np.zeros((3, 8), fp32)
         padded[:, :5] = np.hstack(table.read_rows(SPARSE_KEYS))
         sums = row_sums()
@@ -276,6 +278,16 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
 def test_functions_of_a_rule_give_the_value_of_the_page(name):
     by_reference, by_arithmetic = RULES[name]
     assert by_reference() == by_arithmetic() == OF_RULES[name].value
+
+
+def test_a_sparse_table_has_the_digest_of_the_page(store):
+    """And, in a store, its leaves."""
+    table = sparse_table(store)
+    assert table.digest() == OF_RULES["sparse digest"].value
+    if isinstance(store, reference.ReferenceStore):
+        return
+    for block, leaf in table.leaves():
+        assert leaf == OF_RULES[f"sparse leaf {block}"].value
 
 
 def test_the_bits_of_a_sparse_key_count_and_one_key_is_none():

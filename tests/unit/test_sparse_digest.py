@@ -1,19 +1,13 @@
-"""The digest of a sparse table: each row once, wherever it is and whatever happens meanwhile.
-
-The tables here have dense keys, and row numbers that are noted as rows are logged; cache, storage,
-slices and what commands set aside are those of every table.
-"""
+"""The digest of a sparse table: each row once, wherever it is and whatever happens meanwhile."""
 
 import numpy as np
 import pytest
 
 from embstore.arithmetic import LEAF_RECORD, root
-from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.cache import writing
 from embstore.device.gpu import GpuDevice
 from embstore.errors import StoreClosedError
 from embstore.tables import hashing
-from embstore.tables.sparse_digest import SparseDigest
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.reference import Row, sparse_leaves
 from tests.unit.small_stores import (
@@ -24,7 +18,6 @@ from tests.unit.small_stores import (
     rows_of,
     settle,
     small_limits,
-    storage_of,
 )
 from tests.unit.test_long_digests import Between, long_digest
 
@@ -33,56 +26,32 @@ ROWS = 12_000
 OPTIONS = {"cache_bytes": 120_000, "limits": small_limits()}
 
 
-class NotedNumbers:
-    """The number of each row key of a table, in the order in which rows are logged first."""
-
-    def __init__(self, store, table, monkeypatch):
-        self._number_of = {}
-        self._table_id = table.table_id
-        append = storage_of(store).appender.append
-
-        def noting(keys, *rows):
-            for key in keys[keys >> KEY_BITS == table.table_id].tolist():
-                self._number_of.setdefault(key, len(self._number_of))
-            append(keys, *rows)
-
-        monkeypatch.setattr(storage_of(store).appender, "append", noting)
-
-    @property
-    def count(self):
-        return len(self._number_of)
-
-    def ids_of(self, numbers):
-        assert (numbers < self.count).all()
-        return np.array(list(self._number_of), np.int64)[numbers]
-
-    def row_keys_of(self, ids):
-        numbers = [self._number_of.get(key, KEY_MASK) for key in ids.tolist()]
-        return self._table_id << KEY_BITS | np.array(numbers, np.int64)
+def ids_of(numbers):
+    """Return ids all over 64 bits, another one for each number."""
+    return np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 class Filled:
     """A store with a table whose rows are dirty, logged, folded, or not there."""
 
-    def __init__(self, path, monkeypatch, **options):
+    def __init__(self, path, **options):
         self.store = opened(path, **OPTIONS | options)
-        self.table = make_table(self.store, rows=ROWS)
-        self.numbers = NotedNumbers(self.store, self.table, monkeypatch)
+        self.table = make_table(self.store, rows=None, key_space="sparse")
         self.state = self.store.executor.tables.find("t")
-        self.state.digest = SparseDigest(lambda: self.numbers)
+        self.numbers = pool_of(self.table).storage.rows.numbers
         self.keys = set()
 
     def fill(self):
         for low in range(0, ROWS // 2, 500):
-            self.assign(np.arange(low, low + 500))
+            self.assign(ids_of(np.arange(low, low + 500)))
         self.store.checkpoint("folded")
         settle(self.store)
-        self.assign(np.arange(0, ROWS // 2, 5), version=1)
-        self.assign(np.arange(ROWS - 300, ROWS))
+        self.assign(ids_of(np.arange(0, ROWS // 2, 5)), version=1)
+        self.assign(ids_of(np.arange(ROWS - 300, ROWS)))
         return self
 
     def assign(self, keys, version=0):
-        self.table.assign(keys, rows_of(keys, version=version))
+        self.table.assign(keys, rows_of(keys % np.uint64(10_007), version=version))
         self.keys |= set(keys.tolist())
 
     def update(self, keys):
@@ -91,7 +60,7 @@ class Filled:
 
     def leaves(self):
         """Return the leaves by the reference."""
-        keys = np.array(sorted(self.keys), np.int64)
+        keys = np.array(sorted(self.keys), np.uint64)
         weights, state = self.table.read_rows(keys)
         rows = zip(keys.tolist(), weights, state, strict=True)
         return sparse_leaves(self.table.seed, {key: Row(w, s) for key, w, s in rows})
@@ -118,23 +87,23 @@ def slices(monkeypatch):
 
 
 def test_an_empty_table_and_one_whose_rows_were_never_logged(tmp_path, monkeypatch):
-    filled = Filled(tmp_path, monkeypatch, cache_bytes=4 << 20)
+    filled = Filled(tmp_path, cache_bytes=4 << 20)
     with filled.store:
         assert filled.table.digest() == filled.digest()
-        filled.table.lookup(np.arange(50))
+        filled.table.lookup(ids_of(np.arange(50)))
         assert filled.table.digest() == filled.digest(), "nothing is written"
-        filled.update(np.arange(0, 3_000, 2))
+        filled.update(ids_of(np.arange(0, 3_000, 2)))
         assert filled.numbers.count == 0
         assert filled.table.digest() == filled.digest()
 
 
 def test_each_row_counts_once_wherever_it_is(tmp_path, monkeypatch, slices):
-    rng, filled = generator(SEED), Filled(tmp_path, monkeypatch)
+    rng, filled = generator(SEED), Filled(tmp_path)
     with filled.store:
         filled.fill()
         assert 0 < filled.numbers.count < len(filled.keys)
         for number in range(12):
-            filled.update(rng.integers(0, ROWS, 10 if number % 3 else 3_000))
+            filled.update(ids_of(rng.integers(0, ROWS, 10 if number % 3 else 3_000)))
             if number % 4 == 0:
                 filled.table.flush()
             if number % 5 == 0:
@@ -145,7 +114,7 @@ def test_each_row_counts_once_wherever_it_is(tmp_path, monkeypatch, slices):
 
 
 def test_leaves_are_those_of_the_root(tmp_path, monkeypatch):
-    filled = Filled(tmp_path, monkeypatch).fill()
+    filled = Filled(tmp_path).fill()
     with filled.store:
         filled.table.digest()
         found = np.frombuffer(filled.state.digest.records(0, 0, 1 << 14), LEAF_RECORD)
@@ -162,13 +131,13 @@ def test_updates_between_slices_are_not_in_it(tmp_path, monkeypatch, slices, dev
     if device != "cpu":
         runtime = GpuDevice(EmulatedRuntime(), 1)
         options = {"device": runtime, "host_cache_bytes": 120_000}
-    filled = Filled(tmp_path, monkeypatch, **options)
+    filled = Filled(tmp_path, **options)
     with filled.store as store:
         filled.fill()
         expected, command, t = filled.digest(), store.command, filled.table.t
 
         def change(number):
-            filled.update(rng.integers(0, ROWS, 3_000 if number % 7 == 0 else 40))
+            filled.update(ids_of(rng.integers(0, ROWS, 3_000 if number % 7 == 0 else 40)))
             if number % 3 == 0:
                 filled.table.flush()
             if number % 5 == 0:
@@ -187,8 +156,8 @@ def test_updates_between_slices_are_not_in_it(tmp_path, monkeypatch, slices, dev
 
 
 def test_rows_that_a_digest_has_read_are_not_set_aside(tmp_path, monkeypatch, slices):
-    filled, kept = Filled(tmp_path, monkeypatch).fill(), []
-    first = filled.numbers.ids_of(np.arange(40)) & KEY_MASK
+    filled, kept = Filled(tmp_path).fill(), []
+    first = filled.numbers.first_ids(0, 40).copy()
     with filled.store as store:
 
         def change(_):
@@ -203,25 +172,25 @@ def test_rows_that_a_digest_has_read_are_not_set_aside(tmp_path, monkeypatch, sl
 
 
 def test_a_digest_of_what_has_not_changed_reads_nothing(tmp_path, monkeypatch):
-    filled = Filled(tmp_path, monkeypatch).fill()
+    filled = Filled(tmp_path).fill()
     with filled.store as store:
         asked = filled.looked(monkeypatch)
         first = filled.table.digest()
         assert sum(asked) == len(filled.keys)
-        filled.table.lookup(np.arange(0, ROWS, 2))
+        filled.table.lookup(ids_of(np.arange(0, ROWS, 2)))
         filled.table.flush()
         store.checkpoint("a")
         settle(store)
         del asked[:]
         assert filled.table.digest() == first
         assert asked == []
-        filled.update(np.array([3]))
+        filled.update(ids_of([3]))
         assert filled.table.digest() == filled.digest() != first
         assert sum(asked) == len(filled.keys)
 
 
 def test_a_slice_reads_so_many_rows_at_most(tmp_path, monkeypatch, slices):
-    filled = Filled(tmp_path, monkeypatch).fill()
+    filled = Filled(tmp_path).fill()
     with filled.store:
         asked = filled.looked(monkeypatch)
         filled.table.digest()
@@ -230,7 +199,7 @@ def test_a_slice_reads_so_many_rows_at_most(tmp_path, monkeypatch, slices):
 
 @pytest.mark.parametrize("at", [1, 3_000, ROWS // 2])
 def test_it_ends_between_slices_and_the_next_one_is_right(tmp_path, monkeypatch, slices, at):
-    filled = Filled(tmp_path, monkeypatch).fill()
+    filled = Filled(tmp_path).fill()
 
     def ended(done, of):
         assert done <= of
@@ -243,4 +212,4 @@ def test_it_ends_between_slices_and_the_next_one_is_right(tmp_path, monkeypatch,
                 long_digest(store, filled.table, ended)
             assert filled.state.digest.reading is None
             assert filled.table.digest() == filled.digest()
-            filled.update(np.arange(0, ROWS // 2, 100))
+            filled.update(ids_of(np.arange(0, ROWS // 2, 100)))

@@ -93,7 +93,7 @@ def test_to_look_for_ids_costs_no_number(tmp_path):
     ids = random_ids(generator(SEED), 5_000)
     located = border.rows.locate(ids)
     assert not located.found.any() and not border.rows.has(ids).any()
-    assert (storage.ids.count, len(border.rows.stored_ids().between(0, 10))) == (0, 0)
+    assert storage.ids.count == border.rows.numbers.count == 0
     append(storage, ids[:100], 1, ONE)
     located = border.rows.locate(ids)
     assert np.flatnonzero(located.found).tolist() == list(range(100))
@@ -335,27 +335,6 @@ def read(storage, snapshot):
             assert len(keys) == count
             return keys
         low = int(located.keys[-1] & KEY_MASK) + 1
-
-
-def test_stored_ids_are_those_with_a_row_as_of_one_moment(tmp_path):
-    rng = generator(SEED)
-    ids = random_ids(rng, 40_000)
-    storage = opened(tmp_path, fold_bytes=1, segment_bytes=1 << 20)
-    append(storage, ids[:30_000], 1, ONE)
-    storage.commit(TABLES, 1)
-    settle(storage)
-    assert storage.base.runs
-    append(storage, ids[25_000:], 1, ONE)
-    append(storage, [1, 2, 3], 1, OTHER, 8)
-    stored = storage.of_pool(RowKeys(ONE)).rows.stored_ids()
-    append(storage, [1, 2, 3], 1, ONE)
-    storage.commit(TABLES, 1)
-    settle(storage)
-    slices = list(stored.slices(4_096))
-    assert max(map(len, slices)) == 4_096 and stored.count == len(ids)
-    assert np.concatenate(slices).tolist() == ids.tolist()
-    assert stored.between(4_000, 4_003).tolist() == ids[4_000:4_003].tolist()
-    storage.close()
 
 
 def test_an_error_names_the_id_unsigned(tmp_path):
