@@ -121,6 +121,20 @@ MUTATIONS = [
         "conformance/tables/test_digest.py",
     ),
     Mutation(
+        "a sparse row that is dirty and was logged counts twice in the digest",
+        "embstore/tables/sparse_digest.py",
+        "                    keys = keys[self._numbers_of(keys) >= self._count]",
+        "                    keys = keys[self._numbers_of(keys) >= 0]",
+        "unit/test_sparse_digest.py",
+    ),
+    Mutation(
+        "the sum of hashes of sparse rows loses a carry",
+        "embstore/arithmetic/compiled_digest.py",
+        "        with_carry = one + carry",
+        "        with_carry = one",
+        "kernels/test_row_hashes.py",
+    ),
+    Mutation(
         "rows are sent early that an unfinished step has",
         "embstore/lookahead/step.py",
         "part.previous[low:high] <= last_step)",
