@@ -70,7 +70,7 @@ def flips_of(path: Path, kind: str) -> Iterator[Damage]:
 
 def _offsets(name: str, size: int, rng: np.random.Generator) -> Any:
     every = np.arange(size)
-    if not name.startswith(("log/", "base/")):
+    if not name.startswith(("log/", "base/", "ids/")):
         return every
     header, padding = every[:64], rng.integers(64, PAGE_BYTES, 4)
     if name.endswith(".log"):
