@@ -50,6 +50,7 @@ LIGHT = {
     "config",
     "errors",
     "handles",
+    "hashing",
     "layout",
     "optimizers",
     "parts",
