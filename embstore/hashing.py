@@ -59,9 +59,13 @@ def hash_ids(
         raise InvalidArgumentError(f"expected feature to be a name, found {feature!r}")
     hashes = _hashes(values, 0 if feature is None else default_seed(feature))
     hashes[hashes == _RESERVED] = _INSTEAD
-    if rows is not None:
-        hashes %= np.uint64(_checked_rows(rows))
-    return hashes.view(np.int64)
+    found = hashes.view(np.int64)
+    return found if rows is None else keys_of_hashes(found, _checked_rows(rows))
+
+
+def keys_of_hashes(hashes: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """Return the keys that hashes of 64 bits have in a table of so many rows, in their shape."""
+    return (hashes.view(np.uint64) % np.uint64(rows)).view(np.int64)
 
 
 def _checked_rows(rows: Any) -> int:
