@@ -246,3 +246,7 @@ def test_the_commands(store, tmp_path, shell, monkeypatch):
     assert shell(*words).out == f"1,000 rows of {place} are in ads, t 0\n"
     np.testing.assert_array_equal(store.table("ads").lookup(KEYS), WEIGHTS)
     assert about_file(place, tensor="b") is None
+    assert shell(*words, "--ids", "hash").status == 0
+    last = embstore.hash_ids(KEYS[-1:], feature="ads", rows=3000)
+    np.testing.assert_array_equal(store.table("ads").lookup(last), WEIGHTS[-1:])
+    assert shell(*words, "--ids", "text").status == 2
