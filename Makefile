@@ -167,7 +167,7 @@ clean:
 .venv-docs/stamp: EXTRAS = docs
 .venv-proto/stamp: EXTRAS = proto
 .venv-lowest/stamp: EXTRAS = server,dev
-.venv-lowest/stamp: EXACTLY = grpcio==1.65.5 numpy==2.0.0 protobuf==5.26.1 rich==13.9.4 typer==0.26.1
+.venv-lowest/stamp: EXACTLY = grpcio==1.65.5 numpy==2.0.0 protobuf==5.26.1 rich==13.9.4 typer==0.26.1 xxhash==3.2.0
 
 # The stamp stands for "the package and its extras are installed as pyproject.toml says". An
 # environment that is there is kept and brought up to date; one without a working pip is made again.

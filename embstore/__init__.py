@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from embstore.engine.opening import open as open
     from embstore.handles.store import Store as Store
     from embstore.handles.table import Table as Table
+    from embstore.hashing import hash_ids as hash_ids
     from embstore_client.connecting import connect as connect
     from embstore_client.futures import background as background
     from embstore_client.futures import connect_async as connect_async
@@ -54,6 +55,7 @@ _HOMES = {
     "background": "embstore_client.futures",
     "connect": "embstore_client.connecting",
     "connect_async": "embstore_client.futures",
+    "hash_ids": "embstore.hashing",
     "open": "embstore.engine.opening",
 }
 """Modules of the names that are loaded at first use."""

@@ -56,6 +56,12 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
     return InvalidArgumentError(f"table {table!r}: expected {expected}, found {found}")
 
 
+def of_other_ids(rows: int | str = "table.rows") -> str:
+    """Return what an error says of ids that are no keys: every one says it in these words."""
+    how = "" if rows == SPARSE_ROWS else f", rows={rows}"
+    return f"of ids that are no keys, pass embstore.hash_ids(keys{how})"
+
+
 def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> InvalidArgumentError:
     """Return the error that an update cannot have a key's scaled sum (contract.md, rule 9)."""
     is_nan = np.isnan(gradient)
@@ -98,19 +104,16 @@ def _is_tensor(values: Any) -> bool:
 def _of_dtype(values: Any, array: NDArray[Any], dtype: str) -> str:
     """Return what dtype was found, and how to make it `dtype`, where that changes no number more
     than rounding does."""
-    if dtype == "int64" and (array.dtype.kind in "OSU" or _is_beyond_int64(array)):
-        return f"{array.dtype}; pass hash_ids(keys, table.rows) of embstore.files"
-    is_whole = dtype != "int64" or array.dtype.kind == "u" or _is_whole(array)
+    other = f"; {of_other_ids()}" if dtype == "int64" else ""
+    if other and array.dtype.kind in "OSTU":
+        return f"{array.dtype}{other}"
+    is_whole = dtype != "int64" or _is_whole(array)
     if array.dtype.kind not in "iuf" or not is_whole:
         return str(array.dtype)
     if _is_tensor(values):
-        return f"{values.dtype}; pass its .{'long' if dtype == 'int64' else 'float'}()"
+        return f"{values.dtype}; pass its .{'long' if dtype == 'int64' else 'float'}(){other}"
     hint = f"; pass its .astype({dtype!r})" if hasattr(values, "astype") else ""
-    return f"{array.dtype}{hint}"
-
-
-def _is_beyond_int64(array: NDArray[Any]) -> bool:
-    return array.dtype == np.uint64 and bool(array.max(initial=0) >> np.uint64(63))
+    return f"{array.dtype}{hint}{other}"
 
 
 def _is_whole(array: NDArray[Any]) -> bool:
@@ -140,7 +143,8 @@ def outside(keys: Keys, rows: int, table: str) -> InvalidArgumentError | None:
     are_outside = keys.view(np.uint64) >= np.uint64(rows)
     if not are_outside.any():
         return None
-    return refusal(table, f"keys in [0, {rows})", int(keys[np.argmax(are_outside)]))
+    first = int(keys[np.argmax(are_outside)])
+    return refusal(table, f"keys in [0, {rows})", f"{first}; {of_other_ids(rows)}")
 
 
 def as_rows(rows: Any, shape: tuple[int, ...], table: str, what: str) -> Rows:

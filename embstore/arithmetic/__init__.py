@@ -10,6 +10,7 @@ formulas of contract.md stand here and nowhere else, in vectorised NumPy, one id
     optimizers  rule 4    the scale, the host scalars, one update of distinct rows, the first state
     digest      rule 11   leaves and root
     partitions  rule 12   which part of a table a row belongs to
+    xxh3        -         the hash of ids that are no keys ("Hashed ids")
     nans        rule 1    the one NaN that a row may hold
     denormals   rule 1    the check of the calling thread
     choice      -         NumPy, or the compiled twin, of what takes the time of a client

@@ -45,7 +45,7 @@ FEATURES = frozenset(
 )
 """Of a processor of the level, by LLVM's names."""
 
-_NO_SOURCES = frozenset(("cached", "choice", "compiling", "jit", "loading"))
+_NO_SOURCES = frozenset(("cached", "choice", "compiling", "jit", "loading", "xxh3"))
 """Files of `embstore/arithmetic` of which no kernel is compiled."""
 VARIABLES = {
     "NUMBA_CPU_NAME": CPU,

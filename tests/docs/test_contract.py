@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 import embstore
 from embstore import arithmetic
@@ -19,6 +20,7 @@ from embstore.arithmetic.compiled_digest import add_row_hashes, leaves_of_sums, 
 from embstore.config import OPTIMIZERS, Normal, RowWiseAdagrad, Sgd, Uniform, default_seed
 from embstore.errors import InvalidArgumentError
 from tests import reference
+from tests.hashed_ids import HASHED, HashedId, printed
 from tests.style.sources import ROOT
 
 fp32 = np.float32
@@ -220,6 +222,27 @@ def sparse(
     return by_reference, by_arithmetic
 
 
+def hashed(name: str) -> tuple[Callable[[], str], Callable[[], str]]:
+    def by_library(one: HashedId) -> int:
+        value = one.value.encode() if isinstance(one.value, str) else to_bytes(one.value)
+        found = xxh3_64_intdigest(value, 0 if one.feature is None else default_seed(one.feature))
+        found = 0 if found == 2**64 - 1 else found
+        return found if one.rows is None else found % one.rows
+
+    def by_package(one: HashedId) -> int:
+        found = embstore.hash_ids([one.value], feature=one.feature, rows=one.rows)
+        return int(found.view(np.uint64)[0])
+
+    return (
+        lambda: printed([by_library(one) for one in HASHED[name]], name),
+        lambda: printed([by_package(one) for one in HASHED[name]], name),
+    )
+
+
+def to_bytes(number: int) -> bytes:
+    return (number % 2**64).to_bytes(8, "little")
+
+
 RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
     "philox zero": (
         lambda: words(reference.philox([0] * 4, (0, 0))),
@@ -271,6 +294,7 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
     "accepted one of 4": accepted(1, 4),
     "accepted 4 of 4": accepted(4, 4),
     "accepted 100 of 100": accepted(100, 100),
+    **{name: hashed(name) for name in HASHED},
 }
 
 

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from embstore import hash_ids
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
 from embstore.version import pip_install
@@ -69,7 +69,8 @@ def test_profile_counts_columns_as_tables(shell, folder, tmp_path):
     found = shell("profile", *files, *words, "-o", path, "--json").document
     table = Profile.load(path).tables["ads"]
     ads = parquet.read_table(folder / "day.parquet")["ad"].to_numpy()
-    true = {key: 2 * times for key, times in Counter((ads % 1000).tolist()).items()}
+    keys = hash_ids(ads, feature="ads", rows=1000).tolist()
+    true = {key: 2 * times for key, times in Counter(keys).items()}
     assert dict(zip(table.keys.tolist(), table.counts.tolist(), strict=True)) == true
     assert found["tables"]["ads"]["rows"] == 1000
     assert found["tables"]["a/tags"]["rows"] is None
@@ -107,12 +108,36 @@ def test_text_ids_are_hashed_as_the_refusal_says(shell, folder, tmp_path):
     (hint,) = re.findall(r"; (--[a-z-]+) takes text", refused.err)
     assert shell("profile", tmp_path / "words.parquet", *rest, hint, "ads=1000000").status == 0
     table = Profile.load(tmp_path / "p").tables["ads"]
-    true = Counter(0 if ad == 0 else row_of_text(f"{ad:x}x") for ad in ads)
+    true = Counter(hash_ids(words, feature="ads", rows=1_000_000).tolist())
     assert dict(zip(table.keys.tolist(), table.counts.tolist(), strict=True)) == true
 
 
-def row_of_text(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") % 1_000_000
+def test_categories_of_criteo_are_hashed_as_integers(shell, folder, tmp_path):
+    words = ["profile", folder / "day.tsv", "-o", tmp_path / "p", "--table", "C3=c"]
+    assert shell(*words).status == 0
+    plain = Profile.load(tmp_path / "p").tables["c"]
+    assert shell(*words, "--hash-rows", "c=1048576").status == 0
+    table = Profile.load(tmp_path / "p").tables["c"]
+    keys = hash_ids(plain.keys, feature="c", rows=1 << 20)
+    true = Counter(dict(zip(keys.tolist(), plain.counts.tolist(), strict=True)))
+    assert len(true) == len(keys), "no two share a row here"
+    assert dict(zip(table.keys.tolist(), table.counts.tolist(), strict=True)) == true
+
+
+def test_profile_says_how_many_hashed_ids_share_rows(shell, folder, tmp_path):
+    words = ["profile", folder / "day.parquet", "--table", "ad=ads", "--table", "tags=tags"]
+    words += ["-o", tmp_path / "p"]
+    distinct = shell(*words, "--json").document["tables"]["ads"]["distinct"]
+    for rows in (distinct // 2, 10 * distinct):
+        hashed = shell(*words, "--hash-rows", f"ads={rows}", "--json").document["tables"]["ads"]
+        assert hashed["ids"] == pytest.approx(distinct, rel=0.1)
+        sharing = 1 - np.exp(-distinct / rows)
+        assert hashed["ids_sharing_a_row"] == pytest.approx(sharing, rel=0.1)
+    shown = shell(*words, "--hash-rows", f"ads={rows}").out
+    assert "ids, about" in shown and f"{hashed['ids_sharing_a_row']:.2%}" in shown
+    assert "share a row" not in shell(*words).out
+    full = shell(*words, "--hash-rows", "ads=20", "--json").document["tables"]["ads"]
+    assert (full["ids"], full["ids_sharing_a_row"]) == (None, None)
 
 
 def test_profile_shows_skew_and_coverage(shell, folder, tmp_path):
@@ -154,6 +179,10 @@ def test_profile_draws_its_progress_on_a_terminal(shell, folder, tmp_path, monke
         (["{}/day.parquet", "--table", "ad=a", "--rows", "b=9"], "one of the tables a, found 'b'"),
         (["{}/day.parquet", "--table", "ad=a", "--rows", "a"], "--rows: expected NAME=N"),
         (["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=0"], "expected rows from 1 to"),
+        (
+            ["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=9", "--rows", "a=9"],
+            "found them with and without hashing",
+        ),
         (["{}/day.parquet", "--table", "ad=a", "--rate", "0"], "expected a rate above 0"),
         (["{}/day.parquet", "--table", "ad=a", "--batch", "0"], "expected a batch of at least 1"),
         (["{}/day.parquet", "--table", "ad=a", "--keys-max", "1"], "at least 2 keys"),

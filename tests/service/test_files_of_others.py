@@ -69,6 +69,65 @@ def test_parquet_columns_of_elements(table, tmp_path):
     check(table, tmp_path / "ads.parquet", key="item")
 
 
+WORDS = [f"wörd {key}" for key in KEYS]
+
+
+def hashed_check(table: embstore.Table, place: Path, ids: Any = None, **how: Any) -> None:
+    """Import rows whose keys are the hashes of ids; of those with one key the last row stays."""
+    keys = embstore.hash_ids(WORDS if ids is None else ids, feature="ads", rows=ROWS)
+    assert len(np.unique(keys)) < len(keys), "some share a row"
+    table.assign(np.arange(ROWS), np.zeros((ROWS, DIM), np.float32))
+    assert import_table(table, place, batch_rows=300, ids="hash", **how).rows == len(KEYS)
+    expected = np.zeros((ROWS, DIM), np.float32)
+    for key, row in zip(keys.tolist(), WEIGHTS, strict=True):
+        expected[key] = row
+    np.testing.assert_array_equal(table.lookup(np.arange(ROWS)), expected)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array(WORDS),
+        pa.array([None, *WORDS[1:]]),
+        pa.array(WORDS).dictionary_encode(),
+        pa.array((KEYS.astype(np.uint64) << np.uint64(54))[::-1]),
+    ],
+    ids=["text", "null", "dictionary", "uint64"],
+)
+def test_parquet_of_hashed_ids(table, tmp_path, ids):
+    lists = pa.array(list(WEIGHTS), pa.list_(pa.float32()))
+    parquet.write_table(pa.table({"id": ids, "rows": lists}), tmp_path / "ads.parquet")
+    hashed_check(table, tmp_path / "ads.parquet", ids)
+
+
+def test_text_of_hashed_ids(table, tmp_path):
+    columns = {"word": WORDS} | {f"e{i}": DOUBLES[:, i] for i in range(DIM)}
+    csv.write_csv(pa.table(columns), tmp_path / "ads.csv")
+    hashed_check(table, tmp_path / "ads.csv", key="word")
+    lines = [
+        f"{word.replace(' ', '_')} {' '.join(map(repr, row.tolist()))}\n"
+        for word, row in zip(WORDS, DOUBLES, strict=True)
+    ]
+    (tmp_path / "glove.txt").write_text("".join(lines))
+    hashed_check(table, tmp_path / "glove.txt", [word.replace(" ", "_") for word in WORDS])
+
+
+def test_tensors_of_hashed_ids(table, tmp_path):
+    np.savez(tmp_path / "ads.npz", words=np.array(WORDS), rows=WEIGHTS)
+    hashed_check(table, tmp_path / "ads.npz", key="words")
+
+
+def test_hashed_ids_that_are_refused(table, tmp_path):
+    np.save(tmp_path / "a.npy", WEIGHTS)
+    for said, how in (
+        ("expected a tensor 'keys' of keys, found none", {"ids": "hash"}),
+        ("expected no state with ids that are hashed", {"ids": "hash", "with_state": True}),
+        ('expected ids to be "keys" or "hash", found \'text\'', {"ids": "text"}),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            import_table(table, tmp_path / "a.npy", **how)
+
+
 @pytest.mark.parametrize("packed", [None, "gzip", "zstd", "bz2", "lz4"])
 @pytest.mark.parametrize("ending", ["csv", "tsv"])
 def test_text_with_a_header(table, tmp_path, ending, packed):
@@ -187,3 +246,7 @@ def test_the_commands(store, tmp_path, shell, monkeypatch):
     assert shell(*words).out == f"1,000 rows of {place} are in ads, t 0\n"
     np.testing.assert_array_equal(store.table("ads").lookup(KEYS), WEIGHTS)
     assert about_file(place, tensor="b") is None
+    assert shell(*words, "--ids", "hash").status == 0
+    last = embstore.hash_ids(KEYS[-1:], feature="ads", rows=3000)
+    np.testing.assert_array_equal(store.table("ads").lookup(last), WEIGHTS[-1:])
+    assert shell(*words, "--ids", "text").status == 2

@@ -21,7 +21,7 @@ ENGINE_LEVELS = (  # the lowest first
     {"layout", "optimizers", "row_keys", "sharding"},
     {"config", "profiles"},
     {"arithmetic", "results"},
-    {"cluster_checkpoints", "commands", "host", "kernels"},
+    {"cluster_checkpoints", "commands", "hashing", "host", "kernels"},
     {"checks", "device", "parts", "rights", "step_sums", "storage"},
     {"cache"},
     {"options"},

@@ -50,6 +50,7 @@ LIGHT = {
     "config",
     "errors",
     "handles",
+    "hashing",
     "layout",
     "optimizers",
     "parts",
@@ -80,6 +81,7 @@ LIBRARIES = {
         "client/embstore_training/hotcold/torch_replica.py",
         "server/embstore_tools/demo/frameworks/torch_learner.py",
     ),
+    "xxhash": ("embstore/arithmetic/xxh3.py",),
     "typer": ("server/embstore_server/cli", "server/embstore_tools"),
 }
 """Where alone a library is used; the rest of the project does not know it."""

@@ -64,7 +64,7 @@ def test_a_profile_does_not_depend_on_how_the_stream_is_cut(data):
         rate=data.draw(st.sampled_from([1.0, 0.5, 0.05])),
         seed=data.draw(st.integers(-(2**63) + 1, 2**63 - 1)),
         batch=data.draw(st.integers(1, 400)),
-        hash_rows={"a": data.draw(st.integers(1, 1000))},
+        rows={"a": 1000},
     )
     cuts = data.draw(st.lists(st.integers(0, samples), max_size=6))
     _, whole = profiled(columns, counting)
@@ -141,13 +141,6 @@ def test_recorded_calls_are_batches_of_the_stream():
     assert (trace.calls, trace.unique_total, trace.access_total) == (4, len(true), true.total())
 
 
-def test_ids_modulo_the_rows_of_a_table():
-    ids = np.array([5, 105, 2**62, 7, -1])
-    _, profile = profiled([Column(ids)], Counting(("a",), hash_rows={"a": 100}))
-    assert profile.tables["a"].keys.tolist() == sorted({5, 7, 2**62 % 100, 99})
-    assert profile.tables["a"].rows == 100
-
-
 @pytest.mark.parametrize(
     ("ids", "extra", "said"),
     [
@@ -177,8 +170,7 @@ def test_ids_that_are_no_keys(ids, extra, said):
         ({"keys_max": 1}, "at least 2 keys"),
         ({"rows": {"b": 1}}, "one of the tables a, found 'b'"),
         ({"rows": {"a": 0}}, "table 'a': expected rows from 1"),
-        ({"hash_rows": {"a": 2**40 + 1}}, "table 'a': expected rows from 1 to 1099511627776"),
-        ({"rows": {"a": 5}, "hash_rows": {"a": 5}}, "found them with and without hashing"),
+        ({"rows": {"a": 2**40 + 1}}, "table 'a': expected rows from 1 to 1099511627776"),
     ],
 )
 def test_countings_that_are_refused(extra, said):

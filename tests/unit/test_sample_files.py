@@ -1,6 +1,7 @@
 """Files of samples as they are shipped: packed, text with a header, columns of hashed ids."""
 
 import gzip
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
+from embstore import hash_ids
 from embstore.errors import InvalidArgumentError
 from embstore_tools.demo import criteo, synthetic
 from embstore_tools.demo.columns import scaled_rows
@@ -25,7 +27,9 @@ def packed(path: Path, ending: str) -> Path:
 
 
 def chunks_of(path: Path, *columns: str, **hashed: int) -> list[Chunk]:
-    [file] = open_files([path], columns or None, hashed)
+    """Return a file's chunks; `hashed` has the rows of columns that are."""
+    hashing = {name: partial(hash_ids, feature=name, rows=rows) for name, rows in hashed.items()}
+    [file] = open_files([path], columns or None, hashing)
     return list(file.chunks())
 
 
@@ -92,8 +96,14 @@ def test_text_that_is_hashed(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('label,C1,C2\n1,68fd1e64,260.0\n0,,\n1,"a, b",-1\n')
     found = ids(chunks_of(path, "C1", "C2", C1=1000, C2=1000))
-    assert found[1] == [260, 0, 999]
-    assert found[0][1] == 0 and len(set(found[0])) == 3
+    texts = ["68fd1e64", "", "a, b"], ["260.0", None, "-1"]
+    named = zip(texts, ("C1", "C2"), strict=True)
+    assert found == [hash_ids(of, feature=name, rows=1000).tolist() for of, name in named]
+
+
+def test_criteo_that_is_hashed(day):
+    plain, hashed = ids(chunks_of(day, "C3", "4")), ids(chunks_of(day, "C3", "4", C3=1000))
+    assert hashed == [hash_ids(plain[0], feature="C3", rows=1000).tolist(), plain[1]]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +147,8 @@ def test_parquet_of_every_kind_is_hashed(tmp_path, column):
     path = tmp_path / "f.parquet"
     parquet.write_table(pa.table({"a": column}), path)
     [found] = ids(chunks_of(path, "a", a=1000))
-    assert found[0] == 5 and all(0 <= row < 1000 for row in found)
+    values = column.flatten() if pa.types.is_list(column.type) else column
+    assert found == hash_ids(values, feature="a", rows=1000).tolist()
     with pytest.raises(InvalidArgumentError, match=r"f\.parquet"):
         chunks_of(path, "a")
 

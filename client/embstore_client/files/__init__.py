@@ -28,7 +28,6 @@ What other programs write, in these formats and in .npz, .csv, .tsv, .txt, .vec,
 from embstore_client.files.about import About
 from embstore_client.files.exporting import Exported, export_table
 from embstore_client.files.importing import Imported, about_file, import_table
-from embstore_client.files.values import hash_ids
 
 __all__ = [
     "About",
@@ -36,6 +35,5 @@ __all__ = [
     "Imported",
     "about_file",
     "export_table",
-    "hash_ids",
     "import_table",
 ]

@@ -16,7 +16,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.files.about import METADATA, About
 from embstore_client.files.columns import Columns
 from embstore_client.files.formats import Batch
-from embstore_client.files.values import is_list, keys_of, rows_of
+from embstore_client.files.values import Hashing, is_ids, is_list, keys_of, rows_of
 
 KEY, WEIGHTS, STATE = "key", "weights", "state"
 _KEYS = KEY, "id"
@@ -25,11 +25,13 @@ _KEYS = KEY, "id"
 class ColumnReader:
     """Reads the rows of one file."""
 
-    def __init__(self, columns: Columns, names: list[str], key: str | None) -> None:
+    def __init__(
+        self, columns: Columns, names: list[str], key: str | None, hashed: Hashing | None
+    ) -> None:
         """Read the rows in columns `names`; `key` None: they are numbered."""
         metadata, own = columns.schema.metadata or {}, METADATA.encode()
         self.about = About.from_json(metadata[own]) if own in metadata else None
-        self._columns, self._names, self._key = columns, names, key
+        self._columns, self._names, self._key, self._hashed = columns, names, key, hashed
         self.rows = columns.count_rows()
         self.dim = self._width(names)
         self.state_dim: int | None = None
@@ -53,15 +55,14 @@ class ColumnReader:
         has_state = with_state and bool(self.state_dim)
         keys_in = [] if self._key is None else [self._key]
         wanted = [*keys_in, *self._names, *([STATE] if has_state else [])]
-        text_is = dict.fromkeys(wanted, pa.float32()) | dict.fromkeys(keys_in, pa.int64())
+        key_is = pa.int64() if self._hashed is None else pa.string()
+        text_is = dict.fromkeys(wanted, pa.float32()) | dict.fromkeys(keys_in, key_is)
         low = 0
         for batch, _ in self._columns.batches(wanted, batch_rows, text_is):
             keys: Keys = np.arange(low, low + batch.num_rows)
             low += batch.num_rows
             if self._key is not None:
-                column = batch.column(self._key)
-                _refuse_nulls(self._key, column)
-                keys = keys_of(_array(column), f"column {self._key!r}")
+                keys = self._keys_of(self._key, batch.column(self._key))
             weights = _rows(batch, self._names, self.dim)
             state = None
             if has_state:
@@ -70,17 +71,23 @@ class ColumnReader:
                 state = np.empty((len(keys), 0), np.float32)
             yield keys, weights, state
 
+    def _keys_of(self, name: str, column: Any) -> Keys:
+        if self._hashed is not None:
+            return self._hashed(column)
+        _refuse_nulls(name, column)
+        return keys_of(_array(column), f"column {name!r}")
+
     def close(self) -> None:
         """Each pass over the columns closes the file."""
 
 
-def key_column(columns: Columns, key: str | None) -> str:
+def key_column(columns: Columns, key: str | None, hashed: Hashing | None) -> str:
     """Return the column that has the keys. Raises InvalidArgumentError."""
     wanted = _KEYS if key is None else (key,)
     for name in wanted:
         if name in columns.schema.names:
             kind = columns.schema.field(name).type
-            if not (columns.is_text or pa.types.is_integer(kind)):
+            if not (columns.is_text or is_ids(kind, hashed=hashed is not None)) or is_list(kind):
                 raise InvalidArgumentError(f"expected column {name!r} of integers, found {kind}")
             return name
     expected = " or ".join(map(repr, wanted))

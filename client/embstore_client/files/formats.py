@@ -14,6 +14,7 @@ from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.version import pip_install
 from embstore_client.files.about import About
 from embstore_client.files.packed import ENDINGS as PACKED
+from embstore_client.files.values import Hashing
 
 WRITTEN = {
     ".safetensors": "safetensors_file",
@@ -74,10 +75,12 @@ def module_of(place: str, endings: dict[str, str]) -> Any:
 
 
 @contextmanager
-def opened(path: Path, place: str, tensor: str | None, key: str | None) -> Iterator[Reader]:
-    """Yield what reads a file; `place` names it in errors."""
+def opened(
+    path: Path, place: str, tensor: str | None, key: str | None, hashed: Hashing | None = None
+) -> Iterator[Reader]:
+    """Yield what reads a file; `place` names it in errors, `hashed` makes keys of its ids."""
     with understood(place):
-        reader: Reader = module_of(path.name, READ).Reader(path, tensor, key)
+        reader: Reader = module_of(path.name, READ).Reader(path, tensor, key, hashed)
     try:
         yield reader
     finally:

@@ -8,6 +8,8 @@ t is brought to the file's by a last command, which has no rows.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from embstore.arrays import Keys, Rows
 from embstore.config import TableConfig
 from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
 from embstore.handles.table import Table
+from embstore.hashing import hash_ids
 from embstore.results import TableDescription
 from embstore_client.files.about import About
 from embstore_client.files.base import check_base
@@ -22,6 +25,7 @@ from embstore_client.files.batching import rows_of_batch
 from embstore_client.files.exporting import Progress
 from embstore_client.files.formats import READ, Batch, Reader, module_of, opened, understood
 from embstore_client.files.places import reading
+from embstore_client.files.values import Hashing
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ def import_table(
     *,
     tensor: str | None = None,
     key: str | None = None,
+    ids: Literal["keys", "hash"] = "keys",
     with_state: bool = False,
     allow_nan: bool = False,
     batch_rows: int | None = None,
@@ -71,6 +76,9 @@ def import_table(
         .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
     tensor : which one has the rows, or which column; needed where there are several
     key : which one has their keys; None: `keys`, as a column `key` or `id`
+    ids : "hash": what the file has for keys are ids of any kind, in any order, of which keys are
+        made as `embstore.hash_ids(ids, feature=table.name, rows=table.rows)` does; of those that
+        share a row the last one stays. The words of .txt and .vec are such ids
     with_state : set the optimizer's state, too
     allow_nan : take NaNs, which are refused as a rule
     batch_rows : rows of a command; None: as many as 16 MiB have
@@ -87,8 +95,11 @@ def import_table(
     place = os.fspath(source)
     with understood(place):
         module_of(place, READ)
-    with reading(place) as path, opened(path, place, tensor, key) as reader:
-        work = _Import(table, reader, place, with_state=with_state, allow_nan=allow_nan)
+    hashed = _hashing(table, ids, with_state=with_state)
+    with reading(place) as path, opened(path, place, tensor, key, hashed) as reader:
+        is_in_order = hashed is None
+        how = {"is_in_order": is_in_order, "with_state": with_state, "allow_nan": allow_nan}
+        work = _Import(table, reader, place, **how)
         with understood(place):
             work.check()
         try:
@@ -98,6 +109,17 @@ def import_table(
                 raise
             raise _with_rows(exc, work.rows) from exc
     return Imported(work.rows, work.t, work.command)
+
+
+def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
+    """Return what makes keys of a file's ids; None: they are keys."""
+    if ids not in ("keys", "hash"):
+        raise InvalidArgumentError(f'expected ids to be "keys" or "hash", found {ids!r}')
+    if ids == "keys":
+        return None
+    if with_state:
+        raise InvalidArgumentError("expected no state with ids that are hashed: it is that of keys")
+    return partial(hash_ids, feature=table.name, rows=table.rows)
 
 
 def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
@@ -112,7 +134,14 @@ class _Import:
     """One import, and how far it is."""
 
     def __init__(
-        self, table: Table, reader: Reader, place: str, *, with_state: bool, allow_nan: bool
+        self,
+        table: Table,
+        reader: Reader,
+        place: str,
+        *,
+        is_in_order: bool,
+        with_state: bool,
+        allow_nan: bool,
     ) -> None:
         self.rows = self.command = 0
         self._table = table
@@ -120,6 +149,7 @@ class _Import:
         self.t = self._described.t
         self._reader = reader
         self._place = place
+        self._is_in_order = is_in_order
         self._with_state = with_state
         self._allow_nan = allow_nan
         self._last_key = -1
@@ -133,7 +163,7 @@ class _Import:
                 f"{reader.dim}"
             )
         rows = reader.rows if reader.about is None else reader.about.config.rows
-        if rows > config.rows:
+        if rows > config.rows and self._is_in_order:
             raise InvalidArgumentError(
                 f"expected at most the {config.rows} rows that table {config.name!r} has, found "
                 f"{rows}: grow it first, table.grow({rows})"
@@ -204,7 +234,7 @@ class _Import:
     def _check_batch(self, keys: Keys, arrays: tuple[Rows, Rows | None]) -> None:
         before = np.concatenate([[self._last_key], keys[:-1]])
         wrong = np.flatnonzero(keys <= before)
-        if len(wrong):
+        if len(wrong) and self._is_in_order:
             at = int(wrong[0])
             raise InvalidArgumentError(
                 f"expected keys that rise from 0, each once, found {keys[at]} after {before[at]}"

@@ -17,6 +17,7 @@ from embstore.layout import VALUE_BYTES
 from embstore_client.files.about import About
 from embstore_client.files.formats import bytes_of
 from embstore_client.files.tensors import TensorReader
+from embstore_client.files.values import Hashing
 
 _FILLED_ELEMENTS = 1 << 17
 """Initial rows that are made at a time: they take some hundred bytes an element."""
@@ -89,7 +90,9 @@ class Writer:
 class Reader(TensorReader):
     """Reads one file: mapped, and an .npz, whose arrays have names, as a whole."""
 
-    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+    def __init__(
+        self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
+    ) -> None:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             if tensor is not None or key is not None:
@@ -104,4 +107,4 @@ class Reader(TensorReader):
         else:
             with loaded:
                 arrays = dict(loaded)
-        super().__init__(arrays, tensor, key)
+        super().__init__(arrays, tensor, key, hashed)

@@ -21,6 +21,7 @@ from embstore_client.files.column_reader import (
     row_columns,
 )
 from embstore_client.files.columns import ParquetColumns
+from embstore_client.files.values import Hashing
 
 
 class Writer:
@@ -65,7 +66,9 @@ class Writer:
 class Reader(ColumnReader):
     """Reads one file."""
 
-    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+    def __init__(
+        self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
+    ) -> None:
         columns = ParquetColumns(path)
-        name = key_column(columns, key)
-        super().__init__(columns, row_columns(columns, tensor, name), name)
+        name = key_column(columns, key, hashed)
+        super().__init__(columns, row_columns(columns, tensor, name), name, hashed)

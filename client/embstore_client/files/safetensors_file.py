@@ -20,6 +20,7 @@ from embstore.arrays import Keys, Rows
 from embstore_client.files.about import METADATA, About
 from embstore_client.files.formats import bytes_of
 from embstore_client.files.tensors import KEYS, STATE, WEIGHTS, Tensor, TensorReader
+from embstore_client.files.values import Hashing
 
 _LENGTH_BYTES = 8
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"} | {
@@ -72,12 +73,14 @@ class Writer:
 class Reader(TensorReader):
     """Reads one file."""
 
-    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+    def __init__(
+        self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
+    ) -> None:
         open_file: Any = safe_open  # it is not typed
         with open_file(path, framework="numpy") as file:  # which finds what is not whole
             metadata, names = file.metadata() or {}, sorted(file.keys())
         about = About.from_json(metadata[METADATA]) if METADATA in metadata else None
-        super().__init__(_tensors(path, names), tensor, key, about)
+        super().__init__(_tensors(path, names), tensor, key, hashed, about)
 
 
 def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:

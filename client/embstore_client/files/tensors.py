@@ -14,7 +14,7 @@ from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
 from embstore_client.files.about import About
 from embstore_client.files.formats import Batch
-from embstore_client.files.values import keys_of, rows_of
+from embstore_client.files.values import Hashing, keys_of, rows_of
 
 KEYS, WEIGHTS, STATE = "keys", "weights", "state"
 
@@ -38,15 +38,16 @@ class TensorReader:
         tensors: Mapping[str, Tensor],
         tensor: str | None,
         key: str | None,
+        hashed: Hashing | None,
         about: About | None = None,
     ) -> None:
-        self.about = about
+        self.about, self._hashed = about, hashed
         shapes = {name: tuple(one.shape) for name, one in tensors.items()}
         keys = key or KEYS
         has_keys = len(shapes.get(keys, ())) == 1
-        if key is not None and not has_keys:
+        if not has_keys and (key is not None or hashed is not None):
             raise InvalidArgumentError(
-                f"expected a tensor {key!r} of keys, found {_names(shapes, 1)}"
+                f"expected a tensor {keys!r} of keys, found {_names(shapes, 1)}"
             )
         if tensor is None and has_keys and WEIGHTS in shapes:
             tensor = WEIGHTS
@@ -80,12 +81,17 @@ class TensorReader:
         for piece in pieces:
             keys: Keys = np.arange(piece.start, piece.stop, dtype=np.int64)
             if self._keys is not None:
-                keys = keys_of(self._keys[piece], f"tensor {self._keys_name!r}")
+                keys = self._keys_of(self._keys[piece])
             weights = rows_of(self._weights[piece], f"tensor {self._name!r}")
             state = None
             if with_state and self._state is not None:
                 state = rows_of(self._state[piece], f"tensor {STATE!r}")
             yield keys, weights, state
+
+    def _keys_of(self, ids: NDArray[Any]) -> Keys:
+        if self._hashed is not None:
+            return self._hashed(ids)
+        return keys_of(ids, f"tensor {self._keys_name!r}")
 
     def close(self) -> None:
         """Let the file go."""

@@ -1,8 +1,8 @@
 """Text of a row a line, packed or not: .csv and .tsv with a header, .txt and .vec as of GloVe.
 
 GloVe's lines are a word and its vector, with spaces between. Line k is the row of key k, counted
-from 0; the words are passed over. word2vec and fastText put a line of two numbers before them, the
-words and the width.
+from 0; the words are passed over, or hashed. word2vec and fastText put a line of two numbers before
+them, the words and the width.
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.files.column_reader import ColumnReader, key_column, row_columns
 from embstore_client.files.columns import TextColumns
 from embstore_client.files.packed import Unpacked
+from embstore_client.files.values import Hashing
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _LINE_BYTES_MAX = 1 << 20
@@ -19,12 +20,14 @@ _LINE_BYTES_MAX = 1 << 20
 class Reader(ColumnReader):
     """Reads one file."""
 
-    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+    def __init__(
+        self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
+    ) -> None:
         kinds = [suffix for suffix in path.suffixes if suffix in _SEPARATORS]
         if kinds:
             columns = TextColumns(path, _SEPARATORS[kinds[-1]])
-            name = key_column(columns, key)
-            super().__init__(columns, row_columns(columns, tensor, name), name)
+            name = key_column(columns, key, hashed)
+            super().__init__(columns, row_columns(columns, tensor, name), name, hashed)
             return
         if tensor is not None or key is not None:
             raise InvalidArgumentError(
@@ -35,4 +38,5 @@ class Reader(ColumnReader):
             first = file.bytes.readline(_LINE_BYTES_MAX).split()
         skipped = int(len(first) == 2 and all(map(bytes.isdigit, first)))
         columns = TextColumns(path, " ", has_header=False, skipped_lines=skipped)
-        super().__init__(columns, columns.schema.names[1:], None)
+        word, *rows = columns.schema.names
+        super().__init__(columns, rows, None if hashed is None else word, hashed)

@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
 from embstore_client.files.tensors import TensorReader
+from embstore_client.files.values import Hashing
 
 
 class Reader(TensorReader):
     """Reads one tensor of a checkpoint; of nested dictionaries its names are joined by "."."""
 
-    def __init__(self, path: Path, tensor: str | None, key: str | None) -> None:
+    def __init__(
+        self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
+    ) -> None:
         tensors = {name: _Tensor(found) for name, found in _tensors(_loaded(path), "")}
-        super().__init__(tensors, tensor, key)
+        super().__init__(tensors, tensor, key, hashed)
 
 
 def _loaded(path: Path) -> Any:

@@ -6,6 +6,7 @@
                                  (bags, length), None, (bags, length)
     any shape                    a row for each id, of a table that is `Ids`
 
+Ids are keys, or they are hashed, of tables that say so: then text is among them, in lists too.
 Padding is left out (`padding`). So ids of one shape, which compilers ask for, have as many in them
 as there are. A weighted mean becomes a weighted sum here: weights are divided by their bag's total.
 
@@ -24,7 +25,7 @@ from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.padding import is_id, offsets_without
 from embstore_client.frameworks.rows import Found
-from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature
+from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature, refused_ids
 
 K = TypeVar("K", bound="HasKeys")
 
@@ -171,7 +172,7 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
             f"{what}: expected ids, or of a Bag (ids, offsets, weights), found {len(value)} arrays"
         )
     ids, offsets, weights = (*value, None, None)[:3]
-    ids = _integers(ids, f"{what}: ids")
+    ids = table.hashed(ids) if table.hashes else _keys(ids, f"{what}: ids")
     is_single = not isinstance(table, Bag) or (
         ids.ndim == 1 and offsets is None and weights is None
     )
@@ -187,7 +188,7 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
     factors = None if weights is None else _factors(weights, ids.shape, what)
     keys = np.array(ids, np.int64).reshape(-1)
     whole = Occurrences(table.name, keys, bounds, factors, mode, shape, is_single)
-    found = whole.without_padding(table.padding_idx).as_sum()
+    found = whole.without_padding(table.padding_key).as_sum()
     is_plain = factors is None and bool((found.counts == 1).all())
     return found._replace(offsets=None) if is_plain else found
 
@@ -233,6 +234,13 @@ def _factors(weights: Any, shape: tuple[int, ...], what: str) -> NDArray[np.floa
             f"shape {array.shape}"
         )
     return np.array(array).reshape(-1)
+
+
+def _keys(values: Any, what: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.dtype not in (np.int32, np.int64):
+        raise refused_ids(what, "an array of int32 or int64", values)
+    return array
 
 
 def _integers(values: Any, what: str) -> NDArray[Any]:

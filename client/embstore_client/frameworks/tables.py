@@ -4,6 +4,9 @@ An **entry** is an `Ids` or a `Bag`. Several may name one table, whose features 
 several ways: as a sum and as a mean, or pooled and id by id. It stays one table: one lookup, one
 update. A feature may be in several tables; its activations are then `feature@table` of each, as
 TorchRec calls them.
+
+Ids are keys of a table, or they are **hashed** (`ids="hash"`): the features of one table share its
+keys then, too, as the seed of the hash is the table's name.
 """
 
 from collections import Counter
@@ -12,12 +15,20 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from math import sqrt
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import of_other_ids
 from embstore.config import INITIALIZERS, Initializer, Optimizer, Uniform
 from embstore.errors import EmbstoreError, InvalidArgumentError, TableExistsError
 from embstore.handles.store import Store
+from embstore.hashing import hash_ids, keys_of_hashes
 from embstore.optimizers import OPTIMIZERS
+from embstore_client.frameworks.padding import PADDING
 
 BagMode = Literal["sum", "mean"]
+IdKind = Literal["keys", "hash"]
+"""What ids are: keys of the table, or of any kind, and hashed."""
 
 ROWS_OF_INITIALIZER_MAX = 1 << 20
 """Rows that the default initializer counts. TorchRec's rule is made for tables whose every row is
@@ -49,10 +60,14 @@ class Ids:
     """None: what a table that is there has; for a new one `default_initializer`."""
     seed: int | None = None
     """None: derived from the name."""
-    padding_idx: int | None = None
-    """An id that is padding, as -1 always is: it has zeros, and is not trained."""
+    padding_idx: int | str | None = None
+    """An id that is padding, as -1 always is: it has zeros, and is not trained. Of ids that are
+    hashed any one, as text; "" has missing ones be padding."""
     trainable: bool = True
     """False: the module begins with the table frozen; it has no update, and its t stays."""
+    ids: IdKind = "keys"
+    """"hash": ids are integers of 64 bits or text, in tensors or lists, of which keys are made as
+    `embstore.hash_ids(ids, feature=name, rows=rows)` does, of the table's name."""
 
     def __post_init__(self) -> None:
         if isinstance(self.features, str) or not self.features:
@@ -60,12 +75,46 @@ class Ids:
                 f"table {self.name!r}: expected features to be a list of names, found "
                 f"{self.features!r}"
             )
-        if self.padding_idx is not None and not 0 <= self.padding_idx < self.rows:
+        if self.ids not in ("keys", "hash"):
+            raise InvalidArgumentError(
+                f'table {self.name!r}: expected ids to be "keys" or "hash", found {self.ids!r}'
+            )
+        padding = self.padding_idx
+        is_key = isinstance(padding, int) and 0 <= padding < self.rows
+        if padding is not None and not (is_key or self.ids == "hash"):
             raise InvalidArgumentError(
                 f"table {self.name!r}: expected padding_idx to be in [0, {self.rows}), found "
-                f"{self.padding_idx}; an id of -1 is padding without it"
+                f"{padding!r}; an id of -1 is padding without it"
             )
         object.__setattr__(self, "features", tuple(self.features))
+
+    @property
+    def padding_key(self) -> int | None:
+        """The key that is padding, as -1 always is: of ids that are hashed none else."""
+        return self.padding_idx if isinstance(self.padding_idx, int) and not self.hashes else None
+
+    @property
+    def hashes(self) -> bool:
+        """Whether ids are hashed."""
+        return self.ids == "hash"
+
+    def hashed(self, ids: Any) -> NDArray[np.int64]:
+        """Return the keys of ids of any kind, in their shape; -1 for padding.
+
+        Raises
+        ------
+        InvalidArgumentError : what `embstore.hash_ids` refuses; one id, in no list. (Of the
+            features of `ahead` a list is one of forwards, and ids are an array, or in a tuple.)
+        """
+        hashes = hash_ids(ids, feature=self.name)
+        if not hashes.ndim:
+            raise InvalidArgumentError(
+                f"table {self.name!r}: expected an array or a list of ids, found {ids!r}"
+            )
+        keys = keys_of_hashes(hashes, self.rows)
+        padding = [PADDING] if self.padding_idx is None else [PADDING, self.padding_idx]
+        keys[np.isin(hashes, hash_ids(padding, feature=self.name))] = PADDING
+        return keys
 
     def create(self, store: Store) -> None:
         """Make the table, unless it is there; see `Store.create_table`.
@@ -116,7 +165,7 @@ class FeatureLookup:
     """The table, and how its rows are pooled."""
 
 
-_OF_TABLE = ("dim", "rows", "optimizer", "initializer", "seed", "trainable")
+_OF_TABLE = ("dim", "rows", "optimizer", "initializer", "seed", "trainable", "ids")
 """What all entries of one table have in common."""
 
 
@@ -190,6 +239,14 @@ def by_feature(lookups: Sequence[FeatureLookup], given: Any) -> Iterator[tuple[s
         raise InvalidArgumentError(f"expected the features {names}, missing are {missing}")
     for lookup in lookups:
         yield lookup.name, lookup.of, given[lookup.feature]
+
+
+def refused_ids(what: str, expected: str, ids: Any) -> InvalidArgumentError:
+    """Return the error that ids are no keys; `what` names them."""
+    found = getattr(ids, "dtype", type(ids).__name__)
+    return InvalidArgumentError(
+        f'{what}: expected {expected}, found {found}; {of_other_ids()}, or make it with ids="hash"'
+    )
 
 
 def as_they_are(entries: Iterable[Ids], store: Store | None, frozen: Collection[str]) -> list[Ids]:

@@ -84,7 +84,7 @@ def _outputs(host: Host, features: Any) -> dict[str, Any]:
     for lookup in host.lookups:
         name, table = lookup.name, lookup.of
         dtype = jax.tree.leaves(examples[lookup.feature])[0].dtype
-        if table.rows > _INT32_ROWS and dtype == np.int32:
+        if table.rows > _INT32_ROWS and dtype == np.int32 and not table.hashes:
             raise InvalidArgumentError(
                 f"feature {name!r}: expected int64 ids, because table {table.name!r} has "
                 f"{table.rows} rows, found int32; set jax_enable_x64, or look up outside of "

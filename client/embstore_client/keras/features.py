@@ -5,7 +5,8 @@
 RaggedTensor, rank 2    bags of any length, also empty    bags
 any shape               a row for each id                 ids
 
-Which ids are padding is known when a graph runs (`forward`).
+Which ids are padding is known when a graph runs (`forward`). Ids of a table that hashes them may
+be tensors of tf.string, or no tensors; a graph hashes them when it runs.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.errors import InvalidArgumentError
-from embstore_client.frameworks.tables import Bag, FeatureLookup, by_feature
+from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature, refused_ids
 
 
 class Given(NamedTuple):
@@ -51,13 +52,13 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given
         what = f"feature {name!r}"
         if isinstance(table, Bag):
             arguments = value if isinstance(value, tuple) else (value,)
-            given[name] = bags_of(*arguments, what=what)
+            given[name] = bags_of(table, *arguments, what=what)
         else:
-            given[name] = ids_of(value, what=what)
+            given[name] = ids_of(table, value, what=what)
     return given
 
 
-def bags_of(ids: Any, weights: Any = None, *, what: str) -> Given:
+def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> Given:
     """Return the bags of a feature of a `Bag`; `what` names it in errors.
 
     Raises
@@ -65,7 +66,7 @@ def bags_of(ids: Any, weights: Any = None, *, what: str) -> Given:
     InvalidArgumentError : ids are not int32 or int64, or of another shape; weights are no floats,
         or not one for each id.
     """
-    ids = _checked(ids, what)
+    ids = _checked(_hashed(table, ids) if table.hashes else ids, what)
     if isinstance(ids, tf.RaggedTensor):
         if ids.shape.rank != 2 or ids.ragged_rank != 1:
             raise InvalidArgumentError(
@@ -94,9 +95,9 @@ def bags_of(ids: Any, weights: Any = None, *, what: str) -> Given:
     )
 
 
-def ids_of(ids: Any, *, what: str) -> Given:
+def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
     """Return the ids of a feature that is not pooled, of any shape."""
-    ids = _checked(ids, what)
+    ids = _checked(_hashed(table, ids) if table.hashes else ids, what)
     if isinstance(ids, tf.RaggedTensor):
         raise InvalidArgumentError(
             f"{what}: expected a dense tensor; a RaggedTensor is for bags, which are pooled"
@@ -112,12 +113,22 @@ def ids_of(ids: Any, *, what: str) -> Given:
     )
 
 
+def _hashed(table: Ids, ids: Any) -> Any:
+    """Return ids as a tensor of keys, in their shape."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(_hashed(table, ids.flat_values))
+    if not tf.is_tensor(ids):
+        return tf.convert_to_tensor(table.hashed(ids))
+    keys = tf.numpy_function(table.hashed, [ids], tf.int64)
+    keys.set_shape(ids.shape)
+    return keys
+
+
 def _checked(ids: Any, what: str) -> Any:
     if hasattr(ids, "__array__") and not tf.is_tensor(ids):
         ids = tf.convert_to_tensor(ids)
     if not tf.is_tensor(ids) or ids.dtype not in (tf.int32, tf.int64):
-        found = getattr(ids, "dtype", type(ids).__name__)
-        raise InvalidArgumentError(f"{what}: expected ids of int32 or int64, found {found}")
+        raise refused_ids(what, "ids of int32 or int64", ids)
     if isinstance(ids, tf.SparseTensor) or ids.shape.rank is None:
         raise InvalidArgumentError(
             f"{what}: expected a dense or ragged tensor of known rank, found {ids}"

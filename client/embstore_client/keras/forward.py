@@ -136,7 +136,7 @@ class Forward:
             return np.float32(0), np.zeros(0, np.float32)
         products = np.einsum("nd,nd->n", np.repeat(gradient, of.counts, axis=0), rows)
         keys, _, weights = arrays[:3]
-        are_ids = is_id(keys, lookup.of.padding_idx)
+        are_ids = is_id(keys, lookup.of.padding_key)
         of_weights = np.zeros(len(keys), np.float32)
         if getattr(lookup.of, "mode", "sum") == "mean":
             products = _of_means(products, weights[are_ids], of)
@@ -171,7 +171,7 @@ def _occurrences(lookup: FeatureLookup, given: Given, arrays: tuple[Any, ...]) -
         shape=(len(offsets) - 1,) if given.is_pooled else keys.shape,
         is_single=not given.is_pooled,
     )
-    return whole.without_padding(lookup.of.padding_idx).as_sum()
+    return whole.without_padding(lookup.of.padding_key).as_sum()
 
 
 def _of_means(products: Any, weights: Any, of: Occurrences) -> Any:

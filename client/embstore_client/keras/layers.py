@@ -12,7 +12,7 @@ import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from embstore.config import Initializer, Optimizer
 from embstore.handles.store import Store
-from embstore_client.frameworks.tables import Bag, BagMode, Ids
+from embstore_client.frameworks.tables import Bag, BagMode, IdKind, Ids
 from embstore_client.keras.features import Given, bags_of, given_of, ids_of
 from embstore_client.keras.layer import StoreLayer
 
@@ -36,7 +36,8 @@ class EmbeddingBag(StoreLayer):
         mode: BagMode = "mean",
         initializer: Initializer | None = None,
         seed: int | None = None,
-        padding_idx: int | None = None,
+        padding_idx: int | str | None = None,
+        ids: IdKind = "keys",
         **layer: Any,
     ) -> None:
         """Make the table, unless it is there.
@@ -45,7 +46,7 @@ class EmbeddingBag(StoreLayer):
         ----------
         table : its name in the store
         mode : "mean", or "sum"
-        initializer, seed : as in `Bag`
+        initializer, seed, ids : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
         """
@@ -59,6 +60,7 @@ class EmbeddingBag(StoreLayer):
             seed=seed,
             padding_idx=padding_idx,
             mode=mode,
+            ids=ids,
         )
         super().__init__(store, [described], **layer)
 
@@ -67,7 +69,8 @@ class EmbeddingBag(StoreLayer):
 
         Parameters
         ----------
-        ids : (bags, length) int32 or int64; (bags,), one id a bag; or a RaggedTensor
+        ids : (bags, length) int32 or int64; (bags,), one id a bag; or a RaggedTensor. With
+            ids="hash" also tf.string, and what else `embstore.hash_ids` takes
         weights : floats, in the shape of the ids; they may require a gradient. A mean is then the
             weighted sum divided by the sum of the bag's weights
         training : False: rows are not brought into the cache, and no gradient is kept
@@ -77,7 +80,7 @@ class EmbeddingBag(StoreLayer):
 
     def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
-        return {table.features[0]: bags_of(*arguments, what=f"table {name!r}")}
+        return {table.features[0]: bags_of(table, *arguments, what=f"table {name!r}")}
 
 
 @_serializable  # type: ignore[untyped-decorator, unused-ignore]
@@ -96,7 +99,8 @@ class Embedding(StoreLayer):
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
-        padding_idx: int | None = None,
+        padding_idx: int | str | None = None,
+        ids: IdKind = "keys",
         **layer: Any,
     ) -> None:
         """Make the table, unless it is there.
@@ -104,7 +108,7 @@ class Embedding(StoreLayer):
         Parameters
         ----------
         table : its name in the store
-        initializer, seed : as in `Ids`
+        initializer, seed, ids : as in `Ids`
         padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
         """
@@ -117,17 +121,19 @@ class Embedding(StoreLayer):
             initializer=initializer,
             seed=seed,
             padding_idx=padding_idx,
+            ids=ids,
         )
         super().__init__(store, [described], **layer)
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
-        """Return a row for each id, (*, dim), of int32 or int64 ids of any shape."""
+        """Return a row for each id, (*, dim), of int32 or int64 ids of any shape; with ids="hash"
+        also of tf.string, and of what else `embstore.hash_ids` takes."""
         (output,) = self._activations(self._given(ids), training).values()
         return output
 
     def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
-        return {table.features[0]: ids_of(*arguments, what=f"table {name!r}")}
+        return {table.features[0]: ids_of(table, *arguments, what=f"table {name!r}")}
 
 
 class Collection(StoreLayer):

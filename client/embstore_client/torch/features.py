@@ -7,6 +7,9 @@
     keys(), values() and    features one after the other in one      both
     offsets() or lengths()  tensor: TorchRec's KeyedJaggedTensor
 
+Ids are tensors of keys. Those of a table that hashes them may be of other kinds, as lists of text,
+and become such tensors first (`keys_for`); of a GPU, their host waits for them.
+
 What is returned of tensors of the host is a copy: a trainer may use its tensors again before
 `step`. Ids on a GPU stay there until it is known where they are needed; whether some are padding
 is asked once, for all features (`given_of`, `given_one`).
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.occurrences import Occurrences, bounds_of
 from embstore_client.frameworks.padding import is_id, offsets_without
-from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature
+from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature, refused_ids
 from embstore_client.torch.announced import Place, Unpadded, once
 
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -76,7 +79,7 @@ def bags_of(
     ------
     InvalidArgumentError : any of that does not hold.
     """
-    ids = _integers(ids, f"{what}: ids")
+    ids = _keys(ids, f"{what}: ids")
     if ids.is_nested:
         if offsets is not None:
             raise InvalidArgumentError(f"{what}: expected no offsets beside a nested tensor")
@@ -118,7 +121,7 @@ def _bags(table: Any, ids: Any, offsets: Any, has_last: bool, what: str) -> Give
 
 def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
     """Return the ids of a feature that is not pooled, of any shape, with padding."""
-    ids = _integers(ids, f"{what}: ids")
+    ids = _keys(ids, f"{what}: ids")
     if not ids.is_nested:
         return once(_ids, table, ids)
     values, offsets = _flat(ids, what)
@@ -128,7 +131,7 @@ def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
 def _ids(table: Ids, ids: Any) -> Given:
     keys: Any = ids.detach().reshape(-1) if ids.device.type == "cuda" else _array(ids)
     of = Occurrences(table.name, keys, None, None, "sum", tuple(ids.shape), is_single=True)
-    return Given(of, None, ids.device, Place(), table.padding_idx)
+    return Given(of, None, ids.device, Place(), table.padding_key)
 
 
 def _flat(nested: Any, what: str) -> tuple[Any, Any]:
@@ -140,6 +143,20 @@ def _flat(nested: Any, what: str) -> tuple[Any, Any]:
         )
     packed = nested.contiguous()  # one that was narrowed has values of no bag
     return packed.values(), packed.offsets()
+
+
+def keys_for(table: Ids, ids: Any) -> Any:
+    """Return ids as a tensor of keys, where their table hashes them; else as they are."""
+    return once(_hashed, table, ids) if table.hashes else ids
+
+
+def _hashed(table: Ids, ids: Any) -> Any:
+    if not isinstance(ids, torch.Tensor):
+        return torch.from_numpy(table.hashed(ids))
+    if ids.is_nested:
+        values, offsets = _flat(ids, f"table {table.name!r}")
+        return torch.nested.nested_tensor_from_jagged(_hashed(table, values), offsets)
+    return torch.from_numpy(table.hashed(ids.detach().cpu().numpy())).to(ids.device)
 
 
 def given_one(table: Ids, given: Given) -> dict[str, Given]:
@@ -158,10 +175,13 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given
     given = {}
     for name, table, value in by_feature(lookups, found):
         what = f"feature {name!r}"
+        has_parts = isinstance(value, tuple) and (isinstance(table, Bag) or found is not features)
+        ids, *rest = value if has_parts else (value,)
+        ids = keys_for(table, ids)
         if isinstance(table, Bag):
-            given[name] = bags_of(table, *_arguments(value), what=what)
+            given[name] = bags_of(table, *_arguments(ids, *rest), what=what)
         else:
-            given[name] = ids_of(table, value if found is features else value[0], what=what)
+            given[name] = ids_of(table, ids, what=what)
     return _without_padding(given)
 
 
@@ -227,13 +247,10 @@ def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
         yield name, (values[own], begins, None if weights is None else weights[own])
 
 
-def _arguments(value: Any) -> tuple[Any, ...]:
+def _arguments(ids: Any, *rest: Any) -> tuple[Any, ...]:
     """Return ids, offsets and weights of a feature; of ids alone that are (n,), bags of one."""
-    if isinstance(value, tuple):
-        return value
-    if isinstance(value, torch.Tensor) and value.dim() == 1:
-        return (value[:, None],)
-    return (value,)
+    is_one_each = not rest and isinstance(ids, torch.Tensor) and ids.dim() == 1
+    return (ids[:, None],) if is_one_each else (ids, *rest)
 
 
 def _parts(jagged: Any, features: int) -> list[tuple[slice, Any]]:
@@ -269,6 +286,12 @@ def _parted(
         own = slice(int(first), int(last))
         parts.append((own, torch.from_numpy(bounds[begin:end] - first)))
     return parts
+
+
+def _keys(ids: Any, what: str) -> Any:
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in _ID_DTYPES:
+        raise refused_ids(what, "a tensor of int32 or int64", ids)
+    return ids
 
 
 def _integers(values: Any, what: str) -> Any:

@@ -12,9 +12,9 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from embstore.config import Initializer, Optimizer
 from embstore.handles.store import Store
-from embstore_client.frameworks.tables import Bag, BagMode, Ids
+from embstore_client.frameworks.tables import Bag, BagMode, IdKind, Ids
 from embstore_client.torch.embedding import StoreModule
-from embstore_client.torch.features import Given, bags_of, given_of, given_one, ids_of
+from embstore_client.torch.features import Given, bags_of, given_of, given_one, ids_of, keys_for
 from embstore_client.torch.pretrained import module_of
 
 
@@ -82,8 +82,9 @@ class EmbeddingBag(OneTable):
         initializer: Initializer | None = None,
         seed: int | None = None,
         include_last_offset: bool = False,
-        padding_idx: int | None = None,
+        padding_idx: int | str | None = None,
         trainable: bool = True,
+        ids: IdKind = "keys",
         dtype: Any = None,
     ) -> None:
         """Make the table, unless it is there.
@@ -91,7 +92,7 @@ class EmbeddingBag(OneTable):
         Parameters
         ----------
         mode : "mean", or "sum"
-        initializer, seed, trainable : as in `Bag`
+        initializer, seed, trainable, ids : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         include_last_offset : offsets have one more element, the number of ids
         dtype : of activations; None: float32, or that of per-sample weights
@@ -107,6 +108,7 @@ class EmbeddingBag(OneTable):
             padding_idx=padding_idx,
             mode=mode,
             trainable=trainable,
+            ids=ids,
         )
         super().__init__(store, [table], dtype=dtype)
         self.include_last_offset = include_last_offset
@@ -118,7 +120,7 @@ class EmbeddingBag(OneTable):
         Parameters
         ----------
         input : (bags, length) int32 or int64 ids, also nested (layout=torch.jagged); or (n,), with
-            offsets
+            offsets. With ids="hash" ids of any kind, as lists of text
         offsets : (bags,), where each bag begins
         per_sample_weights : float32 or float64, as many as ids; they may require a gradient. A mean
             is then the weighted sum divided by the sum of the bag's weights
@@ -129,7 +131,9 @@ class EmbeddingBag(OneTable):
     def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
         has_last = self.include_last_offset
-        bags = bags_of(table, *arguments, has_last=has_last, what=f"table {name!r}")
+        ids, *rest = arguments
+        ids = keys_for(table, ids)
+        bags = bags_of(table, ids, *rest, has_last=has_last, what=f"table {name!r}")
         return given_one(table, bags)
 
 
@@ -148,15 +152,16 @@ class Embedding(OneTable):
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
-        padding_idx: int | None = None,
+        padding_idx: int | str | None = None,
         trainable: bool = True,
+        ids: IdKind = "keys",
         dtype: Any = None,
     ) -> None:
         """Make the table, unless it is there.
 
         Parameters
         ----------
-        initializer, seed, trainable : as in `Ids`
+        initializer, seed, trainable, ids : as in `Ids`
         padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
         dtype : of activations; None: float32
         """
@@ -170,19 +175,21 @@ class Embedding(OneTable):
             seed=seed,
             padding_idx=padding_idx,
             trainable=trainable,
+            ids=ids,
         )
         super().__init__(store, [table], dtype=dtype)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any) -> Any:
         """Return a row for each id, (*, dim), of int32 or int64 ids of any shape, also nested
-        (layout=torch.jagged)."""
+        (layout=torch.jagged); with ids="hash" of any kind, as lists of text."""
         (output,) = self._activations(input).values()
         return output
 
     def _given(self, *arguments: Any) -> dict[str, Given]:
         ((name, table),) = self.tables.items()
-        return given_one(table, ids_of(table, *arguments, what=f"table {name!r}"))
+        (ids,) = arguments
+        return given_one(table, ids_of(table, keys_for(table, ids), what=f"table {name!r}"))
 
 
 class Collection(StoreModule):

@@ -1,6 +1,6 @@
 """`embstore export`, `embstore import`: tables as files (`embstore_client.files`)."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -77,6 +77,10 @@ def import_(
     key: Annotated[
         str | None, flag("Which one has the keys. Default: keys, key or id.", "NAME")
     ] = None,
+    ids: Annotated[
+        Literal["keys", "hash"],
+        flag("What they are: keys of the table; hash: text and others, hashed by its name."),
+    ] = "keys",
     with_state: Annotated[bool, flag("Set the optimizer's state and t, too.", None)] = False,
     allow_nan: Annotated[bool, flag("Take NaNs, which are refused as a rule.", None)] = False,
     create: Annotated[
@@ -90,7 +94,7 @@ def import_(
     from embstore_client.files import import_table
 
     names: dict[str, Any] = {"tensor": tensor, "key": key}
-    how: dict[str, Any] = {"with_state": with_state, "allow_nan": allow_nan}
+    how: dict[str, Any] = {"ids": ids, "with_state": with_state, "allow_nan": allow_nan}
     with connect() as store, output.progress_of("rows") as progress:
         handle = _created(store, table, file, names) if create else store.table(table)
         done = import_table(handle, file, progress=progress, **names, **how)

@@ -1,9 +1,10 @@
 """`embstore profile`: files of training samples -> how often each row is accessed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _COLUMNS = ("table", "rows", "accesses", "distinct", "skew", "top 1 % take", "low by at most")
+_OF_HASHED = ("ids, about", "share a row")
 
 Picture = Annotated[Path | None, flag("Draw the curves into a PNG.", "FILE", "--picture")]
 
@@ -61,30 +63,42 @@ def profile(
 
     From the profile, embstore size predicts hit rates, and embstore hotset chooses hot rows.
     """
+    from embstore.hashing import hash_ids
     from embstore_tools.profiling import count, plots, readers
 
     columns = _named(table)
+    bounds, hashed = _row_counts("--rows", rows), _row_counts("--hash-rows", hash_rows)
+    _check_once(bounds, hashed)
     counting = count.Counting(
         tuple(columns.values()),
         rate=rate,
         seed=seed,
         batch=batch,
-        rows=_row_counts("--rows", rows),
-        hash_rows=_row_counts("--hash-rows", hash_rows),
+        rows=bounds | hashed,
         keys_max=count.KEYS_MAX if keys_max is None else keys_max,
     )
     parameters.check_output("--output", out)
     if picture is not None:
         plots.check_picture(picture)
-    hashed = {c: counting.hash_rows[t] for c, t in columns.items() if t in counting.hash_rows}
-    opened = readers.open_files(files, list(columns) if table else None, hashed)
+    hashing = {
+        column: partial(hash_ids, feature=name, rows=hashed[name])
+        for column, name in columns.items()
+        if name in hashed
+    }
+    opened = readers.open_files(files, list(columns) if table else None, hashing)
     with _mebibytes_read(sum(file.size_bytes for file in opened)) as report:
         counter = count.count_files(opened, counting, report)
     made = counter.profile()
     made.save(out)
     if picture is not None:
         plots.write_picture(picture, [plots.coverage_plot(made, by_table=True)])
-    _show(made, counter, out, as_json=as_json)
+    _show(made, counter, hashed, out, as_json=as_json)
+
+
+def _of_hashed(facts: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Return how many ids a table has, about, and which share of them has no row alone."""
+    share = facts.get("ids_sharing_a_row")
+    return facts.get("ids"), None if share is None else f"{share:.2%}"
 
 
 @contextmanager
@@ -121,13 +135,28 @@ def _row_counts(flag: str, given: Sequence[str] | None) -> dict[str, int]:
     return {name: int(digits) for name, digits in counts.items()}
 
 
-def _show(made: "Profile", counter: "SampleCounter", out: Path, *, as_json: bool) -> None:
-    from embstore_tools.profiling import plots
+def _check_once(bounds: Mapping[str, int], hashed: Mapping[str, int]) -> None:
+    for name in bounds.keys() & hashed.keys():
+        raise InvalidArgumentError(
+            f"table {name!r}: expected its rows once, found them with and without hashing"
+        )
 
-    trace, tables = (
-        made.trace,
-        {name: plots.table_facts(table) for name, table in made.tables.items()},
-    )
+
+def _show(
+    made: "Profile",
+    counter: "SampleCounter",
+    hashed: Collection[str],
+    out: Path,
+    *,
+    as_json: bool,
+) -> None:
+    from embstore_tools.profiling import plots, sharing
+
+    trace = made.trace
+    tables = {
+        name: plots.table_facts(table) | (sharing.hashed_facts(table) if name in hashed else {})
+        for name, table in made.tables.items()
+    }
     file_bytes = out.stat().st_size
     if as_json:
         return output.show_json(
@@ -148,8 +177,9 @@ def _show(made: "Profile", counter: "SampleCounter", out: Path, *, as_json: bool
     lines = []
     for name, of in tables.items():
         skew, top = f"{of['zipf_exponent']:.2f}", f"{of['top_1_percent']:.1%}"
-        lines.append((name, of["rows"], of["accesses"], of["distinct"], skew, top, of["error"]))
-    output.show_rows(_COLUMNS, lines)
+        line = name, of["rows"], of["accesses"], of["distinct"], skew, top, of["error"]
+        lines.append((*line, *_of_hashed(of)) if hashed else line)
+    output.show_rows((*_COLUMNS, *_OF_HASHED) if hashed else _COLUMNS, lines)
     output.show_text("\n" + plots.text(plots.coverage_plot(made, by_table=False)))
     output.show_text(
         f"\n{counter.counted:,} of {counter.samples:,} samples counted, in "

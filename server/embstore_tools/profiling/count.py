@@ -62,9 +62,7 @@ class Counting:
     batch: int = 2048
     """Samples of a recorded call."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """By table: larger ids are refused. 0 or absent: unknown."""
-    hash_rows: Mapping[str, int] = field(default_factory=dict)
-    """By table: ids are taken modulo this, and this is its rows."""
+    """By table: larger ids are refused. Absent: unknown."""
     keys_max: int = KEYS_MAX
 
     def __post_init__(self) -> None:
@@ -74,19 +72,15 @@ class Counting:
         least = _KEYS_MAX_LEAST
         check(self.keys_max >= least, f"to count at least {least} keys", self.keys_max)
         tables = ", ".join(dict.fromkeys(self.tables))
-        for name, rows in [*self.rows.items(), *self.hash_rows.items()]:
+        for name, rows in self.rows.items():
             check(name in self.tables, f"rows of one of the tables {tables}", repr(name))
-            is_twice, of_table = name in self.rows and name in self.hash_rows, f"table {name!r}: "
-            check(1 <= rows <= ROWS_MAX, f"rows from 1 to {ROWS_MAX}", rows, of_table)
-            check(not is_twice, "its rows once", "them with and without hashing", of_table)
+            check(1 <= rows <= ROWS_MAX, f"rows from 1 to {ROWS_MAX}", rows, f"table {name!r}: ")
 
     def keys(self, column: int, ids: Keys, place: str) -> Keys:
         """Return the keys of a column's ids, which must be below the rows of its table."""
         name = self.tables[column]
         if not len(ids):
             return ids
-        if name in self.hash_rows:
-            return ids % self.hash_rows[name]
         where, low, high = f"{place}: table {name!r}: ", ids.min(), ids.max()
         check(low >= 0, "ids >= 0", low, where)
         bound = self.rows.get(name, ROWS_MAX)
@@ -95,7 +89,7 @@ class Counting:
 
     def rows_of(self, name: str) -> int:
         """Return the rows of a table, 0 where they are not known."""
-        return self.hash_rows.get(name, self.rows.get(name, 0))
+        return self.rows.get(name, 0)
 
 
 def count_files(

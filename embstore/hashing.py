@@ -1,0 +1,256 @@
+"""Ids of any kind as numbers of 64 bits, the same in every language (contract.md, "Hashed ids").
+
+Values come as arrays of NumPy, Arrow or a framework, as lists, as what pandas and polars have. Here
+they become bytes in one buffer, or words, as the contract says; `embstore.arithmetic.xxh3` hashes
+them all at once. Libraries that a value is of are there already; none is imported for another.
+"""
+
+import sys
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arithmetic.xxh3 import Words, hashes_of_bytes, hashes_of_words
+from embstore.arrays import ROWS_MAX
+from embstore.config import default_seed
+from embstore.errors import InvalidArgumentError
+
+_RESERVED = np.uint64(2**64 - 1)
+"""No id has this hash: as int64 it is -1, which stands for none."""
+_INSTEAD = np.uint64(0)
+_FLOAT_BYTES = 2, 4, 8
+_EXPECTED = "expected ids to be integers of 64 bits, whole floats, text or bytes"
+
+
+def hash_ids(
+    values: Any, *, feature: str | None = None, rows: int | None = None
+) -> NDArray[np.int64]:
+    """Return the hash of each id, XXH3-64 of its bytes; with `rows` a key of a table of so many.
+
+    Equal ids have equal hashes in every process and language. No two integers have one hash of 64
+    bits under one seed; two texts hardly ever. Modulo `rows`, ids may share a key.
+
+    Parameters
+    ----------
+    values : of any shape: integers of 64 bits, signed or not, of any width; text, as its UTF-8;
+        bytes. Arrays of NumPy, of a framework on the host, of pyarrow, also chunked and
+        dictionary-encoded; series of pandas and polars; lists, also of several kinds.
+        5, np.uint64(5) and 5.0 are one id; "5" is text, and another. An integer is hashed as its 8
+        bytes, so that -1 and 2**64 - 1 are one id. A missing one (None, NaN, NA, null, masked) is
+        what empty text is
+    feature : seeds the hash with the default seed of a table of this name, so that a pair (feature,
+        id) has a hash of its own; None: seed 0
+    rows : 1 to 2**40; None: return all 64 bits
+
+    Returns
+    -------
+    In the shape of `values`. Without `rows` int64 with the bits of the hash, of which about half
+    are negative; none is -1, in place of which there is 0. With `rows` int64 in [0, rows): the
+    hash, unsigned, modulo `rows`.
+
+    Raises
+    ------
+    InvalidArgumentError : a value is of another kind, as a bool, a date or a list; an integer has
+        more than 64 bits; a float is not whole, or so large that its type has no odd ones.
+    """
+    if feature is not None and not isinstance(feature, str):
+        raise InvalidArgumentError(f"expected feature to be a name, found {feature!r}")
+    hashes = _hashes(values, 0 if feature is None else default_seed(feature))
+    hashes[hashes == _RESERVED] = _INSTEAD
+    found = hashes.view(np.int64)
+    return found if rows is None else keys_of_hashes(found, _checked_rows(rows))
+
+
+def keys_of_hashes(hashes: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """Return the keys that hashes of 64 bits have in a table of so many rows, in their shape."""
+    return (hashes.view(np.uint64) % np.uint64(rows)).view(np.int64)
+
+
+def _checked_rows(rows: Any) -> int:
+    is_int = isinstance(rows, int | np.integer) and not isinstance(rows, bool)
+    if not is_int or not 1 <= rows <= ROWS_MAX:
+        raise InvalidArgumentError(f"expected rows from 1 to {ROWS_MAX}, found {rows!r}")
+    return int(rows)
+
+
+def _hashes(values: Any, seed: int) -> Words:
+    """Return the hashes of values, in their shape."""
+    if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
+        found = _of_arrow_like(values, seed)
+        if found is not None:
+            return found
+    array = _array(values)
+    hashes = _of_array(array.reshape(-1), seed).reshape(array.shape)
+    if isinstance(values, np.ma.MaskedArray):
+        hashes[np.ma.getmaskarray(values)] = _of_missing(seed)
+    return hashes
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Return values as an array: those without a dtype as objects, whose kinds stay as they are."""
+    if isinstance(values, np.ndarray):
+        return np.asarray(values)
+    try:
+        return np.asarray(values) if hasattr(values, "dtype") else np.array(values, object)
+    except (TypeError, ValueError, RuntimeError) as exc:  # of a device, of a dtype NumPy has not
+        raise InvalidArgumentError(f"{_EXPECTED}, found {type(values).__name__}: {exc}") from exc
+
+
+def _of_array(array: NDArray[Any], seed: int) -> Words:
+    """Return the hashes of an array of one dimension."""
+    kind = array.dtype.kind
+    if kind in "iu":
+        return hashes_of_words(array.astype(np.int64 if kind == "i" else np.uint64), seed)
+    if kind == "f" and array.dtype.itemsize in _FLOAT_BYTES:
+        return _of_floats(array, seed)
+    if kind == "U":
+        array = np.strings.encode(array, "utf-8")
+    if array.dtype.kind == "S":
+        return _of_fixed_widths(array, seed)
+    if kind not in "OT":
+        raise InvalidArgumentError(f"{_EXPECTED}, found {array.dtype}")
+    return _of_objects(array.tolist(), seed)
+
+
+def _of_floats(floats: NDArray[Any], seed: int) -> Words:
+    missing = np.isnan(floats)
+    hashes = hashes_of_words(_whole(np.where(missing, 0, floats)), seed)
+    hashes[missing] = _of_missing(seed)
+    return hashes
+
+
+def _whole(floats: NDArray[Any]) -> NDArray[np.int64]:
+    """Return floats as the integers that they are, where their type has the odd ones too."""
+    bits = np.finfo(floats.dtype).nmant + 1
+    wrong = (floats != np.floor(floats)) | (np.abs(floats) >= 2.0**bits)
+    if wrong.any():
+        raise InvalidArgumentError(
+            f"expected ids of {floats.dtype} to be whole numbers below 2**{bits}, found "
+            f"{floats[wrong][0]}"
+        )
+    return floats.astype(np.int64)
+
+
+def _of_fixed_widths(array: NDArray[np.bytes_], seed: int) -> Words:
+    width = array.dtype.itemsize
+    data = np.ascontiguousarray(array).view(np.uint8) if width else np.empty(0, np.uint8)
+    return hashes_of_bytes(data, np.arange(len(array)) * width, np.strings.str_len(array), seed)
+
+
+def _of_missing(seed: int) -> np.uint64:
+    """Return the hash of no bytes."""
+    zero = np.zeros(1, np.int64)
+    return np.uint64(hashes_of_bytes(np.empty(0, np.uint8), zero, zero, seed)[0])
+
+
+# Objects of Python
+
+
+def _of_objects(values: list[Any], seed: int) -> Words:
+    kinds = set(map(type, values))
+    try:
+        if kinds == {int}:
+            return hashes_of_words(np.array(values, np.int64), seed)
+        if kinds == {str} and (whole := "".join(values)).isascii():
+            return _of_texts(whole.encode(), values, seed)
+    except OverflowError:  # unsigned ones; or wrong ones, of which one by one says which it is
+        pass
+    texts = list(map(_bytes_of, values))
+    return _of_texts(b"".join(texts), texts, seed)
+
+
+def _of_texts(whole: bytes, parts: Sequence[Sized], seed: int) -> Words:
+    """Return the hashes of the parts that some bytes are put together of."""
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    data = np.frombuffer(whole, np.uint8)
+    return hashes_of_bytes(data, np.cumsum(lengths) - lengths, lengths, seed)
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Return what is hashed of one value."""
+    try:
+        match value:
+            case str():
+                return value.encode()
+            case bytes():
+                return value
+            case bool() | np.bool_():
+                pass
+            case int() | np.integer():
+                return int(value).to_bytes(8, "little", signed=bool(value < 0))
+            case float() | np.floating():
+                return b"" if np.isnan(value) else _whole(np.array([value], float)).tobytes()
+            case _ if _is_missing(value):
+                return b""
+    except (OverflowError, UnicodeEncodeError) as exc:
+        raise InvalidArgumentError(f"{_EXPECTED}, found {value!r}: {exc}") from exc
+    raise InvalidArgumentError(f"{_EXPECTED}, found {value!r} of type {type(value).__name__}")
+
+
+def _is_missing(value: Any) -> bool:
+    """Tell whether a value is none, of Python or of pandas."""
+    pandas: Any = sys.modules.get("pandas")  # it is there if one of its values is
+    return value is None or (pandas is not None and (value is pandas.NA or value is pandas.NaT))
+
+
+# Arrow
+
+
+def _of_arrow_like(values: Any, seed: int) -> Words | None:
+    """Return the hashes of what gives itself as arrays of Arrow; None: pyarrow is not there, or has
+    no type for it, as of objects of several kinds."""
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError:
+        return None
+    if isinstance(values, pa.ChunkedArray | pa.Array):
+        whole = values
+    else:
+        try:
+            whole = pa.chunked_array(values)
+        except (pa.ArrowException, TypeError, OverflowError):
+            return None
+    chunks = whole.chunks if isinstance(whole, pa.ChunkedArray) else [whole]
+    parts = [_of_arrow(chunk, seed) for chunk in chunks]
+    return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.uint64)])
+
+
+def _of_arrow(array: Any, seed: int) -> Words:
+    from pyarrow import types
+
+    kind = array.type
+    if types.is_dictionary(kind):
+        of_values = np.append(_of_arrow(array.dictionary, seed), _of_missing(seed))
+        indices = array.indices.cast("int64").fill_null(len(array.dictionary))
+        found: Words = of_values[indices.to_numpy()]
+        return found
+    if types.is_null(kind):
+        array = array.cast("string")
+    if types.is_integer(kind):
+        hashes = _of_array(array.fill_null(0).to_numpy(zero_copy_only=False), seed)
+    elif types.is_floating(kind):
+        return _of_floats(array.to_numpy(zero_copy_only=False), seed)
+    else:
+        return _of_arrow_text(array, seed)
+    if array.null_count:
+        hashes[array.is_null().to_numpy(zero_copy_only=False)] = _of_missing(seed)
+    return hashes
+
+
+def _of_arrow_text(array: Any, seed: int) -> Words:
+    """Return the hashes of text or bytes, where they lie."""
+    from pyarrow import lib
+
+    try:
+        array = array.cast("large_binary")
+    except lib.ArrowException as exc:
+        raise InvalidArgumentError(f"{_EXPECTED}, found {array.type}") from exc
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    lengths = np.diff(bounds)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    values = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return hashes_of_bytes(values, bounds[:-1], lengths, seed)
