@@ -39,11 +39,6 @@ JOINED_MAX = 1 << 21
 _ID_BYTES = 8
 
 
-def is_sparse(table: TableEntry) -> bool:
-    """Return whether any 64-bit id is a key of a table."""
-    return bool(table.identity["key_space"] == "sparse")
-
-
 def check_ids_header(file: File, store_id: bytes, entry: IdsEntry) -> None:
     """Check that a file's header is that of these ids of this store."""
     found = unpack_header(file.read(0, PAGE_BYTES), IDS_MAGIC, store_id, file.path)
@@ -143,7 +138,7 @@ class Ids:
 
     def create(self, table: TableEntry) -> None:
         """Note a new table, if its keys are sparse."""
-        if is_sparse(table):
+        if table.config().is_sparse:
             self.tables[table.table_id] = RowNumbers(table.table_id)
 
     def drop(self, table_id: int) -> None:

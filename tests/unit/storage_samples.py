@@ -1,16 +1,16 @@
 """What the storage tests share: records, and a storage without the cache above it."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 
 from embstore import Constant, Sgd
-from embstore.arrays import KEY_BITS
+from embstore.arrays import SPARSE_ROWS
 from embstore.config import TableConfig
 from embstore.host.workers import Workers
 from embstore.layout import Layout, record_bytes_of
 from embstore.results import TableEntry
+from embstore.row_keys import RowKeys
 from embstore.storage.base import Base
 from embstore.storage.log import Log
 from embstore.storage.records import pack, unpack
@@ -67,12 +67,18 @@ def same_rows(found, expected):
     return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-def table_entry(table_id=0, dim=4, rows=1 << 40, t=0, key_space="dense"):
+def table_entry(table_id=0, dim=4, rows=None, t=0, key_space="dense"):
     """Return a table of rows without state."""
+    rows = rows or {"dense": 1 << 40, "sparse": SPARSE_ROWS}[key_space]
     config = TableConfig.checked(
-        f"t{table_id}", dim=dim, rows=rows, optimizer=Sgd(1.0), initializer=Constant(0.5)
+        f"t{table_id}",
+        dim=dim,
+        rows=rows,
+        optimizer=Sgd(1.0),
+        initializer=Constant(0.5),
+        key_space=key_space,
     )
-    return TableEntry(table_id, replace(config, key_space=key_space).identity(), rows, 1.0, t)
+    return TableEntry(table_id, config.identity(), rows, 1.0, t)
 
 
 def open_storage(path, *, keep=2, files=None, threads=1, **limits):
@@ -88,9 +94,8 @@ def open_storage(path, *, keep=2, files=None, threads=1, **limits):
 
 def pool_keys(storage, keys, table_id):
     """Return the storage that a pool of a table has, and by which keys it asks."""
-    border = storage.of_table(table_id)
-    keys = np.asarray(keys, np.int64)
-    return border, keys | table_id << KEY_BITS if border is storage else keys
+    row_keys = RowKeys(table_id if table_id in storage.ids.tables else None)
+    return storage.of_pool(row_keys), row_keys.of(table_id, np.asarray(keys, np.int64))
 
 
 def append(storage, keys, version=0, table_id=0, dim=4):

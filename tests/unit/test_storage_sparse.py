@@ -11,6 +11,18 @@ from embstore.storage.id_files import Range, joined
 from tests.conformance.backends import UnsyncedFiles
 from tests.faults.refusing import FullDisk
 from tests.unit.small_stores import generator
+from tests.unit.sparse_samples import (
+    DENSE,
+    DIMS,
+    EXTREMES,
+    ONE,
+    OTHER,
+    TABLES,
+    Model,
+    copied,
+    opened,
+    random_ids,
+)
 from tests.unit.storage_samples import (
     append,
     layout_of,
@@ -18,62 +30,10 @@ from tests.unit.storage_samples import (
     rows_for,
     same_rows,
     settle,
-    table_entry,
     versions,
 )
 
 SEED = 97
-EXTREMES = np.array([0, 1 << 63, (1 << 64) - 2, 1, (1 << 63) - 1, 1 << 40], np.uint64).view(
-    np.int64
-)
-DENSE, ONE, OTHER = 0, 1, 4
-TABLES = [
-    table_entry(DENSE),
-    table_entry(ONE, key_space="sparse"),
-    table_entry(OTHER, dim=8, key_space="sparse"),
-]
-DIMS = {DENSE: 4, ONE: 4, OTHER: 8}
-
-
-def opened(path, tables=TABLES, **options):
-    """Return a storage that has these tables."""
-    storage = open_storage(path, **options)
-    for table in tables:
-        if table.table_id >= storage.next_table_id:
-            storage.create_table(table)
-    return storage
-
-
-def random_ids(rng, count):
-    """Return unique ids of all 64 bits, but the reserved one."""
-    ids = np.unique(rng.integers(-(1 << 63), 1 << 63, count))
-    return rng.permutation(ids[ids != -1])
-
-
-class Model:
-    """What each table must have stored: a version by key; and as it was under each label."""
-
-    def __init__(self):
-        self.now = {table_id: {} for table_id in DIMS}
-        self.kept = {}
-
-    def write(self, storage, table_id, keys, version):
-        append(storage, keys, version, table_id, DIMS[table_id])
-        self.now[table_id] |= dict.fromkeys(np.asarray(keys).tolist(), version)
-
-    def commit(self, storage, label=None):
-        storage.commit(TABLES, 1, label=label)
-        if label is not None:
-            self.kept[label] = {table_id: dict(rows) for table_id, rows in self.now.items()}
-
-    def check(self, storage):
-        for table_id, rows in self.now.items():
-            dim = DIMS[table_id]
-            assert versions(storage, [*rows], table_id, dim) == [*rows.values()]
-            absent = [key for key in EXTREMES.tolist() if key not in rows] or [12345]
-            if table_id != DENSE:
-                assert set(versions(storage, absent, table_id, dim)) == {-1}
-        storage.check_integrity()
 
 
 def test_ids_of_all_kinds_are_read_as_they_were_written(tmp_path):
@@ -136,19 +96,18 @@ def test_random_work_is_as_the_model_has_it(tmp_path):
         if kind < 0.4:
             label = f"label-{version}" if kind < 0.15 else None
             model.commit(storage, label)
-            committed = {table_id: dict(rows) for table_id, rows in model.now.items()}
+            committed = copied(model.now)
         elif kind < 0.5:
             settle(storage)
             merged += len(storage.base.runs) > 0
         elif kind < 0.56 and storage.catalogue.checkpoints:
             label = str(rng.choice([kept.label for kept in storage.catalogue.checkpoints]))
-            storage.restore(label, 1)
-            model.now = {table_id: dict(rows) for table_id, rows in model.kept[label].items()}
+            model.restore(storage, label)
             committed = model.kept[label]
         elif kind < 0.62:  # a crash: what was not committed is gone
             storage.close()
             storage = opened(tmp_path, keep=2)
-            model.now = {table_id: dict(rows) for table_id, rows in committed.items()}
+            model.now = copied(committed)
         if version % 8 == 0:
             model.check(storage)
     settle(storage)
