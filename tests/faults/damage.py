@@ -13,7 +13,7 @@ from embstore.errors import CorruptTableError, InvalidArgumentError, TableMismat
 from tests.conformance.backends import UnsyncedFiles
 from tests.faults.forks import Forks
 from tests.faults.promises import Promise, check_content, content_of
-from tests.faults.training import DenseStore, open_store, stir, train
+from tests.faults.training import DenseStore, keys_of, open_store, rows_of, stir, train
 
 PAGE_BYTES = 4096
 SEED = 20260304
@@ -98,7 +98,7 @@ def outcome(path: Path, expected: Promise, **options: Any) -> str:
 def check_rows(store: Any) -> None:
     """Look up every row of every table, by way of the cache and around it: the same rows."""
     for name in store.tables():
-        keys = np.arange(store.table(name).rows)
+        keys = keys_of(name, np.arange(rows_of(store, name)))
         weights, _ = store.table(name).read_rows(keys)
         found = store.table(name).lookup(keys)
         assert found.tobytes() == weights.tobytes()

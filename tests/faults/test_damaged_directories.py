@@ -31,7 +31,7 @@ def lost(store: Path) -> Iterator[str]:
     for name in [*files_of(store), "LOCK"]:
         (store / name).unlink()
         yield name
-    for name in ("log", "base"):
+    for name in ("log", "base", "ids"):
         shutil.rmtree(store / name)
         yield name
 

@@ -42,7 +42,7 @@ class FailingSync(RecordingFiles):
 
 @pytest.mark.parametrize("settled", [True, False], ids=["settled", "merging"])
 @pytest.mark.parametrize("nth", [1, 3, 8])
-@pytest.mark.parametrize("suffix", [".log", ".rows", "CATALOGUE.new", ".commands"])
+@pytest.mark.parametrize("suffix", [".log", ".rows", ".ids", "CATALOGUE.new", ".commands"])
 def test_what_a_failed_sync_lost_is_not_relied_on(quick_path, suffix, nth, settled):
     session = Session(SEED, LOGGED if suffix == ".commands" else {})
     files = FailingSync(quick_path / "recorded", suffix, nth)

@@ -10,7 +10,7 @@ from tests.faults.damage import results, try_flips
 PROPER = {"right", "CorruptTableError", "TableMismatchError"}
 
 
-@pytest.mark.parametrize("kind", ["store.json", "CATALOGUE", ".log", ".rows"])
+@pytest.mark.parametrize("kind", ["store.json", "CATALOGUE", ".log", ".rows", ".ids"])
 def test_flipped_bit_is_an_error_or_harmless(forks, made, kind):
     path, expected = made
     came = results(forks, try_flips, str(path), kind, expected)

@@ -1,14 +1,16 @@
-"""Files of ids of sparse tables: cut, flipped, removed, backed up, taken over, and power cuts."""
+"""Files of ids of sparse tables: cut, flipped, removed, backed up and taken over.
+
+Power cuts are those of `test_power_cuts`, whose training has a sparse table.
+"""
 
 import shutil
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embstore.engine.scrubbing import Scrubber
-from embstore.errors import CorruptTableError, EmbstoreError, StorageError
+from embstore.errors import CorruptTableError, StorageError
 from embstore.row_keys import RowKeys
 from embstore.storage import catalogue as catalogues
 from embstore.storage.backup import (
@@ -25,8 +27,6 @@ from embstore.storage.taking import Incoming, finish
 from embstore.storage.verify import verify
 from tests.conformance.backends import UnsyncedFiles
 from tests.faults.damage import Damage, files_of, flips_of
-from tests.faults.disk import Disk, dropped, emptied, torn
-from tests.faults.recording import RecordingFiles
 from tests.faults.refusing import CHANGES, RefusingFiles
 from tests.unit.small_stores import generator
 from tests.unit.sparse_samples import (
@@ -300,122 +300,3 @@ def test_a_standby_takes_ids_or_keeps_its_own_wherever_it_is_cut_off(tmp_path):
         found.add(model is after)
         storage.close()
     assert found == {False, True} and left == 1 << 20
-
-
-# Power cuts
-
-
-class Session:
-    """Work on a storage of sparse tables, with every file call; `promised`: (calls, contents)."""
-
-    def __init__(self, path: Path) -> None:
-        self.files = RecordingFiles(path)
-        self.keys: dict[int, set[int]] = {table_id: set() for table_id in DIMS}
-        self.promised: list[tuple[int, list[dict[int, dict[int, int]]]]] = []
-        rng, model = generator(SEED), Model()
-        pools = {0: np.arange(400), ONE: random_ids(rng, 300), OTHER: random_ids(rng, 300)}
-        storage = opened(path, files=self.files, keep=1)
-        committed = copied(model.now)
-        for version in range(26):
-            for table_id, pool in pools.items():
-                keys = rng.choice(pool, 40, replace=False)
-                model.write(storage, table_id, keys, version)
-                self.keys[table_id] |= set(keys.tolist())
-            label = f"label-{version}" if version % 6 == 2 else None
-            restores = version % 9 == 7
-            coming = copied(model.kept[[*model.kept][-1]] if restores else model.now)
-            self.promise(committed, coming)
-            if restores:
-                model.restore(storage, [*model.kept][-1])
-            else:
-                model.commit(storage, label)
-            committed = coming
-            self.promise(committed)
-            if version % 3 == 0:
-                settle(storage)
-            if version == 13:
-                storage.close()
-                storage = opened(path, files=self.files, keep=1)
-        storage.close()
-
-    def promise(self, *contents):
-        self.promised.append((len(self.files.calls), list(contents)))
-
-    def promised_after(self, calls):
-        """Return what may be found after so many calls."""
-        return [found for since, found in self.promised if since <= calls][-1]
-
-    def is_kept_after(self, disk, calls, choose, path):
-        """Cut the power; say whether what is found is one of what was promised, and goes on."""
-        disk.write_to(path, choose)
-        try:
-            storage = opened(path, files=UnsyncedFiles(path), tables=[])
-            found = content_of(storage, self.keys)
-            if found not in self.promised_after(calls):
-                return False
-            append(storage, [-77, 99], 1000, ONE)
-            storage.commit(storage.catalogue.head.tables, 1)
-            settle(storage)
-            storage.close()
-            storage = opened(path, files=UnsyncedFiles(path), tables=[])
-            found[ONE] |= {-77: 1000, 99: 1000}
-            keys = self.keys | {ONE: self.keys[ONE] | {-77, 99}}
-            is_right = content_of(storage, keys) == found
-            storage.close()
-        except (AssertionError, EmbstoreError):
-            return False
-        finally:
-            shutil.rmtree(path)
-        return is_right
-
-
-def content_of(storage, keys):
-    """Return which of some keys of each table are stored, with their versions."""
-    content = {}
-    for table_id, dim in DIMS.items():
-        own = sorted(keys[table_id])
-        found = versions(storage, own, table_id, dim)
-        content[table_id] = {k: v for k, v in zip(own, found, strict=True) if v >= 0}
-    return content
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    return Session(tmp_path_factory.mktemp("recorded") / "store")
-
-
-@pytest.mark.parametrize("choice", ["dropped", "emptied", "torn"])
-def test_every_call_may_be_the_last(quick_path, session, choice):
-    place = ["dropped", "emptied", "torn"].index(choice)
-    begun = session.promised[0][0]
-    disk = Disk()
-    cuts = 0
-    for calls, call in enumerate(session.files.calls, 1):
-        disk.apply(call)
-        if calls >= begun and calls % 3 == place and (call.verb != "write" or calls % 2):
-            choose = {"dropped": dropped, "emptied": emptied}.get(choice) or torn([SEED, calls])
-            assert session.is_kept_after(disk, calls, choose, quick_path / "found"), (calls, call)
-            cuts += 1
-    assert cuts > 100
-
-
-@pytest.mark.parametrize(
-    ("verb", "suffix"),
-    [
-        pytest.param("sync", ".ids", id="ids"),
-        pytest.param("sync_directory", "ids", id="ids-directory"),
-        pytest.param("sync", ".log", id="log-segment"),
-    ],
-)
-def test_a_missing_sync_is_noticed(quick_path, session, verb, suffix):
-    disk = Disk()
-    begun = session.promised[0][0]
-    for calls, call in enumerate(session.files.calls, 1):
-        if call.verb == verb and call.path.endswith(suffix):
-            continue
-        disk.apply(call)
-        if calls >= begun and call.verb in ("rename", "remove"):
-            for choose in (dropped, emptied):
-                if not session.is_kept_after(disk, calls, choose, quick_path / "found"):
-                    return
-    pytest.fail(f"no power cut noticed that no {verb} of {suffix} was done")

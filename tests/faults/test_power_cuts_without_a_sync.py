@@ -50,9 +50,11 @@ def is_kept_after(session: Session, disk: Disk, calls: int, choose: Choose, path
         pytest.param("sync", ".log", id="log-segment"),
         pytest.param("sync", "CATALOGUE.new", id="catalogue"),
         pytest.param("sync", ".rows", id="base-rows"),
+        pytest.param("sync", ".ids", id="ids"),
         pytest.param("sync", "store.json.new", id="identity"),
         pytest.param("sync_directory", "log", id="log-directory"),
         pytest.param("sync_directory", "base", id="base-directory"),
+        pytest.param("sync_directory", "ids", id="ids-directory"),
     ],
 )
 def test_a_missing_sync_is_noticed(quick_path, session, verb, suffix):

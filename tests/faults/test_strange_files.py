@@ -101,12 +101,13 @@ def test_a_backup_removes_only_own_files_of_no_backup(store, tmp_path):
     to = tmp_path / "to"
     store.backup(str(to))
     own = listing(to).keys()
-    strew(to, tmp_path / "outside", ("log", "base", "labels"))
+    strew(to, tmp_path / "outside", ("log", "base", "ids", "labels"))
     (to / "log" / "000000000777.log").symlink_to(tmp_path / "outside" / "victim")
     (to / "base" / "000000000777-000000.rows").mkdir()
     leftovers = {
         "log/000000000999.log",
         "log/000000000998.log.new",
+        "ids/000000000997.ids",
         "labels/0123456789abcdef-1.shard",
     }
     before = listing(tmp_path / "to"), listing(tmp_path / "outside")
@@ -119,7 +120,9 @@ def test_a_backup_removes_only_own_files_of_no_backup(store, tmp_path):
     after = listing(to)
     assert {name: after[name] for name in before[0]} == before[0]
     new = after.keys() - before[0].keys()
-    assert all(name.startswith(("log/0", "base/0", "labels/command-")) for name in new - own)
+    assert all(
+        name.startswith(("log/0", "base/0", "ids/0", "labels/command-")) for name in new - own
+    )
     assert not new & leftovers
     assert listing(tmp_path / "outside") == before[1]
     restored(to, tmp_path / "again")
@@ -246,8 +249,9 @@ def test_a_store_changes_only_its_own_files(tmp_path):
         opened.backup(str(tmp_path / "to"))
         opened.clear_counts()
     after = listing(path)
-    own = ("log/0", "base/0", "CATALOGUE", "LOCK", "store.json", "log", "base")
-    foreign = {name for name in before if name in own[-2:] or not name.startswith(own[:-2])}
+    own = ("log/0", "base/0", "ids/0", "CATALOGUE", "LOCK", "store.json")
+    folders = ("log", "base", "ids")
+    foreign = {name for name in before if name in folders or not name.startswith(own)}
     foreign |= {name for name in before if name.endswith(".txt")}
     assert {name: after.get(name) for name in foreign} == {name: before[name] for name in foreign}
     assert listing(outside).keys() == {"victim"}

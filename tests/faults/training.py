@@ -5,7 +5,8 @@ number at which a store stands can go on from there: a child after a kill, and t
 it. Commits (labels and restores) belong to the job and are announced, before and after.
 
 LIMITS are so small that some commands fill a log segment and some commits start a fold or a
-compaction; CACHE_BYTES so that every command evicts. One table has records larger than a page.
+compaction; CACHE_BYTES so that every command evicts. One table has records larger than a page, one
+sparse keys.
 """
 
 import sys
@@ -39,7 +40,7 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "users/by-id": {
         "dim": 13,
-        "rows": 400,
+        "key_space": "sparse",
         "optimizer": Adam(learning_rate=0.01),
         "initializer": Normal(0.0, 0.1),
     },
@@ -50,6 +51,9 @@ TABLES: dict[str, dict[str, Any]] = {
         "initializer": Constant(0.5),
     },
 }
+USERS = np.random.default_rng(20261127).integers(-(1 << 63), 1 << 63, 400)
+"""The keys of the users; the least, the greatest and the last signed one are among them."""
+USERS[:3] = 0, -2, (1 << 63) - 1
 VISITORS: dict[str, Any] = {  # comes and goes
     "dim": 7,
     "rows": 300,
@@ -190,18 +194,28 @@ def run_command(store: Any, seed: int) -> None:
     elif kind == "update":
         store.update(_shares(store, rng, 60))
     else:
-        _change_one(store.table(str(rng.choice(store.tables()))), kind, rng)
+        _change_one(store, str(rng.choice(store.tables())), kind, rng)
 
 
 def stir(store: Any, seed: int) -> None:
     """Look rows up and flush: it changes where rows are, and nothing else. Where there are two
     levels, so many are looked up that dirty rows go down, and they stay dirty until a commit."""
     rng = np.random.default_rng([seed, store.command, 1])
-    store.lookup({n: _keys(rng, store.table(n).rows, 40) for n in store.tables()})
+    store.lookup({n: keys_of(n, _keys(rng, rows_of(store, n), 40)) for n in store.tables()})
     if store.executor.tables.host_arena is None or store.command % 8 == 1:
         store.flush()
     else:
-        store.lookup({n: _any_keys(rng, store.table(n).rows) for n in store.tables()})
+        store.lookup({n: keys_of(n, _any_keys(rng, rows_of(store, n))) for n in store.tables()})
+
+
+def rows_of(store: Any, name: str) -> int:
+    """Return how many rows of a table are named, all of them but of the sparse one."""
+    return len(USERS) if name == "users/by-id" else int(store.table(name).rows)
+
+
+def keys_of(name: str, numbers: Any) -> Any:
+    """Return the keys of some of a table's rows, by number."""
+    return USERS[numbers] if name == "users/by-id" else numbers
 
 
 def _any_keys(rng: np.random.Generator, rows: int) -> Any:
@@ -234,23 +248,23 @@ def _shares(store: Any, rng: np.random.Generator, count: int) -> dict[str, Any]:
     Apart, because room is reserved for the widest record: a segment takes all that is reserved.
     """
     narrow = [n for n in store.tables() if n != "wide" and rng.random() < 0.7]
-    return {n: _share(store.table(n), rng, count) for n in narrow or ["wide"]}
+    return {n: _share(store, n, rng, count) for n in narrow or ["wide"]}
 
 
-def _share(table: Any, rng: np.random.Generator, count: int) -> tuple[Any, Any]:
-    keys = _keys(rng, table.rows, count)
-    dim = (TABLES | {"visitors": VISITORS})[table.name]["dim"]
+def _share(store: Any, name: str, rng: np.random.Generator, count: int) -> tuple[Any, Any]:
+    keys = keys_of(name, _keys(rng, rows_of(store, name), count))
+    dim = (TABLES | {"visitors": VISITORS})[name]["dim"]
     return keys, rng.standard_normal((len(keys), dim)).astype(np.float32)
 
 
-def _change_one(table: Any, kind: str, rng: np.random.Generator) -> None:
-    keys, values = _share(table, rng, 30)
+def _change_one(store: Any, name: str, kind: str, rng: np.random.Generator) -> None:
+    table, (keys, values) = store.table(name), _share(store, name, rng, 30)
     if kind == "assign":
         table.assign(keys, values)
     elif kind == "put_rows":
         _, state = table.read_rows(keys)
         table.put_rows(keys, values, state + np.float32(1), int(rng.integers(5)))
-    elif kind == "grow":
+    elif kind == "grow" and name != "users/by-id":
         table.grow(table.rows + int(rng.integers(50)))
     else:
         table.learning_rate = float(rng.random())
