@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arithmetic.xxh3 import Words, hashes_of_bytes, hashes_of_words
-from embstore.arrays import ROWS_MAX
+from embstore.arrays import ROWS_MAX, SPARSE_ROWS
 from embstore.config import default_seed
 from embstore.errors import InvalidArgumentError
 
@@ -42,7 +42,7 @@ def hash_ids(
         what empty text is
     feature : seeds the hash with the default seed of a table of this name, so that a pair (feature,
         id) has a hash of its own; None: seed 0
-    rows : 1 to 2**40; None: return all 64 bits
+    rows : those of the table: 1 to 2**40; None, or the 2**64 - 1 of a sparse one: all 64 bits
 
     Returns
     -------
@@ -70,7 +70,7 @@ def keys_of_hashes(hashes: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 
 def _checked_rows(rows: Any) -> int:
     is_int = isinstance(rows, int | np.integer) and not isinstance(rows, bool)
-    if not is_int or not 1 <= rows <= ROWS_MAX:
+    if not is_int or not (1 <= rows <= ROWS_MAX or rows == SPARSE_ROWS):
         raise InvalidArgumentError(f"expected rows from 1 to {ROWS_MAX}, found {rows!r}")
     return int(rows)
 

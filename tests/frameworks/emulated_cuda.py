@@ -91,6 +91,7 @@ class EmulatedCuda(TorchFunctionMode):
         CudaTensor.cuda_of = self
         patch.setattr(gpu, "_stream", lambda device: _Stream())
         patch.setattr(gpu, "_copied", self._copied)
+        patch.setattr(gpu, "there", self._waited)
         patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         patch.setattr(torch, "from_numpy", self._from_numpy(torch.from_numpy))
 
@@ -197,6 +198,9 @@ class EmulatedCuda(TorchFunctionMode):
             return found
 
         return from_numpy
+
+    def _waited(self, array: Any, device: Any) -> Any:
+        return self.tensor(array) if device == DEVICE else torch.from_numpy(array)
 
     def _copied(self, arrays: Any, device: Any) -> Any:
         assert device == DEVICE

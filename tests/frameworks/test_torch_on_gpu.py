@@ -142,6 +142,11 @@ CASES = {
         lambda store: Embedding(store, "a", dim=4, optimizer=Sgd(0.1), **table()),
         lambda rng: ids_of(rng, 12).reshape(2, 3, 2),
     ),
+    "hashed ids": Case(
+        lambda store: Embedding(store, "a", dim=4, optimizer=Sgd(0.1), ids="hash", **table()),
+        lambda rng: ids_of(rng, 12).reshape(4, 3),
+        12,
+    ),
     "padding": Case(partial(bag, mode="mean"), lambda rng: padded(rng).reshape(4, 3), 12),
     "padding of ids": Case(
         lambda store: Embedding(

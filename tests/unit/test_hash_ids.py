@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from embstore import hash_ids
+from embstore.arrays import SPARSE_ROWS
 from embstore.config import default_seed
 from embstore.errors import InvalidArgumentError
 from tests.style.sources import run_python
@@ -213,10 +214,11 @@ def test_no_id_has_the_hash_that_stands_for_none():
 
 def test_rows_take_the_unsigned_hash_modulo():
     hashes = [hash_of(word.encode(), "user") % WRAPPED for word in WORDS]
-    for rows in (1, 2, ROWS, 2**40, np.int64(7)):
+    for rows in (1, 2, ROWS, 2**40, np.int64(7), SPARSE_ROWS):
         keys = hash_ids(WORDS, feature="user", rows=rows)
         assert keys.dtype == np.int64
-        assert keys.tolist() == [one % int(rows) for one in hashes]
+        assert keys.view(np.uint64).tolist() == [one % int(rows) for one in hashes]
+    assert hash_ids(WORDS).tolist() == hash_ids(WORDS, rows=SPARSE_ROWS).tolist()
 
 
 def test_a_feature_has_hashes_of_its_own():
@@ -249,7 +251,7 @@ def test_what_is_no_id(values, said):
         hash_ids(values)
 
 
-@pytest.mark.parametrize("rows", [0, -1, 2**40 + 1, 1.0, True])
+@pytest.mark.parametrize("rows", [0, -1, 2**40 + 1, 2**64, 1.0, True])
 def test_rows_that_no_table_has(rows):
     with pytest.raises(InvalidArgumentError, match="expected rows from 1 to 1099511627776, found"):
         hash_ids([1], rows=rows)

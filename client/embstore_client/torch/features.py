@@ -27,6 +27,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.occurrences import Occurrences, bounds_of
 from embstore_client.frameworks.padding import is_id, offsets_without
 from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature, refused_ids
+from embstore_client.torch import gpu
 from embstore_client.torch.announced import Place, Unpadded, once
 
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -156,7 +157,7 @@ def _hashed(table: Ids, ids: Any) -> Any:
     if ids.is_nested:
         values, offsets = _flat(ids, f"table {table.name!r}")
         return torch.nested.nested_tensor_from_jagged(_hashed(table, values), offsets)
-    return torch.from_numpy(table.hashed(ids.detach().cpu().numpy())).to(ids.device)
+    return gpu.there(table.hashed(ids.detach().cpu().numpy()), ids.device)
 
 
 def given_one(table: Ids, given: Given) -> dict[str, Given]:

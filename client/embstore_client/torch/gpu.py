@@ -75,6 +75,12 @@ class Sent:
         return self._parts
 
 
+def there(array: NDArray[Any], device: Any) -> Any:
+    """Return an array of the host as a tensor of a GPU, or of the host, once it is there: for any
+    stream."""
+    return torch.from_numpy(array).to(device)
+
+
 class OccurrencesThere(NamedTuple):
     """The ids of one feature in one forward, as `frameworks.occurrences.Occurrences`, whose
     gradient is a tensor of a GPU, and so is what it is multiplied by."""
