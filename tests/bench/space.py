@@ -6,6 +6,8 @@ sizes, with a cache that is small beside them. Bytes written are those of every 
 (wchar of /proc/self/io).
 
 A kill is a copy of the files, made of links, while the store is open.
+
+The same is done to tables of sparse keys, whose ids are the dense keys spread over 64 bits.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,21 +40,34 @@ def sizes(scale: Scale, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Measure each size; what a size has written is gone before the next."""
     found = {}
     for rows in scale.space_rows:
-        with tempfile.TemporaryDirectory(dir=folder) as of_size:
-            found[f"{rows:,} rows"] = _measured(pathlib.Path(of_size), rows, scale)
+        for kind, ids in (("", _dense), (" of sparse keys", _spread)):
+            with tempfile.TemporaryDirectory(dir=folder) as of_size:
+                found[f"{rows:,} rows{kind}"] = _measured(pathlib.Path(of_size), rows, ids, scale)
     return found
 
 
-def _measured(folder: pathlib.Path, rows: int, scale: Scale) -> dict[str, Any]:
+def _dense(keys: Keys) -> Keys:
+    return keys
+
+
+def _spread(keys: Keys) -> Keys:
+    """Return an id of 64 bits for each key, another for each."""
+    mixed = keys.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed ^ mixed >> np.uint64(32)).view(np.int64)
+
+
+def _measured(
+    folder: pathlib.Path, rows: int, ids: Callable[[Keys], Keys], scale: Scale
+) -> dict[str, Any]:
     path, rng = folder / "store", np.random.default_rng(scale.seed)
     gradients = rng.standard_normal((_CALL_KEYS, DIM), dtype=np.float32) * np.float32(0.01)
     cache_bytes = scale.cache_bytes(min(_CACHED_ROWS, rows / 4), DIM)
     found: dict[str, Any] = {"rows": rows, "row_bytes": row_bytes(DIM)}
     store = _opened(path, cache_bytes)
-    table = create_table(store, "ads", rows, DIM)
+    table = create_table(store, "ads", rows if ids is _dense else None, DIM)
 
     begin = time.perf_counter()
-    written, calls = _update(store, table, rng.permutation(rows), gradients)
+    written, calls = _update(store, table, ids(rng.permutation(rows)), gradients)
     found["load"] = {
         "seconds": time.perf_counter() - begin,
         "written_per_byte": written / (rows * row_bytes(DIM)),
@@ -61,7 +77,7 @@ def _measured(folder: pathlib.Path, rows: int, scale: Scale) -> dict[str, Any]:
     share = max(rows // 100, _CALL_KEYS // 10)
     count = -(-min(_UPDATED_ROWS, 4 * rows) // share)
     rounds = [
-        _update(store, table, rng.choice(rows, share, replace=False), gradients)
+        _update(store, table, ids(rng.choice(rows, share, replace=False)), gradients)
         for _ in range(count)
     ]
     total = sum(written for written, _ in rounds)
@@ -72,12 +88,16 @@ def _measured(folder: pathlib.Path, rows: int, scale: Scale) -> dict[str, Any]:
     found["space"] = disk.allocated_bytes(path) / (rows * _RECORD_BYTES)
     storage = store.stats()["storage"]
     found |= {name: storage[name] for name in ("base_files", "base_runs", "log_rows")}
-    table.update(np.arange(1000), gradients[:1000])
+    hot = ids(np.arange(min(_CALL_KEYS, rows // 10)))
+    found["hot_lookup_s"] = min(seconds_of(table.lookup, hot) for _ in range(9))
+    found["hot_update_s"] = min(
+        seconds_of(table.update, hot, gradients[: len(hot)]) for _ in range(9)
+    )
     killed = copy_store(path, folder / "killed")
     store.close()
     del store, table
     shutil.rmtree(path)
-    return found | _opened_again(killed, cache_bytes, rows, scale)
+    return found | _opened_again(killed, cache_bytes, rows, ids, scale)
 
 
 def _update(store: Any, table: Any, keys: Keys, gradients: Rows) -> tuple[int, list[float]]:
@@ -92,7 +112,9 @@ def _update(store: Any, table: Any, keys: Keys, gradients: Rows) -> tuple[int, l
     return _written_bytes() - before, calls
 
 
-def _opened_again(path: pathlib.Path, cache_bytes: int, rows: int, scale: Scale) -> dict[str, Any]:
+def _opened_again(
+    path: pathlib.Path, cache_bytes: int, rows: int, ids: Callable[[Keys], Keys], scale: Scale
+) -> dict[str, Any]:
     opens, lookups, found = [], [], {}
     rng = np.random.default_rng(scale.seed)
     for _ in range(scale.cold_repeats):
@@ -102,7 +124,7 @@ def _opened_again(path: pathlib.Path, cache_bytes: int, rows: int, scale: Scale)
         with contextlib.closing(_opened(path, cache_bytes, read_only=True)) as store:
             opens.append(time.perf_counter() - begin)
             found["memory_per_row"] = (_anonymous_bytes() - before) / rows
-            keys = rng.integers(0, rows, min(scale.cold_reads, rows // 10))
+            keys = ids(rng.integers(0, rows, min(scale.cold_reads, rows // 10)))
             lookups.append(seconds_of(store.table("ads").lookup, keys))
         del store
     disk.drop_page_cache(path)

@@ -31,12 +31,14 @@ def open_store(path: pathlib.Path, cache_bytes: int, **options: Any) -> Any:
     return embstore.open(path, device="cpu", cache_bytes=cache_bytes, **options)
 
 
-def create_table(store: Any, name: str, rows: int, dim: int) -> Any:
-    """Create the table, or return the one that is there: row-wise Adagrad over uniform rows."""
+def create_table(store: Any, name: str, rows: int | None, dim: int) -> Any:
+    """Create the table, or return the one that is there: row-wise Adagrad, uniform rows. Without
+    `rows` its keys are sparse."""
     return store.create_table(
         name,
         dim=dim,
         rows=rows,
+        key_space="sparse" if rows is None else "dense",
         optimizer=embstore.RowWiseAdagrad(learning_rate=0.01),
         initializer=embstore.Uniform(-0.01, 0.01),
     )
