@@ -1,6 +1,7 @@
 """Rows as other programs write them, imported: the values that NumPy has for them in float32."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,20 @@ def test_text_of_hashed_ids(table, tmp_path):
 def test_tensors_of_hashed_ids(table, tmp_path):
     np.savez(tmp_path / "ads.npz", words=np.array(WORDS), rows=WEIGHTS)
     hashed_check(table, tmp_path / "ads.npz", key="words")
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [pa.array(WORDS), pa.array(KEYS - 1), pa.array(KEYS.astype(np.uint64) + np.uint64(2**63))],
+    ids=["text", "negative", "uint64"],
+)
+def test_ids_that_are_no_keys_are_hashed_as_the_refusal_says(table, tmp_path, ids):
+    lists = pa.array(list(WEIGHTS), pa.list_(pa.float32()))
+    parquet.write_table(pa.table({"id": ids, "rows": lists}), tmp_path / "ads.parquet")
+    with pytest.raises(InvalidArgumentError) as refused:
+        import_table(table, tmp_path / "ads.parquet")
+    ((name, value),) = re.findall(r'makes some with (\w+)="(\w+)"', str(refused.value))
+    assert import_table(table, tmp_path / "ads.parquet", **{name: value}).rows == len(KEYS)
 
 
 def test_hashed_ids_that_are_refused(table, tmp_path):

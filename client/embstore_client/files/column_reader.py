@@ -16,7 +16,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.files.about import METADATA, About
 from embstore_client.files.columns import Columns
 from embstore_client.files.formats import Batch
-from embstore_client.files.values import Hashing, is_ids, is_list, keys_of, rows_of
+from embstore_client.files.values import Hashing, is_ids, is_list, keys_of, no_keys, rows_of
 
 KEY, WEIGHTS, STATE = "key", "weights", "state"
 _KEYS = KEY, "id"
@@ -88,7 +88,7 @@ def key_column(columns: Columns, key: str | None, hashed: Hashing | None) -> str
         if name in columns.schema.names:
             kind = columns.schema.field(name).type
             if not (columns.is_text or is_ids(kind, hashed=hashed is not None)) or is_list(kind):
-                raise InvalidArgumentError(f"expected column {name!r} of integers, found {kind}")
+                raise no_keys(f"column {name!r} of integers", kind)
             return name
     expected = " or ".join(map(repr, wanted))
     raise InvalidArgumentError(f"expected a column {expected} of keys, {_found(columns)}")

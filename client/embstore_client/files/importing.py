@@ -25,7 +25,7 @@ from embstore_client.files.batching import rows_of_batch
 from embstore_client.files.exporting import Progress
 from embstore_client.files.formats import READ, Batch, Reader, module_of, opened, understood
 from embstore_client.files.places import reading
-from embstore_client.files.values import Hashing
+from embstore_client.files.values import Hashing, no_keys
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,7 @@ class _Import:
         wrong = np.flatnonzero(keys <= before)
         if len(wrong) and self._is_in_order:
             at = int(wrong[0])
-            raise InvalidArgumentError(
-                f"expected keys that rise from 0, each once, found {keys[at]} after {before[at]}"
-            )
+            raise no_keys("keys that rise from 0, each once", f"{keys[at]} after {before[at]}")
         self._last_key = int(keys[-1]) if len(keys) else self._last_key
         for rows in arrays:
             if rows is not None and rows.size and not self._allow_nan and np.isnan(rows.min()):

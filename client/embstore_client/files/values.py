@@ -29,10 +29,18 @@ Hashing = Callable[[Any], Keys]
 def keys_of(array: NDArray[Any], what: str) -> Keys:
     """Return integers as keys; messages say `what` they are. Raises InvalidArgumentError."""
     if array.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"expected {what} of integers, found {array.dtype}")
+        raise no_keys(f"{what} of integers", array.dtype)
     if array.dtype == np.uint64 and array.max(initial=0) > _INT64_MAX:
-        raise InvalidArgumentError(f"expected {what} below 2**63, found {array.max()}")
+        raise no_keys(f"{what} below 2**63", array.max())
     return np.ascontiguousarray(array, np.int64)
+
+
+def no_keys(expected: str, found: object) -> InvalidArgumentError:
+    """Return the error that a file has ids that are no keys, and how they are taken."""
+    return InvalidArgumentError(
+        f"expected {expected}, found {found}; of ids that are no keys, an import makes some with "
+        'ids="hash" (--ids hash), and a profile with --hash-rows'
+    )
 
 
 def rows_of(array: NDArray[Any], what: str) -> Rows:

@@ -82,7 +82,7 @@ class Counting:
         if not len(ids):
             return ids
         where, low, high = f"{place}: table {name!r}: ", ids.min(), ids.max()
-        check(low >= 0, "ids >= 0", low, where)
+        check(low >= 0, "ids >= 0", f"{low}; --hash-rows takes any", where)
         bound = self.rows.get(name, ROWS_MAX)
         check(high < bound, f"ids below {bound}", high, where)
         return ids
