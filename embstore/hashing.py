@@ -38,8 +38,8 @@ def hash_ids(
         bytes. Arrays of NumPy, of a framework on the host, of pyarrow, also chunked and
         dictionary-encoded; series of pandas and polars; lists, also of several kinds.
         5, np.uint64(5) and 5.0 are one id; "5" is text, and another. An integer is hashed as its 8
-        bytes, so that -1 and 2**64 - 1 are one id. A missing one (None, NaN, NA, null, masked) is
-        what empty text is
+        bytes, so that -1 and 2**64 - 1 are one id, and so are an integer and a text of just its
+        bytes. A missing one (None, NaN, NA, null, masked) is what empty text is
     feature : seeds the hash with the default seed of a table of this name, so that a pair (feature,
         id) has a hash of its own; None: seed 0
     rows : those of the table: 1 to 2**40; None, or the 2**64 - 1 of a sparse one: all 64 bits
