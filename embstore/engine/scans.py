@@ -111,7 +111,7 @@ class Scans:
             facts, snapshot = self._taken(command)
             self._openings += 1
             opening = self._openings
-        count = snapshot.prepare(slices.wanted)
+        count, _ = snapshot.prepare(slices.wanted)
         config = facts.table.config
         scan = _Scan(command.table, config, snapshot, count, monotonic(), opening)
         with self._lock:

@@ -8,7 +8,7 @@ from embstore import Constant, Sgd
 from embstore.arrays import KEY_BITS
 from embstore.config import TableConfig
 from embstore.host.workers import Workers
-from embstore.layout import Layout, record_bytes_of
+from embstore.layout import RECORD_HEADER_BYTES, Layout, record_bytes_of
 from embstore.results import TableEntry
 from embstore.storage.base import Base
 from embstore.storage.log import Log
@@ -93,6 +93,13 @@ def append(storage, keys, version=0, table_id=0, dim=4):
     storage.appender.append(
         row_keys, rows_for(row_keys, version, layout.stride), np.arange(len(row_keys))
     )
+
+
+def bury(storage, keys, table_id=0):
+    """Log that rows of one table were deleted."""
+    row_keys = np.asarray(keys, np.int64) | table_id << KEY_BITS
+    storage.appender.reserve(len(row_keys), RECORD_HEADER_BYTES)
+    storage.appender.bury(row_keys)
 
 
 def versions(storage, keys, table_id=0, dim=4):
