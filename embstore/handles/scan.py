@@ -1,6 +1,7 @@
 """A scan: the written rows of a table in order, page by page."""
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 
@@ -13,6 +14,10 @@ from embstore.layout import VALUE_BYTES
 
 BATCH_BYTES = 8 << 20
 """Of the rows of a batch whose length nobody has said: larger ones are no faster."""
+
+
+DELETED_KEYS = 1 << 20
+"""Of a batch of deleted keys."""
 
 
 class Scan:
@@ -61,6 +66,8 @@ class Scan:
         """Of the table at the checkpoint `since`."""
         self.rows: int = facts.rows
         """That come, in all batches."""
+        self.deleted_rows: int = facts.deleted
+        """Rows that there were at the checkpoint `since`, and that there are no more."""
         self.with_state = with_state
         self._table = table
         self._left = facts.rows
@@ -103,6 +110,22 @@ class Scan:
         if page.state is None:
             return page.keys, page.rows
         return page.keys, page.rows, page.state
+
+    def deleted(self, batch_keys: int = DELETED_KEYS) -> Iterator[Keys]:
+        """Yield the keys of rows that were deleted after the checkpoint `since`, ascending: (n,)
+        int64 each time, n at most `batch_keys`. To be asked for before the last batch of rows,
+        which ends the scan.
+
+        What was read at `since` becomes what is read now if the scan's rows are set, and those of
+        these keys deleted.
+        """
+        low, left = 0, self.deleted_rows
+        while left:
+            keys = self._executor.execute(
+                c.ReadScan(self._name, self._table, low, batch_keys, deleted=True)
+            ).keys
+            yield keys
+            low, left = int(keys[-1]) + 1, left - len(keys)
 
     def close(self) -> None:
         """End the scan. Closing twice is harmless."""

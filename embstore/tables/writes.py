@@ -1,4 +1,4 @@
-"""Writes: update by gradients, assign, put_rows. Checked whole, then applied whole.
+"""Writes: update by gradients, assign, put_rows, delete. Checked whole, then applied whole.
 
 An update runs in four steps, so that what is refused has changed nothing:
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
+from embstore.cache.deleting import Deletion
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.values import Array
@@ -200,6 +201,29 @@ def assign(share: Share, weights: Rows) -> None:
     initial = table.pool.parameters.initial_state[table.table_id]
     state = np.full((len(weights), table.config.state_dim), initial, VALUE)
     put_rows([Put(share, weights, state, 0)])
+
+
+def delete(share: Share, session: str = "") -> int:
+    """Have the rows of keys be as if they had never been written; return how many had been.
+
+    `session` is the writer's, if any.
+
+    Raises
+    ------
+    TableHeldError, InvalidArgumentError, CapacityError : nothing has changed.
+    """
+    table, rows = share.table, 0
+    check_writer([table], session)
+    for part in batches([share], known=True):
+        keys = part.pool.device.memory.download(part.batch.unique_keys)
+        deletion = Deletion(part.pool, keys)
+        if table.digest.reading is not None:
+            table.digest.reading.set_aside(keys, are_deleted=True)
+        storage = part.pool.storage
+        storage.begin_change()
+        with storage.irreversible:
+            rows += deletion.apply()
+    return rows
 
 
 def put_rows(puts: Sequence[Put], session: str = "") -> None:

@@ -6,8 +6,11 @@ key of a block would cost 256 questions for a row that is alone there.
 
 They are asked in slices, while calls go on. Rows go one way only, from the cache to the log, and
 from the log to the base; so they are asked in this order, and no row that was written at the begin
-is missed. Rows that are written meanwhile may be found, or not.
+is missed, but those that are deleted meanwhile, whose keys are told. Rows that are written
+meanwhile, or were deleted, may be found, or not.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,7 +26,10 @@ _SHIFT = BLOCK_KEYS.bit_length() - 1
 class WrittenKeys:
     """The written row keys of a table. Made with slices of the engine; then any thread."""
 
-    def __init__(self, pool: Pool, table_id: int, slices: Slices) -> None:
+    def __init__(
+        self, pool: Pool, table_id: int, slices: Slices, deleted: Sequence[Keys] = ()
+    ) -> None:
+        """Ask for them; `deleted` grows by the row keys of rows that are deleted meanwhile."""
         found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
         at: Place | None = FIRST
         try:
@@ -38,7 +44,7 @@ class WrittenKeys:
         finally:
             if exchange is not None:
                 exchange.risen = None
-        dirty = np.unique(np.concatenate(found))
+        dirty = np.unique(np.concatenate([*found, *deleted]))
         self._dirty = dirty[dirty >> KEY_BITS == table_id]
         self._logged = self._stored.logged()
 
@@ -51,7 +57,7 @@ class WrittenKeys:
         """Return the written row keys in ascending blocks, ascending."""
         found = [_of_blocks(keys, blocks) for keys in (self._dirty, self._logged)]
         found = [keys for keys in (self._stored.keys_in_base(blocks, _SHIFT), *found) if len(keys)]
-        return np.unique(np.concatenate(found)) if len(found) != 1 else found[0]
+        return found[0] if len(found) == 1 else np.unique(np.concatenate([blocks[:0], *found]))
 
 
 def _of_blocks(keys: Keys, blocks: Keys) -> Keys:

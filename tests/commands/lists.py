@@ -179,7 +179,8 @@ class Author:
 
     def _read_scan(self) -> c.ReadScan:
         low, rows = int(self._rng.integers(0, 40)), int(self._rng.integers(1, 30))
-        return c.ReadScan(*self._scan(), low, rows, bool(self._rng.integers(2)))
+        with_state, deleted = bool(self._rng.integers(2)), bool(self._rng.integers(4) == 0)
+        return c.ReadScan(*self._scan(), low, rows, with_state, deleted)
 
     # Sessions
 
@@ -335,6 +336,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.UpdatePooled: Author._update_pooled,
     c.UpdateRanks: Author._update_ranks,
     c.Assign: Author._assign,
+    c.DeleteRows: lambda a: c.DeleteRows(a._table_keys(a._name())),
     c.PutRows: Author._put_rows,
     c.OpenScan: Author._open_scan,
     c.ReadScan: Author._read_scan,

@@ -50,7 +50,15 @@ OF_CLUSTERS = {"PauseWrites", "ResumeWrites"}
 """Given by whoever moves partitions; an operator has `embstore call`."""
 OF_TRAINERS = {
     *("Lookup", "LookupPooled", "ReadRows", "Update", "UpdatePooled", "UpdateRanks"),
-    *("Assign", "PutRows", "OpenSession", "JoinSession", "RenewLease", "CloseSession"),
+    *(
+        "Assign",
+        "PutRows",
+        "DeleteRows",
+        "OpenSession",
+        "JoinSession",
+        "RenewLease",
+        "CloseSession",
+    ),
     *("Announce", "LookupStep", "LookupStepPooled", "ReadStep", "UpdateStep", "ReleaseStep"),
     *("SkipStep", "PutStepRows", "GetHotSet"),
 }

@@ -108,7 +108,8 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
     if len({facts.table.t for facts in found}) > 1:
         router.all(c.CloseScan(command.scan, command.table), call)
         raise _written_to(command.table, "a scan is opened")
-    return replace(found[0], rows=sum(facts.rows for facts in found))
+    rows, deleted = sum(facts.rows for facts in found), sum(facts.deleted for facts in found)
+    return replace(found[0], rows=rows, deleted=deleted)
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
@@ -117,7 +118,7 @@ def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
     keys = np.concatenate([page.keys for page in pages])
     order = np.argsort(keys)[: command.rows]
     rows = np.concatenate([page.rows for page in pages])[order]
-    if not command.with_state:
+    if pages[0].state is None:
         return ScannedRows(keys[order], rows, None)
     state = np.concatenate([page.state for page in pages])[order]
     return ScannedRows(keys[order], rows, state)
