@@ -416,6 +416,10 @@ class ReferenceTable:
         self._store.command_number += 1
         return len(written)
 
+    def clear(self) -> int:
+        """Rule 7: delete all rows."""
+        return self.delete(list(self._written))
+
     def put_rows(self, keys: Any, weights: Any, state: Any, add_t: int) -> None:
         """Rule 7: set weights and state, last duplicate wins; t grows by `add_t`."""
         keys = self._checked_keys(keys)

@@ -5,8 +5,8 @@ so pins, steps that are announced, and the slots that calls have found are as th
 two it leaves its slot. In log and base a tombstone hides it, logged for those keys alone that are
 stored there: nobody else knows of the others.
 
-No row is read for it. What can be refused is refused before anything changes (`Deletion`), as for
-other writes; an error of `apply` is irreversible.
+No row is read for it. What can be refused is refused before anything changes (`Deletion`, and the
+caller's `reserve`), as for other writes; an error of `apply` is irreversible.
 """
 
 import numpy as np
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.cache.pool import Pool
-from embstore.layout import RECORD_HEADER_BYTES
+
+KEYS_MAX = 1 << 20
+"""Of a deletion: what is in the memory of a device then is bounded."""
 
 
 class Deletion:
@@ -22,7 +24,7 @@ class Deletion:
 
     Raises
     ------
-    CapacityError : no room in the log for the tombstones, or no memory. Nothing has changed.
+    CapacityError : no memory. Nothing has changed.
     """
 
     def __init__(self, pool: Pool, keys: Keys) -> None:
@@ -32,13 +34,13 @@ class Deletion:
             pool.device.memory.secure(len(keys))
         self._pool, self._keys = pool, keys
         self._is_stored = pool.storage.rows.has(keys)
-        stored = int(np.count_nonzero(self._is_stored))
-        pool.storage.appender.reserve(stored, RECORD_HEADER_BYTES)
-        pool.followers.prepare(len(keys))
+        self.tombstones = int(np.count_nonzero(self._is_stored))
+        """How many are logged: the room for these is to be reserved before `apply`."""
 
-    def apply(self) -> int:
-        """Delete the rows; return how many had been written."""
+    def apply(self) -> NDArray[np.bool_]:
+        """Delete the rows; return which had been written."""
         pool, keys = self._pool, self._keys
+        pool.followers.prepare(len(keys))
         was_written = self._is_stored.copy()
         d_keys = pool.device.memory.upload(keys)
         slots = pool.device.memory.download(pool.finder.locate(d_keys)[0])
@@ -49,7 +51,7 @@ class Deletion:
             was_written[absent] |= pool.level_two.delete(keys[absent])
         pool.storage.appender.bury(keys[self._is_stored])
         pool.followers.written(d_keys)
-        return int(np.count_nonzero(was_written))
+        return was_written
 
     def _begin_anew(self, slots: NDArray[np.int64], keys: Keys) -> NDArray[np.bool_]:
         """Make rows of level one initial and clean; return which of them were dirty."""

@@ -7,6 +7,7 @@ device's memory must be this device's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -211,6 +212,14 @@ def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
         return Deleted(engine.tables.frame.command_number + 1, share.table.t, rows)
 
 
+def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
+    """Have all rows of a table be as if they had never been written."""
+    with engine.tables.writing(command):
+        table, owns = engine.tables.find(command.table, command.table_id), engine.scans.owns
+        rows = writes.clear(table, owns and partial(owns, table.config.seed))
+        return Deleted(engine.tables.frame.command_number + 1, table.t, rows)
+
+
 def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdate:
     """Set weights and state of one table's rows."""
     moved, command = command.moved, replace(command, moved=False)  # that is not logged
@@ -298,6 +307,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.UpdateRanks: update_ranks,
     c.Assign: assign,
     c.DeleteRows: delete_rows,
+    c.ClearTable: clear_table,
     c.PutRows: put_rows,
     c.PutStepRows: put_step_rows,
 }

@@ -151,7 +151,7 @@ class Reading:
         cached_rows = sum(level.slots.resident_count for level in levels if level is not None)
         rows_asked = self._pool.storage.rows.logged_rows + cached_rows
         if self._is_whole or len(blocks) * BLOCK_KEYS > rows_asked:
-            written = WrittenKeys(self._pool, self._table_id, slices, self._deleted)
+            written = WrittenKeys(self._pool, self._table_id, slices.one, self._deleted)
             blocks = written.blocks() if self._is_whole else blocks
         found = np.zeros((len(blocks), 32), np.uint8)
         is_there = np.zeros(len(blocks), bool)

@@ -1,4 +1,4 @@
-"""Writes: update by gradients, assign, put_rows, delete. Checked whole, then applied whole.
+"""Writes: update by gradients, assign, put_rows, delete, clear. Checked whole, then applied whole.
 
 An update runs in four steps, so that what is refused has changed nothing:
 
@@ -18,6 +18,7 @@ changed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,15 +27,16 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys, Rows, refused_gradient
-from embstore.cache.deleting import Deletion
+from embstore.cache.deleting import KEYS_MAX, Deletion
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.values import Array
 from embstore.errors import InvalidArgumentError
-from embstore.layout import VALUE
+from embstore.layout import RECORD_HEADER_BYTES, VALUE
 from embstore.stages import Stages, now
 from embstore.tables.ranks import added, on_host
 from embstore.tables.state import PoolBatch, Share, TableState, batches, check_writer, sums_of
+from embstore.tables.written_keys import WrittenKeys
 
 T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""
@@ -212,18 +214,42 @@ def delete(share: Share, session: str = "") -> int:
     ------
     TableHeldError, InvalidArgumentError, CapacityError : nothing has changed.
     """
-    table, rows = share.table, 0
-    check_writer([table], session)
-    for part in batches([share], known=True):
-        keys = part.pool.device.memory.download(part.batch.unique_keys)
-        deletion = Deletion(part.pool, keys)
-        if table.digest.reading is not None:
-            table.digest.reading.set_aside(keys, are_deleted=True)
-        storage = part.pool.storage
-        storage.begin_change()
-        with storage.irreversible:
-            rows += deletion.apply()
-    return rows
+    check_writer([share.table], session)
+    (part,) = batches([share], known=True)
+    return _deleted(share.table, part.pool.device.memory.download(part.batch.unique_keys))
+
+
+def clear(table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None) -> int:
+    """Do the same with all rows of a table; return how many of those had been written that the
+    store `owns`, of which it is told the keys; None: all.
+
+    Raises as `delete`.
+    """
+    check_writer([table], "")
+    table.pool.finder.finish_arriving()
+    keys = WrittenKeys(table.pool, table.table_id, nullcontext).all()
+    return _deleted(table, keys, owns)
+
+
+def _deleted(
+    table: TableState, keys: Keys, owns: Callable[[Keys], NDArray[np.bool_]] | None = None
+) -> int:
+    """Delete the rows of unique row keys; return how many had been written."""
+    pool, storage, reading, count = table.pool, table.pool.storage, table.digest.reading, 0
+    pieces = [keys[low : low + KEYS_MAX] for low in range(0, len(keys), KEYS_MAX)]
+    deletions = [Deletion(pool, piece) for piece in pieces]
+    tombstones = sum(deletion.tombstones for deletion in deletions)
+    storage.appender.reserve(tombstones, RECORD_HEADER_BYTES)
+    for piece in pieces:
+        if reading is not None:
+            reading.set_aside(piece, are_deleted=True)
+    storage.begin_change()
+    with storage.irreversible:
+        for piece, deletion in zip(pieces, deletions, strict=True):
+            was_written = deletion.apply()
+            was_written &= True if owns is None else owns(piece & KEY_MASK)
+            count += int(np.count_nonzero(was_written))
+    return count
 
 
 def put_rows(puts: Sequence[Put], session: str = "") -> None:

@@ -10,7 +10,8 @@ is missed, but those that are deleted meanwhile, whose keys are told. Rows that 
 meanwhile, or were deleted, may be found, or not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -18,23 +19,29 @@ from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_BITS, Keys
 from embstore.cache.pool import Pool
 from embstore.cache.writing import FIRST, Place
-from embstore.tables.slices import Slices
 
 _SHIFT = BLOCK_KEYS.bit_length() - 1
+_BLOCKS = 1 << 12
+"""Looked at together."""
 
 
 class WrittenKeys:
     """The written row keys of a table. Made with slices of the engine; then any thread."""
 
     def __init__(
-        self, pool: Pool, table_id: int, slices: Slices, deleted: Sequence[Keys] = ()
+        self,
+        pool: Pool,
+        table_id: int,
+        one: Callable[[], AbstractContextManager[None]],
+        deleted: Sequence[Keys] = (),
     ) -> None:
-        """Ask for them; `deleted` grows by the row keys of rows that are deleted meanwhile."""
+        """Ask for them, each time in `one` slice; `deleted` grows by the row keys of rows that are
+        deleted meanwhile."""
         found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
         at: Place | None = FIRST
         try:
             while at is not None:
-                with slices.one():
+                with one():
                     if at == FIRST and exchange is not None:  # what rises may pass by
                         exchange.risen = found
                     at, keys = pool.writer.dirty_range(at)
@@ -52,6 +59,13 @@ class WrittenKeys:
         """Return the blocks with a written row, ascending: row key >> 8."""
         others = [keys >> _SHIFT for keys in (self._dirty, self._logged)]
         return np.unique(np.concatenate([self._stored.blocks_in_base(_SHIFT), *others]))
+
+    def all(self) -> Keys:
+        """Return all of them, ascending."""
+        blocks = self.blocks()
+        cuts = range(0, len(blocks), _BLOCKS)
+        pieces = [self.in_blocks(blocks[low : low + _BLOCKS]) for low in cuts]
+        return np.concatenate([blocks[:0], *pieces])
 
     def in_blocks(self, blocks: Keys) -> Keys:
         """Return the written row keys in ascending blocks, ascending."""

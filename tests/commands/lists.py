@@ -311,6 +311,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.GetTable: _plain(c.GetTable, Author._name),
     c.ListTables: _plain(c.ListTables),
     c.DropTable: _plain(c.DropTable, Author._name),
+    c.ClearTable: _plain(c.ClearTable, Author._name),
     c.GrowTable: Author._grow,
     c.SetLearningRate: _plain(
         c.SetLearningRate, Author._name, _no_id, lambda a: a._one_of([0.5, 0.25, -1.0])
@@ -363,7 +364,10 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.WarmCache: _plain(c.WarmCache, lambda a: a._one_of([0.5, 1.0, 2.0])),
 }
 
-_RARE = {c.DropTable, c.SetRetention, c.Restore, c.CloseSession, c.CloseScan, c.EndSession}
+_RARE = {
+    *(c.DropTable, c.ClearTable, c.SetRetention, c.Restore),
+    *(c.CloseSession, c.CloseScan, c.EndSession),
+}
 """What takes away what other commands need."""
 _PAUSES = {c.PauseWrites, c.ResumeWrites}
 """After which nothing is written until the other comes."""

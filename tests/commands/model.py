@@ -262,6 +262,12 @@ def _delete(model: Model, command: c.DeleteRows, result: Any) -> None:
     assert result.rows == rows
 
 
+def _clear(model: Model, command: c.ClearTable, result: Any) -> None:
+    rows = model.store.table(command.table).clear()
+    model.is_acknowledged(result, command.table)
+    assert result.rows == rows
+
+
 def _put(model: Model, command: c.PutRows, result: Any) -> None:
     keys = command.keys
     table = model.store.table(keys.table)
@@ -466,6 +472,7 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.UpdateRanks: _update_ranks,
     c.Assign: _assign,
     c.DeleteRows: _delete,
+    c.ClearTable: _clear,
     c.PutRows: _put,
     c.OpenScan: _open_scan,
     c.ReadScan: _read_scan,

@@ -23,6 +23,7 @@ COMMAND_OF = {
     "CreateTable": CREATE,
     "GetTable": "table show ads",
     "ListTables": "table list",
+    "ClearTable": "table clear users --yes",
     "DropTable": "table drop users --yes",
     "GrowTable": "table grow ads 100000",
     "SetLearningRate": "table set-learning-rate ads 0.5",

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from embstore import commands as c
 from embstore.arithmetic import bag_gradients, pool_rows
 from embstore.arrays import as_out, as_rows, check_on_host
 from embstore.checks.call_bytes import check_call_bytes
+from embstore.commands.joins import first_with_sum
 from embstore.errors import InvalidArgumentError
 from embstore.results import AcknowledgedUpdate, Deleted, RowsRead, TableRows
 from embstore_client.shards.finite import not_a_number, refused
@@ -233,7 +234,7 @@ def delete_rows(router: Router, command: c.DeleteRows, call: Call) -> Deleted:
     commands = {s: c.DeleteRows(_keys(part, own)) for s, own in _each(router, split)}
     with router.writing():
         answers = list(router.each(commands, call).values())
-    return replace(answers[0], rows=sum(answer.rows for answer in answers))
+    return cast(Deleted, first_with_sum("rows")(answers))
 
 
 @_of_named

@@ -834,6 +834,26 @@ class DropTableRequest(_message.Message):
     table_id: int
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
 
+class ClearTableRequest(_message.Message):
+    __slots__ = ("origin", "table", "table_id")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    table: str
+    table_id: int
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class TableClearedReply(_message.Message):
+    __slots__ = ("context", "t", "rows")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    t: int
+    rows: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., t: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
 class GrowTableRequest(_message.Message):
     __slots__ = ("origin", "table", "table_id", "rows", "members")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]

@@ -84,6 +84,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.DropTableRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.FromString,
                 _registered_method=True)
+        self.ClearTable = channel.unary_unary(
+                '/embstore.v1.Embstore/ClearTable',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearTableRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.TableClearedReply.FromString,
+                _registered_method=True)
         self.GrowTable = channel.unary_unary(
                 '/embstore.v1.Embstore/GrowTable',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.GrowTableRequest.SerializeToString,
@@ -440,6 +445,12 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DropTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearTable(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -860,6 +871,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     servicer.DropTable,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.DropTableRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.SerializeToString,
+            ),
+            'ClearTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearTable,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearTableRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.TableClearedReply.SerializeToString,
             ),
             'GrowTable': grpc.unary_unary_rpc_method_handler(
                     servicer.GrowTable,
@@ -1405,6 +1421,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/DropTable',
             embstore__proto_dot_v1_dot_embstore__pb2.DropTableRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/ClearTable',
+            embstore__proto_dot_v1_dot_embstore__pb2.ClearTableRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.TableClearedReply.FromString,
             options,
             channel_credentials,
             insecure,

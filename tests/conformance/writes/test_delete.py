@@ -116,6 +116,29 @@ def test_wherever_rows_are(open_twin):
     twin.check()
 
 
+def test_all_rows_of_a_table(open_twin):
+    """Wherever they are; those of another table of its layout stay, and so do checkpoints."""
+    twin = open_twin(a=config(rows=4000, dim=9), b=config(rows=4000, dim=9, seed=3), **SMALL)
+    for name in ("a", "b"):
+        twin.on(name, "update", np.arange(0, 3000, 2), ones(1500, 9))
+    twin.checkpoint("first")
+    twin.settle()
+    twin.on("a", "update", np.arange(1000), ones(1000, 9))
+    twin.on("a", "delete", np.arange(100))
+    assert twin.on("a", "clear").rows == 900 + 1000
+    twin.check()
+    assert twin.on("a", "clear").rows == 0
+    scan = twin.store.table("a").scan(since="first")
+    assert (scan.rows, scan.deleted_rows) == (0, 1500)
+    scan.close()
+    twin.on("a", "update", np.arange(10), ones(10, 9))
+    twin.checkpoint("second")
+    twin.settle()
+    twin.check()
+    twin.restore("first")
+    twin.check()
+
+
 def test_more_rows_than_the_cache_takes(open_twin):
     twin = open_twin(a=config(rows=20_000, dim=9), **SMALL)
     for low in range(0, 20_000, 4_000):
@@ -174,6 +197,11 @@ def test_a_table_that_a_session_holds_is_not_deleted_from(open_twin):
         refused(twin.store, TableHeldError, "'a'", "'s'", "shared=True"),
     ):
         twin.store.table("a").delete([1])
+    with (
+        twin.store.session(["a"], name="s"),
+        refused(twin.store, TableHeldError, "'a'", "'s'", "shared=True"),
+    ):
+        twin.store.table("a").clear()
     delete(twin, "a", [1])
     twin.check()
 
