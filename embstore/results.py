@@ -128,11 +128,13 @@ class ScanFacts:
     """The last command whose rows it leaves out, unless they were written again; 0: it is whole."""
     since_t: int = 0
     """t of the table at that command."""
+    deleted: int = 0
+    """Rows that there were at that command, and that there are no more."""
 
 
 @dataclass(frozen=True)
 class ScannedRows:
-    """Some rows of a scan, by ascending key."""
+    """Some rows of a scan, by ascending key; of sparse keys in the order of the files."""
 
     keys: Keys
     """(n,)."""
@@ -140,6 +142,8 @@ class ScannedRows:
     """(n, dim)."""
     state: Rows | None
     """(n, state_dim), where it was asked for."""
+    after: int = 0
+    """`low` of what follows."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +245,16 @@ class AcknowledgedUpdate:
     command: int
     t: dict[str, int]
     skipped: bool = False
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What a deletion became: its command number, the table's t, and how many rows had been
+    written."""
+
+    command: int
+    t: int
+    rows: int
 
 
 @dataclass(frozen=True)

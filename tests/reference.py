@@ -356,8 +356,8 @@ class ReferenceTable:
 
     @property
     def written(self) -> set[int]:
-        """Rule 7: the keys that update, assign or put_rows have named; those of a sparse table as
-        unsigned integers."""
+        """Rule 7: the keys that update, assign or put_rows have named, and delete has not since;
+        those of a sparse table as unsigned integers."""
         return set(self._written)
 
     @property
@@ -432,6 +432,18 @@ class ReferenceTable:
         for key, weight in zip(keys.tolist(), weights, strict=True):
             self._written[key] = Row(canonical(weight), initial_state(self.config))
         self._store.command_number += 1
+
+    def delete(self, keys: Any) -> int:
+        """Rule 7: rows are as if never written; t is unchanged. Return how many were written."""
+        written = self._written.keys() & set(self._checked_keys(keys).tolist())
+        for key in written:
+            del self._written[key]
+        self._store.command_number += 1
+        return len(written)
+
+    def clear(self) -> int:
+        """Rule 7: delete all rows."""
+        return self.delete(list(self._written))
 
     def put_rows(self, keys: Any, weights: Any, state: Any, add_t: int) -> None:
         """Rule 7: set weights and state, last duplicate wins; t grows by `add_t`."""

@@ -227,6 +227,8 @@ class BackgroundTable(_Behind[Table]):
     update_ranks = in_order(Table.update_ranks)
     assign = in_order(Table.assign)
     put_rows = in_order(Table.put_rows)
+    delete = in_order(Table.delete)
+    clear = in_order(Table.clear)
     grow = in_order(Table.grow)
     flush = in_order(Table.flush)
 

@@ -19,9 +19,8 @@ are few. The last of them are copied while writes are paused. Then the old owner
 have to have the same leaves of the digest in these partitions, or nothing is moved.
 
 **What stays.** A shard that gives a partition away keeps its rows, which count for nothing: scans
-leave them out, and digests go by owners. If the partition comes back they are overwritten. Rows
-that the old copy has and the owner has not cannot come to be: a store that goes back goes to a
-label that was kept after the last move, and then so do all. The comparison would find them.
+leave them out, and digests go by owners. If the partition comes back they are deleted first, since
+the owner may have deleted some of them meanwhile.
 """
 
 import os
@@ -37,7 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore import commands as c
-from embstore.arithmetic import LEAF_RECORD, partitions, partitions_of_blocks
+from embstore.arithmetic import BLOCK_KEYS, LEAF_RECORD, partitions, partitions_of_blocks
+from embstore.arrays import Keys
 from embstore.commands import Executor
 from embstore.errors import (
     CheckpointNotFoundError,
@@ -45,7 +45,7 @@ from embstore.errors import (
     InvalidArgumentError,
     TableNotFoundError,
 )
-from embstore.handles.scan import Scan
+from embstore.handles.scan import DELETED_KEYS, Scan
 from embstore.results import Boundary, TableDescription
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.boundary import pause_all, resume_all
@@ -55,6 +55,7 @@ FEW_ROWS = 1 << 16
 ROUNDS_MAX = 8
 _LONG_S = 3600.0
 """Of a call that reads or writes all that a shard has."""
+_OF_BLOCK = np.arange(BLOCK_KEYS)
 LABELS = "embstore-move"
 """The folder of labels that are kept meanwhile: they push out nobody's."""
 
@@ -260,6 +261,8 @@ class Moving:
     def _copy(self, source: _Source, table: TableDescription, label: str | None) -> None:
         config, name = table.config, table.config.name
         since = source.label if table.table_id in source.copied else None
+        if not since:
+            self._delete_stale(source, table)
         scan = Scan(
             source.shard,
             name,
@@ -269,17 +272,42 @@ class Moving:
             with_state=True,
             timeout_s=_LONG_S,
         )
+
+        def to_of(keys: Keys) -> NDArray[np.int32]:
+            to: NDArray[np.int32] = source.to[partitions(config.seed, keys, config.key_space)]
+            return to
+
         with scan:
+            for keys in scan.deleted():
+                for shard, mine in _taking(to_of(keys)):
+                    self._delete(shard, table, keys[mine])
             for batch in scan:
                 keys, weights, state = batch[0], batch[1], batch[2]  # type: ignore[misc]
-                to = source.to[partitions(config.seed, keys, config.key_space)]
-                for shard in np.unique(to[to >= 0]).tolist():
-                    mine = to == shard
+                for shard, mine in _taking(to_of(keys)):
                     part = c.TableKeys(name, table.table_id, keys[mine])
                     put = c.PutRows(part, weights[mine], state[mine], 0, moved=True)
                     self._shards[shard].execute(put)
                     self.rows += len(part.keys)
                 self._report(f"table {name!r} is copied", self.rows)
+
+    def _delete_stale(self, source: _Source, table: TableDescription) -> None:
+        """Delete what shards still have of partitions that come back to them."""
+        config = table.config
+        if config.is_sparse:  # a block says no keys; `compare` refuses what came back
+            return
+        for shard in np.unique(source.to[source.to >= 0]).tolist():
+            for records in _leaves(self._shards[shard], table):
+                blocks = np.ascontiguousarray(records["block"])
+                stale = blocks[
+                    source.to[partitions_of_blocks(config.seed, blocks, config.key_space)] == shard
+                ]
+                keys = (stale.astype(np.int64)[:, None] * BLOCK_KEYS + _OF_BLOCK).ravel()
+                self._delete(shard, table, keys[keys < config.rows])
+
+    def _delete(self, shard: int, table: TableDescription, keys: Keys) -> None:
+        for low in range(0, len(keys), DELETED_KEYS):
+            part = c.TableKeys(table.config.name, table.table_id, keys[low : low + DELETED_KEYS])
+            self._shards[shard].execute(c.DeleteRows(part, moved=True))
 
     def compare(self, tables: Sequence[TableDescription]) -> None:
         """Compare the leaves of all partitions that move, at the old owner and at the new one.
@@ -322,6 +350,12 @@ class Moving:
         if source.label:
             with suppress(CheckpointNotFoundError):
                 source.shard.execute(c.SetRetention(source.label, "dropped"))
+
+
+def _taking(to: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yield the shards that keys go to, and which do."""
+    for shard in np.unique(to[to >= 0]).tolist():
+        yield shard, to == shard
 
 
 def _hashes(

@@ -133,6 +133,16 @@ class LevelTwo:
         dirty = here[self.device.slots.read_slots(self.slots.memory, slots[here])().dirty]
         return dirty, self.device.rows.read_rows(self.slots.memory.rows, slots[dirty])
 
+    def delete(self, keys: Keys) -> NDArray[np.bool_]:
+        """Remove the rows of those of unique row keys that are here; return which were dirty."""
+        slots, dirty = self.find(keys), np.zeros(len(keys), np.bool_)
+        here = np.flatnonzero(slots >= 0)
+        if len(here):
+            dirty[here] = self.device.slots.read_slots(self.slots.memory, slots[here])().dirty
+            self.evictor.free(slots[here], keys[here])
+            self.evictor.dirty_max -= int(np.count_nonzero(dirty))
+        return dirty
+
     def copy(self, slots: Slots, rows: Array, places: Slots) -> None:
         """Copy rows of slots to places of rows of the GPU. Raises CapacityError."""
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)

@@ -75,6 +75,10 @@ def _assign(command: c.Assign) -> c.Assign:
     return c.Assign(keys, rows_of(command.rows, length(keys.keys), keys.table, "rows"))
 
 
+def _delete_rows(command: c.DeleteRows) -> c.DeleteRows:
+    return c.DeleteRows(one_table(command.keys), flag(command.moved, "moved"))
+
+
 def _put_rows(command: c.PutRows) -> c.PutRows:
     keys = one_table(command.keys)
     count, name = length(keys.keys), keys.table
@@ -109,7 +113,8 @@ def _read_scan(command: c.ReadScan) -> c.ReadScan:
     low = integer(command.low, "low", 0, ROWS_MAX)
     rows = integer(command.rows, "rows", 1)
     with_state = flag(command.with_state, "with_state")
-    return c.ReadScan(command.scan, command.table, low, rows, with_state)
+    deleted = flag(command.deleted, "deleted")
+    return c.ReadScan(command.scan, command.table, low, rows, with_state, deleted)
 
 
 ROWS: Checks = {
@@ -120,6 +125,7 @@ ROWS: Checks = {
     c.UpdatePooled: _update_pooled,
     c.UpdateRanks: _update_ranks,
     c.Assign: _assign,
+    c.DeleteRows: _delete_rows,
     c.PutRows: _put_rows,
     c.OpenScan: _open_scan,
     c.ReadScan: _read_scan,

@@ -48,6 +48,15 @@ def total(answers: Sequence[Any]) -> Any:
     return sum(answers)
 
 
+def first_with_sum(attribute: str) -> Join:
+    """Answer what the first shard does, with the sum of this attribute."""
+
+    def join(answers: Sequence[Any]) -> Any:
+        return replace(answers[0], **{attribute: sum(map(attrgetter(attribute), answers))})
+
+    return join
+
+
 def least(attribute: str) -> Join:
     """Answer what the shard does whose answer has the least of this attribute."""
     return lambda answers: min(answers, key=attrgetter(attribute))

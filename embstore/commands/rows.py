@@ -7,7 +7,7 @@ from typing import Literal
 from embstore import results
 from embstore.arrays import AccessCounts, Factors, Keys, Offsets, Rows
 from embstore.commands.base import Command, Effect, Part, Reads, Trait
-from embstore.results import AcknowledgedUpdate
+from embstore.results import AcknowledgedUpdate, Deleted
 
 Pooling = Literal["sum", "mean"]
 OnNonfinite = Literal["refuse", "skip"]
@@ -136,6 +136,14 @@ class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 
     keys: TableKeys
     rows: Rows
+
+
+class DeleteRows(Command[Deleted], effect=Effect.WRITES):
+    """Have rows be as if they had never been written (rule 7); the answer counts those that had.
+    `moved`: as of `PutRows`."""
+
+    keys: TableKeys
+    moved: bool = False
 
 
 class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):

@@ -20,13 +20,15 @@ class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ,
 
 
 class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.READ):
-    """The first rows of a scan, at most so many, whose key is not below `low`."""
+    """The first rows of a scan, at most so many, whose key is not below `low`; or, `deleted`, the
+    first keys of rows that were deleted since its other checkpoint, with rows of no elements."""
 
     scan: str
     table: str
     low: int
     rows: int
     with_state: bool = False
+    deleted: bool = False
 
 
 class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ, join=joins.nothing):

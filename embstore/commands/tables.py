@@ -4,7 +4,7 @@ from embstore import results
 from embstore.commands import joins
 from embstore.commands.base import Command, Effect, Reads, Right, Trait
 from embstore.config import TableConfig
-from embstore.results import Acknowledged
+from embstore.results import Acknowledged, Deleted
 
 
 class CreateTable(
@@ -36,6 +36,18 @@ class ListTables(
 
 class DropTable(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, join=joins.first):
     """Forget a table and its rows."""
+
+    table: str
+    table_id: int | None = None
+
+
+class ClearTable(
+    Command[Deleted],
+    effect=Effect.WRITES,
+    traits=Trait.AUDITED,
+    join=joins.first_with_sum("rows"),
+):
+    """Have all rows of a table be as if they had never been written (rule 7)."""
 
     table: str
     table_id: int | None = None

@@ -7,6 +7,7 @@ device's memory must be this device's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from embstore import commands as c
 from embstore.arrays import Keys, Rows, as_out, outside, refusal
 from embstore.checks.call_bytes import check_call_bytes
 from embstore.engine.sharding import check_moved
-from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
+from embstore.results import AcknowledgedUpdate, Deleted, RowsRead, TableRows
 from embstore.tables import reads, writes
 from embstore.tables.callers import (
     Out,
@@ -198,6 +199,26 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
         return _acknowledged(engine, [share])
 
 
+def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
+    """Have rows be as if they had never been written."""
+    moved, command = command.moved, replace(command, moved=False)  # that is not logged
+    with engine.tables.writing(command, even_paused=moved):
+        _check_bytes(engine, command)
+        share = _share(engine, command.keys)
+        if moved:
+            check_moved(engine, share.table, share.keys)
+        rows = writes.delete(share, share.table.writer if moved else "")
+        return Deleted(engine.tables.frame.command_number + 1, share.table.t, rows)
+
+
+def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
+    """Have all rows of a table be as if they had never been written."""
+    with engine.tables.writing(command):
+        table, owns = engine.tables.find(command.table, command.table_id), engine.scans.owns
+        rows = writes.clear(table, owns and partial(owns, table.config))
+        return Deleted(engine.tables.frame.command_number + 1, table.t, rows)
+
+
 def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdate:
     """Set weights and state of one table's rows."""
     moved, command = command.moved, replace(command, moved=False)  # that is not logged
@@ -284,6 +305,8 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.UpdatePooled: update_pooled,
     c.UpdateRanks: update_ranks,
     c.Assign: assign,
+    c.DeleteRows: delete_rows,
+    c.ClearTable: clear_table,
     c.PutRows: put_rows,
     c.PutStepRows: put_step_rows,
 }

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore import commands as c
-from embstore.arrays import Keys, Rows
+from embstore.arrays import KEY_MASK, Keys, Rows
 from embstore.commands import Progress
 from embstore.config import TableConfig
 from embstore.engine.commits import OwnCommits
@@ -39,7 +39,7 @@ from embstore.errors import (
     StoreClosedError,
     TableNotFoundError,
 )
-from embstore.layout import VALUE_BYTES
+from embstore.layout import VALUE, VALUE_BYTES
 from embstore.results import ScanFacts, ScannedRows, State, TableDescription, TableEntry
 from embstore.storage.snapshot import Snapshot
 from embstore.tables.slices import Slices
@@ -60,6 +60,7 @@ class _Scan:
     config: TableConfig
     snapshot: Snapshot
     count: int
+    deleted: int
     read_at: float
     opening: int
 
@@ -111,9 +112,9 @@ class Scans:
             facts, snapshot = self._taken(command)
             self._openings += 1
             opening = self._openings
-        count = snapshot.prepare(slices.wanted)
+        count, deleted = snapshot.prepare(slices.wanted)
         config = facts.table.config
-        scan = _Scan(command.table, config, snapshot, count, monotonic(), opening)
+        scan = _Scan(command.table, config, snapshot, count, deleted, monotonic(), opening)
         with self._lock:
             before = self._open.get(command.scan)
             if opening <= self._ended_at or (before is not None and before.opening > opening):
@@ -123,7 +124,7 @@ class Scans:
                 )
             self._check_room(command.scan)
             self._open[command.scan] = scan
-        return replace(facts, rows=count)
+        return replace(facts, rows=count, deleted=deleted)
 
     def _check_room(self, scan: str) -> None:
         if len(self._open.keys() - {scan}) >= SCANS_MAX:
@@ -162,27 +163,37 @@ class Scans:
         scan = self._found(command)
         self._tables.frame.check_open()
         self._check_size(scan, command)
-        located = scan.snapshot.rows_from(command.low, command.rows)
-        config, count = scan.config, len(located.keys)
-        whole = np.empty((count, config.layout.stride), config.layout.element)
-        self._tables.storage.rows.collect(located, whole)
-        keys = scan.snapshot.keys_of(located.keys)
-        ends = [0, config.dim, config.dim + config.state_dim][: 3 if command.with_state else 2]
-        parts = [whole[:, low:high] for low, high in pairwise(ends)]
+        row_keys, parts = self._page(scan, command)
+        keys = scan.snapshot.keys_of(row_keys)
+        after = int(row_keys[-1] & KEY_MASK) + 1 if len(row_keys) else command.low
         if out is None:
             found = [np.ascontiguousarray(part) for part in parts]
         else:
-            found = list(out([config.name], [part.shape for part in parts], [keys]))
+            found = list(out([scan.table], [part.shape for part in parts], [keys]))
             for to, part in zip(found, parts, strict=True):
                 to[:] = part
         with self._lock:
             scan.read_at = monotonic()
-            self.rows += count
-        return ScannedRows(keys, found[0], found[1] if command.with_state else None)
+            self.rows += 0 if command.deleted else len(keys)
+        return ScannedRows(keys, found[0], found[1] if len(found) > 1 else None, after)
+
+    def _page(self, scan: _Scan, command: c.ReadScan) -> tuple[Keys, list[Rows]]:
+        """Return the row keys of a page, and their weights, and state if it was asked for."""
+        config, snapshot = scan.config, scan.snapshot
+        if command.deleted:
+            row_keys = snapshot.deleted_from(command.low, command.rows)
+            return row_keys, [np.empty((len(row_keys), 0), VALUE)]
+        located = snapshot.rows_from(command.low, command.rows)
+        whole = np.empty((len(located.keys), config.layout.stride), config.layout.element)
+        self._tables.storage.rows.collect(located, whole)
+        ends = [0, config.dim, config.dim + config.state_dim][: 3 if command.with_state else 2]
+        return located.keys, [whole[:, low:high] for low, high in pairwise(ends)]
 
     def reply_bytes(self, command: c.ReadScan) -> int:
         """Return the bytes of a page, at most; raises as `read`."""
         scan = self._found(command)
+        if command.deleted:
+            return min(command.rows, scan.deleted) * _KEY_BYTES
         return min(command.rows, scan.count) * _row_bytes(scan.config, command)
 
     def _found(self, command: c.ReadScan) -> _Scan:

@@ -1,6 +1,10 @@
-"""A scan: the written rows of a table in order, page by page."""
+"""A scan: the written rows of a table in order, page by page.
+
+The order is that of keys; of sparse keys that in which they were first written.
+"""
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 
@@ -10,9 +14,14 @@ from embstore.commands import Executor
 from embstore.config import TableConfig
 from embstore.errors import EmbstoreError
 from embstore.layout import VALUE_BYTES
+from embstore.results import ScannedRows
 
 BATCH_BYTES = 8 << 20
 """Of the rows of a batch whose length nobody has said: larger ones are no faster."""
+
+
+DELETED_KEYS = 1 << 20
+"""Of a batch of deleted keys."""
 
 
 class Scan:
@@ -61,6 +70,8 @@ class Scan:
         """Of the table at the checkpoint `since`."""
         self.rows: int = facts.rows
         """That come, in all batches."""
+        self.deleted_rows: int = facts.deleted
+        """Rows that there were at the checkpoint `since`, and that there are no more."""
         self.with_state = with_state
         self._table = table
         self._left = facts.rows
@@ -88,21 +99,36 @@ class Scan:
             self.close()
         if not self._is_open:
             raise StopIteration
-        batch = self.page(self._low, self._batch_rows)
-        self._low, self._left = int(batch[0][-1]) + 1, self._left - len(batch[0])
-        return batch
+        page = self._page(self._low, self._batch_rows)
+        self._low, self._left = page.after, self._left - len(page.keys)
+        return _batch(page)
 
     def page(self, low: int, rows: int) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
         """Return the first rows whose key is not below `low`, at most so many, as a batch.
 
         Batches are the same before and afterwards.
         """
-        page = self._executor.execute(
-            c.ReadScan(self._name, self._table, low, rows, self.with_state)
-        )
-        if page.state is None:
-            return page.keys, page.rows
-        return page.keys, page.rows, page.state
+        return _batch(self._page(low, rows))
+
+    def _page(self, low: int, rows: int) -> ScannedRows:
+        read = c.ReadScan(self._name, self._table, low, rows, self.with_state)
+        return self._executor.execute(read)
+
+    def deleted(self, batch_keys: int = DELETED_KEYS) -> Iterator[Keys]:
+        """Yield the keys of rows that were deleted after the checkpoint `since`, ascending: (n,)
+        int64 each time, n at most `batch_keys`. To be asked for before the last batch of rows,
+        which ends the scan.
+
+        What was read at `since` becomes what is read now if the scan's rows are set, and those of
+        these keys deleted.
+        """
+        low, left = 0, self.deleted_rows
+        while left:
+            page = self._executor.execute(
+                c.ReadScan(self._name, self._table, low, batch_keys, deleted=True)
+            )
+            yield page.keys
+            low, left = page.after, left - len(page.keys)
 
     def close(self) -> None:
         """End the scan. Closing twice is harmless."""
@@ -110,3 +136,9 @@ class Scan:
             self._is_open = False
             with suppress(EmbstoreError):  # the store ends it by itself, sooner or later
                 self._executor.execute(c.CloseScan(self._name, self._table))
+
+
+def _batch(page: ScannedRows) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
+    if page.state is None:
+        return page.keys, page.rows
+    return page.keys, page.rows, page.state

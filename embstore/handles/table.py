@@ -14,7 +14,7 @@ from embstore.errors import OutcomeUnknownError
 from embstore.handles import parts
 from embstore.handles.scan import Scan
 from embstore.handles.table_properties import TableProperties
-from embstore.results import Acknowledged, AcknowledgedUpdate, RowsRead
+from embstore.results import Acknowledged, AcknowledgedUpdate, Deleted, RowsRead
 
 
 class Table(TableProperties):
@@ -124,8 +124,8 @@ class Table(TableProperties):
         ----------
         label : a kept checkpoint; None: the store commits, and that commit is read
         since : only rows that were written after this kept checkpoint, by whatever command, also
-            those that were given the value they had: with them, what was read at `since` becomes
-            what is read now
+            those that were given the value they had: with them, and without the rows whose keys
+            `Scan.deleted` yields, what was read at `since` becomes what is read now
         batch_rows : rows of a batch, at most; None: as many as 8 MiB have
         with_state : batches have the optimizer's state too
         timeout_s : for a commit that may have to be made
@@ -243,6 +243,30 @@ class Table(TableProperties):
         """
         command: Any = c.PutRows(self._keys(keys), weights, state, add_t)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))
+
+    def delete(self, keys: ArrayLike) -> Deleted:
+        """Have rows be as if they had never been written; the result has how many had been.
+
+        The next lookup of a key gives its initial row, optimizer state starts anew, and the digest
+        is that of a table that never had the row; t stays. Kept checkpoints have the rows still.
+        Space comes back with the merges that follow a commit.
+
+        Parameters
+        ----------
+        keys : (n,) int64, repeated or not, written or not
+
+        Raises
+        ------
+        InvalidArgumentError : keys of another shape, dtype or range; the call is too large.
+        TableHeldError : a look-ahead session that is not shared is open on the table.
+        CapacityError : no disk space, or no room in the log, to note what is deleted.
+        """
+        return self._executor.execute(c.DeleteRows(self._keys(keys)))
+
+    def clear(self) -> Deleted:
+        """Do as `delete` with all rows of the table, while other calls wait: a very large table is
+        dropped and created anew in less time."""
+        return self._executor.execute(c.ClearTable(self.name, self.table_id))
 
     def grow(self, rows: int) -> Acknowledged:
         """Let the table have `rows` rows, no fewer than now."""

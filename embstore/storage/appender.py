@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys, Rows
 from embstore.host.workers import Workers
-from embstore.layout import record_bytes_of
+from embstore.layout import ELEMENT, record_bytes_of
 from embstore.storage.contents import Contents
 from embstore.storage.records import pack
 
@@ -68,6 +68,12 @@ class Appender:
                     written = thread.submit(write)
                 if written is not None:
                     written.result()
+
+    def bury(self, keys: Keys) -> None:
+        """Log that the rows of unique row keys were deleted. Room has been reserved, of
+        RECORD_HEADER_BYTES each."""
+        if len(keys):
+            self.append(keys, np.empty((len(keys), 0), ELEMENT), np.zeros(len(keys), np.int64))
 
     def _place(
         self,

@@ -6,8 +6,11 @@ meanwhile; a crash finds files that the catalogue names or leftovers; and a back
 
 A row is found by asking the runs, newest first: which part has the key by its range, what group of
 the part's index (key_index.py), and which rank. A row that is not there is told by the index, so
-the disk is read only for rows that are.
+the disk is read only for rows that are. So is one that was deleted: its tombstone is in a run of
+tombstones, whose records have no row.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,7 @@ from embstore.arithmetic.jit import (
     kernel,
 )
 from embstore.arrays import KEY_BITS, Keys
+from embstore.layout import RECORD_HEADER_BYTES
 from embstore.storage.catalogue import RunEntry
 from embstore.storage.files import Files
 from embstore.storage.key_index import (
@@ -34,6 +38,9 @@ from embstore.storage.key_index import (
     rank_below,
 )
 from embstore.storage.run import Part, Run, RunFile
+
+BURIED = np.uint64(1)
+"""In place of an address: the newest record of the row is a tombstone."""
 
 
 @building_block
@@ -50,7 +57,8 @@ def locate(
     low: int,
     high: int,
 ) -> None:
-    """Write the record address of each of keys[low:high] that has none yet, if there is one.
+    """Write the record address of each of keys[low:high] that has none yet, if there is one, or
+    BURIED.
 
     The loop is in here: where a call inside a loop passes arrays, each key pays for them.
     """
@@ -73,8 +81,28 @@ def locate(
             container = containers[part] + entry[4]
             rank = rank_below(container, entry[1], offset)
             if has_key(container, entry[1], offset, rank):
-                addresses[i] = maps[part] + np.uint64(entry[3] + rank * entry[2])
+                if entry[2] == RECORD_HEADER_BYTES:
+                    addresses[i] = BURIED
+                else:
+                    addresses[i] = maps[part] + np.uint64(entry[3] + rank * entry[2])
                 break
+
+
+@kernel
+def find_rows(
+    cuts: Int64sIn,  # as of `locate`
+    lows: Int64sIn,
+    highs: Int64sIn,
+    directories: Int64sIn,
+    groups: Int64sIn,
+    containers: Int64sIn,
+    maps: Uint64sIn,
+    keys: Int64sIn,  # (n,) row keys
+    addresses: Uint64s,  # (n,) zeros; written as of `locate`
+) -> None:
+    """Do as `locate`, of all keys."""
+    base = cuts, lows, highs, directories, groups, containers, maps
+    locate(*base, keys, addresses, 0, keys.shape[0])
 
 
 @kernel
@@ -116,6 +144,35 @@ def list_keys(
     return count
 
 
+Arrays = tuple[Keys, Keys, Keys, Keys, Keys, Keys, NDArray[np.uint64]]
+"""The first arguments of `locate`."""
+
+
+def arrays_of(runs: Sequence[Run]) -> Arrays:
+    """Return what finds the rows of some runs, oldest first, as long as their files are mapped."""
+    parts = [part for run in reversed(runs) for part in run]
+    sizes = [len(run) for run in reversed(runs)]
+    indexes = [part.file.index for part in parts]
+    return (
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        np.array([part.entry.low for part in parts], np.int64),
+        np.array([part.entry.high for part in parts], np.int64),
+        np.array([address(index.directory) for index in indexes], np.int64),
+        np.array([len(index.directory) for index in indexes], np.int64),
+        np.array([address(index.containers) for index in indexes], np.int64),
+        np.array([part.file.map.ctypes.data for part in parts], np.uint64),
+    )
+
+
+def have_rows(runs: Sequence[Run], keys: Keys) -> NDArray[np.bool_]:
+    """Return which row keys have a row in some runs, oldest first, that no tombstone in them
+    hides. Any thread."""
+    addresses = np.zeros(len(keys), np.uint64)
+    find_rows(*arrays_of(runs), keys, addresses)
+    found: NDArray[np.bool_] = addresses > BURIED
+    return found
+
+
 class Base:
     """The runs of a store. Engine thread only; a merge's thread reads its files.
 
@@ -155,20 +212,9 @@ class Base:
     def use(self, runs: tuple[Run, ...]) -> None:
         """Make opened runs the current ones."""
         self.runs = runs
-        parts = [part for run in reversed(runs) for part in run]
-        self._by_path = {part.entry.path: part.file for part in parts}
+        self._by_path = {part.entry.path: part.file for run in runs for part in run}
         self.maps = tuple(file.map for file in self._by_path.values())
-        sizes = [len(run) for run in reversed(runs)]
-        indexes = [part.file.index for part in parts]
-        self.arrays = (
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            np.array([part.entry.low for part in parts], np.int64),
-            np.array([part.entry.high for part in parts], np.int64),
-            np.array([address(index.directory) for index in indexes], np.int64),
-            np.array([len(index.directory) for index in indexes], np.int64),
-            np.array([address(index.containers) for index in indexes], np.int64),
-            np.array([part.file.map.ctypes.data for part in parts], np.uint64),
-        )
+        self.arrays = arrays_of(runs)
 
     def blocks(self, table_id: int, shift: int) -> Keys:
         """Return a table's blocks (row key >> shift) with a row, ascending."""

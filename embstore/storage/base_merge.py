@@ -1,11 +1,13 @@
 """A merge of runs of the base: the newest record of each row, in a range of keys.
 
 tiers.py says which runs and which range. What is written takes the place of that range in the
-oldest of them; the newer ones are cut to what is left.
+oldest of them; the newer ones are cut to what is left. A tombstone that an older run needs is in a
+run of its own behind that.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from embstore.arrays import KEY_BITS, Keys
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.contents import Contents
-from embstore.storage.copying import cuts_of, group_counts, newest, records_of, rows_between
+from embstore.storage.copying import cuts_of, group_counts, newest, rows_between, write_newest
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.tiers import Choice, choose
 
@@ -27,6 +29,7 @@ class BaseMerge:
 
     choice: Choice
     inputs: list[Run]  # oldest first
+    older: tuple[Run, ...]  # than all of these
     writer: RunWriter
     needed: Keys  # ids of the tables of which some state is kept
     runs: tuple[Run, ...] = ()
@@ -39,7 +42,8 @@ class BaseMerge:
         dropped = np.setdiff1d(contents.base.table_ids(), needed)
         first = 0
         for group in contents.grouped(runs):
-            if (choice := choose(group, part_bytes, dropped)) is not None:
+            choice = choose(group, part_bytes, dropped, has_older=first > 0)
+            if choice is not None:
                 break
             first += len(group)
         else:
@@ -50,7 +54,8 @@ class BaseMerge:
         cuts = np.array([choice.low, choice.high], np.int64)
         size = sum(int(part.bytes_between(cuts)[0]) for run in inputs for part in run)
         parts = max(1, -(-size // part_bytes))  # all of like size
-        return cls(choice, inputs, contents.new_run(commit, -(-size // parts)), needed)
+        writer = contents.new_run(commit, -(-size // parts))
+        return cls(choice, inputs, runs[: choice.oldest], writer, needed)
 
     def run(self, reached: Callable[[str], None]) -> None:
         """Write the newest records durably to new parts."""
@@ -59,9 +64,8 @@ class BaseMerge:
         for low, high in pairwise(cuts_of(counted, *ends, _PIECE_ROWS)):
             stored = newest([rows_between(run, low, high) for run in self.inputs])
             kept = np.isin(stored.keys >> KEY_BITS, self.needed)
-            for keys, records in records_of(stored.at(kept)):
-                self.writer.append(keys, records)
-                reached("base_merge:rows")
+            copied = partial(reached, "base_merge:rows")
+            write_newest(stored.at(kept), self.older, self.writer, copied)
         self.writer.close()
         reached("base_merge:synced")
 
@@ -72,9 +76,11 @@ class BaseMerge:
         for number, run in enumerate(contents.base.runs):
             if choice.oldest <= number <= choice.newest:
                 run = tuple(p for part in run for p in part.without(choice.low, choice.high))
-            if number == choice.oldest:
+            if number == choice.oldest:  # of rows, if any of the inputs is
                 run = tuple(sorted((*run, *self.writer.run), key=lambda part: part.entry.low))
             changed.append(run)
+            if number == choice.oldest:
+                changed.append(self.writer.tombstones)
         self.runs = contents.arranged(changed)
         return contents.with_runs(self.runs)
 

@@ -5,7 +5,7 @@ size, each record checked on the way: what is wrong on the disk is not written a
 checksum.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.errors import CorruptTableError
+from embstore.layout import RECORD_HEADER_BYTES
+from embstore.storage.base import have_rows
 from embstore.storage.cold import prefetch_cold_pages
 from embstore.storage.key_index import GROUP_BITS
 from embstore.storage.records import copy_records
-from embstore.storage.run import Run
+from embstore.storage.run import Run, RunWriter
 
 _PIECE_BYTES = 8 << 20
 
@@ -37,6 +39,12 @@ class Stored(NamedTuple):
     def at(self, where: NDArray[np.bool_] | NDArray[np.int64] | slice) -> "Stored":
         """Return some of them."""
         return Stored(self.keys[where], self.addresses[where], self.sizes[where])
+
+    @property
+    def are_deleted(self) -> NDArray[np.bool_]:
+        """Which of them are tombstones."""
+        deleted: NDArray[np.bool_] = self.sizes == RECORD_HEADER_BYTES
+        return deleted
 
 
 def newest(parts: list[Stored]) -> Stored:
@@ -104,6 +112,22 @@ def records_of(stored: Stored) -> Iterator[tuple[Keys, NDArray[np.uint64]]]:
                 stored.keys[piece],
                 _copy(stored.keys[piece], stored.addresses[piece], sizes[first]),
             )
+
+
+def write_newest(
+    stored: Stored, older: Sequence[Run], writer: RunWriter, copied: Callable[[], None]
+) -> None:
+    """Write the newest records of ascending row keys to a run; `copied` is called between pieces.
+
+    older : all runs below it, oldest first. A tombstone goes where none of them has the row.
+
+    Raises CorruptTableError, as `records_of`.
+    """
+    deleted = stored.keys[stored.are_deleted]
+    writer.bury(deleted[have_rows(older, deleted)])
+    for keys, records in records_of(stored.at(~stored.are_deleted)):
+        writer.append(keys, records)
+        copied()
 
 
 def _copy(keys: Keys, addresses: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:

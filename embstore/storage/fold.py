@@ -2,11 +2,12 @@
 
 It is due when the committed segments have grown to `fold_bytes`, or are many. It takes those on
 the older side of a kept checkpoint, or on the newer side, never both, so that every kept state
-stays readable.
+stays readable. Of a row that was deleted since it was folded last, a tombstone goes to the base.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from embstore.arrays import KEY_BITS, Keys
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.contents import Contents
-from embstore.storage.copying import Stored, records_of
+from embstore.storage.copying import Stored, write_newest
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.segment import Segment, first_of, newest_in, places_of
 
@@ -24,6 +25,7 @@ class Fold:
     """One fold: what was chosen, and, once it has run, what came of it."""
 
     segments: list[Segment]  # oldest first
+    older: tuple[Run, ...]
     writer: RunWriter
     needed: NDArray[np.int64]  # ids of the tables of which some state is kept
     keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
@@ -43,23 +45,23 @@ class Fold:
         chosen = first_of(chosen, limits.segment_bytes)
         needed = np.array(sorted(contents.catalogue.table_ids()), np.int64)
         run = contents.new_run(chosen[-1].commit, limits.base_segment_bytes)
-        return cls(chosen, run, needed)
+        return cls(chosen, contents.base.runs, run, needed)
 
     def run(self, reached: Callable[[str], None]) -> None:
         """Write the newest records durably to the run."""
         self.keys, self.positions = newest_in(self.segments)
         kept = np.isin(self.keys >> KEY_BITS, self.needed)
         sizes, addresses = places_of(self.segments, self.positions)
-        for keys, records in records_of(Stored(self.keys, addresses, sizes).at(kept)):
-            self.writer.append(keys, records)
-            reached("fold:rows")
+        stored = Stored(self.keys, addresses, sizes).at(kept)
+        write_newest(stored, self.older, self.writer, partial(reached, "fold:rows"))
         self.writer.close()
         reached("fold:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue with the run, the newest, in the place of the segments."""
+        """Return the catalogue with what was written, the newest, in the place of the segments."""
         folded = {s.number for s in self.segments}
-        self.runs = contents.arranged((*contents.base.runs, self.writer.run))
+        written = self.writer.run, self.writer.tombstones
+        self.runs = contents.arranged((*contents.base.runs, *written))
         left = tuple(s for s in contents.catalogue.segments if s.number not in folded)
         return replace(contents.with_runs(self.runs), segments=left)
 

@@ -9,7 +9,9 @@ commands/N.commands  header page, then the commands that no commit has yet (comm
 
 A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key (8), and the row as
 the cache has it (`embstore.layout`). The checksum covers row key and row, so a record read
-from the wrong place fails as surely as one with a flipped bit.
+from the wrong place fails as surely as one with a flipped bit. A **tombstone** says that a row was
+deleted: a record that has no row. Nobody has to read one to know it: the indexes of log and base
+say how long records are.
 
 A **header** is 72 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
 a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
@@ -35,7 +37,7 @@ LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 COMMANDS_MAGIC = b"EMBSCOMM"
 IDS_MAGIC = b"EMBS.IDS"
-_FORMATS = {LOG_MAGIC: 2, COMMANDS_MAGIC: 3, BASE_MAGIC: 3, IDS_MAGIC: 1}
+_FORMATS = {LOG_MAGIC: 3, COMMANDS_MAGIC: 3, BASE_MAGIC: 4, IDS_MAGIC: 1}
 _HEADER = struct.Struct("<8sIIHHI16sQQQQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304

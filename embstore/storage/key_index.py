@@ -45,7 +45,7 @@ GROUP_KEYS = 1 << GROUP_BITS
 LIST_MAX = 2048
 """Keys of a group up to which they are listed: a list is then no longer than a bitmap."""
 COLUMNS = 5
-_GROUP, _COUNT, _SIZE, _START, _PLACE = range(COLUMNS)
+_GROUP, _COUNT, SIZE, _START, _PLACE = range(COLUMNS)
 _BITMAP_BYTES = GROUP_KEYS // 8
 _COUNTED_KEYS = 512
 _CONTAINER_BYTES = _BITMAP_BYTES + 2 * GROUP_KEYS // _COUNTED_KEYS
@@ -247,7 +247,7 @@ class KeyIndex:
         """Return the bytes of the records of each table, by the upper bits of their row keys."""
         tables = self.directory[:, _GROUP] >> (key_bits - GROUP_BITS)
         ids, inverse = np.unique(tables, return_inverse=True)
-        sizes = self.directory[:, _COUNT] * self.directory[:, _SIZE]
+        sizes = self.directory[:, _COUNT] * self.directory[:, SIZE]
         return dict(
             zip(ids.tolist(), np.bincount(inverse, sizes).astype(np.int64).tolist(), strict=True)
         )

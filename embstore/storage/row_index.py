@@ -7,7 +7,8 @@ fold.
 
 A **position** is ``place << 40 | byte offset``: a place is a small number that a log segment has
 while records of it can be found (log.py). `live` counts, by place, the records that are some key's
-newest.
+newest. Records begin at multiples of eight bytes, so the lowest bit of an offset is free: it is
+TOMBSTONE, set where the record says that its row was deleted.
 
 It grows little by little: all entries at once are seconds for tens of millions. An entry is in the
 new table or in the old one; every call that adds keys moves their entries, and some others, so that
@@ -38,7 +39,8 @@ from embstore.errors import CapacityError
 from embstore.host.memory import reserve
 
 PLACE_BITS = 40
-OFFSET_MASK = (1 << PLACE_BITS) - 1
+TOMBSTONE = 1
+OFFSET_MASK = (1 << PLACE_BITS) - 8
 _AHEAD = 12
 """How many keys ahead the entry is asked for: a few memory latencies."""
 _INITIAL = 1 << 12

@@ -5,7 +5,10 @@ A run holds rows of one age, of any tables; a newer run wins. It is cut into fil
 
     header | record record ... | directory | containers | trailer
 
-Directory and containers are the key index (key_index.py; the trailer, trailer.py). The catalogue
+Directory and containers are the key index (key_index.py; the trailer, trailer.py). A file has rows,
+or it has **tombstones**: records without a row, so of RECORD_HEADER_BYTES, each of which says that
+a row was deleted that an older run has. The index alone tells which, and no record is read for it.
+The catalogue
 may name a range of a file's keys, and the file twice: what is in between has been merged into
 another run, and is dead.
 """
@@ -20,10 +23,12 @@ from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, Keys
 from embstore.errors import CorruptTableError
+from embstore.layout import RECORD_HEADER_BYTES
 from embstore.storage.catalogue import PartEntry, part_path
 from embstore.storage.files import File, Files
 from embstore.storage.format import BASE_MAGIC, PAGE_BYTES, checksum, pack_header, unpack_header
-from embstore.storage.key_index import COLUMNS, KeyIndex
+from embstore.storage.key_index import COLUMNS, SIZE, KeyIndex
+from embstore.storage.records import pack
 from embstore.storage.trailer import pack_trailer, read_index
 
 _TRAILER_MAGIC = b"EMBS.RUN"
@@ -82,6 +87,11 @@ class RunFile:
         keys = found.of(mapped[found.at : found.at + len(found.content)])
         return cls(path, mapped, keys, keys.table_bytes(KEY_BITS))
 
+    @cached_property
+    def has_tombstones(self) -> bool:
+        """Whether it has tombstones, and no rows."""
+        return int(self.index.directory[0, SIZE]) == RECORD_HEADER_BYTES
+
     def rows_between(
         self, low: int, high: int
     ) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
@@ -117,11 +127,17 @@ class Part:
 
 
 Run = tuple[Part, ...]
-"""Parts by ascending key; no two have a key in common."""
+"""Parts by ascending key; no two have a key in common. All have rows, or all have tombstones."""
+
+
+def has_tombstones(run: Run) -> bool:
+    """Whether a run has tombstones, and no rows."""
+    return run[0].file.has_tombstones
 
 
 class RunWriter:
-    """Writes one run, part after part, durably. One thread.
+    """Writes one run, part after part, durably; and another of the same number with the tombstones,
+    if there are some. No row key has both. One thread.
 
     Parameters
     ----------
@@ -135,11 +151,13 @@ class RunWriter:
     ) -> None:
         self.entries: list[PartEntry] = []
         self.run: Run = ()
+        self.tombstones: Run = ()
         self._files = files
         self._store_id = store_id
         self._number = number
         self._commit = commit
         self._part_bytes = part_bytes
+        self._buried: list[Keys] = []
         self._file: File | None = None
         self._begin()
 
@@ -155,14 +173,25 @@ class RunWriter:
             if self._end - PAGE_BYTES >= self._part_bytes:
                 self._finish()
 
+    def bury(self, keys: Keys) -> None:
+        """Keep ascending row keys, all above those before, whose tombstones are to be written."""
+        self._buried.append(keys)
+
     def close(self) -> None:
-        """Finish the last part, make the files' names durable, and open them as `run`."""
+        """Finish the last part, write the tombstones, make the files' names durable, and open them
+        as `run` and `tombstones`."""
+        if self._keys:
+            self._finish()
+        rows = len(self.entries)
+        for keys in self._buried:
+            self.append(keys, _tombstones(keys))
         if self._keys:
             self._finish()
         if self.entries:
             self._files.sync_directory("base")
         files = (RunFile.open(self._files, self._store_id, entry) for entry in self.entries)
-        self.run = tuple(Part(*each) for each in zip(self.entries, files, strict=True))
+        parts = tuple(Part(*each) for each in zip(self.entries, files, strict=True))
+        self.run, self.tombstones = parts[:rows], parts[rows:]
 
     def abandon(self) -> None:
         """Remove what was written; nothing names it."""
@@ -213,3 +242,10 @@ class RunWriter:
         self.entries.append(PartEntry(self._number, part, self._commit, low, high, length, crc))
         self._file = None
         self._begin()
+
+
+def _tombstones(keys: Keys) -> NDArray[np.uint64]:
+    """Return the records that say that rows were deleted, (n, 2)."""
+    records = np.empty((len(keys), RECORD_HEADER_BYTES // 8), np.uint64)
+    pack(np.empty((len(keys), 0), np.uint64), keys, keys, records, 0, len(keys))
+    return records

@@ -9,6 +9,9 @@ The index holds the keys in the order they were appended, repeats included: seal
 and reading it back in order gives the newest of each key without touching a row. Sorting is left to
 merges, which need it. The trailer (trailer.py) counts records and runs.
 
+A **tombstone** is a record without a row, so of RECORD_HEADER_BYTES: the runs say where they are,
+and their positions have a bit for it (row_index.py).
+
 Room is set aside before a command changes anything (`reserve`), index and trailer included, so that
 what `append` writes cannot fail for lack of it. One segment takes all victims of a command, so a
 segment may be larger than the configured size, never smaller than a command needs.
@@ -25,10 +28,11 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import CorruptTableError
+from embstore.layout import RECORD_HEADER_BYTES
 from embstore.storage.catalogue import SegmentEntry, segment_path
 from embstore.storage.files import File, Files
 from embstore.storage.format import LOG_MAGIC, PAGE_BYTES, checksum, pack_header, unpack_header
-from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS
+from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, TOMBSTONE
 from embstore.storage.trailer import TRAILER_BYTES, pack_trailer, read_index
 
 _TRAILER_MAGIC = b"EMBS.END"
@@ -75,8 +79,15 @@ class Segment:
         positions = np.empty(self.records, np.int64)
         ends = [run[0] for run in self.runs[1:]] + [self.records]
         for (first, offset, size), end in zip(self.runs, ends, strict=True):
-            positions[first:end] = offset + np.arange(end - first, dtype=np.int64) * size
-        return keys, positions | (self.place << PLACE_BITS)
+            positions[first:end] = _positions(self.place, offset, end - first, size)
+        return keys, positions
+
+
+def _positions(place: int, offset: int, count: int, size: int) -> NDArray[np.int64]:
+    """Return the positions of records of one size that follow each other."""
+    bits = (place << PLACE_BITS) | (TOMBSTONE if size == RECORD_HEADER_BYTES else 0)
+    positions: NDArray[np.int64] = (offset + np.arange(count, dtype=np.int64) * size) | bits
+    return positions
 
 
 class SegmentWriter:
@@ -125,9 +136,7 @@ class SegmentWriter:
         segment.keys.append(keys.copy())
         segment.records += len(keys)
         segment.bytes += len(keys) * size
-        offsets = offset + np.arange(len(keys), dtype=np.int64) * size
-        positions: NDArray[np.int64] = offsets | (segment.place << PLACE_BITS)
-        return offset, positions
+        return offset, _positions(segment.place, offset, len(keys), size)
 
     def write(self, offset: int, records: NDArray[np.uint64]) -> None:
         """Write packed records to their place. Any thread."""
@@ -226,7 +235,7 @@ def read_segment_index(file: File, entry: SegmentEntry) -> SegmentIndex:
 
 def record_sizes(segment: Segment, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the record bytes at each of the segment's positions."""
-    offsets = positions & ((1 << PLACE_BITS) - 1)
+    offsets = positions & OFFSET_MASK
     starts = np.array([run[1] for run in segment.runs], np.int64)
     sizes = np.array([run[2] for run in segment.runs], np.int64)
     result: NDArray[np.int64] = sizes[np.searchsorted(starts, offsets, side="right") - 1]

@@ -9,7 +9,9 @@ lives, also of files that a merge, a restore or a dropped table has removed mean
 
 **Since another commit.** A commit logs every dirty row. So what was written after it is in what has
 a higher commit number, and nothing else is: merges never mix what is on two sides of a kept
-checkpoint. Rows that were written are found by the keys of these files, whatever was written.
+checkpoint. Rows that were written are found by the keys of these files, whatever was written; rows
+that were deleted, by their tombstones, where the state of that commit has a row: it may have been
+written and deleted since.
 
 Keys are merged in pieces of some groups of keys (key_index.py). Of the log, whose records are in
 the order of time, the keys of the table are sorted once: 24 bytes a row, as many as its index has.
@@ -23,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
+from embstore.storage.base import have_rows
 from embstore.storage.copying import Stored, cuts_of, group_counts, newest, rows_between
 from embstore.storage.key_index import GROUP_BITS
 from embstore.storage.row_numbers import RowNumbers
@@ -60,48 +63,60 @@ class Snapshot:
         self._low, self._high = table_id << KEY_BITS, (table_id + 1) << KEY_BITS
         self._runs = [run for run in runs if since < run[0].entry.commit <= commit]
         self._segments = [s for s in segments if since < s.commit <= commit]
+        self._runs_before = [run for run in runs if run[0].entry.commit <= since]
+        self._segments_before = [s for s in segments if 0 < s.commit <= since]
         self._maps = (
             [segment.map for segment in self._segments],
-            [part.file.map for run in self._runs for part in run],
+            [part.file.map for run in (*self._runs, *self._runs_before) for part in run],
         )
         self._log: Stored | None = None
+        self._log_before = Stored.none()
         self._cuts: list[int] = []
         self._piece: tuple[int, Stored] | None = None  # the last that was merged, and its number
 
-    def prepare(self, between: Callable[[], None]) -> int:
-        """Sort what has to be, and return how many rows there are; `between` is called between
-        pieces, and what it raises ends it."""
-        logged = []
-        for segment in self._segments:
-            between()
-            logged.append(self._logged(segment))
-        self._log = newest(logged) if logged else None
+    def prepare(self, between: Callable[[], None]) -> tuple[int, int]:
+        """Sort what has to be, and return how many rows there are, and how many were deleted;
+        `between` is called between pieces, and what it raises ends it."""
+        self._log = self._logged(self._segments, between)
+        self._log_before = self._logged(self._segments_before, between) or Stored.none()
         counted = group_counts(self._runs, self._low, self._high)
         if self._log is not None:
             groups = np.unique(self._log.keys >> GROUP_BITS, return_counts=True)
             counted = np.concatenate([counted, np.stack(groups, axis=1)])
         self._cuts = list(cuts_of(counted, self._low, self._high, _PIECE_ROWS))
-        count = 0
+        count = deleted = 0
         for low, high in pairwise(self._cuts):
             between()
-            count += len(self._merged(low, high).keys)
-        return count
+            of_them_deleted = self._merged(low, high).are_deleted
+            deleted += int(np.count_nonzero(of_them_deleted))
+            count += int(np.count_nonzero(~of_them_deleted))
+        return count, deleted
 
     def rows_from(self, low: int, count: int) -> Located:
-        """Return where the first rows are, at most so many, whose key, or row number, is not below
-        `low`. `keys_of` has their keys."""
+        """Return where the first rows are, at most so many, whose key, or row number, is not
+        below `low`. `keys_of` has their keys."""
+        found = self._from(low, count, are_deleted=False)
+        return Located(
+            found.keys, found.addresses, np.full(len(found.keys), 3, np.uint8), self._maps
+        )
+
+    def deleted_from(self, low: int, count: int) -> Keys:
+        """Return the first row keys, at most so many and not below `low`, whose rows were deleted
+        since the other commit."""
+        return self._from(low, count, are_deleted=True).keys
+
+    def _from(self, low: int, count: int, *, are_deleted: bool) -> Stored:
         low = min(self._low + low, self._high)
         number = bisect_right(self._cuts, low) - 1
-        found: list[Stored] = []
+        found = [Stored.none()]
         while count > 0 and number < len(self._cuts) - 1:
             piece = self._piece_of(number)
             begin = int(np.searchsorted(piece.keys, low))
-            found.append(piece.at(slice(begin, begin + count)))
+            wanted = np.flatnonzero(piece.are_deleted[begin:] == are_deleted)[:count]
+            found.append(piece.at(begin + wanted))
             count -= len(found[-1].keys)
             number += 1
-        keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in found)])
-        addresses = [np.empty(0, np.uint64), *(part.addresses for part in found)]
-        return Located(keys, np.concatenate(addresses), np.full(len(keys), 3, np.uint8), self._maps)
+        return Stored(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def keys_of(self, row_keys: Keys) -> Keys:
         """Return the keys of rows of the table."""
@@ -115,7 +130,8 @@ class Snapshot:
         return kept[1]
 
     def _merged(self, low: int, high: int) -> Stored:
-        """Return the newest record of each row in a range, by row key."""
+        """Return the newest record of each row in a range, by row key; of tombstones, those of rows
+        that there were before."""
         parts = [rows_between(run, low, high) for run in self._runs]
         if self._log is not None:
             begin, end = np.searchsorted(self._log.keys, [low, high])
@@ -124,11 +140,25 @@ class Snapshot:
         if not parts:
             return Stored.none()
         found = newest(parts)
+        if (gone := found.are_deleted).any():
+            found = found.at(~gone | self._had_row(found.keys))
         return found if self._wanted is None else found.at(self._wanted(self.keys_of(found.keys)))
 
-    def _logged(self, segment: Segment) -> Stored:
-        """Return the records of the table in a segment, oldest first."""
-        keys, positions = segment.keys_and_positions()
-        own = (keys >= self._low) & (keys < self._high)
-        sizes, addresses = places_of([segment], positions[own])
-        return Stored(keys[own], addresses, sizes)
+    def _had_row(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which row keys had a row before what is read."""
+        had, log = have_rows(self._runs_before, keys), self._log_before
+        if len(log.keys):
+            at = np.minimum(np.searchsorted(log.keys, keys), len(log.keys) - 1)
+            had = np.where(log.keys[at] == keys, ~log.are_deleted[at], had)
+        return had
+
+    def _logged(self, segments: Sequence[Segment], between: Callable[[], None]) -> Stored | None:
+        """Return the newest records of the table in segments, by row key; None: of no segment."""
+        logged = []
+        for segment in segments:
+            between()
+            keys, positions = segment.keys_and_positions()
+            own = (keys >= self._low) & (keys < self._high)
+            sizes, addresses = places_of([segment], positions[own])
+            logged.append(Stored(keys[own], addresses, sizes))
+        return newest(logged) if logged else None

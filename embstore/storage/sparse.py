@@ -95,6 +95,11 @@ class SparseAppender:
             row_keys = numbers.assign(ids, self._workers)
         self._appender.append(row_keys, rows, slots)
 
+    def bury(self, ids: Keys) -> None:
+        """Log that the rows of unique ids, all of them stored, were deleted: see `Appender`."""
+        numbers = self._contents.ids.tables[self._table_id]
+        self._appender.bury(numbers.row_keys_of(ids, self._workers))
+
     def _make_room(self, records: int) -> None:
         self._contents.ids.tables[self._table_id].make_room(records)
 

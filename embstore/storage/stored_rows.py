@@ -32,11 +32,11 @@ from embstore.arrays import KEY_BITS, Keys, Rows
 from embstore.errors import CorruptTableError
 from embstore.host.workers import Workers
 from embstore.layout import record_bytes_of
-from embstore.storage.base import Base, locate
+from embstore.storage.base import BURIED, Base, locate
 from embstore.storage.cold import absent_among, prefetch_cold_pages, will_need
 from embstore.storage.contents import Contents
 from embstore.storage.records import copy_rows, unpack
-from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, position_of
+from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, TOMBSTONE, position_of
 
 _LOCATED_BYTES = 128
 """What a key that is located moves: a line of an index, and a line of results."""
@@ -68,13 +68,17 @@ def read(
     for i in range(low, high):
         position = position_of(entries, old, keys, i)
         addresses[i] = found[i] = 0
-        if position >= 0:
+        if position >= 0 and position & TOMBSTONE:
+            addresses[i] = BURIED
+        elif position >= 0:
             addresses[i] = places[position >> PLACE_BITS] + np.uint64(position & OFFSET_MASK)
             found[i] = 1
     base = cuts, lows, highs, directories, groups, containers, maps
     locate(*base, keys, addresses, low, high)
     for i in range(low, high):
-        if found[i] == 0 and addresses[i] != np.uint64(0):
+        if addresses[i] == BURIED:
+            addresses[i] = 0
+        elif found[i] == 0 and addresses[i] != np.uint64(0):
             found[i] = 2
     if rows.shape[0] == 0:
         return -1
@@ -198,7 +202,7 @@ class StoredKeys:
         self._base = base
 
     def logged(self) -> Keys:
-        """Return the row keys that the log had, ascending."""
+        """Return the row keys that the log had, ascending; also those of tombstones."""
         low, high = self._table_id << KEY_BITS, (self._table_id + 1) << KEY_BITS
         return np.sort(np.concatenate([k[(k >= low) & (k < high)] for k in self._logged]))
 
@@ -207,5 +211,6 @@ class StoredKeys:
         return self._base.blocks(self._table_id, shift)
 
     def keys_in_base(self, blocks: Keys, shift: int) -> Keys:
-        """Return the row keys in ascending blocks that the base had, ascending."""
+        """Return the row keys in ascending blocks that the base had, ascending; also those of
+        tombstones."""
         return self._base.keys_in(blocks, shift)

@@ -15,18 +15,24 @@ that is written again and again is copied by each merge that it takes part in, s
   there, s being SPACE - 1: 2.7. What a delta had in that range is dead until its file goes.
 - A part of a delta is moved to the bottom, unread, where nothing older has a key in its range: rows
   that are written in key order are never merged.
+- Tombstones are in runs of their own, which are merged with the deltas that they are between. At
+  the very bottom they go with the rows that they hide. Until then they count there as deltas of the
+  size of these rows: a tombstone is small, and what it frees is not. Four such runs that follow
+  each other, with no delta between them, become one.
 
 With one write to the log and one in a fold, a byte that is updated at random costs about six. The
 functions here decide by sizes alone; tests/unit/test_storage_tiers.py plays years of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.arrays import Keys
-from embstore.storage.run import Part, Run
+from embstore.layout import RECORD_HEADER_BYTES
+from embstore.storage.run import Part, Run, has_tombstones
 
 SPACE = 1.3
 _FAN = 4
@@ -46,7 +52,9 @@ class Choice:
     high: int = _KEY_END
 
 
-def choose(runs: Sequence[Run], part_bytes: int, dropped: Keys) -> Choice | None:
+def choose(
+    runs: Sequence[Run], part_bytes: int, dropped: Keys, *, has_older: bool = False
+) -> Choice | None:
     """Return what should be merged next, if anything is due.
 
     Parameters
@@ -54,29 +62,60 @@ def choose(runs: Sequence[Run], part_bytes: int, dropped: Keys) -> Choice | None
     runs : oldest first, all on one side of every kept checkpoint
     part_bytes : about the size of a part
     dropped : ids of tables whose rows are not needed any more
+    has_older : there are runs on the older side of a kept checkpoint, which tombstones are for
     """
+    places = [n for n, run in enumerate(runs) if not has_tombstones(run)]
+    hiding = [] if has_older else [part for run in runs if has_tombstones(run) for part in run]
+    choice = _choose_of_rows([runs[n] for n in places], part_bytes, dropped, hiding)
+    if choice is None:
+        return _neighbours(runs)
+    ends = [*places[1:], len(runs)]
+    return replace(choice, oldest=places[choice.oldest], newest=ends[choice.newest] - 1)
+
+
+def _choose_of_rows(
+    runs: Sequence[Run], part_bytes: int, dropped: Keys, tombstones: Sequence[Part]
+) -> Choice | None:
+    """Do the same for runs of rows, some of which tombstones hide."""
     if not runs:
         return None
     bottom = sum(part.bytes for part in runs[0])
     if (choice := _like_sized(runs, bottom, part_bytes)) is not None:
         return choice
     is_large = _file_bytes(runs) > SPACE * _file_bytes(runs[:1])
-    if is_large or _dead(runs[0], dropped) > (SPACE - 1) * bottom:
-        return _densest(runs, part_bytes, dropped)
+    hidden = _hidden(runs[0], tombstones)
+    if is_large or _dead(runs[0], dropped) + hidden.sum() > (SPACE - 1) * bottom:
+        return _densest(runs, part_bytes, dropped, hidden)
+    return None
+
+
+def _neighbours(runs: Sequence[Run]) -> Choice | None:
+    """Return runs of tombstones that follow each other, where they are many."""
+    first = 0
+    for at, run in enumerate(runs):
+        if not has_tombstones(run):
+            first = at + 1
+        elif at - first + 1 >= _FAN:
+            return Choice(first, at)
     return None
 
 
 def arranged(runs: Sequence[Run], part_bytes: int) -> tuple[Run, ...]:
     """Return the runs with those parts moved to the bottom, unread, that can be; none is empty."""
-    kept: list[Run] = list(runs[:1])
-    for run in runs[1:]:
+    kept: list[Run] = []
+    bottom = -1
+    for run in filter(None, runs):
+        if bottom < 0 or has_tombstones(run):
+            bottom = len(kept) if bottom < 0 and not has_tombstones(run) else bottom
+            kept.append(run)
+            continue
         stays: list[Part] = []
         for part in run:
             low, high = part.entry.low, part.entry.high
             older = (p.entry for r in kept for p in r)
             is_alone = all(high <= other.low or other.high <= low for other in older)
             if is_alone and 4 * part.bytes >= part_bytes:
-                kept[0] = tuple(sorted((*kept[0], part), key=lambda p: p.entry.low))
+                kept[bottom] = tuple(sorted((*kept[bottom], part), key=lambda p: p.entry.low))
             else:
                 stays.append(part)
         kept.append(tuple(stays))
@@ -114,12 +153,30 @@ def _dead(run: Run, dropped: Keys) -> int:
     return sum(size for by_id in tables.values() for i, size in by_id.items() if i in gone)
 
 
-def _densest(runs: Sequence[Run], part_bytes: int, dropped: Keys) -> Choice:
+def _cuts(bottom: Run) -> Keys:
+    """Return where the ranges of the parts of a bottom begin, and the end."""
+    return np.array([0, *(part.entry.low for part in bottom[1:]), _KEY_END], np.int64)
+
+
+def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
+    """Return about how many bytes of rows tombstones hide in the range of each part."""
+    cuts, counts = _cuts(bottom), np.zeros(len(bottom))
+    for part in tombstones:
+        counts += part.bytes_between(cuts) / RECORD_HEADER_BYTES
+    files = [part.file for part in bottom]
+    sizes = [sum(file.table_bytes.values()) / file.index.count for file in files]
+    hidden: NDArray[np.float64] = counts * sizes
+    return hidden
+
+
+def _densest(
+    runs: Sequence[Run], part_bytes: int, dropped: Keys, hidden: NDArray[np.float64]
+) -> Choice:
     """Return the range of one part of the bottom for which deltas and dead rows are the most."""
     bottom = runs[0]
-    cuts = np.array([0, *(part.entry.low for part in bottom[1:]), _KEY_END], np.int64)
+    cuts = _cuts(bottom)
     own = np.array([part.bytes for part in bottom], np.float64)
-    gain = np.zeros(len(bottom))
+    gain = hidden.copy()
     for part in (part for run in runs[1:] for part in run):
         gain += part.bytes_between(cuts)
     gain += [_dead((part,), dropped) for part in bottom]

@@ -120,14 +120,18 @@ class Reading:
         self._table_id = table_id
         self._next_block = self.first_block  # those below have been read
         self._aside = SetAside(pool)
+        self._deleted: list[Keys] = []
 
-    def set_aside(self, keys: Keys) -> None:
-        """Copy rows that are about to change, and are still to be read. With the engine."""
+    def set_aside(self, keys: Keys, *, are_deleted: bool = False) -> None:
+        """Copy rows that are about to change, or to be deleted, and are still to be read. With the
+        engine."""
         blocks = keys >> _BLOCK_SHIFT
         wanted = blocks >= self._next_block
         if not self._is_whole:
             wanted &= np.isin(blocks, self.changed)
         self._aside.add(keys[wanted])
+        if are_deleted:
+            self._deleted.append(keys)
 
     def leaves(self, slices: Slices) -> tuple[Keys, NDArray[np.uint8]]:
         """Return the blocks that had a written row, of those that are to be read, and the leaf of
@@ -138,7 +142,7 @@ class Reading:
         cached_rows = sum(level.slots.resident_count for level in levels if level is not None)
         rows_asked = self._pool.storage.rows.logged_rows + cached_rows
         if self._is_whole or len(blocks) * BLOCK_KEYS > rows_asked:
-            written = WrittenKeys(self._pool, self._table_id, slices)
+            written = WrittenKeys(self._pool, self._table_id, slices.one, self._deleted)
             blocks = written.blocks() if self._is_whole else blocks
         found = np.zeros((len(blocks), 32), np.uint8)
         is_there = np.zeros(len(blocks), bool)

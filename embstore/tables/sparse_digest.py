@@ -95,15 +95,19 @@ class SparseReading:
         self._seed = int(pool.parameters.seeds[0])
         self._next = 0  # row numbers below it have been read
         self._aside = SetAside(pool)
+        self._deleted: list[Keys] = []
 
-    def set_aside(self, keys: Keys) -> None:
-        """Copy rows that are about to change, and are still to be read. With the engine."""
+    def set_aside(self, keys: Keys, *, are_deleted: bool = False) -> None:
+        """Copy rows that are about to change, or to be deleted, and are still to be read. With the
+        engine."""
+        if are_deleted:
+            self._deleted.append(keys)
         self._aside.add(keys[self._numbers_of(keys) >= self._next])
 
     def leaves(self, slices: Slices) -> Leaves:
         """Return the leaves of the table."""
         self._count = 0
-        dirty = dirty_keys(self._pool, slices, self._note_count)
+        dirty = dirty_keys(self._pool, slices.one, self._note_count, self._deleted)
         slices.of = self._count + len(dirty)
         sums = [row_sums() for _ in range(HASH_THREADS)]
         spare = [*sums]

@@ -1,4 +1,4 @@
-"""Writes: update by gradients, assign, put_rows. Checked whole, then applied whole.
+"""Writes: update by gradients, assign, put_rows, delete, clear. Checked whole, then applied whole.
 
 An update runs in four steps, so that what is refused has changed nothing:
 
@@ -18,6 +18,7 @@ changed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,15 +27,17 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
 from embstore.arrays import Keys, Rows, refused_gradient
+from embstore.cache.deleting import KEYS_MAX, Deletion
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.values import Array
 from embstore.errors import InvalidArgumentError
-from embstore.layout import VALUE
+from embstore.layout import RECORD_HEADER_BYTES, VALUE
 from embstore.row_keys import RowKeys
 from embstore.stages import Stages, now
 from embstore.tables.ranks import added, on_host
 from embstore.tables.state import PoolBatch, Share, TableState, batches, check_writer, sums_of
+from embstore.tables.written_keys import WrittenKeys, written_ids
 
 T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""
@@ -201,6 +204,56 @@ def assign(share: Share, weights: Rows) -> None:
     initial = table.pool.parameters.initial_state[table.number]
     state = np.full((len(weights), table.config.state_dim), initial, VALUE)
     put_rows([Put(share, weights, state, 0)])
+
+
+def delete(share: Share, session: str = "") -> int:
+    """Have the rows of keys be as if they had never been written; return how many had been.
+
+    `session` is the writer's, if any.
+
+    Raises
+    ------
+    TableHeldError, InvalidArgumentError, CapacityError : nothing has changed.
+    """
+    check_writer([share.table], session)
+    (part,) = batches([share], known=True)
+    return _deleted(share.table, part.pool.device.memory.download(part.batch.unique_keys))
+
+
+def clear(table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None) -> int:
+    """Do the same with all rows of a table; return how many of those had been written that the
+    store `owns`, of which it is told the keys; None: all.
+
+    Raises as `delete`.
+    """
+    check_writer([table], "")
+    table.pool.finder.finish_arriving()
+    if table.config.is_sparse:
+        keys = written_ids(table.pool)
+    else:
+        keys = WrittenKeys(table.pool, table.table_id, nullcontext).all()
+    return _deleted(table, keys, owns)
+
+
+def _deleted(
+    table: TableState, keys: Keys, owns: Callable[[Keys], NDArray[np.bool_]] | None = None
+) -> int:
+    """Delete the rows of unique row keys; return how many had been written."""
+    pool, storage, reading, count = table.pool, table.pool.storage, table.digest.reading, 0
+    pieces = [keys[low : low + KEYS_MAX] for low in range(0, len(keys), KEYS_MAX)]
+    deletions = [Deletion(pool, piece) for piece in pieces]
+    tombstones = sum(deletion.tombstones for deletion in deletions)
+    storage.appender.reserve(tombstones, RECORD_HEADER_BYTES)
+    for piece in pieces:
+        if reading is not None:
+            reading.set_aside(piece, are_deleted=True)
+    storage.begin_change()
+    with storage.irreversible:
+        for piece, deletion in zip(pieces, deletions, strict=True):
+            was_written = deletion.apply()
+            was_written &= True if owns is None else owns(pool.row_keys.keys(piece))
+            count += int(np.count_nonzero(was_written))
+    return count
 
 
 def put_rows(puts: Sequence[Put], session: str = "") -> None:

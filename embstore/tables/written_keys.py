@@ -6,10 +6,12 @@ key of a block would cost 256 questions for a row that is alone there.
 
 They are asked in slices, while calls go on. Rows go one way only, from the cache to the log, and
 from the log to the base; so they are asked in this order, and no row that was written at the begin
-is missed. Rows that are written meanwhile may be found, or not.
+is missed, but those that are deleted meanwhile, whose keys are told. Rows that are written
+meanwhile, or were deleted, may be found, or not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -17,20 +19,34 @@ from embstore.arithmetic import BLOCK_KEYS
 from embstore.arrays import KEY_BITS, Keys
 from embstore.cache.pool import Pool
 from embstore.cache.writing import FIRST, Place
+from embstore.storage.sparse import SparseRows
 from embstore.storage.stored_rows import StoredRows
-from embstore.tables.slices import Slices
 
 _SHIFT = BLOCK_KEYS.bit_length() - 1
+_BLOCKS = 1 << 12
+"""Looked at together."""
 
 
-def dirty_keys(pool: Pool, slices: Slices, at_end: Callable[[], None]) -> Keys:
+def dirty_keys(
+    pool: Pool,
+    one: Callable[[], AbstractContextManager[None]],
+    at_end: Callable[[], None] = lambda: None,
+    deleted: Sequence[Keys] = (),
+) -> Keys:
     """Return the row keys that are dirty in the cache, ascending, of all tables of a pool; rows
-    that are logged meanwhile may be missing. `at_end` is called in the last slice."""
+    that are logged meanwhile may be missing.
+
+    Parameters
+    ----------
+    one : has the engine for one slice
+    at_end : is called in the last slice
+    deleted : grows by the row keys of rows that are deleted meanwhile, which are returned too
+    """
     found, exchange = [np.empty(0, np.int64)], pool.residency.exchange
     at: Place | None = FIRST
     try:
         while at is not None:
-            with slices.one():
+            with one():
                 if at == FIRST and exchange is not None:  # what rises may pass by
                     exchange.risen = found
                 at, keys = pool.writer.dirty_range(at)
@@ -40,16 +56,34 @@ def dirty_keys(pool: Pool, slices: Slices, at_end: Callable[[], None]) -> Keys:
     finally:
         if exchange is not None:
             exchange.risen = None
-    every = np.sort(np.concatenate(found))  # np.unique would hash them, which takes longer
+    every = np.sort(
+        np.concatenate([*found, *deleted])
+    )  # np.unique would hash them, which takes longer
     return every[np.append(True, every[1:] != every[:-1])] if len(every) else every
+
+
+def written_ids(pool: Pool) -> Keys:
+    """Return the written keys of the sparse table of a pool, as of one slice of the engine."""
+    rows = pool.storage.rows
+    assert isinstance(rows, SparseRows)
+    ids = rows.numbers.ids_of(np.arange(rows.numbers.count))
+    return np.union1d(ids[rows.has(ids)], dirty_keys(pool, nullcontext))
 
 
 class WrittenKeys:
     """The written row keys of a table. Made with slices of the engine; then any thread."""
 
-    def __init__(self, pool: Pool, table_id: int, slices: Slices) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        table_id: int,
+        one: Callable[[], AbstractContextManager[None]],
+        deleted: Sequence[Keys] = (),
+    ) -> None:
+        """Ask for them, each time in `one` slice; `deleted` grows by the row keys of rows that are
+        deleted meanwhile."""
         self._pool, self._table_id = pool, table_id
-        dirty = dirty_keys(pool, slices, self._note_stored)
+        dirty = dirty_keys(pool, one, self._note_stored, deleted)
         self._dirty = dirty[dirty >> KEY_BITS == table_id]
         self._logged = self._stored.logged()
 
@@ -63,11 +97,18 @@ class WrittenKeys:
         others = [keys >> _SHIFT for keys in (self._dirty, self._logged)]
         return np.unique(np.concatenate([self._stored.blocks_in_base(_SHIFT), *others]))
 
+    def all(self) -> Keys:
+        """Return all of them, ascending."""
+        blocks = self.blocks()
+        cuts = range(0, len(blocks), _BLOCKS)
+        pieces = [self.in_blocks(blocks[low : low + _BLOCKS]) for low in cuts]
+        return np.concatenate([blocks[:0], *pieces])
+
     def in_blocks(self, blocks: Keys) -> Keys:
         """Return the written row keys in ascending blocks, ascending."""
         found = [_of_blocks(keys, blocks) for keys in (self._dirty, self._logged)]
         found = [keys for keys in (self._stored.keys_in_base(blocks, _SHIFT), *found) if len(keys)]
-        return np.unique(np.concatenate(found)) if len(found) != 1 else found[0]
+        return found[0] if len(found) == 1 else np.unique(np.concatenate([blocks[:0], *found]))
 
 
 def _of_blocks(keys: Keys, blocks: Keys) -> Keys:

@@ -179,7 +179,8 @@ class Author:
 
     def _read_scan(self) -> c.ReadScan:
         low, rows = int(self._rng.integers(0, 40)), int(self._rng.integers(1, 30))
-        return c.ReadScan(*self._scan(), low, rows, bool(self._rng.integers(2)))
+        with_state, deleted = bool(self._rng.integers(2)), bool(self._rng.integers(4) == 0)
+        return c.ReadScan(*self._scan(), low, rows, with_state, deleted)
 
     # Sessions
 
@@ -310,6 +311,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.GetTable: _plain(c.GetTable, Author._name),
     c.ListTables: _plain(c.ListTables),
     c.DropTable: _plain(c.DropTable, Author._name),
+    c.ClearTable: _plain(c.ClearTable, Author._name),
     c.GrowTable: Author._grow,
     c.SetLearningRate: _plain(
         c.SetLearningRate, Author._name, _no_id, lambda a: a._one_of([0.5, 0.25, -1.0])
@@ -335,6 +337,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.UpdatePooled: Author._update_pooled,
     c.UpdateRanks: Author._update_ranks,
     c.Assign: Author._assign,
+    c.DeleteRows: lambda a: c.DeleteRows(a._table_keys(a._name())),
     c.PutRows: Author._put_rows,
     c.OpenScan: Author._open_scan,
     c.ReadScan: Author._read_scan,
@@ -361,7 +364,10 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.WarmCache: _plain(c.WarmCache, lambda a: a._one_of([0.5, 1.0, 2.0])),
 }
 
-_RARE = {c.DropTable, c.SetRetention, c.Restore, c.CloseSession, c.CloseScan, c.EndSession}
+_RARE = {
+    *(c.DropTable, c.ClearTable, c.SetRetention, c.Restore),
+    *(c.CloseSession, c.CloseScan, c.EndSession),
+}
 """What takes away what other commands need."""
 _PAUSES = {c.PauseWrites, c.ResumeWrites}
 """After which nothing is written until the other comes."""

@@ -43,6 +43,8 @@ class Scan:
     table: str
     rows: dict[int, Any]
     """Weights and state by key, ascending."""
+    deleted: list[int]
+    """Keys of rows that there were at its other checkpoint, and that there are no more."""
 
 
 class Model:
@@ -254,6 +256,18 @@ def _assign(model: Model, command: c.Assign, result: Any) -> None:
     model.is_acknowledged(result, [command.keys.table])
 
 
+def _delete(model: Model, command: c.DeleteRows, result: Any) -> None:
+    rows = model.store.table(command.keys.table).delete(command.keys.keys)
+    model.is_acknowledged(result, command.keys.table)
+    assert result.rows == rows
+
+
+def _clear(model: Model, command: c.ClearTable, result: Any) -> None:
+    rows = model.store.table(command.table).clear()
+    model.is_acknowledged(result, command.table)
+    assert result.rows == rows
+
+
 def _put(model: Model, command: c.PutRows, result: Any) -> None:
     keys = command.keys
     table = model.store.table(keys.table)
@@ -275,11 +289,16 @@ def _open_scan(model: Model, command: c.OpenScan, result: Any) -> None:
         assert result.since_t == model.kept[command.since][0][command.table][3]
     # Each write makes a new row.
     rows = {key: written[key] for key in sorted(written) if written[key] is not before.get(key)}
-    model.scans[command.scan] = Scan(command.table, rows)
-    assert (result.rows, result.table.t) == (len(rows), t)
+    deleted = sorted(before.keys() - written.keys())
+    model.scans[command.scan] = Scan(command.table, rows, deleted)
+    assert (result.rows, result.deleted, result.table.t) == (len(rows), len(deleted), t)
 
 
 def _read_scan(model: Model, command: c.ReadScan, result: Any) -> None:
+    if command.deleted:
+        gone = [key for key in model.scans[command.scan].deleted if key >= command.low]
+        assert result.keys.tolist() == gone[: command.rows]
+        return
     expected = [item for item in model.scans[command.scan].rows.items() if item[0] >= command.low]
     expected = expected[: command.rows]
     assert result.keys.tolist() == [key for key, _ in expected]
@@ -452,6 +471,8 @@ VERBS: dict[type[Any], Callable[[Model, Any, Any], None]] = {
     c.UpdatePooled: _update_pooled,
     c.UpdateRanks: _update_ranks,
     c.Assign: _assign,
+    c.DeleteRows: _delete,
+    c.ClearTable: _clear,
     c.PutRows: _put,
     c.OpenScan: _open_scan,
     c.ReadScan: _read_scan,

@@ -247,6 +247,20 @@ class StoreMachine(RuleBasedStateMachine):
         self.twin.on(name, "put_rows", keys, values(rng, len(keys), dim), state, add_t)
 
     @with_tables
+    @rule(place=PLACES, draw=DRAWS)
+    def delete(self, place: int, draw: Draw) -> None:
+        name, keys, _, _ = self._draw(place, draw)
+        written = self.twin.reference.table(name).written
+        done = self.twin.on(name, "delete", keys)
+        assert done.rows == len(written & set(keys.tolist()))
+
+    @with_tables
+    @rule(place=PLACES)
+    def clear(self, place: int) -> None:
+        written = self.twin.reference.table(self._name(place)).written
+        assert self.twin.on(self._name(place), "clear").rows == len(written)
+
+    @with_tables
     @rule(place=PLACES, rounds=st.integers(1, 6), seed=st.integers(0, 1 << 32))
     def wear(self, place: int, rounds: int, seed: int) -> None:
         """Write the same rows again and again, each time to the log: older segments are worn."""

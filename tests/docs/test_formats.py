@@ -134,7 +134,7 @@ def test_header_page(written, numbered):
         page = file.read_bytes()[:PAGE_BYTES]
         header = parsed("header", page)
         magics.add(header["magic"].decode())
-        form = {"log": 2, "ids": 1}.get(file.parent.name, 3)
+        form = {"base": 4, "ids": 1}.get(file.parent.name, 3)
         assert (number(header["format"]), number(header["byte order"])) == (form, 0x01020304)
         rows = ("key width", "element type", "extra bytes")
         assert [number(header[name]) for name in rows] == [8, 1, 0]
@@ -205,6 +205,24 @@ def test_log_segment(written):
         row = np.frombuffer(record[16:], "<f4")
         assert (row[:DIM] == weights[KEYS.index(key)]).all()
         assert row[DIM] == state[KEYS.index(key)]
+
+
+def test_tombstone(tmp_path):
+    """A record of 16 bytes, of which the runs of the segment tell."""
+    with embstore.open(tmp_path / "store", device="cpu", cache_bytes=1 << 20) as store:
+        table = store.create_table(
+            "ads", dim=DIM, rows=9, optimizer=embstore.Sgd(0.1), initializer=embstore.Constant(0.0)
+        )
+        table.assign([5], np.ones((1, DIM), np.float32))
+        store.checkpoint("written")
+        table.delete([5])
+        store.checkpoint("deleted")
+    content = max((tmp_path / "store").glob("log/*")).read_bytes()
+    trailer = parsed("trailer", content[-64:])
+    index = content[number(trailer["index offset"]) : -64]
+    assert np.frombuffer(index, "<i8").tolist() == [5, 0, PAGE_BYTES, 16]
+    record = content[PAGE_BYTES : number(trailer["index offset"])]
+    assert (number(record[:8]), number(record[8:])) == (crc32c(record[8:]), 5)
 
 
 def test_record_of_the_page_is_the_one_parsed_above():

@@ -29,6 +29,7 @@ BULK = {
     "UpdateRanks": (pb.UpdateRanksRequest, pb.BulkAcknowledgedReply),
     "Assign": (pb.AssignRequest, pb.BulkAcknowledgedReply),
     "PutRows": (pb.PutRowsRequest, pb.BulkAcknowledgedReply),
+    "DeleteRows": (pb.DeleteRowsRequest, pb.DeletedReply),
 }
 """Request and reply of each bulk verb."""
 

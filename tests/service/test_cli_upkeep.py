@@ -23,6 +23,7 @@ COMMAND_OF = {
     "CreateTable": CREATE,
     "GetTable": "table show ads",
     "ListTables": "table list",
+    "ClearTable": "table clear users --yes",
     "DropTable": "table drop users --yes",
     "GrowTable": "table grow ads 100000",
     "SetLearningRate": "table set-learning-rate ads 0.5",
@@ -50,7 +51,15 @@ OF_CLUSTERS = {"PauseWrites", "ResumeWrites"}
 """Given by whoever moves partitions; an operator has `embstore call`."""
 OF_TRAINERS = {
     *("Lookup", "LookupPooled", "ReadRows", "Update", "UpdatePooled", "UpdateRanks"),
-    *("Assign", "PutRows", "OpenSession", "JoinSession", "RenewLease", "CloseSession"),
+    *(
+        "Assign",
+        "PutRows",
+        "DeleteRows",
+        "OpenSession",
+        "JoinSession",
+        "RenewLease",
+        "CloseSession",
+    ),
     *("Announce", "LookupStep", "LookupStepPooled", "ReadStep", "UpdateStep", "ReleaseStep"),
     *("SkipStep", "PutStepRows", "GetHotSet"),
 }

@@ -15,6 +15,7 @@ ADDRESS = "127.0.0.1:1"
 REFUSED = {
     "CreateTable": {"config": CONFIG},
     "DropTable": {"table": "t"},
+    "ClearTable": {"table": "t"},
     "GrowTable": {"table": "t", "rows": 20},
     "SetLearningRate": {"table": "t", "learning_rate": 0.5},
     "Checkpoint": {"label": "one"},

@@ -155,6 +155,7 @@ def test_what_was_since_on_top_of_an_export_is_the_later_export(open_store, tmp_
         table.assign(rng.integers(0, ROWS, 20), normal(rng, 20, DIM))
         keys = rng.permutation(ROWS)[:30]
         table.put_rows(keys, normal(rng, 30, DIM), abs(normal(rng, 30, state_dim)), 2)
+        table.delete(rng.integers(0, ROWS, 40))
         table.grow(table.rows + 5)
         other.grow(table.rows)
         store.checkpoint(label)
@@ -164,7 +165,8 @@ def test_what_was_since_on_top_of_an_export_is_the_later_export(open_store, tmp_
         done = export_table(table, place, label=label, since=before, with_state=True)
         assert (done.about.label, done.about.since) == (label, before)
         assert 0 < done.rows < ROWS
-        import_table(other, place, with_state=True)
+        imported = import_table(other, place, with_state=True)
+        assert imported.deleted == len(done.about.deleted_keys) > 0
         assert other.digest() == expected
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint '0' is kept"):
         export_table(table, tmp_path / f"x.{kind}", since="0")
@@ -188,6 +190,7 @@ def test_what_was_since_is_refused_but_on_top_of_what_was_before(
     base, place = tmp_path / f"base.{kind}", tmp_path / f"since.{kind}"
     export_table(table, base, label="one", with_state=with_state)
     table.assign(np.arange(900, 1100), rows[900:1100] + 1)
+    table.delete(np.arange(100, 160))
     about = export_table(table, place, since="one", with_state=with_state).about
     assert about.since_rows == 1000 and len(about.since_sample) > 15
     expected = table.lookup(np.arange(ROWS))
@@ -199,7 +202,7 @@ def test_what_was_since_is_refused_but_on_top_of_what_was_before(
 
     refused = "table '{}' as it was at checkpoint 'one', with 1000 rows"
     empty, few, another, right = map(copy, ("empty", "few", "another", "right"))
-    few.assign(np.arange(999), rows[:999])  # the last is none of the sample
+    few.assign(np.arange(939), rows[:939])  # those behind are none of the sample
     another.assign(np.arange(1000), rows[:1000] * 2)
     for wrong in (empty, few, another):
         said = import_error(wrong, place, with_state=with_state)
@@ -208,7 +211,7 @@ def test_what_was_since_is_refused_but_on_top_of_what_was_before(
     for _ in range(2):
         import_table(right, place, with_state=with_state)
         np.testing.assert_array_equal(right.lookup(np.arange(ROWS)), expected)
-    few.assign(np.arange(999, ROWS), rows[999:])
+    few.assign(np.arange(939, ROWS), rows[939:])
     import_table(few, place, with_state=with_state)  # more rows than there were are taken
 
 

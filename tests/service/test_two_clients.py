@@ -47,7 +47,7 @@ TABLES = [
     ("d", 8, Adagrad(0.1), Constant(0.25)),
 ]
 KINDS = (
-    *(c.Update, c.UpdatePooled, c.UpdateRanks, c.Assign, c.PutRows),
+    *(c.Update, c.UpdatePooled, c.UpdateRanks, c.Assign, c.PutRows, c.DeleteRows),
     *(c.GrowTable, c.SetLearningRate, c.CreateTable, c.DropTable, c.Lookup),
 )
 REFUSED = (TableNotFoundError, TableExistsError, InvalidArgumentError, CheckpointNotFoundError)

@@ -8,7 +8,7 @@ from embstore import Constant, Sgd
 from embstore.arrays import SPARSE_ROWS
 from embstore.config import TableConfig
 from embstore.host.workers import Workers
-from embstore.layout import Layout, record_bytes_of
+from embstore.layout import RECORD_HEADER_BYTES, Layout, record_bytes_of
 from embstore.results import TableEntry
 from embstore.row_keys import RowKeys
 from embstore.storage.base import Base
@@ -106,6 +106,13 @@ def append(storage, keys, version=0, table_id=0, dim=4):
     border.appender.append(
         row_keys, rows_for(row_keys, version, layout.stride), np.arange(len(row_keys))
     )
+
+
+def bury(storage, keys, table_id=0):
+    """Log that rows of one table were deleted."""
+    border, row_keys = pool_keys(storage, keys, table_id)
+    border.appender.reserve(len(row_keys), RECORD_HEADER_BYTES)
+    border.appender.bury(row_keys)
 
 
 def versions(storage, keys, table_id=0, dim=4):

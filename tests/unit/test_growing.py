@@ -250,13 +250,40 @@ def test_rows_that_differ_are_not_moved(cluster):
     rows = np.ones((1, DIM), np.float32)
     part = c.TableKeys("a", None, np.array([key]))
     put = c.PutRows(part, rows, np.zeros((1, 2 * DIM), np.float32), 0, moved=True)
-    cluster.engines[2].execute(put)
     before = store.table("a").digest()
+
+    def report(what: str, rows: int) -> None:
+        if what == "leaves are computed":
+            cluster.engines[2].execute(put)
+
     with pytest.raises(EmbstoreError, match="the same leaves at its new owner"):
-        cluster.even(3)
+        cluster.even(3, report=report)
     assert store.table("a").digest() == before
     goes_on(store)
     assert router.shard_map == cluster.map
+
+
+def test_rows_that_are_deleted_while_partitions_move(cluster):
+    """In each round, and while the partitions were at another shard than now."""
+    store = cluster.store()
+    fill(store)
+    cluster.add(1)
+    told = []
+
+    def report(what: str, rows: int) -> None:
+        if what == "leaves are computed":
+            told.append(store.table("a").delete(np.arange(0, ROWS, 3)).rows)
+
+    cluster.even(3, report=report)
+    told.append(store.table("a").delete(np.arange(1, ROWS, 3)).rows)
+    cluster.even(2)
+    with embstore.open(cluster.root / "alone", device="cpu") as alone:
+        table = alone.create_table("a", **TABLE)
+        for number in range(4):
+            table.update(*batch(number))
+        assert told == [table.delete(np.arange(first, ROWS, 3)).rows for first in (0, 1)]
+        assert cluster.store().table("a").digest() == table.digest()
+        assert told[0] > 0
 
 
 def test_rows_of_a_shards_own_partitions_are_not_moved_there(cluster):
@@ -265,9 +292,11 @@ def test_rows_of_a_shards_own_partitions_are_not_moved_there(cluster):
     keys, rows = np.arange(3000), np.ones((3000, DIM), np.float32)
     state = np.zeros((3000, 2 * DIM), np.float32)
     put = c.PutRows(c.TableKeys("a", None, keys), rows, state, 0, moved=True)
+    delete = c.DeleteRows(c.TableKeys("a", None, keys), moved=True)
     for executor in (*cluster.shards(), store.executor):
-        with pytest.raises(InvalidArgumentError):
-            executor.execute(put)
+        for command in (put, delete):
+            with pytest.raises(InvalidArgumentError):
+                executor.execute(command)
     assert store.table("a").digest() == before
 
 

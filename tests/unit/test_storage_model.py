@@ -1,9 +1,19 @@
 """Storage against dictionaries: random rows, commits, merges, crashes, drops and restores."""
 
+import numpy as np
 import pytest
 
+from embstore.arrays import KEY_MASK
 from tests.unit.small_stores import generator
-from tests.unit.storage_samples import append, open_storage, settle, table_entry, versions
+from tests.unit.storage_samples import (
+    append,
+    bury,
+    layout_of,
+    open_storage,
+    settle,
+    table_entry,
+    versions,
+)
 
 KEYS = 400
 KEEP = 3
@@ -47,6 +57,14 @@ class Model:
             append(self.storage, keys, self.version, table_id)
             self.tables[table_id] |= dict.fromkeys(keys.tolist(), self.version)
 
+    def delete(self, rng):
+        for table_id, rows in self.tables.items():
+            some = rng.choice(KEYS, int(rng.integers(1, 100)), replace=False)
+            keys = [key for key in some.tolist() if key in rows]
+            bury(self.storage, keys, table_id)
+            for key in keys:
+                del rows[key]
+
     def commit(self, rng, label=None):
         self.storage.commit(self.entries(), self.version, label=label)
         self.committed = {table_id: dict(rows) for table_id, rows in self.tables.items()}
@@ -85,13 +103,45 @@ class Model:
             found = versions(self.storage, range(KEYS), table_id)
             assert found == [rows.get(key, -1) for key in range(KEYS)], f"table {table_id}"
 
+    def check_scans(self):
+        """What a snapshot has of every commit, and between any two."""
+        catalogue = self.storage.catalogue
+        states = {
+            label: (catalogue.checkpoint(label).state, self.labels[label]) for label in self.labels
+        }
+        states[""] = catalogue.head, self.committed
+        for new, (state, tables) in states.items():
+            for table_id, rows in tables.items():
+                assert scanned(self.storage, table_id, state.commit, 0) == (rows, set())
+                for old, (before, tables_before) in states.items():
+                    if before.commit < state.commit and table_id in tables_before:
+                        then = tables_before[table_id]
+                        found, gone = scanned(self.storage, table_id, state.commit, before.commit)
+                        assert then.keys() - rows.keys() == gone, (old, new)
+                        left = {key: v for key, v in then.items() if key not in gone}
+                        assert left | found == rows, (old, new)
+
+
+def scanned(storage, table_id, commit, since):
+    """Return the rows of a snapshot, key -> version, and the keys that it says are gone."""
+    snapshot = storage.snapshot(table_id, commit, since)
+    count, deleted = snapshot.prepare(lambda: None)
+    located = snapshot.rows_from(0, 1 << 20)
+    rows = np.zeros((len(located.keys), layout_of(4).stride), np.float32)
+    storage.rows.collect(located, rows)
+    keys = located.keys & KEY_MASK
+    gone = set((snapshot.deleted_from(0, 1 << 20) & KEY_MASK).tolist())
+    assert (count, deleted) == (len(keys), len(gone))
+    found_versions = rows.view(np.uint64)[:, 1].astype(np.int64)
+    return dict(zip(keys.tolist(), found_versions.tolist(), strict=True)), gone
+
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_storage_holds_what_the_model_holds(tmp_path, limits, seed):
     rng, model = generator(seed), Model(tmp_path, limits)
     steps = {
-        model.write: 30, model.merge: 15, model.commit: 10, model.checkpoint: 9,
+        model.write: 30, model.delete: 10, model.merge: 15, model.commit: 10, model.checkpoint: 9,
         model.crash: 4, model.restore: 3, model.create: 3, model.drop: 3,
     }  # fmt: skip
     weights = [weight / sum(steps.values()) for weight in steps.values()]
@@ -103,6 +153,7 @@ def test_storage_holds_what_the_model_holds(tmp_path, limits, seed):
         model.check()
     model.crash(rng)
     model.check()
+    model.check_scans()
     for label in [*model.labels][::-1]:
         model.restore(rng, label)
         settle(model.storage)

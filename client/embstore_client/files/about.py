@@ -1,10 +1,15 @@
 """What a file says of the table that it was made of: one JSON object, in the file's metadata."""
 
 import json
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
+from embstore.arrays import Keys
 from embstore.config import TableConfig
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.handles.scan import Scan
@@ -12,6 +17,13 @@ from embstore.handles.scan import Scan
 METADATA = "embstore"
 """The name that the object has in a file's metadata."""
 _VERSION = 1
+_NONE = b64encode(zlib.compress(b""))
+
+
+def packed(keys: Keys) -> str:
+    """Return ascending keys as text: their differences, compressed, in base64."""
+    gaps = np.diff(keys, prepend=0).astype("<i8")
+    return b64encode(zlib.compress(gaps.tobytes())).decode() if len(keys) else ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,20 @@ class About:
     """Rows that had been written at that checkpoint."""
     since_sample: Mapping[str, str] = field(default_factory=dict)
     """Hashes of some of these that were not written since, by key (`base`)."""
+    deleted: str = ""
+    """The keys whose rows were deleted since, as `packed` makes them."""
+
+    @property
+    def deleted_keys(self) -> Keys:
+        """The keys whose rows were deleted after the checkpoint `since`, ascending."""
+        try:
+            gaps = np.frombuffer(zlib.decompress(b64decode(self.deleted or _NONE)), "<i8")
+        except (ValueError, zlib.error) as exc:
+            raise InvalidArgumentError(
+                f"expected the keys of deleted rows in the metadata of a file, found: {exc}"
+            ) from exc
+        keys: Keys = np.cumsum(gaps, dtype=np.int64)
+        return keys
 
     @classmethod
     def of(cls, scan: Scan) -> "About":

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from embstore.handles.table import Table
-from embstore_client.files.about import About
+from embstore_client.files.about import About, packed
 from embstore_client.files.base import sample
 from embstore_client.files.batching import rows_of_batch
 from embstore_client.files.formats import WRITTEN, module_of, understood
@@ -46,7 +48,8 @@ def export_table(
     to : a path, or a URL where fsspec is installed, that ends with .safetensors, .parquet or .npy.
         A file that is there is replaced when the new one is whole.
     label : a kept checkpoint; None: the store commits, and that commit is written
-    since : only rows that were written after this kept checkpoint
+    since : only rows that were written after this kept checkpoint, and the keys of those that were
+        deleted
     with_state : the optimizer's state, too; with it, an import makes an equal table
     batch_rows : rows in memory at a time; None: as many as 16 MiB have
     progress : called with the rows done, and of how many
@@ -68,8 +71,11 @@ def export_table(
     with table.scan(label, since, timeout_s=timeout_s, **how) as scan, writing(place) as path:
         about = About.of(scan)
         if since is not None:
+            deleted = np.concatenate([np.empty(0, np.int64), *scan.deleted()])
+            about = replace(about, deleted=packed(deleted))
             with table.scan(since) as base:
-                about = replace(about, since_rows=base.rows, since_sample=sample(base, scan))
+                sampled = sample(base, scan, deleted)
+                about = replace(about, since_rows=base.rows, since_sample=sampled)
         writer = module.Writer(path, about, scan.rows, with_state=with_state)
         try:
             done = 0

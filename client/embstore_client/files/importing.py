@@ -16,6 +16,7 @@ import numpy as np
 from embstore.arrays import Keys, Rows
 from embstore.config import TableConfig
 from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
+from embstore.handles.scan import DELETED_KEYS
 from embstore.handles.table import Table
 from embstore.hashing import hash_ids
 from embstore.results import TableDescription
@@ -37,6 +38,8 @@ class Imported:
     """Of the table, afterwards."""
     command: int
     """The last one of the import; 0: the file has no rows."""
+    deleted: int = 0
+    """Rows that were deleted, of a file of changes."""
 
 
 def about_file(
@@ -108,7 +111,7 @@ def import_table(
             if not work.rows:
                 raise
             raise _with_rows(exc, work.rows) from exc
-    return Imported(work.rows, work.t, work.command)
+    return Imported(work.rows, work.t, work.command, work.deleted)
 
 
 def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
@@ -143,7 +146,7 @@ class _Import:
         with_state: bool,
         allow_nan: bool,
     ) -> None:
-        self.rows = self.command = 0
+        self.rows = self.deleted = self.command = 0
         self._table = table
         self._described: TableDescription = table.describe()
         self.t = self._described.t
@@ -218,10 +221,18 @@ class _Import:
             if progress is not None:
                 progress(self.rows, reader.rows)
         about = reader.about
+        if about is not None:
+            self._delete(about.deleted_keys)
         if self._with_state and about is not None and about.t > self.t:
             nothing = np.empty((0, config.dim)), np.empty((0, config.state_dim))
             done = self._table.put_rows([], *nothing, about.t - self.t)
             self.t, self.command = done.t, done.command
+
+    def _delete(self, keys: Keys) -> None:
+        """Delete the rows that were deleted since the checkpoint that the file continues."""
+        for low in range(0, len(keys), DELETED_KEYS):
+            done = self._table.delete(keys[low : low + DELETED_KEYS])
+            self.deleted, self.command = self.deleted + done.rows, done.command
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
         """Return the next batch, checked; None: there is none."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from embstore import commands as c
 from embstore.arithmetic import LEAF_RECORD, Root, partitions_of_blocks
+from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.errors import OutcomeUnknownError
 from embstore.results import Digest, Leaves, ScanFacts, ScannedRows, TableDescription
 
@@ -110,19 +111,35 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
     if len({facts.table.t for facts in found}) > 1:
         router.all(c.CloseScan(command.scan, command.table), call)
         raise _written_to(command.table, "a scan is opened")
-    return replace(found[0], rows=sum(facts.rows for facts in found))
+    rows, deleted = sum(facts.rows for facts in found), sum(facts.deleted for facts in found)
+    return replace(found[0], rows=rows, deleted=deleted)
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
     """The first rows of all shards: of each as many as are wanted, of those the lowest keys."""
+    if router.tables.find(command.table, None).config.is_sparse:
+        return _read_in_turn(router, command, call)
     pages = router.all(command, call)
     keys = np.concatenate([page.keys for page in pages])
     order = np.argsort(keys)[: command.rows]
     rows = np.concatenate([page.rows for page in pages])[order]
-    if not command.with_state:
-        return ScannedRows(keys[order], rows, None)
+    after = int(keys[order][-1]) + 1 if len(order) else command.low
+    if pages[0].state is None:
+        return ScannedRows(keys[order], rows, None, after)
     state = np.concatenate([page.state for page in pages])[order]
-    return ScannedRows(keys[order], rows, state)
+    return ScannedRows(keys[order], rows, state, after)
+
+
+def _read_in_turn(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
+    """Some rows of sparse keys: those of one shard after those of the other. `low` has the shard's
+    number above what the shard is to be asked for."""
+    number, low = command.low >> KEY_BITS, command.low & KEY_MASK
+    for shard in range(number, len(router.shards)):
+        asked = replace(command, low=low if shard == number else 0)
+        page = router.each({shard: asked}, call)[shard]
+        if len(page.keys):
+            break
+    return replace(page, after=shard << KEY_BITS | page.after)
 
 
 HANDLERS = {

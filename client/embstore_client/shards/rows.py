@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from embstore import commands as c
 from embstore.arithmetic import bag_gradients, pool_rows
 from embstore.arrays import as_out, as_rows, check_on_host
 from embstore.checks.call_bytes import check_call_bytes
+from embstore.commands.joins import first_with_sum
 from embstore.errors import InvalidArgumentError
-from embstore.results import AcknowledgedUpdate, RowsRead, TableRows
+from embstore.results import AcknowledgedUpdate, Deleted, RowsRead, TableRows
 from embstore_client.shards.finite import not_a_number, refused
 from embstore_client.shards.split import taken
 
@@ -225,13 +226,23 @@ def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
 
 
 @_of_named
+def delete_rows(router: Router, command: c.DeleteRows, call: Call) -> Deleted:
+    """Have rows be as if they had never been written."""
+    if command.moved:
+        raise _not_at_its_shard("deleted")
+    part, split = command.keys, router.split(command.keys)
+    commands = {s: c.DeleteRows(_keys(part, own)) for s, own in _each(router, split)}
+    with router.writing():
+        answers = list(router.each(commands, call).values())
+    return cast(Deleted, first_with_sum("rows")(answers))
+
+
+@_of_named
 def put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpdate:
     """Set weights and state."""
     part, add_t = command.keys, command.add_t
     if command.moved:
-        raise InvalidArgumentError(
-            "expected rows that are moved to be put at their shard, found the whole cluster"
-        )
+        raise _not_at_its_shard("put")
     for array in (command.weights, command.state):
         check_on_host(array, f"table {part.table!r}: ")
     config = router.tables.config_of(part.table, part.table_id)
@@ -242,6 +253,12 @@ def put_rows(router: Router, command: c.PutRows, call: Call) -> AcknowledgedUpda
         s: c.PutRows(_keys(part, o), weights[o], state[o], add_t) for s, o in _each(router, split)
     }
     return _written(router, commands, call)
+
+
+def _not_at_its_shard(done: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"expected rows that are moved to be {done} at their shard, found the whole cluster"
+    )
 
 
 def _each(router: Router, split: Split) -> list[tuple[int, Any]]:
@@ -268,5 +285,6 @@ HANDLERS = {
     c.UpdatePooled: update_pooled,
     c.UpdateRanks: update_ranks,
     c.Assign: assign,
+    c.DeleteRows: delete_rows,
     c.PutRows: put_rows,
 }

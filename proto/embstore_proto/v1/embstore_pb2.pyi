@@ -395,6 +395,55 @@ class AssignRequest(_message.Message):
     payload: bytes
     def __init__(self, header: _Optional[_Union[AssignRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
+class DeleteRowsRequest(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("origin", "keys", "trace", "moved")
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        TRACE_FIELD_NUMBER: _ClassVar[int]
+        MOVED_FIELD_NUMBER: _ClassVar[int]
+        origin: Origin
+        keys: TableKeys
+        trace: Trace
+        moved: bool
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., moved: bool = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: DeleteRowsRequest.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[DeleteRowsRequest.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class DeletedReply(_message.Message):
+    __slots__ = ("header", "padding", "payload")
+    class Header(_message.Message):
+        __slots__ = ("context", "t", "rows", "stage_seconds")
+        class StageSecondsEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: float
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        T_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        STAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        context: Context
+        t: int
+        rows: int
+        stage_seconds: _containers.ScalarMap[str, float]
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., t: _Optional[int] = ..., rows: _Optional[int] = ..., stage_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: DeletedReply.Header
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[DeletedReply.Header, _Mapping]] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
 class PutRowsRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
@@ -787,6 +836,26 @@ class DropTableRequest(_message.Message):
     table_id: int
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
 
+class ClearTableRequest(_message.Message):
+    __slots__ = ("origin", "table", "table_id")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    origin: Origin
+    table: str
+    table_id: int
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class TableClearedReply(_message.Message):
+    __slots__ = ("context", "t", "rows")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    t: int
+    rows: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., t: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
 class GrowTableRequest(_message.Message):
     __slots__ = ("origin", "table", "table_id", "rows", "members")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
@@ -1081,18 +1150,20 @@ class OpenScanRequest(_message.Message):
     def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., label: _Optional[str] = ..., since: _Optional[str] = ...) -> None: ...
 
 class ScanDescription(_message.Message):
-    __slots__ = ("table", "command", "rows", "since_command", "since_t")
+    __slots__ = ("table", "command", "rows", "since_command", "since_t", "deleted")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SINCE_COMMAND_FIELD_NUMBER: _ClassVar[int]
     SINCE_T_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
     table: TableDescription
     command: int
     rows: int
     since_command: int
     since_t: int
-    def __init__(self, table: _Optional[_Union[TableDescription, _Mapping]] = ..., command: _Optional[int] = ..., rows: _Optional[int] = ..., since_command: _Optional[int] = ..., since_t: _Optional[int] = ...) -> None: ...
+    deleted: int
+    def __init__(self, table: _Optional[_Union[TableDescription, _Mapping]] = ..., command: _Optional[int] = ..., rows: _Optional[int] = ..., since_command: _Optional[int] = ..., since_t: _Optional[int] = ..., deleted: _Optional[int] = ...) -> None: ...
 
 class ScanReply(_message.Message):
     __slots__ = ("context", "scan")
@@ -1103,32 +1174,36 @@ class ScanReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., scan: _Optional[_Union[ScanDescription, _Mapping]] = ...) -> None: ...
 
 class ReadScanRequest(_message.Message):
-    __slots__ = ("scan", "table", "low", "rows", "with_state")
+    __slots__ = ("scan", "table", "low", "rows", "with_state", "deleted")
     SCAN_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
     scan: str
     table: str
     low: int
     rows: int
     with_state: bool
-    def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ..., low: _Optional[int] = ..., rows: _Optional[int] = ..., with_state: bool = ...) -> None: ...
+    deleted: bool
+    def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ..., low: _Optional[int] = ..., rows: _Optional[int] = ..., with_state: bool = ..., deleted: bool = ...) -> None: ...
 
 class ScannedRowsReply(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("context", "keys", "rows", "state")
+        __slots__ = ("context", "keys", "rows", "state", "after")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]
         KEYS_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
         STATE_FIELD_NUMBER: _ClassVar[int]
+        AFTER_FIELD_NUMBER: _ClassVar[int]
         context: Context
         keys: Array
         rows: Array
         state: Array
-        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., rows: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+        after: int
+        def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., keys: _Optional[_Union[Array, _Mapping]] = ..., rows: _Optional[_Union[Array, _Mapping]] = ..., state: _Optional[_Union[Array, _Mapping]] = ..., after: _Optional[int] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]

@@ -84,6 +84,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.DropTableRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.FromString,
                 _registered_method=True)
+        self.ClearTable = channel.unary_unary(
+                '/embstore.v1.Embstore/ClearTable',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearTableRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.TableClearedReply.FromString,
+                _registered_method=True)
         self.GrowTable = channel.unary_unary(
                 '/embstore.v1.Embstore/GrowTable',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.GrowTableRequest.SerializeToString,
@@ -194,6 +199,11 @@ class EmbstoreStub(object):
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.PutRowsRequest.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.FromString,
                 _registered_method=True)
+        self.DeleteRows = channel.unary_unary(
+                '/embstore.v1.Embstore/DeleteRows',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.DeleteRowsRequest.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.DeletedReply.FromString,
+                _registered_method=True)
         self.LookupStream = channel.stream_stream(
                 '/embstore.v1.Embstore/LookupStream',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
@@ -231,6 +241,11 @@ class EmbstoreStub(object):
                 _registered_method=True)
         self.PutRowsStream = channel.stream_stream(
                 '/embstore.v1.Embstore/PutRowsStream',
+                request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+                response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.DeleteRowsStream = channel.stream_stream(
+                '/embstore.v1.Embstore/DeleteRowsStream',
                 request_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
                 response_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                 _registered_method=True)
@@ -435,6 +450,12 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GrowTable(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -570,6 +591,12 @@ class EmbstoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LookupStream(self, request_iterator, context):
         """The same, streamed: any size up to limits.call_bytes_max.
         """
@@ -614,6 +641,12 @@ class EmbstoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutRowsStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRowsStream(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -839,6 +872,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.DropTableRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.SerializeToString,
             ),
+            'ClearTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearTable,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.ClearTableRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.TableClearedReply.SerializeToString,
+            ),
             'GrowTable': grpc.unary_unary_rpc_method_handler(
                     servicer.GrowTable,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.GrowTableRequest.FromString,
@@ -949,6 +987,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.PutRowsRequest.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.BulkAcknowledgedReply.SerializeToString,
             ),
+            'DeleteRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRows,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.DeleteRowsRequest.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.DeletedReply.SerializeToString,
+            ),
             'LookupStream': grpc.stream_stream_rpc_method_handler(
                     servicer.LookupStream,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
@@ -986,6 +1029,11 @@ def add_EmbstoreServicer_to_server(servicer, server):
             ),
             'PutRowsStream': grpc.stream_stream_rpc_method_handler(
                     servicer.PutRowsStream,
+                    request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+                    response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            ),
+            'DeleteRowsStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.DeleteRowsStream,
                     request_deserializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
                     response_serializer=embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             ),
@@ -1373,6 +1421,33 @@ class Embstore(object):
             '/embstore.v1.Embstore/DropTable',
             embstore__proto_dot_v1_dot_embstore__pb2.DropTableRequest.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.AcknowledgedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/ClearTable',
+            embstore__proto_dot_v1_dot_embstore__pb2.ClearTableRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.TableClearedReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1978,6 +2053,33 @@ class Embstore(object):
             _registered_method=True)
 
     @staticmethod
+    def DeleteRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/embstore.v1.Embstore/DeleteRows',
+            embstore__proto_dot_v1_dot_embstore__pb2.DeleteRowsRequest.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.DeletedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def LookupStream(request_iterator,
             target,
             options=(),
@@ -2181,6 +2283,33 @@ class Embstore(object):
             request_iterator,
             target,
             '/embstore.v1.Embstore/PutRowsStream',
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
+            embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRowsStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/embstore.v1.Embstore/DeleteRowsStream',
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.SerializeToString,
             embstore__proto_dot_v1_dot_embstore__pb2.Chunk.FromString,
             options,

@@ -48,7 +48,9 @@ _TOKEN_COMMANDS = {"embstore_server.cli.tokens": ["add", "grant", "limit", "remo
 _SESSION_COMMANDS = {"embstore_server.cli.sessions": ["list", "close"]}
 _CLUSTER_COMMANDS = {"embstore_cluster.commands": ["start", "status", "grow", "drain", "stop"]}
 _TABLE_COMMANDS = {
-    "embstore_server.cli.tables": (["create", "list", "show", "grow", "set-learning-rate", "drop"])
+    "embstore_server.cli.tables": (
+        ["create", "list", "show", "grow", "set-learning-rate", "clear", "drop"]
+    ),
 }
 
 

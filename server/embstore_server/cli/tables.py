@@ -1,4 +1,4 @@
-"""`embstore table`: create, list, show, grow and drop tables, and set what updates use."""
+"""`embstore table`: create, list, show, grow, clear and drop tables, and set what updates use."""
 
 from dataclasses import asdict
 from functools import partial
@@ -97,6 +97,23 @@ def set_learning_rate(
     with connect() as store:
         store.table(name).learning_rate = rate
     return {"name": name, "learning_rate": rate}, f"{name} learns at a rate of {rate:g} from now on"
+
+
+@on_server()
+def clear(
+    connect: Connect,
+    name: Name,
+    *,
+    yes: Annotated[bool, YES] = False,
+) -> Shown:
+    """Delete all rows of a table. Kept checkpoints still have them."""
+    with connect() as store:
+        if not yes:
+            question = f"Clear {name} after {store.table(name).t:,} updates?"
+            output.ask(question, f"table {name!r}", "cleared")
+        done = store.table(name).clear()
+    text = f"cleared {name} of {done.rows:,} rows by command {done.command:,}"
+    return {"name": name, **asdict(done)}, text
 
 
 @on_server()

@@ -142,6 +142,27 @@ def test_what_was_written_since_a_label(open_twin):
     assert columns[0].tolist() == [5, 7, 8, 9]
 
 
+def test_what_was_deleted_since_a_label(open_twin):
+    """Rows that there were then, and that there are no more; no others."""
+    twin = open_twin(limits=TINY, cache_bytes=128 << 10)
+    twin.create_table("a", **config())
+    twin.on("a", "update", np.arange(500), np.ones((500, 4), np.float32))
+    twin.on("a", "delete", [1, 2])
+    twin.checkpoint("before")
+    table = twin.store.table("a")
+    twin.on("a", "update", [1, 600], np.ones((2, 4), np.float32))
+    twin.on("a", "delete", [1, 2, 3, 4, 5, 600, 700])
+    twin.on("a", "assign", [4, 601], np.ones((2, 4), np.float32))
+    for settled in (False, True):
+        scan = table.scan(since="before")
+        assert (scan.deleted_rows, next(scan.deleted()).tolist()) == (2, [3, 5])
+        assert joined(scan)[0][0].tolist() == [4, 601]
+        whole = table.scan("before")
+        assert (whole.deleted_rows, list(whole.deleted()), whole.rows) == (0, [], 498)
+        if not settled:
+            twin.settle()
+
+
 SEEDS = range(3)
 
 
@@ -168,6 +189,9 @@ def test_a_whole_and_what_was_since_are_a_later_whole(open_twin, seed):
         state = abs(normal(rng, 50, state_dim))
         twin.on("a", "put_rows", keys, normal(rng, 50, 9), state, int(rng.integers(3)))
 
+    def delete():
+        twin.on("a", "delete", rng.integers(0, 1000, 60))
+
     def grow():
         twin.on("a", "grow", twin.reference.table("a").rows + 1)
 
@@ -179,7 +203,7 @@ def test_a_whole_and_what_was_since_are_a_later_whole(open_twin, seed):
         if kept:
             twin.restore(kept[-1])
 
-    verbs = [update, update, update, assign, put, grow, keep, keep, twin.settle]
+    verbs = [update, update, update, assign, put, delete, delete, grow, keep, keep, twin.settle]
     verbs += [twin.reopen, twin.crash, restore, lambda: twin.store.flush()]
     keep()
     for _ in range(40):
@@ -196,10 +220,14 @@ def check_since(twin, labels):
         for label in (*labels[labels.index(since) :], None):
             scan = table.scan(label, since, with_state=True, batch_rows=100)
             changed = {k: r for k, r in states[label].items() if states[since].get(k) is not r}
+            gone = np.concatenate([np.empty(0, np.int64), *scan.deleted(batch_keys=7)]).tolist()
+            assert (gone, len(gone)) == (sorted(gone), scan.deleted_rows)
             expect_rows(scan, changed)
             if label is None:  # it was committed for it
                 twin.commits = Commit.of(twin.reference), twin.commits[1]
-            assert {**states[since], **changed} == states[label]
+            left = {k: r for k, r in states[since].items() if k not in gone}
+            assert len(left) == len(states[since]) - len(gone), "each had a row"
+            assert {**left, **changed} == states[label]
 
 
 def test_rows_are_of_one_command_while_others_write(backend):

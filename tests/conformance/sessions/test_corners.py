@@ -246,4 +246,5 @@ def test_shared_session_reads_what_others_write(open_twin):
             await_planned(twin.store, 8)
         twin.on("a", "update", hot[::2], values(rng, 35, 30))
         twin.on("a", "assign", hot[1::7], values(rng, 10, 30))
+        twin.on("a", "delete", hot[3::9])
     rank.close()

@@ -151,8 +151,9 @@ def test_somebody_acts_while_steps_are_on_their_way(backend, twin, point, act):
     check_free(twin)
 
 
-def test_shared_session_whose_rows_are_written_while_they_are_read(backend, twin):
-    """What a collector has read is not what was written since."""
+@pytest.mark.parametrize("verb", ["assign", "delete"])
+def test_shared_session_whose_rows_are_written_while_they_are_read(backend, twin, verb):
+    """What a collector has read is not what was written, or deleted, since."""
     steps = steps_from_1(2)
     plan = Plan(("a",), shared=True)
     rank = Rank(twin.store, plan, 0)
@@ -160,7 +161,8 @@ def test_shared_session_whose_rows_are_written_while_they_are_read(backend, twin
     rank.announce(steps)
     assert backend.files.is_held.wait(PATIENCE_S)
     keys, rows = np.arange(30, 80), normal(generator(903), 50, 30)
-    while_held(backend, lambda: twin.on("a", "assign", keys, rows))
+    given = (keys, rows) if verb == "assign" else (keys,)
+    while_held(backend, lambda: twin.on("a", verb, *given))
     rank.train(steps, expect(twin.reference, steps))
     rank.close()
 

@@ -63,8 +63,9 @@ VERBS: dict[str, Make] = {
     "UpdateRanks": lambda m: pb.UpdateRanksRequest.Header(ranks=_ranks(m)),
     "Assign": lambda m: pb.AssignRequest.Header(keys=keys(m), rows=rows(m)),
     "PutRows": lambda m: pb.PutRowsRequest.Header(keys=keys(m), weights=rows(m), state=state(m)),
+    "DeleteRows": lambda m: pb.DeleteRowsRequest.Header(keys=keys(m)),
 }
-WRITES = ("Update", "UpdatePooled", "UpdateRanks", "Assign", "PutRows")
+WRITES = ("Update", "UpdatePooled", "UpdateRanks", "Assign", "PutRows", "DeleteRows")
 
 TOP = (1 << 64) - 1
 

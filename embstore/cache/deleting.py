@@ -1,0 +1,65 @@
+"""Deletion: rows of a pool become what they were before they were first written.
+
+A deleted row that is in level one stays in its slot, where it is made the initial row, and clean:
+so pins, steps that are announced, and the slots that calls have found are as they were. In level
+two it leaves its slot. In log and base a tombstone hides it, logged for those keys alone that are
+stored there: nobody else knows of the others.
+
+No row is read for it. What can be refused is refused before anything changes (`Deletion`, and the
+caller's `reserve`), as for other writes; an error of `apply` is irreversible.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.arrays import Keys
+from embstore.cache.pool import Pool
+
+KEYS_MAX = 1 << 20
+"""Of a deletion: what is in the memory of a device then is bounded."""
+
+
+class Deletion:
+    """The deletion of rows of one pool. Engine thread only; no other call comes in between.
+
+    Raises
+    ------
+    CapacityError : no memory. Nothing has changed.
+    """
+
+    def __init__(self, pool: Pool, keys: Keys) -> None:
+        """Make ready to delete the rows of unique row keys."""
+        pool.finder.finish_arriving()  # what is under way was read before
+        if pool.device.is_queued:
+            pool.device.memory.secure(len(keys))
+        self._pool, self._keys = pool, keys
+        self._is_stored = pool.storage.rows.has(keys)
+        self.tombstones = int(np.count_nonzero(self._is_stored))
+        """How many are logged: the room for these is to be reserved before `apply`."""
+
+    def apply(self) -> NDArray[np.bool_]:
+        """Delete the rows; return which had been written."""
+        pool, keys = self._pool, self._keys
+        pool.followers.prepare(len(keys))
+        was_written = self._is_stored.copy()
+        d_keys = pool.device.memory.upload(keys)
+        slots = pool.device.memory.download(pool.finder.locate(d_keys)[0])
+        here = np.flatnonzero(slots >= 0)
+        was_written[here] |= self._begin_anew(slots[here], keys[here])
+        if pool.level_two is not None:
+            absent = np.flatnonzero(slots < 0)
+            was_written[absent] |= pool.level_two.delete(keys[absent])
+        pool.storage.appender.bury(keys[self._is_stored])
+        pool.followers.written(d_keys)
+        return was_written
+
+    def _begin_anew(self, slots: NDArray[np.int64], keys: Keys) -> NDArray[np.bool_]:
+        """Make rows of level one initial and clean; return which of them were dirty."""
+        pool = self._pool
+        if not len(slots):
+            return np.zeros(0, np.bool_)
+        dirty = pool.device.slots.read_slots(pool.slots.memory, slots)().dirty.copy()
+        pool.residency.initialize(pool.slots.memory.rows, slots, keys)
+        pool.evictor.mark(slots[dirty], dirty=False)
+        pool.evictor.dirty_max -= int(np.count_nonzero(dirty))
+        return dirty
