@@ -127,6 +127,8 @@ def _is_whole(array: NDArray[Any]) -> bool:
 def as_keys(keys: Any, table: str) -> Keys:
     """Return (n,) integers as contiguous int64, without a copy where they are it already; uint64 as
     the same bits."""
+    if isinstance(keys, list) and all(type(key) is int for key in keys):
+        keys = _bits_of(keys)
     array = as_array(keys, table, "keys")
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
@@ -135,6 +137,14 @@ def as_keys(keys: Any, table: str) -> Keys:
     if array.dtype.kind not in "iu":
         raise refusal(table, "keys of dtype int64 or uint64", _of_dtype(keys, array, "int64"))
     return _plain(array.view(np.int64) if array.dtype == np.uint64 else array, np.int64)
+
+
+def _bits_of(keys: list[int]) -> Any:
+    """Return integers as int64 or uint64, of which NumPy makes floats where only both have all."""
+    low, high = min(keys, default=0), max(keys, default=0)
+    if high >> 63 == 0 or high >> 64 or low < -(1 << 63):
+        return keys
+    return np.array([key & SPARSE_ROWS for key in keys], np.uint64)
 
 
 def outside(keys: Keys, rows: int, table: str) -> InvalidArgumentError | None:

@@ -443,7 +443,7 @@ class ReferenceTable:
 
     def clear(self) -> int:
         """Rule 7: delete all rows."""
-        return self.delete(list(self._written))
+        return self.delete(np.array([*self._written], np.uint64))
 
     def put_rows(self, keys: Any, weights: Any, state: Any, add_t: int) -> None:
         """Rule 7: set weights and state, last duplicate wins; t grows by `add_t`."""

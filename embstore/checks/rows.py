@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from embstore import commands as c
-from embstore.arrays import ROWS_MAX, keys_of, length, rows_of
+from embstore.arrays import KEY_BITS, keys_of, length, rows_of
 from embstore.checks.arguments import Checks, expect, flag, integer, text
 from embstore.checks.parts import (
     added_t,
@@ -15,6 +15,7 @@ from embstore.checks.parts import (
     table_name,
     tables_of,
 )
+from embstore.sharding import SHARDS_MAX
 
 RANKS_MAX = 4096
 """More trainers than step together; a call of empty ranks would keep a server busy."""
@@ -110,7 +111,7 @@ def _open_scan(command: c.OpenScan) -> c.OpenScan:
 
 def _read_scan(command: c.ReadScan) -> c.ReadScan:
     _scan(command)
-    low = integer(command.low, "low", 0, ROWS_MAX)
+    low = integer(command.low, "low", 0, SHARDS_MAX << KEY_BITS)
     rows = integer(command.rows, "rows", 1)
     with_state = flag(command.with_state, "with_state")
     deleted = flag(command.deleted, "deleted")
