@@ -443,7 +443,10 @@ class ReferenceTable:
 
     def clear(self) -> int:
         """Rule 7: delete all rows."""
-        return self.delete(np.array([*self._written], np.uint64))
+        self._check_alive()
+        count, self._written = len(self._written), {}
+        self._store.command_number += 1
+        return count
 
     def put_rows(self, keys: Any, weights: Any, state: Any, add_t: int) -> None:
         """Rule 7: set weights and state, last duplicate wins; t grows by `add_t`."""

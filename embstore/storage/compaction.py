@@ -17,6 +17,7 @@ from embstore.layout import RECORD_HEADER_BYTES, ROW_ALIGNMENT_BYTES
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
 from embstore.storage.copying import Stored, records_of
+from embstore.storage.row_index import TOMBSTONE
 from embstore.storage.segment import (
     Segment,
     SegmentWriter,
@@ -32,7 +33,7 @@ class Compaction:
     """One compaction: what was chosen, and, once it has run, what came of it."""
 
     segments: list[Segment]  # oldest first
-    keys: Keys  # the live records, ascending by key
+    keys: Keys  # the live records, ascending by key, tombstones after the others
     positions: NDArray[np.int64]
     writer: SegmentWriter
     result: Segment | None = None
@@ -53,10 +54,12 @@ class Compaction:
         keys, positions = newest_in(chosen)
         live = log.index.positions_of(keys) == positions
         keys, positions = keys[live], positions[live]
+        order = np.argsort(positions & TOMBSTONE, kind="stable")  # tombstones in one run
+        keys, positions = keys[order], positions[order]
         smallest = RECORD_HEADER_BYTES + ROW_ALIGNMENT_BYTES
         size = max((run[2] for s in chosen for run in s.runs), default=smallest)
         runs = len(np.unique(keys >> KEY_BITS))  # a run takes less than a record does
-        writer = log.new_writer(capacity_for(len(keys) + runs + 1, size, 4096))
+        writer = log.new_writer(capacity_for(len(keys) + runs + 2, size, 4096))
         return cls(chosen, keys, positions, writer)
 
     def run(self, reached: Callable[[str], None]) -> None:

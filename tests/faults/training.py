@@ -61,10 +61,12 @@ VISITORS: dict[str, Any] = {  # comes and goes
     "initializer": Uniform(-1.0, 1.0),
 }
 KINDS = {
-    "update": 0.60,
+    "update": 0.52,
     "ranks": 0.06,
     "assign": 0.07,
     "put_rows": 0.06,
+    "delete": 0.07,
+    "clear": 0.01,
     "grow": 0.05,
     "rate": 0.04,
     "visitors": 0.07,
@@ -264,6 +266,11 @@ def _change_one(store: Any, name: str, kind: str, rng: np.random.Generator) -> N
     elif kind == "put_rows":
         _, state = table.read_rows(keys)
         table.put_rows(keys, values, state + np.float32(1), int(rng.integers(5)))
+    elif kind == "delete":
+        more = keys_of(name, _any_keys(rng, rows_of(store, name)))
+        table.delete(np.concatenate([keys, more]))
+    elif kind == "clear":
+        table.clear()
     elif kind == "grow" and name != "users/by-id":
         table.grow(table.rows + int(rng.integers(50)))
     else:

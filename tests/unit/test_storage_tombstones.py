@@ -128,20 +128,25 @@ def test_runs_of_tombstones_alone_stay_few(tmp_path):
 
 
 def test_a_compaction_carries_tombstones(tmp_path):
-    storage, entries = opened(tmp_path, **NEVER)
-    append(storage, range(300), version=1)
+    """Also where each is the neighbour of a row: they come together, as two runs of a segment."""
+    limits = NEVER | {"segment_bytes": 1 << 20}
+    storage, entries = opened(tmp_path, **limits)
+    append(storage, range(3000), version=1)
+    storage.log.seal()
+    bury(storage, range(1, 3000, 2))
+    storage.log.seal()
+    append(storage, range(0, 3000, 4), version=2)
+    append(storage, [*range(1, 3000, 4), *range(3, 300, 4)], version=2)
+    storage.log.seal()
+    settle(storage)
+    assert storage.merges.compactions == 1
+    assert [len(segment.runs) for segment in storage.log.segments] == [2, 1]
+    expected = [2, 2, 1, 2] * 75 + [2, 2, 1, -1] * 675
+    assert versions(storage, range(3000)) == expected
     commit(storage, entries)
-    for version in range(2, 12):
-        append(storage, range(300), version)
-        bury(storage, range(100, 300))
-        storage.log.seal()
-        settle(storage)
-    commit(storage, entries)
-    assert storage.merges.compactions > 0
-    assert versions(storage, range(300)) == [11] * 100 + [-1] * 200
     storage.close()
-    storage = open_storage(tmp_path, **NEVER)
-    assert versions(storage, range(300)) == [11] * 100 + [-1] * 200
+    storage = open_storage(tmp_path, **limits)
+    assert versions(storage, range(3000)) == expected
     storage.close()
 
 
