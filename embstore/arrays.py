@@ -63,11 +63,13 @@ def of_other_ids(rows: int | str = "table.rows") -> str:
 
 
 def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> InvalidArgumentError:
-    """Return the error that an update cannot have a key's scaled sum (contract.md, rule 9)."""
+    """Return the error that an update cannot have a key's scaled sum (contract.md, rule 9). The key
+    is named as unsigned."""
     is_nan = np.isnan(gradient)
     worst = gradient[np.argmax(is_nan if is_nan.any() else np.abs(gradient))]
     expected = "finite gradients, whose squares have a finite sum"
-    found = f'{worst:g} for key {key}; give on_nonfinite="skip" to skip such an update'
+    unsigned = int(key) & (1 << 64) - 1
+    found = f'{worst:g} for key {unsigned}; give on_nonfinite="skip" to skip such an update'
     return refusal(table, expected, found)
 
 

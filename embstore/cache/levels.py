@@ -48,7 +48,7 @@ class RowLevels:
         rate : the share of accesses that it counted, so that profiles of tables compare
         """
         levels = levels_of(profile.counts / rate).astype(np.uint16)
-        self._bound = int(profile.keys[-1]) + 1 if len(profile.keys) else 0
+        self._bound = profile.seen_bound
         dense_rows = min(_DENSE_ROWS_A_KEY * len(profile.keys), _DENSE_ROWS_MAX)
         self._is_dense = self._bound <= max(dense_rows, _SHORT_ROWS)
         if self._is_dense:
@@ -65,9 +65,9 @@ class RowLevels:
         return self._levels.nbytes + self._keys.nbytes
 
     def of(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the levels of keys >= 0, (n,), in any order."""
+        """Return the levels of keys, (n,), in any order."""
         if self._is_dense:
-            places = np.minimum(keys, self._bound)
+            places = np.minimum(keys.view(np.uint64), np.uint64(self._bound)).view(np.int64)
         else:
             places = np.searchsorted(self._keys, keys)
             found = self._keys[np.minimum(places, len(self._keys) - 1)] == keys

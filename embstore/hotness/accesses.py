@@ -147,8 +147,8 @@ def within(table: TableProfile, rows: int) -> TableProfile:
     """Return what a profile says of the first `rows` rows, of a table that has no more."""
     if table.key_bound <= rows:
         return table
-    end = int(np.searchsorted(table.keys, rows))
-    accesses = table.accesses - exact_sum(table.counts[end:])
+    is_in = table.keys.view(np.uint64) < np.uint64(rows)
+    accesses = table.accesses - exact_sum(table.counts[~is_in])
     return replace(
-        table, rows=rows, keys=table.keys[:end], counts=table.counts[:end], accesses=accesses
+        table, rows=rows, keys=table.keys[is_in], counts=table.counts[is_in], accesses=accesses
     )

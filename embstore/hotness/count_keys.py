@@ -11,8 +11,8 @@ record_keys, over the keys of one table in one call: how many differ, and the ev
 
 once each, in the order of their first occurrences. The hash is `spatial_hash` of
 profiles/profile.py, to the bit. Its high bits decide what is in, its low bits find a place in the
-scratch, which is cleared as far as the table needs it. The table's seed has its highest bit set and
-keys are >= 0, so no hash is 0 and 0 is a free place.
+scratch, which is cleared as far as the table needs it. Only -1 has the hash 0, and is no key, so 0
+is a free place.
 
 keep_events: of the first `count` events those stay, in order, whose hash is at most the limit.
 
@@ -85,7 +85,7 @@ def entries_of(table: Int64RowsIn, keys: Int64s, counts: Int64s) -> None:
 @building_block
 def spatial_hash_of(key: np.int64, seed: np.uint64) -> np.uint64:
     """Return the hash of a key of the table with this seed."""
-    return mix(key ^ np.int64(seed))
+    return mix(np.int64(np.uint64(key + 1) * seed))
 
 
 @building_block
@@ -120,7 +120,7 @@ def _merge(scratch: Uint64s, keys: Int64s, counts: Int64s, count: int) -> int:
 
 @kernel
 def record_keys(
-    keys: Int64sIn,  # (n,), >= 0, repeats allowed
+    keys: Int64sIn,  # (n,), none -1, repeats allowed
     counts: Int64sIn,  # (n,), each >= 1; or (0,): each key once
     sample: Uint64sIn,  # (2,): seed of the table, and limit of a hash
     scratch: Uint64s,  # a power of two, twice the keys at least, and 2

@@ -97,6 +97,6 @@ class Frequencies:
         """Write what has changed. Where the disk refuses a table's, its counts of before stay."""
         for table in [table for table in tables if table.table_id in self.accesses.changed]:
             with suppress(EmbstoreError):
-                counted = self.accesses.table_profile(table.table_id, table.name, table.rows)
+                counted = self.accesses.table_profile(table.table_id, table.name, table.known_rows)
                 self.kept.keep("counted", table.table_id, counted, self.accesses.rate)
                 self.accesses.changed.discard(table.table_id)

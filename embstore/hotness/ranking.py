@@ -53,7 +53,7 @@ class Ranking:
             with slices.one():
                 table = self._tables.by_id.get(table_id)
                 if table is not None:  # a restore may have made it anew, and it may be gone
-                    copies.append((table.name, table.rows, accesses.copied(table_id)))
+                    copies.append((table.name, table.known_rows, accesses.copied(table_id)))
         with slices.one():
             trace = accesses.recorder.copied()
         profiles = [
@@ -72,7 +72,7 @@ class Ranking:
         rates = {found[1] for found in kept if found}
         rate = rates.pop() if len(rates) == 1 else 1.0
         profiles = {
-            table.name: no_counts(table.name, table.rows)
+            table.name: no_counts(table.name, table.known_rows)
             if found is None
             else at_rate(within(found[0], table.rows), found[1], rate)
             for table, found in zip(tables, kept, strict=True)
@@ -132,7 +132,7 @@ class Ranking:
                     f"table of {given.key_bound} or more: it is another table's, or was counted "
                     "after it had grown"
                 )
-            found[table.table_id] = replace(given, name=target, rows=table.rows)
+            found[table.table_id] = replace(given, name=target, rows=table.known_rows)
         return found
 
     def _found(self, target: str, name: str) -> TableState:

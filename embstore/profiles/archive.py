@@ -1,7 +1,7 @@
 """Files of profiles and hot sets: a JSON header and arrays of integers, in an .npz archive.
 
-Arrays are of unsigned integers, each of the narrowest kind that its values fit. The same content
-makes the same bytes.
+Arrays are of unsigned integers, each of the narrowest kind that its values fit; a sparse key that
+is below 0 as int64 is its 64 bits. The same content makes the same bytes.
 
 **What a file says is never trusted.** Nothing is unpickled, and the checksum of each array is read
 to its end. Before memory is taken, sizes are compared:
@@ -120,7 +120,7 @@ Unpacked = TypeVar("Unpacked")
 
 
 class Archive:
-    """One kind of file: a JSON header and arrays of integers >= 0, in an .npz archive."""
+    """One kind of file: a JSON header and arrays of integers, in an .npz archive."""
 
     def __init__(self, what: str, version: int) -> None:
         self.what = what
@@ -259,7 +259,9 @@ def _check_directory(content: bytes) -> None:
 
 
 def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
-    """Return integers >= 0 in the narrowest unsigned kind that holds them all."""
+    """Return integers in the narrowest unsigned kind that holds them all; int64 as their bits."""
+    if values.dtype == np.int64:
+        values = values.view(np.uint64)
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
@@ -305,7 +307,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def keys_to_gaps(keys: Keys) -> NDArray[np.int64]:
-    """Return the first of ascending keys, and how far each is above the one before."""
+    """Return the first of ascending keys, and how far each is above the one before, as 64 bits."""
     return np.diff(keys, prepend=np.int64(0))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys
+from embstore.arrays import EMPTY_KEY, Keys
 from embstore.errors import InvalidArgumentError
 
 INT64_MAX = (1 << 63) - 1
@@ -62,6 +62,13 @@ def check_array(
     check(found >= least, f"{what} of at least {least}", found)
 
 
+def check_keys(keys: Any, what: str) -> None:
+    """Raise unless they are an array (n,) of int64, any of which may be a key of some table."""
+    check_array(keys, what)
+    is_none = (keys == EMPTY_KEY).any()
+    check(not is_none, f"{what} that are not -1 (2**64 - 1), which is no key", "it")
+
+
 def check_lengths(what: str, **arrays: NDArray[Any]) -> None:
     """Raise unless all have one length."""
     lengths = {name: len(values) for name, values in arrays.items()}
@@ -75,5 +82,5 @@ def check_below(values: NDArray[Any], bound: int, what: str) -> None:
 
 
 def ascends(keys: Keys) -> bool:
-    """Say whether keys ascend, none twice."""
+    """Say whether keys ascend as int64, none twice."""
     return bool((keys[1:] > keys[:-1]).all())

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.arrays import DIM_MAX, ROWS_MAX, Keys, as_keys
+from embstore.arrays import DIM_MAX, Keys, as_keys
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 from embstore.optimizers import OPTIMIZERS
 from embstore.profiles.archive import Archive, Members, Saved, gaps_to_keys, keys_to_gaps
-from embstore.profiles.checks import ascends, check, check_int
+from embstore.profiles.checks import ascends, check, check_int, check_keys
 from embstore.profiles.profile import Profile, TableProfile, exact_sum
 from embstore.values import same
 
@@ -55,7 +55,8 @@ class HotSet(Saved):
 
     archive = Archive("an embstore hot set", 1)
     tables: dict[str, Keys]
-    """By table name: (k,) int64, ascending and unique, 0 <= key < ROWS_MAX; k may be 0."""
+    """By table name: (k,) int64, ascending and unique, none -1; k may be 0. Sparse keys of 2**63 or
+    more are below 0, and so the first."""
     version: int = 1
     """>= 1. Of two sets of one store the later has the larger one."""
     threshold: int = 0
@@ -82,7 +83,7 @@ class HotSet(Saved):
 
         Raises
         ------
-        InvalidArgumentError : it is neither, or a key is below 0 or ROWS_MAX or more.
+        InvalidArgumentError : it is neither, or a key is -1, which is 2**64 - 1, too.
         """
         if isinstance(given, HotSet):
             return given
@@ -261,6 +262,4 @@ def _check_keys(name: object, keys: object) -> None:
         check(False, "keys of shape (k,), int64", found, where)
     assert isinstance(keys, np.ndarray)
     check(ascends(keys), "keys in ascending order, each once", "others", where)
-    if len(keys):
-        is_in = 0 <= keys[0] and keys[-1] < ROWS_MAX
-        check(is_in, f"keys from 0 to {ROWS_MAX - 1}", keys[[0, -1]], where)
+    check_keys(keys, f"{where}keys")

@@ -15,8 +15,12 @@ things more, which counts alone cannot tell: **samples**, whole training samples
 **Spatial sampling.** A trace of all keys of a server would be as long as its life. So it keeps a
 random part of the keys, with every access to these (SHARDS: Waldspurger et al., FAST 2015): a key
 of a table is in iff its hash is below rate * 2**64. Half the rate is half the keys, a subset, and
-so a recorder may halve it as it goes. The hash is that of the kernels, MurmurHash3's fmix64 over
-the key mixed with the hash of the table's name.
+so a recorder may halve it as it goes. The hash is that of the kernels, MurmurHash3's fmix64, over
+(key + 1) * the table's seed, modulo 2**64. The seed is odd, so that it is one to one, and 0 is the
+hash of -1, which is no key.
+
+**Keys** are int64 in the order of int64: of a table of sparse keys those of 2**63 or more come
+first.
 
 **The file** is an archive (archive.py), with keys as the differences to the one before. The same
 checks that meet a caller's arrays meet those of a file. A profile read back is equal to the one
@@ -42,6 +46,7 @@ from embstore.profiles.checks import (
     check_array,
     check_below,
     check_int,
+    check_keys,
     check_lengths,
     check_name,
     check_names,
@@ -61,17 +66,15 @@ _MIX_MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def table_seed(name: str) -> int:
-    """Return what a table's keys are mixed with before they are hashed: 63 bits of its name.
-
-    The highest bit is set, so that no key >= 0 has the hash 0.
-    """
+    """Return what a table's keys are multiplied by before they are hashed: 63 bits of its name, and
+    a 1, so that it is odd."""
     name_hash = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return int.from_bytes(name_hash, "little") | 1 << 63
+    return int.from_bytes(name_hash, "little") | 1
 
 
 def spatial_hash(name: str, keys: Keys) -> NDArray[np.uint64]:
-    """Return the hash (n,) of keys of a table; one to one over the keys of one table."""
-    h = keys.astype(np.uint64) ^ np.uint64(table_seed(name))
+    """Return the hash (n,) of keys of a table; one to one over the keys of one table, and not 0."""
+    h = (keys.astype(np.uint64) + np.uint64(1)) * np.uint64(table_seed(name))
     for multiplier in _MIX_MULTIPLIERS:
         h ^= h >> _MIX_SHIFT
         h *= multiplier
@@ -94,9 +97,9 @@ class TableProfile(Value):
 
     name: str
     rows: int
-    """Of the table when it was counted; 0: unknown, as of files."""
+    """Of the table when it was counted; 0: unknown, as of files, or of sparse keys."""
     keys: Keys
-    """(k,) ascending, unique, >= 0: the rows that were accessed."""
+    """(k,) ascending, unique, none -1: the rows that were accessed."""
     counts: Counts
     """(k,) accesses of each, >= 1."""
     accesses: int
@@ -108,18 +111,22 @@ class TableProfile(Value):
         where = f"table {self.name!r}"
         check_name(self.name, "a table")
         check_int(self.rows, f"{where}: rows", high=ROWS_MAX)
-        check_array(self.keys, f"{where}: keys")
+        check_keys(self.keys, f"{where}: keys")
         check_array(self.counts, f"{where}: counts", least=1)
         check_lengths(where, keys=self.keys, counts=self.counts)
         check(ascends(self.keys), f"{where}: keys ascending and unique", "others")
-        check_array(self.keys, f"{where}: keys", least=0)
         check_int(self.error, f"{where}: error")
         check_int(self.accesses, f"{where}: accesses", low=exact_sum(self.counts))
 
     @property
     def key_bound(self) -> int:
-        """One more than the largest key that the table may have had."""
-        return max(self.rows, int(self.keys[-1]) + 1 if len(self.keys) else 0)
+        """One more than the largest key, unsigned, that the table may have had."""
+        return max(self.rows, self.seen_bound)
+
+    @property
+    def seen_bound(self) -> int:
+        """One more than the largest key, unsigned, that was seen; 0: none was."""
+        return int(self.keys.view(np.uint64).max()) + 1 if len(self.keys) else 0
 
     def ranked(self) -> tuple[Keys, Counts]:
         """Return keys and counts by descending count, equal counts by ascending key."""
@@ -175,7 +182,7 @@ class Samples(Value):
     lengths: NDArray[np.int64]
     """(n, columns) of each sample's list in each column, >= 0."""
     ids: NDArray[np.int64]
-    """(sum of `lengths`,) >= 0: column after column, in each the samples in their order."""
+    """(sum of `lengths`,) none -1: column after column, in each the samples in their order."""
 
     def __post_init__(self) -> None:
         check_names(self.tables, "samples: tables", "a table of samples")
@@ -183,7 +190,7 @@ class Samples(Value):
         check_array(self.lengths, "samples: lengths", least=0, ndim=2)
         columns = self.lengths.shape[1]
         check(columns == len(self.tables), f"samples: {len(self.tables)} columns", columns)
-        check_array(self.ids, "samples: ids", least=0)
+        check_keys(self.ids, "samples: ids")
         total = exact_sum(self.lengths)
         check(total == len(self.ids), f"samples: {total} ids", len(self.ids))
 
@@ -217,7 +224,7 @@ class Trace(Value):
     table: NDArray[np.int16]
     """(e,) places in `tables`."""
     keys: Keys
-    """(e,) >= 0, unique within a call and table."""
+    """(e,) none -1, unique within a call and table."""
     counts: Counts
     """(e,) accesses in that call, >= 1."""
     unique_total: int
@@ -236,8 +243,9 @@ class Trace(Value):
         check_int(self.access_total, "trace: access_total", low=low)
 
     def _check_events(self) -> None:
-        for name, dtype in _TRACE_EVENTS.items():
-            least = int(name == "counts")
+        check_keys(self.keys, "trace: keys")
+        for name in ("call", "table", "counts"):
+            least, dtype = int(name == "counts"), _TRACE_EVENTS[name]
             check_array(getattr(self, name), f"trace: {name}", least=least, dtype=dtype)
         check_lengths("trace", keys=self.keys, call=self.call, table=self.table, counts=self.counts)
         check_below(self.call, self.calls, "trace: call")
@@ -257,7 +265,7 @@ class Trace(Value):
 class Profile(Saved):
     """The accesses of several tables."""
 
-    archive = Archive("an embstore profile", 1)
+    archive = Archive("an embstore profile", 2)
     tables: dict[str, TableProfile]
     """By their names."""
     rate: float = 1.0
@@ -343,6 +351,7 @@ def _unpack_trace(facts: dict[str, Any], arrays: Members) -> Trace:
     events: dict[str, Any] = {}
     for name, dtype in _TRACE_EVENTS.items():
         values = arrays.take(f"trace_{name}")
-        check_below(values, np.iinfo(dtype).max, f"trace: {name}")
+        if dtype != np.int64:
+            check_below(values, np.iinfo(dtype).max, f"trace: {name}")
         events[name] = values.astype(dtype)
     return Trace(tables=tuple(facts.pop("tables")), **facts, **events)

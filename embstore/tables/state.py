@@ -53,6 +53,11 @@ class TableState:
         self.limit = rows if rows < 1 << 63 else rows - (1 << 64)
         """What keys are below, both unsigned: as the bits of an int64."""
 
+    @property
+    def known_rows(self) -> int:
+        """How many rows it has, as profiles say it; 0: of sparse keys."""
+        return 0 if self.config.is_sparse else self.rows
+
     def row_keys(self, keys: Keys) -> Keys:
         """Return the row keys of keys."""
         return self.pool.row_keys.of(self.table_id, keys)

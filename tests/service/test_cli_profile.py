@@ -77,6 +77,23 @@ def test_profile_counts_columns_as_tables(shell, folder, tmp_path):
     assert found["tables"]["ads"]["coverage"]["accesses"][-1] == 1
 
 
+def test_sparse_keys_are_hashes_of_64_bits_or_ids_as_they_are(shell, folder, tmp_path):
+    words = ["profile", folder / "day.parquet", "--table", "ad=ads", "-o", tmp_path / "p"]
+    found = shell(*words, "--hash-rows", "ads=sparse", "--json").document["tables"]["ads"]
+    table = Profile.load(tmp_path / "p").tables["ads"]
+    ads = parquet.read_table(folder / "day.parquet")["ad"].to_numpy()
+    true = Counter(hash_ids(ads, feature="ads").tolist())
+    assert dict(zip(table.keys.tolist(), table.counts.tolist(), strict=True)) == true
+    assert (found["rows"], table.rows) == (None, 0) and table.keys[0] < 0
+    parquet.write_table(pa.table({"ad": [-2, -(2**63), 0, 7, 7]}), tmp_path / "ids.parquet")
+    words[1] = tmp_path / "ids.parquet"
+    assert shell(*words).status == exits.USAGE
+    assert shell(*words, "--rows", "ads=sparse").status == 0
+    table = Profile.load(tmp_path / "p").tables["ads"]
+    assert table.keys.tolist() == [-(2**63), -2, 0, 7]
+    assert table.counts.tolist() == [1, 1, 1, 2]
+
+
 def test_profile_by_a_rate_is_the_same_each_time(shell, folder, tmp_path):
     words = ["profile", folder / "day.parquet", "--table", "ad=ads", "--rate", "0.05"]
     found = shell(*words, "--seed", "7", "-o", tmp_path / "a", "--json").document

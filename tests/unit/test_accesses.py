@@ -5,7 +5,7 @@ import pytest
 
 from embstore.cache.levels import RowLevels, levels_of
 from embstore.errors import StorageError
-from embstore.hotness.accesses import Accesses, TableAccess, at_rate
+from embstore.hotness.accesses import Accesses, TableAccess, at_rate, within
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.profile import TableProfile
@@ -86,6 +86,20 @@ def test_levels_of_a_few_rows_of_many_take_little_memory(bound):
     wanted = np.zeros(len(asked), np.int64)
     wanted[: len(keys)] = levels_of(given.counts)[::-1]
     assert levels.of(asked).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("keys", [[0, 3, 7], [-(2**63), -2, 0, 7, 2**63 - 1]])
+def test_levels_of_sparse_keys(keys):
+    levels = RowLevels(profile(keys, np.arange(1, len(keys) + 1)))
+    asked = int64s(-(2**63), -(2**63) + 1, -3, -2, 0, 1, 7, 8, 2**63 - 2, 2**63 - 1)
+    wanted = [keys.index(key) + 1 if key in keys else 0 for key in asked.tolist()]
+    assert levels.of(asked).tolist() == wanted
+
+
+def test_a_table_of_fewer_rows_keeps_no_counts_of_ids_beyond_it():
+    found = within(profile([-(2**63), -2, 0, 7, 9], [1, 2, 3, 4, 5]), 8)
+    assert (found.keys.tolist(), found.counts.tolist()) == ([0, 7], [3, 4])
+    assert (found.rows, found.accesses) == (8, 7)
 
 
 # Files

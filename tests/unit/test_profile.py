@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidArgumentError, StorageError
-from embstore.profiles.profile import Profile, Samples, TableProfile, spatial_hash, spatial_limit
+from embstore.profiles.profile import (
+    Profile,
+    Samples,
+    TableProfile,
+    Trace,
+    spatial_hash,
+    spatial_limit,
+)
 from tests.unit.profile_samples import (
     archive_of,
     int64s,
@@ -115,7 +122,7 @@ WRONG_TRACES = {
     "table below 2": {"table": np.array([0, 2, 0], np.int16)},
     "table of at least 0": {"table": np.array([0, -1, 0], np.int16)},
     "once in a call": {"table": np.array([0, 0, 0], np.int16)},
-    "keys": {"keys": int64s(-7, 7, 1)},
+    "keys": {"keys": int64s(-1, 7, 1)},
     "counts": {"counts": int64s(1, 2, 0)},
     "one length": {"counts": int64s(1, 2)},
     "unique_total": {"unique_total": 2},
@@ -141,7 +148,7 @@ def test_wrong_samples_are_refused():
         ("lengths of dtype int64 and 2", ("v",), int64s(1), (1,)),
         ("3 ids, found 2", ("v",), lengths([1], [2]), (1, 2)),
         ("18446744073709551616 ids, found 0", ("v",), lengths([2**63 - 1], [2**63 - 1], [2]), ()),
-        ("ids of at least 0", ("v",), lengths([1]), (-1,)),
+        ("ids that are not -1", ("v",), lengths([1]), (-1,)),
     ):
         with pytest.raises(InvalidArgumentError, match=f"samples: {reason}"):
             Samples(tables, of_lists, int64s(*ids))
@@ -159,18 +166,21 @@ def test_a_wrong_profile_is_refused():
 
 
 def test_hashes_of_a_table_are_one_to_one_and_never_zero():
-    keys = np.arange(100_000)
+    keys = np.concatenate(
+        [np.arange(100_000), np.arange(-100_000, -1), int64s(2**63 - 1, -(2**63))]
+    )
     hashes = spatial_hash("v", keys)
     assert len(np.unique(hashes)) == len(keys)
     assert hashes.min() > 0
+    assert spatial_hash("v", int64s(-1)) == 0  # of what is no key
 
 
 def test_hashes_stay_what_they_are():
     """Files name their sample by its rate alone: another hash would make them wrong."""
-    assert spatial_hash("criteo/c01", int64s(0, 1, 2**40 - 1)).tolist() == VECTOR
+    assert spatial_hash("criteo/c01", int64s(0, 1, 2**40 - 1, -2)).tolist() == VECTOR
 
 
-VECTOR = [6772921011354502456, 916124455425566515, 8407779110117857064]
+VECTOR = [978500930892098977, 7109335382714121259, 6195511834542831205, 2043947905448776068]
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.1, 0.01])
@@ -262,8 +272,8 @@ def test_a_pickle_inside_is_never_opened():
 
 
 def test_another_kind_or_version_is_refused():
-    refused(with_header(version=2), "format version 1, found an embstore profile of version 2")
-    refused(with_header(format="an embstore hot set"), "hot set of version 1")
+    refused(with_header(version=1), "format version 2, found an embstore profile of version 1")
+    refused(with_header(format="an embstore hot set"), "hot set of version 2")
     refused(with_header(version=None), "version none")
 
 
@@ -303,7 +313,7 @@ def test_a_header_that_is_no_object_is_refused():
 WRONG_ARRAYS = {
     "keys ascending": ("keys_0", np.array([1, 0, 1], np.uint8)),
     "keys ascending ": ("keys_0", np.array([1, 2**63 - 1, 5], np.uint64)),
-    "keys of at least 0": ("keys_0", np.array([2**63 + 5, 2, 5], np.uint64)),
+    "is no key": ("keys_0", np.array([2**64 - 5, 4, 5], np.uint64)),
     "counts of at least 1": ("counts_0", np.array([1, 0, 1], np.uint8)),
     "one length": ("counts_0", np.array([1, 1], np.uint8)),
     "1 dimension": ("counts_0", np.ones((3, 1), np.uint8)),
@@ -335,3 +345,32 @@ def test_a_file_takes_no_more_than_its_numbers_need():
 
 
 # Sampling by samples.
+
+
+SPARSE = [-(2**63), -(2**63) + 1, -2, 0, 1, 2**40, 2**63 - 1]
+"""Keys of 64 bits as int64, ascending."""
+
+
+def test_sparse_keys_come_back_from_a_file():
+    keys, counts = int64s(*SPARSE), np.arange(1, len(SPARSE) + 1)
+    table = TableProfile("v", 0, keys, counts, int(counts.sum()))
+    samples = Samples(("v",), np.ones((len(keys), 1), np.int64), keys[::-1].copy())
+    trace = Trace(
+        rate=1.0,
+        tables=("v",),
+        calls=1,
+        call=np.zeros(len(keys), np.int32),
+        table=np.zeros(len(keys), np.int16),
+        keys=keys,
+        counts=counts,
+        unique_total=len(keys),
+        access_total=int(counts.sum()),
+    )
+    made = Profile({"v": table}, samples=samples, trace=trace)
+    assert Profile.from_bytes(made.to_bytes()) == made
+    assert table.key_bound == 2**64 - 1
+
+
+def test_a_gap_of_sparse_keys_that_wraps_round_is_refused():
+    members = members_of(whole_profile().to_bytes())
+    refused(archive_of({**members, "keys_0": np.array([5, 2**64 - 4, 1], np.uint64)}), "ascending")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from embstore.hotness import recorder as recorder_module
 from embstore.hotness.recorder import Recorder
-from embstore.profiles.profile import spatial_hash, spatial_limit
+from embstore.profiles.profile import spatial_hash, spatial_limit, table_seed
 
 SEED = 71
 
@@ -35,6 +35,16 @@ def model(calls, rate):
             if is_sampled(name, key, rate):
                 events[number, name, key] = count
     return events, unique, accesses
+
+
+def test_any_id_is_recorded_once_a_call_even_that_of_the_seed():
+    """A key with the hash 0, which is a free place, would never count as a unique one."""
+    calls = [[("v", [key, key, 5], None)] for key in (-(2**63), -2, 0, 2**63 - 1, *SEEDS)]
+    for rate in (1.0, 0.25):
+        check(record_all(Recorder(rate=rate), calls), calls)
+
+
+SEEDS = [s if s < 2**63 else s - 2**64 for s in (table_seed("v"), table_seed("v") | 1 << 63)]
 
 
 def record_all(recorder, calls):

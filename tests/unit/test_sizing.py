@@ -139,6 +139,18 @@ def test_without_counts_what_the_sample_lacks_counts_as_hits():
         assert np.abs(part - whole).max() < 0.03
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu", "rank"])
+def test_sparse_keys_are_predicted_as_dense_ones_in_their_order(policy):
+    """Their low bits are alike, and two tables have the same ones."""
+    ids = np.array([[-(2**63), -(2**40), -2, 0, 2**40, 2**63 - 1], [-(2**40), 0, 1, 5, 6, 2**40]])
+    rng = np.random.default_rng(3)
+    calls = [{name: rng.integers(0, 6, 4) for name in "ab"} for _ in range(60)]
+    renamed = [{"a": ids[0][call["a"]], "b": ids[1][call["b"]]} for call in calls]
+    found, wanted = (hit_rates(profile(of), [3, 5, 8], policy) for of in (renamed, calls))
+    assert found.by_access.tolist() == wanted.by_access.tolist()
+    assert found.by_unique.tolist() == wanted.by_unique.tolist()
+
+
 def test_a_part_of_the_tables_is_as_though_it_were_alone():
     rng = np.random.default_rng(70)
     calls = [{"a": zipf(rng, 500, 1.0, 50), "b": zipf(rng, 900, 0.7, 60)} for _ in range(80)]

@@ -8,7 +8,8 @@ as float32, which is exact to 2**24 only.
 
 Columns are looked at one after the other, and of each only the samples that are still hot. Ids that
 no table can have are refused nevertheless, wherever they stand: a mistake shall not hide behind a
-cold sample.
+cold sample. Of a table whose rows nobody gives, these are ids of 2**63 or more, which are below 0
+as int64: they may be sparse keys, and rather are a mistake.
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ _BITMAP_BYTES_MAX = 64 << 20
 """A bitmap may always take so many bytes (2**29 rows), and more while it is at most eight times as
 large as its keys are; beyond that, looking them up by their hash takes less."""
 
+_ROWS_UNKNOWN = 1 << 63
+
 _PIECE_SAMPLES = 1 << 14
 """Samples that go through all columns together: few enough that they stay in the cache between the
 passes over them, and that a large chunk needs no large intermediate arrays."""
@@ -41,15 +44,16 @@ class KeyBitmap:
     """Hot keys as one bit a row, key 0 in the lowest bit of the first byte."""
 
     def __init__(self, keys: Keys) -> None:
-        """Set the bits of `keys`, all >= 0 and ascending."""
+        """Set the bits of `keys`, ascending and all >= 0."""
         # One byte more, always 0, stands for all ids beyond: looking one up clips to it.
         self._bits = np.zeros(_bitmap_bytes(keys), np.uint8)
         self.memory_bytes = self._bits.nbytes
         np.bitwise_or.at(self._bits, keys >> 3, np.left_shift(1, keys & 7).astype(np.uint8))
 
     def contain(self, ids: Keys) -> Flags:
-        """Return which of `ids`, of any shape and all >= 0, are hot keys."""
-        found = self._bits.take(ids >> 3, mode="clip") >> (ids.astype(np.uint8) & 7)
+        """Return which of `ids`, of any shape, are hot keys."""
+        bytes_of = (ids.view(np.uint64) >> np.uint64(3)).view(np.int64)
+        found = self._bits.take(bytes_of, mode="clip") >> (ids.astype(np.uint8) & 7)
         return (found & 1).view(np.bool_)
 
 
@@ -69,7 +73,7 @@ class HashedKeys:
         self.memory_bytes = self._keys.nbytes + self._starts.nbytes
 
     def contain(self, ids: Keys) -> Flags:
-        """Return which of `ids`, of any shape and all >= 0, are hot keys."""
+        """Return which of `ids`, of any shape, none -1, are hot keys."""
         flat = ids.ravel()
         places = self._starts.take(self._buckets(flat))
         found: Flags = self._keys.take(places) == flat
@@ -94,7 +98,8 @@ HotKeys = KeyBitmap | HashedKeys
 
 def hot_keys(keys: Keys) -> HotKeys:
     """Return hot keys, ascending, in the form that suits them."""
-    fits = _bitmap_bytes(keys) <= max(_BITMAP_BYTES_MAX, 8 * keys.nbytes)
+    is_short = not len(keys) or keys[0] >= 0
+    fits = is_short and _bitmap_bytes(keys) <= max(_BITMAP_BYTES_MAX, 8 * keys.nbytes)
     return KeyBitmap(keys) if fits else HashedKeys(keys)
 
 
@@ -113,7 +118,8 @@ class Classifier:
         Parameters
         ----------
         columns : the table of each column of ids; several columns may share one
-        rows : of the tables, for those where ids beyond the table shall be refused
+        rows : of the tables, `Table.rows`, for those where ids beyond the table shall be refused,
+            and those of sparse keys; of others 2**63
 
         Raises
         ------
@@ -124,7 +130,7 @@ class Classifier:
         if not columns:
             raise InvalidArgumentError("expected at least one column of ids, found none")
         self._columns = dict(columns)
-        self._rows = {} if rows is None else dict(rows)
+        self._rows: dict[str, int] = {}
         self._keys: dict[str, HotKeys] = {}
         for column, table in self._columns.items():
             if table not in hot_set.tables:
@@ -134,7 +140,7 @@ class Classifier:
                 )
             if table not in self._keys:
                 keys = hot_set.tables[table]
-                _check_rows(table, keys, self._rows.get(table))
+                self._rows[table] = _checked_rows(table, keys, (rows or {}).get(table))
                 self._keys[table] = hot_keys(keys)
 
     @property
@@ -182,12 +188,7 @@ class Classifier:
         if values is None:
             raise InvalidArgumentError(f"{where}: not in the chunk, which has {sorted(chunk)}")
         ids: Any = values.values if isinstance(values, Ragged) else values
-        if (
-            not isinstance(ids, np.ndarray)
-            or ids.ndim not in (1, 2)
-            or ids.dtype.kind not in "iu"
-            or ids.dtype == np.uint64
-        ):
+        if not isinstance(ids, np.ndarray) or ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
             found = getattr(ids, "dtype", type(ids).__name__)
             raise InvalidArgumentError(
                 f"{where}: expected ids of shape (n,) or (n, k) and dtype int64, found "
@@ -215,12 +216,12 @@ class Classifier:
     def _check_range(self, column: str, ids: Keys) -> None:
         if not ids.size:
             return
-        low, high = int(ids.min()), int(ids.max())
-        rows = self._rows.get(self._columns[column])
-        if low < 0 or (rows is not None and high >= rows):
-            bound = "" if rows is None else f" and < {rows}, the rows of the table"
+        rows, unsigned = self._rows[self._columns[column]], ids.view(np.uint64)
+        if int(unsigned.max()) >= rows:
+            first = ids.flat[np.argmax(unsigned >= np.uint64(rows))]
             raise InvalidArgumentError(
-                f"{self._where(column)}: expected ids >= 0{bound}, found {low if low < 0 else high}"
+                f"{self._where(column)}: expected ids >= 0{_below(rows, ' and ')}, found {first}"
+                f"{_of_sparse(rows)}"
             )
 
     def _where(self, column: str) -> str:
@@ -236,13 +237,26 @@ def _all_of_sample(found: Flags) -> Flags:
     return hot
 
 
-def _check_rows(table: str, keys: Keys, rows: Any) -> None:
-    """Check that a table has as many rows as its hot keys need; None: nobody says how many."""
+def _below(rows: int, joint: str = "") -> str:
+    """Return what an error says that keys are below."""
+    return "" if rows == _ROWS_UNKNOWN else f"{joint}< {rows}, the rows of the table"
+
+
+def _of_sparse(rows: int) -> str:
+    """Return how an error ends where nobody said what a table's keys are below."""
+    return "; rows=... says that a table is of sparse keys" if rows == _ROWS_UNKNOWN else ""
+
+
+def _checked_rows(table: str, keys: Keys, rows: Any) -> int:
+    """Return the rows of a table, as many as its hot keys need; of None: nobody says how many."""
     if rows is None:
-        return
+        rows = _ROWS_UNKNOWN
     if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:
         raise InvalidArgumentError(f"table {table!r}: expected rows >= 0, found {rows!r}")
-    if len(keys) and keys[-1] >= rows:
+    bound = int(rows)
+    if len(keys) and (high := int(keys.view(np.uint64).max())) >= bound:
         raise InvalidArgumentError(
-            f"table {table!r}: expected hot keys < {rows}, the rows of the table, found {keys[-1]}"
+            f"table {table!r}: expected hot keys {_below(bound) or '>= 0'}, found "
+            f"{high}{_of_sparse(bound)}"
         )
+    return bound

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arithmetic import sum_by_key, unique
-from embstore.arrays import Keys, Rows, as_keys, as_rows
+from embstore.arrays import Keys, Rows, as_keys, as_rows, outside
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
@@ -29,10 +29,10 @@ class SlotIndex:
     """Which slot a key has: its place among the table's hot keys."""
 
     def __init__(self, keys: Keys) -> None:
-        """Index `keys`, ascending and >= 0."""
+        """Index `keys`, ascending."""
         self.keys = keys
         self._places: NDArray[np.int32] | None = None
-        if len(keys) and keys[-1] < DENSE_KEYS_MAX:
+        if len(keys) and 0 <= keys[0] <= keys[-1] < DENSE_KEYS_MAX:
             self._places = np.zeros(int(keys[-1]) + 1, np.int32)
             self._places[keys] = np.arange(len(keys), dtype=np.int32)
 
@@ -51,11 +51,8 @@ class HotTable:
     """What is known of one table and its hot rows."""
 
     def __init__(self, handle: Any, config: TableConfig, keys: Keys, rows: TrainersRows) -> None:
-        if len(keys) and not 0 <= keys[0] <= keys[-1] < config.rows:
-            raise InvalidArgumentError(
-                f"table {config.name!r}: expected hot keys in [0, {config.rows}), found "
-                f"{keys[0] if keys[0] < 0 else keys[-1]}"
-            )
+        if (error := outside(keys, config.rows, config.name)) is not None:
+            raise InvalidArgumentError(f"hot set: {error}")
         self.handle = handle
         self.config = config
         self.index = SlotIndex(keys)

@@ -120,7 +120,10 @@ class HotColdRun:
         """
         self.hot_set = HotSet.of(hot_set)
         """The hot set that the run was given, and keeps."""
-        packer = partial(Packer, Classifier(self.hot_set, columns), batch_size)
+        classifier = Classifier(
+            self.hot_set, columns, rows=_sparse_rows(store, self.hot_set, columns)
+        )
+        packer = partial(Packer, classifier, batch_size)
         self._make_packer = partial(packer, window_batches=window_batches, rate=rate)
         self._make_packer()  # What is wrong with its arguments is to be said here.
         self._columns = dict(columns)
@@ -355,6 +358,13 @@ class HotColdRun:
         meet(self._all_gather, Verb.PUSHED)
         replica.note_pushed()
         self._tally.note_stored()
+
+
+def _sparse_rows(store: Any, hot_set: HotSet, columns: Mapping[str, str]) -> dict[str, int]:
+    """Return the rows of those tables that are of sparse keys: others may grow while this runs."""
+    names = hot_set.tables.keys() & set(columns.values())
+    configs = {name: store.table(name).config for name in sorted(names)}
+    return {name: config.rows for name, config in configs.items() if config.is_sparse}
 
 
 def _checked(

@@ -32,9 +32,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, Keys
+from embstore.arrays import Keys
 from embstore.cache.policies import Policy
-from embstore.profiles.checks import INT64_MAX
 from embstore.profiles.profile import (
     Profile,
     TableProfile,
@@ -100,14 +99,14 @@ class Recording:
 class _Sampled(NamedTuple):
     """Profiled keys that a trace of some rate has, ascending, with what each stands for."""
 
-    row_keys: Keys
+    keys: Keys
     counts: Int64s
     key_weights: Floats
     access_weights: Floats
 
 
-def _sampled(place: int, table: TableProfile, rate: float) -> _Sampled:
-    """Return those of one table, whose place stands in its row keys for its id."""
+def _sampled(table: TableProfile, rate: float) -> _Sampled:
+    """Return those of one table."""
     limit = spatial_limit(rate)
     is_in = np.zeros(len(table.keys), np.bool_)
     if limit >= 0:
@@ -119,7 +118,7 @@ def _sampled(place: int, table: TableProfile, rate: float) -> _Sampled:
         (np.bincount(strata, of_all) / np.maximum(np.bincount(of_key, of_sample), 1))[of_key]
         for of_all, of_sample in ((None, None), (table.counts, counts))
     ]
-    return _Sampled(place << KEY_BITS | table.keys[is_in], counts, *weights)
+    return _Sampled(table.keys[is_in], counts, *weights)
 
 
 def _strata(sampled: Int64s) -> Int64s:
@@ -137,6 +136,17 @@ def _strata(sampled: Int64s) -> Int64s:
     return strata
 
 
+def _row_numbers(places: Int64s, keys: Keys) -> Int64s:
+    """Return a number of each row, (n,), given by the place of its table and its key: ascending by
+    both. A row key would not do: sparse keys leave no room in it for a table."""
+    order = np.lexsort((keys, places))
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (np.diff(keys[order]) != 0) | (np.diff(places[order]) != 0)
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(is_new)
+    return numbers
+
+
 def recording(
     profile: Profile, trace: Trace, tables: Sequence[str], *, with_warm_order: bool
 ) -> Recording:
@@ -145,23 +155,29 @@ def recording(
     wanted = [tables.index(name) if name in tables else -1 for name in trace.tables]
     place = np.array(wanted, np.int64)[trace.table]
     is_in = place >= 0
-    row_keys = place[is_in] << KEY_BITS | trace.keys[is_in]
+    events = int(np.count_nonzero(is_in))
     known = [(i, profile.tables[name]) for i, name in enumerate(tables) if name in profile.tables]
     each = np.full(1, 1 / trace.rate)
-    unknown = _Sampled(np.full(1, INT64_MAX), np.zeros(1, np.int64), each, each)
-    parts = [*(_sampled(i, table, trace.rate) for i, table in known), unknown]
+    unknown = _Sampled(np.zeros(1, np.int64), np.zeros(1, np.int64), each, each)
+    parts = [*(_sampled(table, trace.rate) for _, table in known), unknown]
+    of_parts = np.repeat([*(i for i, _ in known), len(tables)], [len(part.keys) for part in parts])
     sampled = _Sampled(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    warm = row_keys[:0]
-    if with_warm_order:
-        warm = sampled.row_keys[np.argsort(-sampled.counts[:-1], kind="stable")]
-    all_keys = np.concatenate([row_keys, warm])
-    _, first, ids = np.unique(
-        all_keys.astype(np.uint64) * _SCATTER, return_index=True, return_inverse=True
+    numbers = _row_numbers(
+        np.concatenate([place[is_in], of_parts]),
+        np.concatenate([trace.keys[is_in], sampled.keys]),
     )
-    found = np.searchsorted(sampled.row_keys, all_keys[first])
-    found[sampled.row_keys[found] != all_keys[first]] = -1  # the last one: unknown
+    rows, sampled_rows = numbers[:events], numbers[events:]  # the last one: unknown
+    warm = rows[:0]
+    if with_warm_order:
+        warm = sampled_rows[np.argsort(-sampled.counts[:-1], kind="stable")]
+    all_rows = np.concatenate([rows, warm])
+    _, first, ids = np.unique(
+        all_rows.astype(np.uint64) * _SCATTER, return_index=True, return_inverse=True
+    )
+    found = np.searchsorted(sampled_rows, all_rows[first])
+    found[sampled_rows[found] != all_rows[first]] = -1
     _, counts, weights, access_weights = (column[found] for column in sampled)
-    call, events = trace.call[is_in].astype(np.int64), len(row_keys)
+    call = trace.call[is_in].astype(np.int64)
     order = np.argsort(call << 32 | ids[:events])
     in_order = ids[:events][order]
     accesses = trace.counts[is_in][order] * access_weights[in_order]

@@ -44,9 +44,12 @@ def profile(
     rate: Annotated[float, flag("Share of the samples that is counted.")] = 1.0,
     seed: Annotated[int, flag("Seed of the samples that are counted and kept.")] = 0,
     batch: Annotated[int, flag("Samples of a recorded call.")] = 2048,
-    rows: Annotated[list[str] | None, flag("Rows of a table: ids are below.", "NAME=N")] = None,
+    rows: Annotated[
+        list[str] | None, flag("Rows of a table: ids are below; sparse: of 64 bits.", "NAME=N")
+    ] = None,
     hash_rows: Annotated[
-        list[str] | None, flag("Rows of a table: ids are hashed to N.", "NAME=N")
+        list[str] | None,
+        flag("Rows of a table: ids are hashed to N; sparse: to 64 bits.", "NAME=N"),
     ] = None,
     keys_max: Annotated[
         int | None,
@@ -63,12 +66,14 @@ def profile(
 
     From the profile, embstore size predicts hit rates, and embstore hotset chooses hot rows.
     """
+    from embstore.arrays import SPARSE_ROWS
     from embstore.hashing import hash_ids
     from embstore_tools.profiling import count, plots, readers
 
     columns = _named(table)
     bounds, hashed = _row_counts("--rows", rows), _row_counts("--hash-rows", hash_rows)
     _check_once(bounds, hashed)
+    sharing = {name: of for name, of in hashed.items() if of != SPARSE_ROWS}
     counting = count.Counting(
         tuple(columns.values()),
         rate=rate,
@@ -92,7 +97,7 @@ def profile(
     made.save(out)
     if picture is not None:
         plots.write_picture(picture, [plots.coverage_plot(made, by_table=True)])
-    _show(made, counter, hashed, out, as_json=as_json)
+    _show(made, counter, sharing, out, as_json=as_json)
 
 
 def _of_hashed(facts: Mapping[str, Any]) -> tuple[int | None, str | None]:
@@ -128,11 +133,14 @@ def _named(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _row_counts(flag: str, given: Sequence[str] | None) -> dict[str, int]:
+    """Return the rows of tables, as `Counting` takes them."""
+    from embstore.arrays import SPARSE_ROWS
+
     counts = pairs(flag, "NAME=N", given or ())
     for name, digits in counts.items():
-        if not digits.isascii() or not digits.isdecimal():
+        if digits != "sparse" and not (digits.isascii() and digits.isdecimal()):
             raise InvalidArgumentError(f"{flag}: expected NAME=N, found {name}={digits}")
-    return {name: int(digits) for name, digits in counts.items()}
+    return {name: SPARSE_ROWS if of == "sparse" else int(of) for name, of in counts.items()}
 
 
 def _check_once(bounds: Mapping[str, int], hashed: Mapping[str, int]) -> None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import ROWS_MAX, Keys
+from embstore.arrays import ROWS_MAX, SPARSE_ROWS, Keys
 from embstore.hotness.counter import KeyCounter
 from embstore.hotness.recorder import Recorder
 from embstore.profiles.checks import INT64_MAX, check, check_int
@@ -62,7 +62,7 @@ class Counting:
     batch: int = 2048
     """Samples of a recorded call."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """By table: larger ids are refused. Absent: unknown."""
+    """By table: larger ids are refused. Absent: unknown; SPARSE_ROWS: of sparse keys."""
     keys_max: int = KEYS_MAX
 
     def __post_init__(self) -> None:
@@ -74,22 +74,26 @@ class Counting:
         tables = ", ".join(dict.fromkeys(self.tables))
         for name, rows in self.rows.items():
             check(name in self.tables, f"rows of one of the tables {tables}", repr(name))
-            check(1 <= rows <= ROWS_MAX, f"rows from 1 to {ROWS_MAX}", rows, f"table {name!r}: ")
+            is_so = 1 <= rows <= ROWS_MAX or rows == SPARSE_ROWS
+            check(is_so, f"rows from 1 to {ROWS_MAX}", rows, f"table {name!r}: ")
 
     def keys(self, column: int, ids: Keys, place: str) -> Keys:
         """Return the keys of a column's ids, which must be below the rows of its table."""
         name = self.tables[column]
         if not len(ids):
             return ids
-        where, low, high = f"{place}: table {name!r}: ", ids.min(), ids.max()
-        check(low >= 0, "ids >= 0", f"{low}; --hash-rows takes any", where)
-        bound = self.rows.get(name, ROWS_MAX)
+        where, bound = f"{place}: table {name!r}: ", self.rows.get(name, ROWS_MAX)
+        if bound != SPARSE_ROWS:
+            check(ids.min() >= 0, "ids >= 0", f"{ids.min()}; --hash-rows takes any", where)
+        high = ids.view(np.uint64).max()
         check(high < bound, f"ids below {bound}", high, where)
         return ids
 
     def rows_of(self, name: str) -> int:
-        """Return the rows of a table, 0 where they are not known."""
-        return self.rows.get(name, 0)
+        """Return the rows of a table as its profile says them: 0 where they are not known, and of
+        sparse keys."""
+        rows = self.rows.get(name, 0)
+        return 0 if rows == SPARSE_ROWS else rows
 
 
 def count_files(

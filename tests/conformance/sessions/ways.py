@@ -134,7 +134,12 @@ def refused(twin, step, keys, rng):
     of_one = gradients[name]
     wrong = np.full_like(of_one, 3e19)
     for send, given, options, text in (
-        (step.update, gradients | {name: wrong}, {}, f"{name}.*key {keys[name][0]}\\b"),
+        (
+            step.update,
+            gradients | {name: wrong},
+            {},
+            f"{name}.*key {int(keys[name][0]) % 2**64}\\b",
+        ),
         (step.update, gradients | {name: wrong / 10}, {"gradient_scale": 3e38}, "finite"),
         (step.update, gradients | {name: of_one[:, 1:]}, {}, f"{name}.*shape|expected.*\\("),
         (step.update, gradients, {"learning_rate": float("nan")}, "learning_rate"),
