@@ -68,8 +68,10 @@ def test_a_learning_rate_is_the_one_of_the_warning_when_its_hint_is_followed(sto
 
 
 @pytest.mark.parametrize(
-    ("rows", "bound"), [(0, 1.0), (4, 0.5), (1 << 20, 2**-10), (1 << 40, 2**-10)]
+    ("rows", "bound"), [(0, 1.0), (4, 0.5), (1 << 20, 2**-10), (1 << 40, 2**-10), (None, 2**-10)]
 )
-def test_the_default_initializer_has_a_lower_bound(store: Store, rows: int, bound: float) -> None:
+def test_the_default_initializer_has_a_lower_bound(
+    store: Store, rows: int | None, bound: float
+) -> None:
     Bag("b", dim=2, rows=rows, features=["f"], optimizer=Sgd(0.1)).create(store)
     assert store.table("b").initializer == Uniform(-bound, bound)

@@ -6,7 +6,8 @@
                                  (bags, length), None, (bags, length)
     any shape                    a row for each id, of a table that is `Ids`
 
-Ids are keys, or they are hashed, of tables that say so: then text is among them, in lists too.
+Ids are keys, or they are hashed, of tables that say so: then text is among them, in lists too. Of
+sparse keys those of uint64 are the int64 of the same bits.
 Padding is left out (`padding`). So ids of one shape, which compilers ask for, have as many in them
 as there are. A weighted mean becomes a weighted sum here: weights are divided by their bag's total.
 
@@ -172,7 +173,7 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
             f"{what}: expected ids, or of a Bag (ids, offsets, weights), found {len(value)} arrays"
         )
     ids, offsets, weights = (*value, None, None)[:3]
-    ids = table.hashed(ids) if table.hashes else _keys(ids, f"{what}: ids")
+    ids = table.hashed(ids) if table.hashes else _keys(table, ids, f"{what}: ids")
     is_single = not isinstance(table, Bag) or (
         ids.ndim == 1 and offsets is None and weights is None
     )
@@ -236,8 +237,10 @@ def _factors(weights: Any, shape: tuple[int, ...], what: str) -> NDArray[np.floa
     return np.array(array).reshape(-1)
 
 
-def _keys(values: Any, what: str) -> NDArray[Any]:
+def _keys(table: Ids, values: Any, what: str) -> NDArray[Any]:
     array = np.asarray(values)
+    if table.is_sparse and array.dtype == np.uint64:
+        return array.view(np.int64)
     if array.dtype not in (np.int32, np.int64):
         raise refused_ids(what, "an array of int32 or int64", values)
     return array

@@ -6,7 +6,8 @@ update. A feature may be in several tables; its activations are then `feature@ta
 TorchRec calls them.
 
 Ids are keys of a table, or they are **hashed** (`ids="hash"`): the features of one table share its
-keys then, too, as the seed of the hash is the table's name.
+keys then, too, as the seed of the hash is the table's name. A table without `rows` has sparse keys:
+any 64 bits are one but those of -1, which is padding everywhere.
 """
 
 from collections import Counter
@@ -35,10 +36,11 @@ ROWS_OF_INITIALIZER_MAX = 1 << 20
 trained often; at 2**40 hashed ids its rows would begin at 5e-7, from where SGD never leads away."""
 
 
-def default_initializer(rows: int) -> Uniform:
+def default_initializer(rows: int | None) -> Uniform:
     """Return what rows hold before they are written where nothing else is said: uniform in
-    +-1/sqrt(rows), as TorchRec has it, and at least in +-2**-10."""
-    bound = 1 / sqrt(min(max(rows, 1), ROWS_OF_INITIALIZER_MAX))
+    +-1/sqrt(rows), as TorchRec has it, and at least in +-2**-10, as those of sparse keys (None)."""
+    count = ROWS_OF_INITIALIZER_MAX if rows is None else max(rows, 1)
+    bound = 1 / sqrt(min(count, ROWS_OF_INITIALIZER_MAX))
     return Uniform(-bound, bound)
 
 
@@ -50,8 +52,8 @@ class Ids:
     """Of the table in the store."""
     _: KW_ONLY
     dim: int
-    rows: int
-    """Ids are below this."""
+    rows: int | None = None
+    """Ids are below this; None: keys are sparse, and any int64 or uint64 is an id."""
     features: Sequence[str]
     """Of one that is in another table of the module too, activations are `feature@table`."""
     optimizer: Optimizer
@@ -62,12 +64,13 @@ class Ids:
     """None: derived from the name."""
     padding_idx: int | str | None = None
     """An id that is padding, as -1 always is: it has zeros, and is not trained. Of ids that are
-    hashed any one, as text; "" has missing ones be padding."""
+    hashed any one, as text; "" has missing ones be padding. Of sparse keys any integer."""
     trainable: bool = True
     """False: the module begins with the table frozen; it has no update, and its t stays."""
     ids: IdKind = "keys"
     """"hash": ids are integers of 64 bits or text, in tensors or lists, of which keys are made as
-    `embstore.hash_ids(ids, feature=name, rows=rows)` does, of the table's name."""
+    `embstore.hash_ids(ids, feature=name, rows=rows)` does, of the table's name: those of sparse
+    keys are the hashes."""
 
     def __post_init__(self) -> None:
         if isinstance(self.features, str) or not self.features:
@@ -80,18 +83,27 @@ class Ids:
                 f'table {self.name!r}: expected ids to be "keys" or "hash", found {self.ids!r}'
             )
         padding = self.padding_idx
-        is_key = isinstance(padding, int) and 0 <= padding < self.rows
+        least, end = (-(1 << 63), 1 << 64) if self.rows is None else (0, self.rows)
+        is_key = isinstance(padding, int) and least <= padding < end
         if padding is not None and not (is_key or self.ids == "hash"):
             raise InvalidArgumentError(
-                f"table {self.name!r}: expected padding_idx to be in [0, {self.rows}), found "
+                f"table {self.name!r}: expected padding_idx to be in [{least}, {end}), found "
                 f"{padding!r}; an id of -1 is padding without it"
             )
         object.__setattr__(self, "features", tuple(self.features))
 
     @property
     def padding_key(self) -> int | None:
-        """The key that is padding, as -1 always is: of ids that are hashed none else."""
-        return self.padding_idx if isinstance(self.padding_idx, int) and not self.hashes else None
+        """The key that is padding, as int64, as -1 always is: of hashed ids none else."""
+        padding = self.padding_idx
+        if not isinstance(padding, int) or self.hashes:
+            return None
+        return padding - (1 << 64) if padding >= 1 << 63 else padding
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether keys are sparse."""
+        return self.rows is None
 
     @property
     def hashes(self) -> bool:
@@ -111,7 +123,7 @@ class Ids:
             raise InvalidArgumentError(
                 f"table {self.name!r}: expected an array or a list of ids, found {ids!r}"
             )
-        keys = keys_of_hashes(hashes, self.rows)
+        keys = hashes if self.rows is None else keys_of_hashes(hashes, self.rows)
         padding = [PADDING] if self.padding_idx is None else [PADDING, self.padding_idx]
         keys[np.isin(hashes, hash_ids(padding, feature=self.name))] = PADDING
         return keys
@@ -125,6 +137,7 @@ class Ids:
         made: dict[str, Any] = {
             "dim": self.dim,
             "rows": self.rows,
+            "key_space": "sparse" if self.is_sparse else "dense",
             "optimizer": self.optimizer,
             "initializer": self.initializer or default_initializer(self.rows),
             "seed": self.seed,

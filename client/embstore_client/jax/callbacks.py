@@ -84,10 +84,12 @@ def _outputs(host: Host, features: Any) -> dict[str, Any]:
     for lookup in host.lookups:
         name, table = lookup.name, lookup.of
         dtype = jax.tree.leaves(examples[lookup.feature])[0].dtype
-        if table.rows > _INT32_ROWS and dtype == np.int32 and not table.hashes:
+        has_more = table.rows is None or table.rows > _INT32_ROWS
+        if has_more and dtype == np.int32 and not table.hashes:
+            keys = "sparse keys" if table.rows is None else f"{table.rows} rows"
             raise InvalidArgumentError(
                 f"feature {name!r}: expected int64 ids, because table {table.name!r} has "
-                f"{table.rows} rows, found int32; set jax_enable_x64, or look up outside of "
+                f"{keys}, found int32; set jax_enable_x64, or look up outside of "
                 "what is compiled"
             )
         outputs[name] = jax.ShapeDtypeStruct((*given[name].shape, table.dim), jnp.float32)

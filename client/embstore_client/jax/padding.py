@@ -43,9 +43,9 @@ class Sizes:
     def __init__(self) -> None:
         self._sizes: dict[tuple[str, str], int] = {}
 
-    def of_table(self, name: str, count: int, rows: int) -> int:
-        """Return the size of a table of so many rows: more than `count`."""
-        return self._size(("table", name), count + 1, rows + 1)
+    def of_table(self, name: str, count: int, rows: int | None) -> int:
+        """Return the size of a table of so many rows, None of sparse keys: more than `count`."""
+        return self._size(("table", name), count + 1, None if rows is None else rows + 1)
 
     def of_feature(self, name: str, count: int) -> int:
         """Return the size of the ids of a feature: at least `count`."""

@@ -66,7 +66,7 @@ def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> Given:
     InvalidArgumentError : ids are not int32 or int64, or of another shape; weights are no floats,
         or not one for each id.
     """
-    ids = _checked(_hashed(table, ids) if table.hashes else ids, what)
+    ids = _checked(_keys(table, ids), what)
     if isinstance(ids, tf.RaggedTensor):
         if ids.shape.rank != 2 or ids.ragged_rank != 1:
             raise InvalidArgumentError(
@@ -97,7 +97,7 @@ def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> Given:
 
 def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
     """Return the ids of a feature that is not pooled, of any shape."""
-    ids = _checked(_hashed(table, ids) if table.hashes else ids, what)
+    ids = _checked(_keys(table, ids), what)
     if isinstance(ids, tf.RaggedTensor):
         raise InvalidArgumentError(
             f"{what}: expected a dense tensor; a RaggedTensor is for bags, which are pooled"
@@ -111,6 +111,21 @@ def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
         shape=tf.shape(ids, tf.int64),
         static_shape=ids.shape,
     )
+
+
+def _keys(table: Ids, ids: Any) -> Any:
+    """Return ids that become int64 here as such: those that are hashed, and uint64 of sparse
+    keys; others as they are."""
+    if table.hashes:
+        return _hashed(table, ids)
+    return _bits(ids) if table.is_sparse and getattr(ids, "dtype", None) == "uint64" else ids
+
+
+def _bits(ids: Any) -> Any:
+    """Return ids of uint64 as the int64 of the same bits."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(_bits(ids.flat_values))
+    return tf.bitcast(ids, tf.int64)
 
 
 def _hashed(table: Ids, ids: Any) -> Any:

@@ -31,7 +31,7 @@ class EmbeddingBag(StoreLayer):
         table: str,
         *,
         dim: int,
-        rows: int,
+        rows: int | None = None,
         optimizer: Optimizer,
         mode: BagMode = "mean",
         initializer: Initializer | None = None,
@@ -46,6 +46,7 @@ class EmbeddingBag(StoreLayer):
         ----------
         table : its name in the store
         mode : "mean", or "sum"
+        rows : ids are below; None: any int64 is one, and the table's keys are sparse
         initializer, seed, ids : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype
@@ -95,7 +96,7 @@ class Embedding(StoreLayer):
         table: str,
         *,
         dim: int,
-        rows: int,
+        rows: int | None = None,
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
@@ -108,6 +109,7 @@ class Embedding(StoreLayer):
         Parameters
         ----------
         table : its name in the store
+        rows : ids are below; None: any int64 is one, and the table's keys are sparse
         initializer, seed, ids : as in `Ids`
         padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
         layer : name, dtype and trainable of a Keras layer; activations are of the compute dtype

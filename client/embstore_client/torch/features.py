@@ -147,8 +147,16 @@ def _flat(nested: Any, what: str) -> tuple[Any, Any]:
 
 
 def keys_for(table: Ids, ids: Any) -> Any:
-    """Return ids as a tensor of keys, where their table hashes them; else as they are."""
-    return once(_hashed, table, ids) if table.hashes else ids
+    """Return ids as a tensor of keys: hashed, where their table says so, and uint64 of sparse keys
+    as int64; others as they are."""
+    if table.hashes:
+        return once(_hashed, table, ids)
+    is_unsigned = getattr(ids, "dtype", None) == torch.uint64 and not ids.is_nested
+    return once(_bits, ids) if table.is_sparse and is_unsigned else ids
+
+
+def _bits(ids: Any) -> Any:
+    return ids.view(torch.int64)
 
 
 def _hashed(table: Ids, ids: Any) -> Any:

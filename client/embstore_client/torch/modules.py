@@ -53,7 +53,8 @@ class OneTable(StoreModule):
         weights : (rows, dim) tensor of any float dtype; rows are float32
         freeze : train it no more, until `requires_grad_()`
         optimizer : None: `Sgd(0.01)`, with `freeze` only
-        module : other arguments of the class; `rows`, where there are more than of the weights
+        module : other arguments of the class; `rows`, where there are more than of the weights, or
+            None for sparse keys: row i of the weights is that of id i; `Table.assign` sets others
 
         Raises
         ------
@@ -76,7 +77,7 @@ class EmbeddingBag(OneTable):
         name: str,
         *,
         dim: int,
-        rows: int,
+        rows: int | None = None,
         optimizer: Optimizer,
         mode: BagMode = "mean",
         initializer: Initializer | None = None,
@@ -92,6 +93,7 @@ class EmbeddingBag(OneTable):
         Parameters
         ----------
         mode : "mean", or "sum"
+        rows : ids are below; None: any int64 is one, and the table's keys are sparse
         initializer, seed, trainable, ids : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         include_last_offset : offsets have one more element, the number of ids
@@ -148,7 +150,7 @@ class Embedding(OneTable):
         name: str,
         *,
         dim: int,
-        rows: int,
+        rows: int | None = None,
         optimizer: Optimizer,
         initializer: Initializer | None = None,
         seed: int | None = None,
@@ -161,6 +163,7 @@ class Embedding(OneTable):
 
         Parameters
         ----------
+        rows : ids are below; None: any int64 is one, and the table's keys are sparse
         initializer, seed, trainable, ids : as in `Ids`
         padding_idx : an id whose output is zeros, and which is not trained, as -1 always is
         dtype : of activations; None: float32
