@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore import commands as c
-from embstore.arithmetic import BLOCK_KEYS, LEAF_RECORD, partitions, partitions_of_blocks
+from embstore.arithmetic import LEAF_RECORD, partitions, partitions_of_blocks
 from embstore.arrays import Keys
 from embstore.commands import Executor
 from embstore.errors import (
@@ -55,7 +55,6 @@ FEW_ROWS = 1 << 16
 ROUNDS_MAX = 8
 _LONG_S = 3600.0
 """Of a call that reads or writes all that a shard has."""
-_OF_BLOCK = np.arange(BLOCK_KEYS)
 LABELS = "embstore-move"
 """The folder of labels that are kept meanwhile: they push out nobody's."""
 
@@ -293,16 +292,12 @@ class Moving:
     def _delete_stale(self, source: _Source, table: TableDescription) -> None:
         """Delete what shards still have of partitions that come back to them."""
         config = table.config
-        if config.is_sparse:  # a block says no keys; `compare` refuses what came back
-            return
         for shard in np.unique(source.to[source.to >= 0]).tolist():
-            for records in _leaves(self._shards[shard], table):
-                blocks = np.ascontiguousarray(records["block"])
-                stale = blocks[
-                    source.to[partitions_of_blocks(config.seed, blocks, config.key_space)] == shard
-                ]
-                keys = (stale.astype(np.int64)[:, None] * BLOCK_KEYS + _OF_BLOCK).ravel()
-                self._delete(shard, table, keys[keys < config.rows])
+            there, name = self._shards[shard], config.name
+            with Scan(there, name, table.table_id, moved=True, timeout_s=_LONG_S) as scan:
+                for keys, *_ in scan:
+                    to = source.to[partitions(config.seed, keys, config.key_space)]
+                    self._delete(shard, table, keys[to == shard])
 
     def _delete(self, shard: int, table: TableDescription, keys: Keys) -> None:
         for low in range(0, len(keys), DELETED_KEYS):

@@ -10,6 +10,7 @@ class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ,
 
     `scan` is its name, a secret of 16 to 64 characters. `label` is a kept checkpoint; None: the
     store commits, and what that has is read. `since` leaves out what was not written after another.
+    `moved`: of a shard, in place of its rows those that it has of partitions of other shards.
     """
 
     scan: str
@@ -17,6 +18,7 @@ class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ,
     table_id: int | None = None
     label: str | None = None
     since: str | None = None
+    moved: bool = False
 
 
 class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.READ):

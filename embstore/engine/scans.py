@@ -148,8 +148,17 @@ class Scans:
                 )
         described = TableDescription(entry.config(), table_id, entry.t)
         facts = ScanFacts(described, state.command, 0, since.command, since_t)
-        wanted = None if self.owns is None else partial(self.owns, described.config)
+        wanted = self._wanted(described.config, moved=command.moved)
         return facts, storage.snapshot(table_id, state.commit, since.commit, wanted)
+
+    def _wanted(
+        self, config: TableConfig, *, moved: bool
+    ) -> Callable[[Keys], NDArray[np.bool_]] | None:
+        """Return what says which keys of a table a scan has; None: all."""
+        owns = self.owns
+        if moved:
+            return lambda keys: ~owns(config, keys) if owns else np.zeros(len(keys), np.bool_)
+        return None if owns is None else partial(owns, config)
 
     def read(self, command: c.ReadScan, out: Out | None = None) -> ScannedRows:
         """Return a page of a scan.

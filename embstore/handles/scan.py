@@ -48,12 +48,13 @@ class Scan:
         batch_rows: int | None = None,
         with_state: bool = False,
         timeout_s: float | None = None,
+        moved: bool = False,
     ) -> None:
         self._executor = executor
         self._name = os.urandom(16).hex()
         self._low = 0  # the lowest key that has not come
         self._is_open = True
-        opening = c.OpenScan(self._name, table, table_id, label, since)
+        opening = c.OpenScan(self._name, table, table_id, label, since, moved)
         facts = executor.execute(opening, timeout_s=timeout_s)
         self.label = label
         """The checkpoint that is read; None: a commit made for the scan."""

@@ -1136,18 +1136,20 @@ class ResumeWritesReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
 class OpenScanRequest(_message.Message):
-    __slots__ = ("scan", "table", "table_id", "label", "since")
+    __slots__ = ("scan", "table", "table_id", "label", "since", "moved")
     SCAN_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     scan: str
     table: str
     table_id: int
     label: str
     since: str
-    def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., label: _Optional[str] = ..., since: _Optional[str] = ...) -> None: ...
+    moved: bool
+    def __init__(self, scan: _Optional[str] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., label: _Optional[str] = ..., since: _Optional[str] = ..., moved: bool = ...) -> None: ...
 
 class ScanDescription(_message.Message):
     __slots__ = ("table", "command", "rows", "since_command", "since_t", "deleted")
