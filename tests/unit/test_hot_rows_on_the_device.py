@@ -4,7 +4,7 @@ to the digests of arrays of the host."""
 import numpy as np
 import pytest
 
-from embstore import Adagrad, Adam, Ftrl, InvalidArgumentError, Sgd
+from embstore import Adagrad, Adam, Ftrl, InvalidArgumentError, Sgd, Uniform
 from embstore_training.hotcold import HotColdRun
 from tests.conformance.meeting import Meeting
 from tests.kernels.emulation.callers import CallersArray
@@ -75,6 +75,23 @@ def test_every_optimizer_applies_to_the_same_bits(tmp_path, optimizer):
     for device, where in (("cpu", "host"), ("gpu", "device")):
         with opened(tmp_path / device, device, tables) as store:
             train(store, where, tables=tables, rows="host" if device == "cpu" else "device")
+            found.append(digests(store))
+    assert found[0] == found[1]
+
+
+def test_hot_rows_of_sparse_keys_have_the_same_bits(tmp_path):
+    ids = np.random.default_rng(5).integers(0, 2**64 - 1, ROWS, np.uint64)
+    ids[:4] = 0, 2**63 - 1, 2**63, 2**64 - 2
+    given = {"dim": 12, "optimizer": Adagrad(0.1), "initializer": Uniform(-1.0, 1.0)}
+    found = []
+    for device, rows in (("cpu", "host"), ("gpu", "device")):
+        with opened(tmp_path / device, device, {}) as store:
+            store.create_table("a", **given, key_space="sparse")
+            array = Arrays(store, rows)
+            how = {"batch_size": 16, "window_batches": 2, "rows": rows}
+            with HotColdRun(store, {"a": ids[:HOT]}, {"a": "a"}, **how) as run:
+                for step in run.steps({"a": ids[of["a"]]} for of in chunks(tables=["a"])):
+                    trained(step, "keys", array, step.offsets)
             found.append(digests(store))
     assert found[0] == found[1]
 
