@@ -58,8 +58,10 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
 
 def of_other_ids(rows: int | str = "table.rows") -> str:
     """Return what an error says of ids that are no keys: every one says it in these words."""
-    how = "" if rows == SPARSE_ROWS else f", rows={rows}"
-    return f"of ids that are no keys, pass embstore.hash_ids(keys{how})"
+    advice = "of ids that are no keys, pass embstore.hash_ids(keys"
+    if rows == SPARSE_ROWS:
+        return f"{advice})"
+    return f'{advice}, rows={rows}), or make the table with key_space="sparse"'
 
 
 def refused_gradient(table: str, key: int, gradient: NDArray[np.float32]) -> InvalidArgumentError:

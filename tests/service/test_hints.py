@@ -176,6 +176,7 @@ def test_other_ids_are_hashed(server, keys):
         table = store.create_table("t", rows=9, **TABLE)
         text = refusal(lambda: table.lookup(keys))
         assert called_on(keys, text, table).tolist() == embstore.hash_ids(keys, rows=9).tolist()
+        assert 'or make the table with key_space="sparse"' in text
         grads = np.ones((len(keys), 4), np.float32)
         assert called_on(keys, refusal(lambda: table.update(keys, grads)), table) is not None
 
@@ -192,7 +193,8 @@ def test_other_ids_are_hashed_before_a_step_is_announced(server):
 
 def called_on(keys: Any, text: str, table: Table) -> Any:
     """Return what the function that a refusal names makes of ids."""
-    ((call),) = re.findall(r"; of ids that are no keys, pass (embstore\.\w+\([^()]+\))$", text)
+    advice = r"; of ids that are no keys, pass (embstore\.\w+\([^()]+\))(?:, or make the table|$)"
+    ((call),) = re.findall(advice, text)
     return eval(call, {"embstore": embstore, "keys": keys, "table": table})
 
 
