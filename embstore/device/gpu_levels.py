@@ -41,9 +41,8 @@ class GpuLevels:
         parameters: TableParameters,
     ) -> Answer[Missing]:
         work, u, scratch = self.work, len(keys), self.work.scratch
-        tables = len(parameters.seeds)
         found, parted = (scratch.parts(u, np.int64, np.int32, np.int64) for _ in range(2))
-        numbers = scratch.take(_TABLES + tables, np.int64)
+        numbers = scratch.take(_TABLES + len(parameters.seeds), np.int64)
         work.runtime.fill(numbers, 0)
         missing, absent, dirty, dirty_victims = (numbers[i : i + 1] for i in range(_TABLES))
         search = Search(work, memory, slot_count, clock, min(u, slot_count))
@@ -57,9 +56,8 @@ class GpuLevels:
             work.zeros(1 + -(-u // TILE), np.uint64),
         )  # fmt: skip
         self._count_dirty(below, parted[2], missing, dirty)
-        if tables:
-            mask = np.int64(parameters.key_mask)
-            work.launch("count_tables", u, parted[0], mask, missing, numbers[_TABLES:])
+        mask = np.int64(parameters.key_mask)
+        work.launch("count_tables", u, parted[0], mask, missing, numbers[_TABLES:])
 
         def ask() -> Answer[np.ndarray]:
             search.look()

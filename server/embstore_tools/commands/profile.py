@@ -30,10 +30,7 @@ Picture = Annotated[Path | None, flag("Draw the curves into a PNG.", "FILE", "--
 def profile(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILES...",
-            help="Criteo TSV, Parquet, or text with a header; .gz and .zst, too.",
-        ),
+        typer.Argument(metavar="FILES...", help="Criteo TSV, Parquet, or text; .gz and .zst, too."),
     ],
     *,
     out: Annotated[Path, flag("The profile.", "FILE", "--output", "-o")],
@@ -48,8 +45,7 @@ def profile(
         list[str] | None, flag("Rows of a table: ids are below; sparse: of 64 bits.", "NAME=N")
     ] = None,
     hash_rows: Annotated[
-        list[str] | None,
-        flag("Rows of a table: ids are hashed to N; sparse: to 64 bits.", "NAME=N"),
+        list[str] | None, flag("Rows of a table: ids are hashed to N; sparse: 64 bits.", "NAME=N")
     ] = None,
     keys_max: Annotated[
         int | None,
@@ -66,14 +62,11 @@ def profile(
 
     From the profile, embstore size predicts hit rates, and embstore hotset chooses hot rows.
     """
-    from embstore.arrays import SPARSE_ROWS
-    from embstore.hashing import hash_ids
     from embstore_tools.profiling import count, plots, readers
 
     columns = _named(table)
     bounds, hashed = _row_counts("--rows", rows), _row_counts("--hash-rows", hash_rows)
     _check_once(bounds, hashed)
-    sharing = {name: of for name, of in hashed.items() if of != SPARSE_ROWS}
     counting = count.Counting(
         tuple(columns.values()),
         rate=rate,
@@ -85,19 +78,32 @@ def profile(
     parameters.check_output("--output", out)
     if picture is not None:
         plots.check_picture(picture)
-    hashing = {
-        column: partial(hash_ids, feature=name, rows=hashed[name])
-        for column, name in columns.items()
-        if name in hashed
-    }
-    opened = readers.open_files(files, list(columns) if table else None, hashing)
+    opened = readers.open_files(files, list(columns) if table else None, _hashing(columns, hashed))
     with _mebibytes_read(sum(file.size_bytes for file in opened)) as report:
         counter = count.count_files(opened, counting, report)
     made = counter.profile()
     made.save(out)
     if picture is not None:
         plots.write_picture(picture, [plots.coverage_plot(made, by_table=True)])
-    _show(made, counter, sharing, out, as_json=as_json)
+    _show(made, counter, _sharing(hashed), out, as_json=as_json)
+
+
+def _hashing(columns: Mapping[str, str], hashed: Mapping[str, int]) -> dict[str, Any]:
+    """Return what hashes the ids of each column of a table whose ids are hashed."""
+    from embstore.hashing import hash_ids
+
+    return {
+        column: partial(hash_ids, feature=name, rows=hashed[name])
+        for column, name in columns.items()
+        if name in hashed
+    }
+
+
+def _sharing(hashed: Mapping[str, int]) -> dict[str, int]:
+    """Return the rows of those tables of which ids may share some."""
+    from embstore.arrays import SPARSE_ROWS
+
+    return {name: rows for name, rows in hashed.items() if rows != SPARSE_ROWS}
 
 
 def _of_hashed(facts: Mapping[str, Any]) -> tuple[int | None, str | None]:
