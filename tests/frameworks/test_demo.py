@@ -46,6 +46,15 @@ def test_training_is_exact_and_its_losses_are_those_of_numpy(
         assert (result.session.lookahead, result.session.hit_rate) == (4, 1.0)
 
 
+def test_raw_text_trains_a_table_of_sparse_keys(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    job = replace(JOB, sparse=True, samples=2000)
+    plain = trained(job, path, tmp_path / "numpy")
+    result = trained(replace(job, framework="torch"), path, tmp_path / "torch")
+    assert result.exact and plain.exact
+    assert result.loss == pytest.approx(plain.loss, rel=1e-6)
+
+
 def test_on_a_gpu_the_rows_stay_there_but_for_the_check(
     path: Path, tmp_path: Path, by_numpy: DemoResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:

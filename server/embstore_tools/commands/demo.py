@@ -66,6 +66,9 @@ def demo(
     cluster: Annotated[
         bool, flag("Start a cluster of two shards, on Ray, and no server.", None, "--cluster")
     ] = False,
+    sparse: Annotated[
+        bool, flag("Hash categories as text, into a table of sparse keys.", None, "--sparse")
+    ] = False,
     address: Annotated[
         str | None, flag("Start nothing: train at the store or cluster there.", "HOST:PORT")
     ] = None,
@@ -79,6 +82,9 @@ def demo(
     """
     given = {name: value for name, value in values.items() if value is not None}
     _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
+    if sparse and (compare or hotcold or given.get("policy") == "rank"):
+        counting = "--compare, --hotcold and --policy rank"
+        raise InvalidArgumentError(f"--sparse: no rows are counted before; leave out {counting}")
     _check_place(given.keys(), address, compare=compare, cluster=cluster)
     import_module(
         "embstore_server.host.app"
@@ -94,7 +100,9 @@ def demo(
     way: demos.Way = hot_cold if hotcold else demos.Ahead(hot_cold.lookahead)
     if no_session:
         way = demos.Calls()
-    job = demos.Job(**{name: given[name] for name in given.keys() & _OF_JOB}, way=way)
+    job = demos.Job(
+        **{name: given[name] for name in given.keys() & _OF_JOB}, way=way, sparse=sparse
+    )
     more: dict[str, Any] = {"directory": given.get("keep"), "json": as_json}
     if "report" in given:
         more["report"] = given["report"]

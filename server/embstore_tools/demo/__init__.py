@@ -113,10 +113,10 @@ def compare(
     As `run` does.
     """
     job = job or Job()
+    jobs = jobs_of(job, hot_cold or HotCold())
     results: dict[str, DemoResult] = {}
     with _begun(data, job, directory, console, json) as (place, path, phases, shown):
         counted = count_first(job, path, phases)
-        jobs = jobs_of(job, hot_cold or HotCold())
         for number, (name, one) in enumerate(jobs.items(), 1):
             titled = phases.titled(f"{name}: ")
             store = place / f"store-{number}"

@@ -4,18 +4,26 @@ A column's category is a 32-bit hash of what it was. Its key is that hash modulo
 column's table (the hashing trick), so tables can be smaller than the columns have categories:
 CARDINALITIES are those of the published training set, 33.8 million rows in all, and a demo takes
 a part of them. Small columns are left as they are, for a table of one row would carry nothing.
+
+Of sparse keys one table has all columns, each hashed as text with a seed of its own: what is needed
+is no rows, and one call of each kernel. Keys are then those of the first column, of the second, and
+so on.
 """
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arrays import Keys
+from embstore.hashing import hash_ids
 
 CARDINALITIES = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 """Categories of each column in Criteo Kaggle's training set."""
+SPARSE_TABLE = "criteo/sparse"
 ROWS_KEPT = 1000
 """A column keeps so many rows, if it has them, however far the others are scaled down."""
 
@@ -33,9 +41,12 @@ def table_name(column: int) -> str:
     return f"criteo/c{column + 1:02d}"
 
 
-def keys_by_table(categories: NDArray[np.int64], rows: tuple[int, ...]) -> dict[str, Keys]:
-    """Return the keys (n,) of every column, by table name, of `categories` (n, 26)."""
+def keys_by_table(categories: NDArray[Any], rows: tuple[int, ...]) -> dict[str, Keys]:
+    """Return the keys by table name of `categories` (n, 26): (n,) of every column, int64 modulo
+    `rows`; of text (26 * n,) of the table of sparse keys."""
+    names = [table_name(column) for column in range(categories.shape[1])]
+    if categories.dtype.kind == "S":
+        hashes = [hash_ids(categories[:, column], feature=n) for column, n in enumerate(names)]
+        return {SPARSE_TABLE: np.concatenate(hashes)}
     keys = categories % np.array(rows, np.int64)
-    return {
-        table_name(column): np.ascontiguousarray(keys[:, column]) for column in range(len(rows))
-    }
+    return {n: np.ascontiguousarray(keys[:, column]) for column, n in enumerate(names)}

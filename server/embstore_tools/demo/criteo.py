@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +52,12 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Samples:
-    """Parsed lines: labels (n,) float32, integers (n, 13) and categories (n, 26) int64."""
+    """Parsed lines: labels (n,) float32, integers (n, 13) int64 and categories (n, 26)."""
 
     labels: NDArray[np.float32]
     integers: Ints
-    categories: Ints
+    categories: NDArray[Any]
+    """int64, or the fields as they stand in the file, bytes of at most 8."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -69,19 +71,22 @@ class Samples:
         )
 
 
-def read(path: Path, *, limit: int, block: int) -> Iterator[Samples]:
-    """Yield the first `limit` lines of a file (fewer, if it has fewer), `block` at a time.
+def read(path: Path, *, limit: int, block: int, as_text: bool = False) -> Iterator[Samples]:
+    """Yield the first `limit` lines of a file (fewer, if it has fewer), `block` at a time;
+    `as_text`: with categories as they stand there.
 
     Raises
     ------
     InvalidArgumentError : no such file, an empty one, or a line that is not of this format; its
         message names the line and what was expected. The blocks before it have been yielded.
     """
-    for samples, _ in read_lines(path, limit=limit, block=block):
+    for samples, _ in read_lines(path, limit=limit, block=block, as_text=as_text):
         yield samples
 
 
-def read_lines(path: Path, *, limit: int | None, block: int) -> Iterator[tuple[Samples, int]]:
+def read_lines(
+    path: Path, *, limit: int | None, block: int, as_text: bool = False
+) -> Iterator[tuple[Samples, int]]:
     """Yield the same with the bytes of the file that each block is, about; `limit` None: all."""
     from embstore_client.files.packed import Unpacked  # here, as only a run needs it
 
@@ -90,7 +95,7 @@ def read_lines(path: Path, *, limit: int | None, block: int) -> Iterator[tuple[S
         lines_left = islice(iter(partial(file.bytes.readline, _LINE_BYTES_MAX), b""), limit)
         while lines := list(islice(lines_left, block)):
             try:
-                samples = parse(lines, first_line=taken + 1)
+                samples = parse(lines, first_line=taken + 1, as_text=as_text)
             except InvalidArgumentError as exc:
                 raise InvalidArgumentError(f"{path}, {exc}") from exc
             before, read = read, file.read_bytes
@@ -110,7 +115,7 @@ def _readable(path: Path) -> Iterator[None]:
         ) from exc
 
 
-def parse(lines: list[bytes], *, first_line: int = 1) -> Samples:
+def parse(lines: list[bytes], *, first_line: int = 1, as_text: bool = False) -> Samples:
     """Return the samples of whole lines; `first_line` is the number of the first, for messages."""
     text = b"".join(lines) + (b"" if lines[-1].endswith(b"\n") else b"\n")
     # A number is read up to its longest legal length, so the end is padded by that.
@@ -127,7 +132,8 @@ def parse(lines: list[bytes], *, first_line: int = 1) -> Samples:
         raise InvalidArgumentError(
             f"line {first_line + line}: expected {_expected(field)}, found {_shown(found)}"
         )
-    return Samples(decimals[:, 0].astype(np.float32), decimals[:, 1:], categories)
+    fields = _texts(array, starts[:, 14:], lengths[:, 14:]) if as_text else categories
+    return Samples(decimals[:, 0].astype(np.float32), decimals[:, 1:], fields)
 
 
 def _fields(array: NDArray[np.uint8], lines: list[bytes], first_line: int) -> tuple[Ints, Ints]:
@@ -165,6 +171,14 @@ def _numbers(array: NDArray[np.uint8], starts: Ints, lengths: Ints, base: int) -
         bad |= inside & (digits >= base)
         values = np.where(inside, values * base + digits, values)
     return values, bad
+
+
+def _texts(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> NDArray[np.bytes_]:
+    """Return categories as they are written."""
+    places = np.arange(_DIGITS_MAX[16])
+    characters = array[starts[..., None] + places] * (places < lengths[..., None])
+    texts: NDArray[np.bytes_] = characters.view(f"S{len(places)}")[..., 0]
+    return texts
 
 
 def _decimals(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> tuple[Ints, Mask]:

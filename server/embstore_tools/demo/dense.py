@@ -7,12 +7,14 @@ over tables. `embstore.arithmetic` gives it the formulas, and the arrays give it
 a row that the store lost, mixed up, updated twice or read too early shows.
 
 A row's initial content is made when the row is first named, because a table of millions of rows
-of which thousands are read would otherwise be slow to begin.
+of which thousands are read would otherwise be slow to begin. Rows of sparse keys are numbered then,
+and the arrays grow.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.arithmetic import (
     BLOCK_KEYS,
@@ -20,6 +22,7 @@ from embstore.arithmetic import (
     initial_rows,
     initial_state,
     leaf,
+    partitions,
     root,
     scale_sums,
     sum_by_key,
@@ -29,40 +32,55 @@ from embstore.arithmetic import (
 from embstore.arrays import Keys, Rows
 from embstore.config import TableConfig
 
+_LEAF_BYTES = 32
+
 
 class DenseTable:
-    """One table. Not checked: keys are int64 in [0, rows), gradients finite float32 (n, dim)."""
+    """One table. Not checked: keys are int64, those of dense ones in [0, rows), gradients finite
+    float32 (n, dim)."""
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
         self.t = 0
-        self._weights = np.empty((config.rows, config.dim), np.float32)
-        self._state = np.empty((config.rows, config.state_dim), np.float32)
-        self._made = np.zeros(config.rows, np.bool_)
-        self._written = np.zeros(config.rows, np.bool_)
+        rows = 0 if config.is_sparse else config.rows
+        self._weights = np.empty((rows, config.dim), np.float32)
+        self._state = np.empty((rows, config.state_dim), np.float32)
+        self._made = np.zeros(rows, np.bool_)
+        self._written = np.zeros(rows, np.bool_)
+        self._places: dict[int, int] = {}  # of sparse keys, in the order in which they were named
+
+    @property
+    def rows(self) -> int:
+        """Rows that an update has named."""
+        return int(np.count_nonzero(self._written))
 
     def lookup(self, keys: Keys) -> Rows:
         """Return the weights of `keys`, (n, dim)."""
-        self._make(keys)
-        rows: Rows = self._weights[keys]
+        at = self._made_at(keys)
+        rows: Rows = self._weights[at]
         return rows
 
     def update(self, keys: Keys, gradients: Rows) -> None:
         """Apply one update at the optimizer's own learning rate."""
         config, named, inverse = self.config, *unique(keys)
-        self._make(named)
+        at = self._made_at(named)
         self.t += 1
         g = scale_sums(sum_by_key(inverse, len(named), gradients), 1.0)
         scalars = update_scalars(
             config.optimizer, self.t, config.optimizer.learning_rate, config.dim
         )
-        weights, state = self._weights[named], self._state[named]
+        weights, state = self._weights[at], self._state[at]
         apply_update(config.optimizer.kind, weights, state, g, scalars)
-        self._weights[named], self._state[named] = weights, state
-        self._written[named] = True
+        self._weights[at], self._state[at] = weights, state
+        self._written[at] = True
 
     def digest(self) -> str:
         """Return the digest that a store's table of this content has."""
+        blocks, leaves = self._sparse_leaves() if self.config.is_sparse else self._dense_leaves()
+        hashes = np.frombuffer(b"".join(leaves), np.uint8).reshape(-1, _LEAF_BYTES)
+        return root(self.config.identity_json(), self.t, blocks, hashes)
+
+    def _dense_leaves(self) -> tuple[NDArray[np.int64], list[bytes]]:
         written = np.flatnonzero(self._written)
         blocks, firsts = np.unique(written // BLOCK_KEYS, return_index=True)
         leaves = [
@@ -70,17 +88,47 @@ class DenseTable:
             for keys in np.split(written, firsts[1:])
             if len(keys)
         ]
-        hashes = np.frombuffer(b"".join(leaves), np.uint8).reshape(-1, 32)
-        return root(self.config.identity_json(), self.t, blocks, hashes)
+        return blocks, leaves
 
-    def _make(self, keys: Keys) -> None:
-        new = np.unique(keys[~self._made[keys]])
-        if not len(new):
-            return
-        config = self.config
-        self._weights[new] = initial_rows(config.initializer, config.seed, new, config.dim)
-        self._state[new] = initial_state(config.optimizer, config.dim, len(new))
-        self._made[new] = True
+    def _sparse_leaves(self) -> tuple[NDArray[np.int64], list[bytes]]:
+        """Return partitions and, of each, the sum of its rows' hashes (contract.md, rule 11)."""
+        written = np.flatnonzero(self._written)
+        keys = np.fromiter(self._places, np.int64, len(self._places))[written]
+        sums: dict[int, int] = {}
+        of = partitions(self.config.seed, keys, "sparse").tolist()
+        for place, partition, key in zip(written, of, keys[:, None], strict=True):
+            row = leaf(key, self._weights[place, None], self._state[place, None])
+            sums[partition] = sums.get(partition, 0) + int.from_bytes(row, "little")
+        blocks = sorted(sums)
+        leaves = [
+            (sums[block] % (1 << 8 * _LEAF_BYTES)).to_bytes(_LEAF_BYTES, "little")
+            for block in blocks
+        ]
+        return np.array(blocks, np.int64), leaves
+
+    def _made_at(self, keys: Keys) -> Keys:
+        """Return where the rows of `keys` are; those that are new are made."""
+        at = self._numbered(keys) if self.config.is_sparse else keys
+        is_new = ~self._made[at]
+        new, firsts = np.unique(at[is_new], return_index=True)
+        if len(new):
+            config, named = self.config, keys[is_new][firsts]
+            self._weights[new] = initial_rows(config.initializer, config.seed, named, config.dim)
+            self._state[new] = initial_state(config.optimizer, config.dim, len(new))
+            self._made[new] = True
+        return at
+
+    def _numbered(self, keys: Keys) -> Keys:
+        """Return the numbers of sparse keys, for all of which the arrays have room then."""
+        places = self._places
+        at = np.array([places.setdefault(key, len(places)) for key in keys.tolist()], np.int64)
+        if len(places) > len(self._made):
+            more = max(len(places), 2 * len(self._made)) - len(self._made)
+            for name in ("_weights", "_state", "_made", "_written"):
+                array = getattr(self, name)
+                added = np.zeros((more, *array.shape[1:]), array.dtype)
+                setattr(self, name, np.concatenate([array, added]))
+        return at
 
 
 class DenseTables:
@@ -103,6 +151,11 @@ class DenseTables:
         """Apply one update to several tables."""
         for name, (keys, rows) in gradients.items():
             self._tables[name].update(keys, rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables that an update has named."""
+        return sum(table.rows for table in self._tables.values())
 
     def digest(self, name: str) -> str:
         """Return the digest of one table."""

@@ -50,6 +50,9 @@ class Job:
     device: str = "cpu"
     """Where it does: "cpu", or "cuda", "cuda:0" of Torch, with the store in the same process and on
     the same GPU."""
+    sparse: bool = False
+    """Whether categories are hashed as text, into one table of sparse keys. The share of the cache
+    is that of as many rows as dense tables have."""
 
     def __post_init__(self) -> None:
         integer(self.samples, "samples", 2)
@@ -64,6 +67,11 @@ class Job:
             raise InvalidArgumentError(
                 f"expected hot/cold training by framework numpy, found {self.framework}"
             )
+        if self.sparse and self.needs_profile:
+            raise InvalidArgumentError(
+                "expected a policy and a way that count no rows before, with sparse keys: neither "
+                "rank nor hot/cold"
+            )
         if self.device != "cpu" and self.framework != "torch":
             raise InvalidArgumentError(
                 f"expected framework torch on device {self.device}, found {self.framework}; give "
@@ -73,8 +81,10 @@ class Job:
 
     @property
     def configs(self) -> list[TableConfig]:
-        """What each column's table is, in the order of the columns."""
-        return table_configs(self.rows, dim=self.dim, optimizer=self.optimizer)
+        """What each column's table is, in the order of the columns; or the one of sparse keys."""
+        return table_configs(
+            self.rows, dim=self.dim, optimizer=self.optimizer, is_sparse=self.sparse
+        )
 
     @property
     def rows(self) -> tuple[int, ...]:

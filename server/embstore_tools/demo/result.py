@@ -120,6 +120,7 @@ class DemoResult:
     """None: not known, as a session that misses any knows no accesses."""
     tables: int
     rows: int
+    """Of dense tables; those of sparse keys that were trained."""
     dim: int
     optimizer: str
     table_bytes: int

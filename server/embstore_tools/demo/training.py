@@ -26,7 +26,7 @@ import numpy as np
 
 from embstore.config import Optimizer, TableConfig, Uniform
 from embstore.errors import InvalidArgumentError
-from embstore_tools.demo.columns import keys_by_table, table_name
+from embstore_tools.demo.columns import SPARSE_TABLE, keys_by_table, table_name
 from embstore_tools.demo.criteo import Samples
 from embstore_tools.demo.dense import DenseTables
 from embstore_tools.demo.dlrm import area_under_curve
@@ -69,20 +69,26 @@ class Trained:
         self.seconds[stage] += perf_counter() - started
 
 
-def table_configs(rows: tuple[int, ...], *, dim: int, optimizer: Optimizer) -> list[TableConfig]:
-    """Return the configuration of each column's table.
+def table_configs(
+    rows: tuple[int, ...], *, dim: int, optimizer: Optimizer, is_sparse: bool = False
+) -> list[TableConfig]:
+    """Return the configuration of each column's table, or of the one of sparse keys.
 
-    Initial rows are uniform within 1 / sqrt(rows), as DLRM's are.
+    Initial rows are uniform within 1 / sqrt(rows), as DLRM's are; of sparse keys those of all.
     """
+    tables = {table_name(column): count for column, count in enumerate(rows)}
+    if is_sparse:
+        tables = {SPARSE_TABLE: sum(rows)}
     return [
         TableConfig.checked(
-            table_name(column),
+            name,
             dim=dim,
-            rows=count,
+            rows=None if is_sparse else count,
+            key_space="sparse" if is_sparse else "dense",
             optimizer=optimizer,
             initializer=Uniform(-(count**-0.5), count**-0.5),
         )
-        for column, count in enumerate(rows)
+        for name, count in tables.items()
     ]
 
 
@@ -105,7 +111,7 @@ class Trainer:
         self._store = store
         self._rows = tuple(config.rows for config in configs)
         self.tables = [config.name for config in configs]
-        of_table = "dim", "rows", "optimizer", "initializer"
+        of_table = "dim", "rows", "optimizer", "initializer", "key_space"
         for config in configs:
             store.create_table(config.name, **{name: getattr(config, name) for name in of_table})
         self.learner = learner_of(framework, store, configs, seed=seed, device=device)

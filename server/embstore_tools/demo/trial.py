@@ -7,7 +7,7 @@ profile, and its cache is warmed by it.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -64,11 +64,16 @@ def count_first(job: Job, path: Path, phases: Phases) -> Counted:
     rows = {table_name(column): count for column, count in enumerate(job.rows)}
     counter = SampleCounter(Counting(tuple(rows), rows=rows, batch=job.step_samples))
     with phases.phase("counting accesses", lines_trained(job, path)) as advance:
-        for block in HeldOut().without(criteo.read(path, limit=job.samples, block=job.batch)):
+        for block in HeldOut().without(read_samples(job, path)):
             keys = keys_by_table(block.categories, job.rows)
             counter.add(Chunk(tuple(map(Column, keys.values())), str(path)))
             advance(len(block))
     return Counted(counter.profile(), perf_counter() - started)
+
+
+def read_samples(job: Job, path: Path) -> Iterator[criteo.Samples]:
+    """Yield the samples of a job's file, a batch at a time."""
+    return criteo.read(path, limit=job.samples, block=job.batch, as_text=job.sparse)
 
 
 def lines_trained(job: Job, path: Path) -> int:
@@ -117,7 +122,7 @@ def train_and_compare(
     moved_before = network_bytes() if network_bytes else 0
     with trainer.learner.opened(job.way, material) as feed:
         with phases.phase("training", lines_trained(job, path)) as advance:
-            trainer.train(criteo.read(path, limit=job.samples, block=job.batch), feed, advance)
+            trainer.train(read_samples(job, path), feed, advance)
         session, hot = feed.session(), feed.hot()
         _write_report(feed.history(), report)
     moved = network_bytes() - moved_before if network_bytes else None
@@ -136,21 +141,21 @@ def train_and_compare(
         network_bytes=moved,
         seconds=dict(trained.seconds),
         popularity=popularity,
-        **_of_job(job),
+        **_of_job(job, trainer.check.rows if job.sparse else sum(job.rows)),
         **_of_store(shards, session, hot),
         **_of_digests(trainer, store, phases),
     )
 
 
-def _of_job(job: Job) -> dict[str, Any]:
+def _of_job(job: Job, rows: int) -> dict[str, Any]:
     return {
         "framework": job.framework,
         "policy": job.policy,
         "tables": len(job.configs),
-        "rows": sum(job.rows),
+        "rows": rows,
         "dim": job.dim,
         "optimizer": job.optimizer.kind,
-        "table_bytes": job.table_bytes,
+        "table_bytes": rows * job.row_bytes,
     }
 
 

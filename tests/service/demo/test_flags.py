@@ -34,6 +34,7 @@ GIVEN: list[tuple[str, Any]] = [
     ),
     ("--framework torch", (None, Job(framework="torch"), NOTHING)),
     ("--framework torch --device cuda:0", (None, Job(framework="torch", device="cuda:0"), NOTHING)),
+    ("--sparse", (None, Job(sparse=True), NOTHING)),
     ("--no-session --policy lfu", (None, Job(policy="lfu", way=Calls()), NOTHING)),
     (
         "--hotcold --budget 1MiB --lookahead 2",
@@ -58,6 +59,9 @@ def test_what_was_given_is_passed_on_and_1_says_that_it_was_not_exact(words, giv
     ("flags", "named"),
     [
         ("--no-session --hotcold", "--hotcold"),
+        ("--sparse --compare", "--sparse"),
+        ("--sparse --hotcold", "--sparse"),
+        ("--sparse --policy rank", "--sparse"),
         ("--no-session --lookahead 4", "--lookahead"),
         ("--compare --policy lfu", "--policy"),
         ("--compare --framework torch", "--framework"),

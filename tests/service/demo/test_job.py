@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import embstore
+from embstore import hash_ids
 from embstore.errors import InvalidArgumentError
 from embstore.handles.sessions import Sessions
 from embstore.handles.store import Store
@@ -50,6 +51,26 @@ def test_training_is_exact_and_learns(path, tmp_path, way):
         row_bytes = [table["row_bytes"] for table in store.stats()["tables"].values()]
         assert len(row_bytes) == result.tables == 26
         assert row_bytes[0] * sum(SMALL.rows) == result.table_bytes
+
+
+@EITHER_WAY
+def test_raw_text_trains_a_table_of_sparse_keys(path, tmp_path, way):
+    result = trained(replace(SMALL, sparse=True, way=way), path, tmp_path)
+    assert result.exact
+    assert result.auc is not None and result.auc > 0.6
+    with embstore.open(tmp_path) as store:
+        table = store.table("criteo/sparse")
+        assert (store.tables(), table.rows) == ([table.name], 2**64 - 1)
+        assert table.scan().rows == result.rows < sum(SMALL.rows)
+        fields = path.read_text().split("\n")[0].split("\t")[-26:]
+        assert len(table.lookup([hash_ids([fields[1]], feature="criteo/c02")[0]]))
+
+
+def test_no_rows_of_sparse_keys_are_counted():
+    with pytest.raises(InvalidArgumentError, match="neither rank nor hot/cold"):
+        Job(sparse=True, policy="rank")
+    with pytest.raises(InvalidArgumentError, match="neither rank nor hot/cold"):
+        demo.compare(job=Job(sparse=True), console=console())
 
 
 def test_a_step_too_large_for_the_cache_is_done_in_parts(path, tmp_path):

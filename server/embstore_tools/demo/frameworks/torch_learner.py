@@ -19,7 +19,7 @@ from embstore.arrays import Rows
 from embstore.config import TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore_client.torch import Bag, EmbeddingBagCollection
-from embstore_tools.demo.criteo import INTEGERS, Samples
+from embstore_tools.demo.criteo import CATEGORIES, INTEGERS, Samples
 from embstore_tools.demo.dlrm import Dlrm, Mlp, dense_features
 from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
 from embstore_tools.demo.result import SessionResult
@@ -40,7 +40,7 @@ class TorchLearner:
             Bag(
                 config.name,
                 dim=config.dim,
-                rows=config.rows,
+                rows=None if config.is_sparse else config.rows,
                 features=[config.name],
                 optimizer=config.optimizer,
                 initializer=config.initializer,
@@ -49,7 +49,7 @@ class TorchLearner:
         ]
         self.embeddings = EmbeddingBagCollection(store, tables)
         self._device = device
-        self._model = _DenseDlrm(len(configs), configs[0].dim, seed).to(device)
+        self._model = _DenseDlrm(CATEGORIES, configs[0].dim, seed).to(device)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=DENSE_LEARNING_RATE)
         self._outputs: dict[str, Any] = {}  # Of the step at hand, by table.
 
@@ -167,9 +167,11 @@ class _DenseDlrm(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self._pairs = torch.tril_indices(columns + 1, columns + 1, -1)
 
     def forward(self, features: Any, embeddings: list[Any]) -> Any:
-        """Return logits (n,) of features (n, integers) and embeddings (n, dim), one a column."""
+        """Return logits (n,) of features (n, integers) and of embeddings, of each table (n, dim) of
+        its columns one after the other."""
         bottom = self.bottom(features)
-        vectors = torch.stack([bottom, *embeddings], dim=1)
+        columns = [of for rows in embeddings for of in rows.reshape(-1, *bottom.shape)]
+        vectors = torch.stack([bottom, *columns], dim=1)
         products = (vectors @ vectors.mT)[:, *self._pairs]
         return self.top(torch.cat([bottom, products], dim=1)).squeeze(1)
 
