@@ -100,7 +100,7 @@ class Scan:
             self.close()
         if not self._is_open:
             raise StopIteration
-        page = self._page(self._low, self._batch_rows)
+        page = self.read(self._low, self._batch_rows)
         self._low, self._left = page.after, self._left - len(page.keys)
         return _batch(page)
 
@@ -109,9 +109,10 @@ class Scan:
 
         Batches are the same before and afterwards.
         """
-        return _batch(self._page(low, rows))
+        return _batch(self.read(low, rows))
 
-    def _page(self, low: int, rows: int) -> ScannedRows:
+    def read(self, low: int, rows: int) -> ScannedRows:
+        """Return the same with what is `low` of the rows that follow: of sparse keys it is none."""
         read = c.ReadScan(self._name, self._table, low, rows, self.with_state)
         return self._executor.execute(read)
 

@@ -5,6 +5,7 @@ checkpoint, and of some that are as they were there, from all over the table, a 
 A table that has fewer rows, or others in these places, is not what the file continues.
 """
 
+from collections.abc import Set
 from hashlib import blake2b
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
-from embstore.handles.scan import Scan
+from embstore.handles.scan import BATCH_BYTES, Scan
 from embstore.handles.table import Table
+from embstore.layout import VALUE_BYTES
 from embstore_client.files.about import About
 
 _SAMPLES = 64
@@ -23,10 +25,23 @@ def sample(base: Scan, changes: Scan, deleted: Keys) -> dict[str, str]:
     """Return hashes of rows of a scan, by key, that another one, of what came later, has not, and
     that were not deleted."""
     found, gone = {}, set(deleted.tolist())
-    for low in np.linspace(0, base.config.rows, _SAMPLES, endpoint=False, dtype=np.int64):
+    end = base.rows if base.config.is_sparse else base.config.rows
+    for low in np.linspace(0, end, _SAMPLES, endpoint=False, dtype=np.int64):
         keys, weights = base.page(int(low), 1)[:2]
-        if len(keys) and keys[0] not in gone and keys[0] not in changes.page(int(keys[0]), 1)[0]:
-            found[str(keys[0])] = _hash(weights[0])
+        if len(keys):
+            found[int(keys[0])] = _hash(weights[0])
+    gone.update(_written(changes, found.keys()))
+    return {str(key): of for key, of in found.items() if key not in gone}
+
+
+def _written(changes: Scan, keys: Set[int]) -> set[int]:
+    """Return which of some keys have rows in a scan. Sparse ones are in no order: all are read."""
+    if not changes.config.is_sparse:
+        return {key for key in keys if key in changes.page(key, 1)[0]}
+    found, low, rows = set[int](), 0, max(BATCH_BYTES // (VALUE_BYTES * changes.config.dim), 1)
+    while len((page := changes.read(low, rows)).keys):
+        found.update(keys & set(page.keys.tolist()))
+        low = page.after
     return found
 
 

@@ -32,6 +32,7 @@ class ColumnReader:
         metadata, own = columns.schema.metadata or {}, METADATA.encode()
         self.about = About.from_json(metadata[own]) if own in metadata else None
         self._columns, self._names, self._key, self._hashed = columns, names, key, hashed
+        self.are_sparse = False
         self.rows = columns.count_rows()
         self.dim = self._width(names)
         self.state_dim: int | None = None
@@ -75,7 +76,7 @@ class ColumnReader:
         if self._hashed is not None:
             return self._hashed(column)
         _refuse_nulls(name, column)
-        return keys_of(_array(column), f"column {name!r}")
+        return keys_of(_array(column), f"column {name!r}", are_sparse=self.are_sparse)
 
     def close(self) -> None:
         """Each pass over the columns closes the file."""

@@ -57,6 +57,8 @@ class Reader(Protocol):
     dim: int
     state_dim: int | None
     """None: it has no state."""
+    are_sparse: bool
+    """Whether its keys are those of a table of sparse keys: whoever imports says so."""
 
     def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
         """Yield its rows in order."""

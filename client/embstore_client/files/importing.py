@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from embstore.arrays import Keys, Rows
+from embstore.arrays import SPARSE_ROWS, Keys, Rows
 from embstore.config import TableConfig
 from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
 from embstore.handles.scan import DELETED_KEYS
@@ -90,7 +90,8 @@ def import_table(
     Raises
     ------
     InvalidArgumentError : the file is not whole, or its rows are not this table's: width,
-        optimizer, keys that do not rise or are beyond the table, NaN; or the file has what was
+        optimizer, keys that do not rise or are beyond the table (sparse ones are in any order; of
+        one that is there twice the last row stays), NaN; or the file has what was
         written since a checkpoint, and the table is not as it was there. The message says how many
         rows were written before, if any.
     StorageError : no access.
@@ -100,7 +101,9 @@ def import_table(
         module_of(place, READ)
     hashed = _hashing(table, ids, with_state=with_state)
     with reading(place) as path, opened(path, place, tensor, key, hashed) as reader:
-        is_in_order = hashed is None
+        is_sparse = table.config.is_sparse
+        reader.are_sparse = is_sparse
+        is_in_order = hashed is None and not is_sparse
         how = {"is_in_order": is_in_order, "with_state": with_state, "allow_nan": allow_nan}
         work = _Import(table, reader, place, **how)
         with understood(place):
@@ -166,6 +169,11 @@ class _Import:
                 f"{reader.dim}"
             )
         rows = reader.rows if reader.about is None else reader.about.config.rows
+        if rows == SPARSE_ROWS and self._is_in_order:
+            raise InvalidArgumentError(
+                f"expected keys in [0, {config.rows}), as table {config.name!r} has, found a file "
+                'of sparse keys: make the table with key_space="sparse"'
+            )
         if rows > config.rows and self._is_in_order:
             raise InvalidArgumentError(
                 f"expected at most the {config.rows} rows that table {config.name!r} has, found "

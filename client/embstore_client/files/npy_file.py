@@ -33,6 +33,11 @@ class Writer:
                 "checkpoint, has its place in .safetensors and .parquet"
             )
         self._config = config = about.config
+        if config.is_sparse:
+            raise InvalidArgumentError(
+                f"expected a table of dense keys, whose rows are those of a .npy file, found table "
+                f"{config.name!r} of sparse keys: .safetensors and .parquet have keys beside rows"
+            )
         size, free = VALUE_BYTES * config.rows * config.dim, shutil.disk_usage(path.parent).free
         if size > free:
             raise CapacityError(

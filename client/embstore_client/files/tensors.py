@@ -42,6 +42,7 @@ class TensorReader:
         about: About | None = None,
     ) -> None:
         self.about, self._hashed = about, hashed
+        self.are_sparse = False
         shapes = {name: tuple(one.shape) for name, one in tensors.items()}
         keys = key or KEYS
         has_keys = len(shapes.get(keys, ())) == 1
@@ -91,7 +92,7 @@ class TensorReader:
     def _keys_of(self, ids: NDArray[Any]) -> Keys:
         if self._hashed is not None:
             return self._hashed(ids)
-        return keys_of(ids, f"tensor {self._keys_name!r}")
+        return keys_of(ids, f"tensor {self._keys_name!r}", are_sparse=self.are_sparse)
 
     def close(self) -> None:
         """Let the file go."""

@@ -26,10 +26,13 @@ Hashing = Callable[[Any], Keys]
 """Makes keys of an array of ids of any kind."""
 
 
-def keys_of(array: NDArray[Any], what: str) -> Keys:
-    """Return integers as keys; messages say `what` they are. Raises InvalidArgumentError."""
+def keys_of(array: NDArray[Any], what: str, *, are_sparse: bool = False) -> Keys:
+    """Return integers as keys; messages say `what` they are. Sparse ones of uint64 are the int64 of
+    the same bits. Raises InvalidArgumentError."""
     if array.dtype.kind not in "iu":
         raise no_keys(f"{what} of integers", array.dtype)
+    if are_sparse and array.dtype == np.uint64:
+        array = array.view(np.int64)
     if array.dtype == np.uint64 and array.max(initial=0) > _INT64_MAX:
         raise no_keys(f"{what} below 2**63", array.max())
     return np.ascontiguousarray(array, np.int64)

@@ -128,4 +128,5 @@ def _created(store: "Store", name: str, file: str, names: dict[str, Any]) -> "Ta
         optimizer=config.optimizer,
         initializer=config.initializer,
         seed=config.seed,
+        key_space=config.key_space,
     )
