@@ -96,7 +96,7 @@ def test_rows_are_as_of_the_step_that_their_shard_is_at(store):
     for member in members:
         sessions.announce(member, {1: {"a": keys}, 2: {"a": keys}})
     router: Any = store.executor
-    split = router.owners.split(store.table("a").config.seed, keys)
+    split = router.owners.split(store.table("a").config.seed, keys, "dense")
     ahead = shards_of(store)[1]
     ones = np.ones((split.count(1), DIM), np.float32)
     with ThreadPoolExecutor(2) as pool:

@@ -281,7 +281,7 @@ def test_a_snapshot_is_in_the_order_of_row_numbers_and_has_ids(tmp_path):
 
 def read(storage, snapshot):
     """Return the keys of a snapshot, page by page; each row is that of its key."""
-    count = snapshot.prepare(lambda: None)
+    count, _ = snapshot.prepare(lambda: None)
     keys, low = [], 0
     while True:
         located = snapshot.rows_from(low, 700)

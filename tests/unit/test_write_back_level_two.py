@@ -112,7 +112,7 @@ def test_written_keys_have_rows_that_rise_while_they_are_listed(stores, monkeypa
             store.table("t0").lookup(keys)
             risen.append(keys)
 
-    found = WrittenKeys(pool, 0, Slices())
+    found = WrittenKeys(pool, 0, Slices().one)
     assert len(np.unique(np.concatenate(risen))) > 500
     blocks = found.blocks()
     assert np.array_equal(found.in_blocks(blocks) & KEY_MASK, written)

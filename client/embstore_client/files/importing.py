@@ -101,9 +101,8 @@ def import_table(
         module_of(place, READ)
     hashed = _hashing(table, ids, with_state=with_state)
     with reading(place) as path, opened(path, place, tensor, key, hashed) as reader:
-        is_sparse = table.config.is_sparse
-        reader.are_sparse = is_sparse
-        is_in_order = hashed is None and not is_sparse
+        reader.are_sparse = table.config.is_sparse
+        is_in_order = hashed is None and not reader.are_sparse
         how = {"is_in_order": is_in_order, "with_state": with_state, "allow_nan": allow_nan}
         work = _Import(table, reader, place, **how)
         with understood(place):

@@ -82,13 +82,10 @@ def demo(
     """
     given = {name: value for name, value in values.items() if value is not None}
     _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
-    if sparse and (compare or hotcold or given.get("policy") == "rank"):
-        counting = "--compare, --hotcold and --policy rank"
-        raise InvalidArgumentError(f"--sparse: no rows are counted before; leave out {counting}")
+    if sparse:
+        _check_sparse(compare=compare, hotcold=hotcold, policy=given.get("policy"))
     _check_place(given.keys(), address, compare=compare, cluster=cluster)
-    import_module(
-        "embstore_server.host.app"
-    )  # of the server that is started: what it needs is missed here
+    import_module("embstore_server.host.app")  # what the server needs is missed here
     from embstore_tools import demo as demos
 
     if "report" in given:
@@ -98,11 +95,8 @@ def demo(
     hot = {"budget_bytes": given.get("budget"), "lookahead": given.get("lookahead")}
     hot_cold = demos.HotCold(**{name: value for name, value in hot.items() if value is not None})
     way: demos.Way = hot_cold if hotcold else demos.Ahead(hot_cold.lookahead)
-    if no_session:
-        way = demos.Calls()
-    job = demos.Job(
-        **{name: given[name] for name in given.keys() & _OF_JOB}, way=way, sparse=sparse
-    )
+    of_job = {name: given[name] for name in given.keys() & _OF_JOB}
+    job = demos.Job(**of_job, way=demos.Calls() if no_session else way, sparse=sparse)
     more: dict[str, Any] = {"directory": given.get("keep"), "json": as_json}
     if "report" in given:
         more["report"] = given["report"]
@@ -117,6 +111,13 @@ def demo(
             exact = demos.run(given.get("data"), job, **more).exact
     if not exact:
         raise typer.Exit(FAILED)
+
+
+def _check_sparse(*, compare: bool, hotcold: bool, policy: str | None) -> None:
+    """Refuse what goes by accesses that were counted before."""
+    if compare or hotcold or policy == "rank":
+        counting = "--compare, --hotcold and --policy rank"
+        raise InvalidArgumentError(f"--sparse: no rows are counted before; leave out {counting}")
 
 
 def _check_flags(given: Set[str], *, compare: bool, hotcold: bool, no_session: bool) -> None:

@@ -78,12 +78,12 @@ def _of(scale: Scale, shards: int) -> dict[str, float]:
     keys, gradients = scale.batches(1)[0], scale.gradients()
     out = np.empty((scale.keys, scale.dim), np.float32)
     owners = Owners(shard_map)
-    split = owners.split(0, keys)
+    split = owners.split(0, keys, "dense")
     parts = [split.of(shard) for shard in range(shards)]
     with Store(Router(executors, shard_map)) as store:
         table = store.table(TABLE)
         calls: dict[str, Callable[[], Any]] = {
-            "split": lambda: owners.split(0, keys),
+            "split": lambda: owners.split(0, keys, "dense"),
             "lookup": lambda: table.lookup(keys, out=out),
             "update": lambda: table.update(keys, gradients),
             "copy": lambda: [taken(gradients, part) for part in parts],
