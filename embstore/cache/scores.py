@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import Keys
+from embstore.arrays import EMPTY_KEY, Keys
 from embstore.cache.policies import Policy
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Device
@@ -219,7 +219,7 @@ class Scores:
         def answer() -> Victims:
             assert self._queue is queue and self._next == begin, "another one has taken victims"
             now = contents()
-            chosen = np.flatnonzero((now.scores == scores) & (now.keys >= 0))[:count]
+            chosen = np.flatnonzero((now.scores == scores) & (now.keys != EMPTY_KEY))[:count]
             self._next += int(chosen[-1]) + 1 if len(chosen) == count else len(slots)
             return slots[chosen], now.of(chosen)
 

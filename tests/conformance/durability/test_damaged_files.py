@@ -118,7 +118,7 @@ def test_header_of_another_format_or_byte_order(path, backend, pattern, place, v
     whole[place : place + 4] = value.to_bytes(4, "little")
     whole[64:72] = zlib.crc32(whole[:64]).to_bytes(8, "little")
     file.write_bytes(whole)
-    form = 3 if pattern == "*.rows" else 2
+    form = 4 if pattern == "*.rows" else 3
     with pytest.raises(TableMismatchError, match=f"{file.name}.*format {form}, little-endian"):
         backend.open_store()
 

@@ -199,3 +199,14 @@ def test_scans_since_a_label_have_what_changed_and_what_was_deleted(several):
         rows = [int(k) for keys, _ in scan for k in keys.view(np.uint64)]
     assert sorted(rows) == sorted(set(changed.tolist()) - set(gone.tolist()))
     assert sorted(deleted) == sorted(set(gone.tolist()) & before)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "rank"])
+def test_rows_leave_whatever_their_keys(open_twin, policy):
+    """Of a cache whose keys are all negative as int64, by each policy."""
+    twin = open_twin(a=sparse(), cache_bytes=1 << 17, policy=policy)
+    rng = generator(8)
+    for _ in range(6):
+        keys = rng.integers(2**63, 2**64 - 1, 4000, np.uint64)
+        assert_same(twin.store.table("a").lookup(keys), twin.reference.table("a").lookup(keys))
+        twin.on("a", "update", keys[:500], normal(rng, 500, 4))
