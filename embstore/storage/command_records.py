@@ -21,6 +21,10 @@ not whole, they are lost, which is damage. A segment has the length that its hea
 first to its last day; one of another length was cut short. What is left of it is read, and the
 reader says so (`cut`): commands may be lost.
 
+A crash may leave the header of a segment without its first record. If it is not known to have
+begun, it has not: the log ends in the segment before, and whoever goes on begins this one anew. To
+go on behind it would make a segment sure that has no first record.
+
 **Another life.** Who goes on after a crash writes again what was not known to be synced, and syncs
 it: after a sync that failed the system has pages that it takes for clean, and that are not on the
 disk. It removes the segments behind the torn tail (`go_on_behind`), and begins a segment of its
@@ -173,12 +177,13 @@ class RecordReader:
 
     def _begins(self, file: File, number: int, is_sure: bool) -> bool:
         """Begin with a segment; return False where nobody was told of it, and it does not follow
-        what was read."""
+        what was read, or has no first record."""
         found, before, size = self._header(file, number)
         is_first = not self.ends
-        if found != number or not (is_first or before == self.end.offset):
-            if is_sure:
-                raise self._damaged(file.path, 0)
+        is_next = found == number and (is_first or before == self.end.offset)
+        if is_sure and not is_next:
+            raise self._damaged(file.path, 0)
+        if not is_sure and not (is_next and _record(file, number, PAGE_BYTES)):
             return False
         if is_sure:
             self.sure.add(number)

@@ -109,9 +109,11 @@ def _state(promise: Promise) -> tuple[int, tuple[str, ...]]:
 def check_after_cut(
     session: Session, disk: Disk, calls: int, choose: Choose, path: Path
 ) -> Promise:
-    """Open what a power cut after so many calls leaves; check that it is what was promised."""
+    """Open what a power cut after so many calls leaves, commit nothing, and open it again; check
+    that it is what was promised."""
     disk.write_to(path, choose)
     try:
+        open_store(path, files=UnsyncedFiles(path), **session.options).executor.abandon()
         with open_store(path, files=UnsyncedFiles(path), **session.options) as store:
             return check_content(store, *session.promised_after(calls))
     except (AssertionError, EmbstoreError) as exc:

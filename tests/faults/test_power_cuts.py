@@ -3,7 +3,7 @@
 kill -9 leaves the page cache, so it does not notice a missing fsync; here what was not synced is
 lost, emptied or torn. One session does every merge that is due, and is cut after each call that is
 no write and after some that are; in the others merges run beside the training, and cuts are by
-chance.
+chance. After each cut the store is opened, killed, and opened again.
 """
 
 import shutil
@@ -19,6 +19,9 @@ from tests.faults.training import LOGGED, MANY_BASES, TWO_LEVELS, generator
 SEED = 20260304
 SETTLED_SEED = 20260323
 """Of a session with folds and several compactions."""
+LOG_SEED = 20260305
+"""Of one of which a sound store was refused, since a crash had left a header without a record."""
+STRETCHES = [33, 8, 20]
 SHARE = 3  # each of the three choices is made after other calls; in `make soak` after all
 EVERY_WRITE = 5  # one in so many is cut after, in the middle of a stretch of writes
 EVERY_GOING_ON = 40
@@ -46,14 +49,25 @@ CHOICES: dict[str, Callable[[int], Choose]] = {
 def test_every_call_may_be_the_last(quick_path, choice, options, pytestconfig):
     share = SHARE if pytestconfig.getoption("soak") == 1 else 1
     place = list(CHOICES).index(choice) % share
-    path, stretches = quick_path / "recorded", [33, 8, 20]
-    session = record(path, SETTLED_SEED, stretches=stretches, settled=True, **options)
+    path = quick_path / "recorded"
+    session = record(path, SETTLED_SEED, stretches=STRETCHES, settled=True, **options)
     assert min(session.merges.values()) > 2, "expected folds and compactions in the session"
     disk = Disk()
     for calls, call in enumerate(session.calls, 1):
         disk.apply(call)
         if (call.verb != "write" or calls % EVERY_WRITE == 0) and calls % share == place:
             cut(session, disk, calls, [CHOICES[choice](calls)], quick_path / "found")
+
+
+def test_every_call_of_the_command_log_may_be_the_last(quick_path):
+    """Between the header of a segment and its first record, too."""
+    path = quick_path / "recorded"
+    session = record(path, LOG_SEED, stretches=STRETCHES, settled=True, **LOGGED)
+    disk = Disk()
+    for calls, call in enumerate(session.calls, 1):
+        disk.apply(call)
+        if call.path.startswith("commands/"):
+            cut(session, disk, calls, [torn([SEED, calls])], quick_path / "found")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import Place, RecordReader, record_bytes, segment_path
 from embstore.storage.files import Files
 from embstore.storage.format import PAGE_BYTES
+from tests.conformance.backends import UnsyncedFiles
 from tests.faults.disk import Disk, dropped, emptied, kept, torn
 from tests.faults.recording import RecordingFiles
 
@@ -241,3 +242,57 @@ def test_a_record_is_read_whole_though_a_call_of_the_system_reads_less(tmp_path,
     monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 50_000), at))
     assert read(tmp_path) == [(n, body(n)) for n in range(7)]
     log.log.close()
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_a_segment_whose_first_record_never_came_has_not_begun(tmp_path, lives):
+    """A crash came between its header and its record."""
+    logs = [filled(tmp_path, 2)]
+    for _ in range(lives):
+        logs[-1].log.segments.end()
+        logs[-1].log.reserve(64)
+        logs.append(Log(tmp_path))
+        assert logs[-1].found == [(n, body(n)) for n in range(2)]
+    logs[-1].append(2, b"another life")
+    assert read(tmp_path) == [(n, body(n)) for n in range(2)] + [(2, b"another life")]
+    for log in logs:
+        log.log.close()
+
+
+@pytest.mark.parametrize("choose", [dropped, emptied, kept, "torn"])
+@pytest.mark.parametrize("level", [0.0, LONG_S])
+def test_each_call_may_be_the_last_of_a_life_that_another_goes_on(
+    tmp_path, monkeypatch, choose, level
+):
+    """What the second life appends is there in the third, behind what the first had promised."""
+    monkeypatch.setattr(command_segments, "SEGMENT_BYTES", 8 << 10)
+    files = RecordingFiles(tmp_path / "log")
+    log, first, promises = Log(files.root, files, sync_every_s=level), 0, {}
+    for n in range(20):
+        is_commit = n % 7 == 0
+        if is_commit:
+            log.log.segments.end()
+        log.append(n, body(n)[:3000], wait=False)
+        log.log.wait(log.log.appended, written=bool(level))
+        if is_commit:
+            log.log.sync()
+            begin, first = log.log.synced, n
+        promises[len(files.calls)] = begin, first, log.log.durable
+        if is_commit:
+            log.forget()
+    log.log.close()
+    disk, promise = Disk(), None
+    for calls, call in enumerate(files.calls, 1):
+        disk.apply(call)
+        promise = promises.get(calls, promise)
+        if promise is None:
+            continue
+        begin, first, durable = promise
+        root = tmp_path / f"found-{calls}"
+        disk.write_to(root, torn([calls]) if choose == "torn" else choose)
+        again = Log(root, UnsyncedFiles(root), begin)
+        assert again.found == [(n, body(n)[:3000]) for n in range(first, first + len(again.found))]
+        assert first + len(again.found) >= durable
+        again.append(20, b"another life")
+        again.log.close()
+        assert read(root, begin) == [*again.found, (20, b"another life")], f"call {calls}"
