@@ -29,8 +29,8 @@ KINDS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS
 
 
 KEY_SPACE = os.environ.get("EMBSTORE_TEST_KEY_SPACE", "dense")
-"""Of tables whose case does not say. With sparse keys cases fail that are about rows, growth, or the
-order of keys."""
+"""Of tables whose case does not say. With sparse keys cases fail that are about rows, growth, or
+the order of keys."""
 T = TypeVar("T")
 _WAITS = "wait wait_for join __enter__ _wait_for_tstate_lock _call looking close".split()
 """Where threads wait, in the modules of threads and of the engine's lock."""
