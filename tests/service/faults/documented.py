@@ -50,7 +50,10 @@ RIGHT: dict[str, dict[str, Any]] = {
     "EndSession": {"name": "train"},
 }
 """A request by its verb; where there is none, names do."""
-FOLLOWED = c.CreateTable, c.DropTable, c.GrowTable, c.SetLearningRate, c.Checkpoint, c.Restore
+FOLLOWED = (
+    *(c.CreateTable, c.DropTable, c.ClearTable, c.GrowTable, c.SetLearningRate),
+    *(c.Checkpoint, c.Restore),
+)
 KEPT = 3
 """Checkpoints that the server keeps."""
 CHECKS = [
