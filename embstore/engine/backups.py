@@ -2,7 +2,8 @@
 
 The engine is needed twice, for moments: a backup without a label begins with a commit, in pieces as
 the store's own (commits.py), and the files get their second names in one turn, in which nothing can
-replace them. What is long, copying, needs no engine (`embstore.storage.backup`).
+replace them. What is long, copying, needs no engine (`embstore.storage.backup`). A server starts
+without the modules that copy: the first backup imports them.
 """
 
 import threading
@@ -15,8 +16,6 @@ from embstore.engine.commits import OwnCommits
 from embstore.errors import EmbstoreError, PermissionDeniedError, StoreClosedError
 from embstore.results import BackupFacts
 from embstore.storage import shard as shards
-from embstore.storage.backup import back_up, catalogue_of, linked, make_room
-from embstore.storage.destinations import name_within, open_destination
 from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
@@ -68,6 +67,9 @@ class Backups:
     def _back_up(
         self, place: str, below: str, label: str | None, progress: Progress | None
     ) -> BackupFacts:
+        from embstore.storage.backup import back_up, catalogue_of, linked, make_room
+        from embstore.storage.destinations import open_destination
+
         storage = self._tables.storage
         if label is not None:
             with self._tables.reading():
@@ -109,6 +111,8 @@ class Backups:
             )
         if self.within == ANYWHERE:
             return destination, ""
+        from embstore.storage.destinations import name_within
+
         return self.within, name_within(destination, self.within)
 
     def stop(self) -> None:

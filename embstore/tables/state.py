@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from embstore.device.values import Array, Batch, Counts, Gradients
 from embstore.errors import InvalidArgumentError, TableHeldError
 from embstore.results import TableEntry
 from embstore.tables.digest import TableDigest
-from embstore.tables.sparse_digest import SparseDigest
+
+if TYPE_CHECKING:
+    from embstore.tables.sparse_digest import SparseDigest
 
 
 @dataclass(eq=False)
@@ -27,7 +30,7 @@ class TableState:
     rows: int
     learning_rate: float
     t: int = 0
-    digest: TableDigest | SparseDigest = field(init=False)
+    digest: "TableDigest | SparseDigest" = field(init=False)
     sessions: set[str] = field(default_factory=set)
     """Names of the look-ahead sessions that are open on it."""
     writer: str = ""
@@ -38,7 +41,7 @@ class TableState:
     """That named it, and had a gradient that rule 9 refuses."""
 
     def __post_init__(self) -> None:
-        self.digest = SparseDigest() if self.config.is_sparse else TableDigest()
+        self.digest = _digest_of(self.config)
         self.name = self.config.name
         self.dim = self.config.dim
         self.identity_json = self.config.identity_json()
@@ -76,6 +79,15 @@ class TableState:
         """Return the configuration with today's tunables."""
         optimizer = replace(self.config.optimizer, learning_rate=self.learning_rate)
         return replace(self.config, rows=self.rows, optimizer=optimizer)
+
+
+def _digest_of(config: TableConfig) -> "TableDigest | SparseDigest":
+    """Return the digest of a table; a store without sparse keys starts without theirs."""
+    if not config.is_sparse:
+        return TableDigest()
+    from embstore.tables.sparse_digest import SparseDigest
+
+    return SparseDigest()
 
 
 @dataclass(frozen=True)

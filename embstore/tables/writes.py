@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from embstore.arithmetic import canonicalize_nans, scalars_of, unaccepted
 from embstore.arrays import Keys, Rows, refused_gradient
-from embstore.cache.deleting import KEYS_MAX, Deletion
 from embstore.cache.pool import Pool
 from embstore.commands import OnNonfinite, UpdateOptions
 from embstore.device.values import Array
@@ -239,6 +238,8 @@ def _deleted(
     table: TableState, keys: Keys, owns: Callable[[Keys], NDArray[np.bool_]] | None = None
 ) -> int:
     """Delete the rows of unique row keys; return how many had been written."""
+    from embstore.cache.deleting import KEYS_MAX, Deletion  # few stores ever delete
+
     pool, storage, reading, count = table.pool, table.pool.storage, table.digest.reading, 0
     pieces = [keys[low : low + KEYS_MAX] for low in range(0, len(keys), KEYS_MAX)]
     deletions = [Deletion(pool, piece) for piece in pieces]

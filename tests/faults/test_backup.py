@@ -118,7 +118,7 @@ def test_files_that_merges_replace_are_kept_until_they_are_copied(store, tmp_pat
 
         return put(*others, going_on)
 
-    monkeypatch.setattr("embstore.engine.backups.back_up", slow)
+    monkeypatch.setattr("embstore.storage.backup.back_up", slow)
     store.backup(str(tmp_path / "to"))
     assert removed > 5
     assert not (tmp_path / "store" / "backup").exists()
@@ -347,7 +347,7 @@ def test_a_store_that_is_closed_ends_the_backup(store, tmp_path, monkeypatch):
         except StoreClosedError as exc:
             outcome.append(exc)
 
-    monkeypatch.setattr("embstore.engine.backups.back_up", waiting)
+    monkeypatch.setattr("embstore.storage.backup.back_up", waiting)
     thread = threading.Thread(target=run)
     thread.start()
     begun.wait()
