@@ -16,7 +16,8 @@ from embstore.arithmetic import LEAF_RECORD
 from embstore.results import AcknowledgedUpdate, Place
 from embstore.values import same
 from embstore_proto import narrow
-from tests.reference import ReferenceStore, spread_bags
+from tests.reference import ReferenceStore
+from tests.rules import spread_bags
 
 Gradients = dict[str, tuple[Any, Any]]
 
@@ -257,15 +258,13 @@ def _assign(model: Model, command: c.Assign, result: Any) -> None:
 
 
 def _delete(model: Model, command: c.DeleteRows, result: Any) -> None:
-    rows = model.store.table(command.keys.table).delete(command.keys.keys)
+    assert result.rows == model.store.table(command.keys.table).delete(command.keys.keys)
     model.is_acknowledged(result, command.keys.table)
-    assert result.rows == rows
 
 
 def _clear(model: Model, command: c.ClearTable, result: Any) -> None:
-    rows = model.store.table(command.table).clear()
+    assert result.rows == model.store.table(command.table).clear()
     model.is_acknowledged(result, command.table)
-    assert result.rows == rows
 
 
 def _put(model: Model, command: c.PutRows, result: Any) -> None:

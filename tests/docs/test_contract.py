@@ -19,7 +19,7 @@ from embstore import arithmetic
 from embstore.arithmetic.compiled_digest import add_row_hashes, leaves_of_sums, row_sums
 from embstore.config import OPTIMIZERS, Normal, RowWiseAdagrad, Sgd, Uniform, default_seed
 from embstore.errors import InvalidArgumentError
-from tests import reference
+from tests import reference, rules
 from tests.hashed_ids import HASHED, HashedId, printed
 from tests.style.sources import ROOT
 
@@ -179,7 +179,7 @@ def accepted(count: int, dim: int) -> tuple[Callable[[], str], Callable[[], str]
         return not arithmetic.unaccepted(np.zeros(1, np.int64), gradient[None])
 
     return (
-        lambda: largest_accepted(count, dim, reference.is_accepted),
+        lambda: largest_accepted(count, dim, rules.is_accepted),
         lambda: largest_accepted(count, dim, by_arithmetic),
     )
 
@@ -245,32 +245,32 @@ def to_bytes(number: int) -> bytes:
 
 RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
     "philox zero": (
-        lambda: words(reference.philox([0] * 4, (0, 0))),
+        lambda: words(rules.philox([0] * 4, (0, 0))),
         lambda: words(arithmetic.philox4x32(np.zeros(4, np.uint64), (0, 0))),
     ),
     "philox pi": (
-        lambda: words(reference.philox(*PI)),
+        lambda: words(rules.philox(*PI)),
         lambda: words(arithmetic.philox4x32(np.array(PI[0], np.uint64), PI[1])),
     ),
     "uniform": (
-        lambda: bits(reference.initial_weights(Uniform(-0.01, 0.01), 7, 5, 8)),
+        lambda: bits(rules.initial_weights(Uniform(-0.01, 0.01), 7, 5, 8)),
         lambda: bits(arithmetic.initial_rows(Uniform(-0.01, 0.01), 7, ROW_5, 8)),
     ),
     "normal": (
-        lambda: bits(reference.initial_weights(Normal(0, 0.02), 7, 5, 4)),
+        lambda: bits(rules.initial_weights(Normal(0, 0.02), 7, 5, 4)),
         lambda: bits(arithmetic.initial_rows(Normal(0, 0.02), 7, ROW_5, 4)),
     ),
     "partition": (
-        lambda: " ".join(str(reference.partition(7, key, "dense")) for key in FOUR_KEYS),
+        lambda: " ".join(str(rules.partition(7, key, "dense")) for key in FOUR_KEYS),
         lambda: " ".join(map(str, arithmetic.partitions(7, np.array(FOUR_KEYS), "dense"))),
     ),
     "sparse uniform": (
-        lambda: bits(reference.initial_weights(Uniform(-0.01, 0.01), 7, 2**63 + 5, 8)),
+        lambda: bits(rules.initial_weights(Uniform(-0.01, 0.01), 7, 2**63 + 5, 8)),
         lambda: bits(arithmetic.initial_rows(Uniform(-0.01, 0.01), 7, SPARSE_KEYS[:1], 8)),
     ),
     "sparse partition": (
         lambda: " ".join(
-            str(reference.partition(7, key, "sparse"))
+            str(rules.partition(7, key, "sparse"))
             for key in FOUR_SPARSE_KEYS.view(np.uint64).tolist()
         ),
         lambda: " ".join(map(str, arithmetic.partitions(7, FOUR_SPARSE_KEYS, "sparse"))),
@@ -278,17 +278,17 @@ RULES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
     "sparse leaf 1006": sparse(lambda leaves, _: leaves[1006].hex()),
     "sparse leaf 530": sparse(lambda leaves, _: leaves[530].hex()),
     "sparse digest": sparse(lambda _, digest: digest),
-    "default seed": (lambda: str(reference.default_seed("v")), lambda: str(default_seed("v"))),
+    "default seed": (lambda: str(rules.default_seed("v")), lambda: str(default_seed("v"))),
     "sum over occurrences": (
-        lambda: bits(reference.sum_occurrences(list(THIRDS))),
+        lambda: bits(rules.sum_occurrences(list(THIRDS))),
         lambda: bits(arithmetic.sum_by_key(np.zeros(130, np.int32), 1, THIRDS)),
     ),
     "sequential sum": (
-        lambda: bits(reference.sum_sequentially(list(THIRDS))),
+        lambda: bits(rules.sum_sequentially(list(THIRDS))),
         lambda: bits(np.add.accumulate(THIRDS)[-1]),
     ),
     "sum over dim": (
-        lambda: bits(reference.sum_over_dim(TENTHS)),
+        lambda: bits(rules.sum_over_dim(TENTHS)),
         lambda: bits(arithmetic.sum_over_dim(TENTHS[None])),
     ),
     "accepted one of 4": accepted(1, 4),
@@ -320,7 +320,7 @@ def test_the_bits_of_a_sparse_key_count_and_one_key_is_none():
         table = reference.ReferenceStore().create_table(
             "v", dim=4, optimizer=Sgd(0.5), initializer=Uniform(-1, 1), key_space="sparse"
         )
-        initial = reference.initial_weights(Uniform(-1, 1), table.config.seed, 2**63 + 5, 4)
+        initial = rules.initial_weights(Uniform(-1, 1), table.config.seed, 2**63 + 5, 4)
         assert bits(table.lookup(keys)[0]) == bits(initial)
         table.update(keys, G)
         rows.append((table.digest(), bits(table.lookup(SPARSE_KEYS)), table.written))

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.reference import ReferenceStore, spread_bags
+from tests.reference import ReferenceStore
+from tests.rules import spread_bags
 
 
 class Forward(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from embstore.arithmetic.compiled_digest import add_row_hashes, leaves_of_sums, row_sums
 from embstore.layout import Layout
 from tests.kernels.samples import awkward
-from tests.reference import Row, sparse_leaves
+from tests.rules import Row, sparse_leaves
 
 SEED = 53
 ODD_KEYS = [0, 1, 2**63 - 1, 2**63, 2**64 - 2]

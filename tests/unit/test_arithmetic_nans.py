@@ -3,7 +3,7 @@
 import numpy as np
 
 from embstore.arithmetic import canonicalize_nans
-from tests import reference
+from tests import rules
 
 
 def test_every_nan_gets_the_canonical_bits_and_nothing_else_changes():
@@ -13,7 +13,7 @@ def test_every_nan_gets_the_canonical_bits_and_nothing_else_changes():
     )
     bits = np.concatenate([bits, np.array([0x80000000, 0, 1, 0x80000001], np.uint32)])
     rows = bits.view(np.float32).copy()
-    by_reference = reference.canonical(rows)
+    by_reference = rules.canonical(rows)
     canonicalize_nans(rows)
     for found in (rows, by_reference):
         assert found.view(np.uint32).tolist() == [0x7FC00000] * 5 + bits[5:].tolist()

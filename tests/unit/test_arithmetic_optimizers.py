@@ -8,7 +8,7 @@ import pytest
 from embstore.arithmetic import apply_update, initial_state, scale_sums, update_scalars
 from embstore.config import Adagrad, Adam, Ftrl, RowWiseAdagrad, Sgd
 from embstore.optimizers import power
-from tests import reference
+from tests import rules
 from tests.decayed import DECAYED, DECAYING, name_of
 from tests.unit.plain import bits, fp32, random_rows
 
@@ -39,7 +39,7 @@ def by_arithmetic(optimizer, rate, t, weights, state, g):
 
 def by_reference(optimizer, rate, t, weights, state, g):
     rows = [
-        reference.apply_update(optimizer, rate, t, reference.Row(w, s), y)
+        rules.apply_update(optimizer, rate, t, rules.Row(w, s), y)
         for w, s, y in zip(weights, state, g, strict=True)
     ]
     weights, state = (np.array(part).reshape(len(rows), -1) for part in zip(*rows, strict=True))
@@ -54,7 +54,7 @@ def update(request):
 # Host scalars
 
 
-@pytest.mark.parametrize("square_and_multiply", [power, reference.power])
+@pytest.mark.parametrize("square_and_multiply", [power, rules.power])
 def test_power_is_square_and_multiply(square_and_multiply):
     assert square_and_multiply(0.999, 0) == 1.0
     assert square_and_multiply(0.9, 3) == 0.9 * (0.9 * 0.9)

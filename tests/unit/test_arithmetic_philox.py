@@ -5,7 +5,7 @@ import pytest
 
 from embstore.arithmetic import initial_rows, philox4x32
 from embstore.config import Constant, Normal, Uniform
-from tests import reference
+from tests import rules
 from tests.unit.plain import bits
 
 DIMS = (1, 7, 13, 33, 4096)
@@ -21,12 +21,12 @@ def by_arithmetic(initializer, seed, key, dim):
     return initial_rows(initializer, seed, keys_of(key), dim)[0]
 
 
-@pytest.fixture(params=[by_arithmetic, reference.initial_weights], ids=["arithmetic", "reference"])
+@pytest.fixture(params=[by_arithmetic, rules.initial_weights], ids=["arithmetic", "reference"])
 def initial(request):
     return request.param
 
 
-@pytest.mark.parametrize("philox", [philox4x32, reference.philox])
+@pytest.mark.parametrize("philox", [philox4x32, rules.philox])
 def test_philox_gives_the_known_answer_of_all_bits_set(philox):
     """The third of the Random123 distribution (kat_vectors); two are on the contract's page."""
     word = 0xFFFFFFFF
@@ -49,7 +49,7 @@ def test_philox_gives_the_known_answer_of_all_bits_set(philox):
 def test_rows_are_those_of_the_reference(initializer, dim):
     row = by_arithmetic(initializer, SEED, KEY, dim)
     assert row.dtype == np.float32
-    assert bits(row) == bits(reference.initial_weights(initializer, SEED, KEY, dim))
+    assert bits(row) == bits(rules.initial_weights(initializer, SEED, KEY, dim))
 
 
 def test_constant_rounds_once_and_keeps_a_negative_zero(initial):

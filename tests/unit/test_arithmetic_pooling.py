@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embstore import arithmetic
-from tests import reference
+from tests import rules
 from tests.unit.plain import bits, fp32
 
 DIMS = (1, 7, 13, 33, 4096)
@@ -17,14 +17,14 @@ class Reference:
 
     @staticmethod
     def bag_gradients(gradients, offsets, mode="sum", weights=None):
-        return reference.spread_bags(gradients, offsets, mode, weights)
+        return rules.spread_bags(gradients, offsets, mode, weights)
 
     @staticmethod
     def pool_rows(rows, offsets, mode="sum", weights=None):
         pooled = np.empty((len(offsets) - 1, rows.shape[1]), np.float32)
         for bag, (low, high) in enumerate(pairwise(offsets.tolist())):
             of_bag = None if weights is None else weights[low:high]
-            pooled[bag] = reference.pool_bag(rows[low:high], mode, of_bag)
+            pooled[bag] = rules.pool_bag(rows[low:high], mode, of_bag)
         return pooled
 
 
@@ -61,7 +61,7 @@ def test_no_rows(bags, count, weights):
 @pytest.mark.parametrize("n", [63, 64, 65, 128, 129, 130])
 def test_a_long_bag_is_summed_in_chunks(bags, n):
     rows = random_rows(n, 3, n)
-    expected = reference.sum_occurrences(list(rows))
+    expected = rules.sum_occurrences(list(rows))
     assert bits(bags.pool_rows(rows, np.array([0, n]))[0]) == bits(expected)
     mean = bags.pool_rows(rows, np.array([0, n]), "mean")[0]
     assert bits(mean) == bits(expected / np.float32(n))

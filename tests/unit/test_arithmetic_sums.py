@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from embstore import arithmetic as both
 from embstore.arithmetic import implementation
 from embstore.arrays import DIM_MAX
-from tests import reference
+from tests import rules
 from tests.unit.plain import fp32, random_rows
 
 DIMS = (1, 7, 13, 33, 4096)
@@ -26,17 +26,17 @@ class Reference:
     def sum_by_key(inverse, count, values):
         sums = np.zeros((count, values.shape[1]), np.float32)
         for key in np.unique(inverse):
-            sums[key] = reference.sum_occurrences(list(values[inverse == key]))
+            sums[key] = rules.sum_occurrences(list(values[inverse == key]))
         return sums
 
     @staticmethod
     @np.errstate(all="ignore")
     def sum_over_dim(values):
-        return np.array([reference.sum_over_dim(row) for row in values])
+        return np.array([rules.sum_over_dim(row) for row in values])
 
     @staticmethod
     def add_ranks(count, shares):
-        found = reference.scaled_sums(shares, np.float32(1))
+        found = rules.scaled_sums(shares, np.float32(1))
         return np.array([found[key] for key in range(count)]).reshape(count, shares[0][1].shape[1])
 
 

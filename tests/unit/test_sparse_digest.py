@@ -9,7 +9,7 @@ from embstore.device.gpu import GpuDevice
 from embstore.errors import StoreClosedError
 from embstore.tables import hashing
 from tests.kernels.emulation.runtime import EmulatedRuntime
-from tests.reference import Row, sparse_leaves
+from tests.rules import Row, sparse_leaves
 from tests.unit.small_stores import (
     generator,
     make_table,

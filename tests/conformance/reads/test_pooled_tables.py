@@ -7,7 +7,7 @@ from embstore.config import Adam
 from embstore.errors import InvalidArgumentError, TableNotFoundError
 from tests.conformance.cases import assert_same, config, generator, normal, refused
 from tests.conformance.traces import cut_into_bags, values
-from tests.reference import spread_bags
+from tests.rules import spread_bags
 
 TABLES = {
     "a": config(dim=4, rows=300),

@@ -20,7 +20,7 @@ from tests.conformance.sessions.training import (
     step_of,
     until,
 )
-from tests.reference import pool_bag
+from tests.rules import pool_bag
 
 pytestmark = pytest.mark.needs("process")
 TABLES = {"a": config(dim=8, rows=2000), "b": config(dim=5, rows=2000)}

@@ -37,7 +37,8 @@ from tests.conformance.cases import (
 from tests.conformance.emulated import Emulated
 from tests.conformance.traces import Config, cut_into_bags, values, zipf_keys
 from tests.conformance.twin import Twin
-from tests.reference import ReferenceStore, pool_bag
+from tests.reference import ReferenceStore
+from tests.rules import pool_bag
 
 PATIENCE_S = 300.0
 """How long a test waits for what must come; many times what it takes on a busy core."""
