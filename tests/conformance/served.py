@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from embstore.engine.engine import Engine
 from embstore.handles.store import Store
-from tests.conformance.backends import Embedded
+from tests.conformance.backends import Embedded, finish_merges
 from tests.serving import Server, patient
 
 _UNARY_BYTES, _CHUNK_BYTES = 8 << 10, 16381
@@ -77,7 +77,7 @@ class Served(Embedded):
         return store.server.store.executor
 
     def settle(self, store: Any) -> None:
-        store.server.on_engine(lambda served: served.executor.storage.merges.finish())
+        store.server.on_engine(lambda served: finish_merges(served.executor))
 
 
 class Shared(Served):

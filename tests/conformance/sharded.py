@@ -10,7 +10,7 @@ import embstore
 from embstore.handles.store import Store
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.shards.router import Router
-from tests.conformance.backends import Embedded
+from tests.conformance.backends import Embedded, finish_merges
 from tests.copies import copy_of_open
 
 
@@ -70,7 +70,7 @@ class Sharded(Embedded):
     def settle(self, store: Any) -> None:
         """Do all merges that are due, on every shard."""
         for engine in store.executor.shards:
-            engine.storage.merges.finish()
+            finish_merges(engine)
 
 
 class OneShard(Sharded):

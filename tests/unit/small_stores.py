@@ -54,7 +54,8 @@ def storage_of(store):
 
 def settle(store):
     """Do every fold and compaction that is due, and check that none failed."""
-    storage_of(store).merges.finish()
+    with store.executor.tables.frame.turn():  # a commit goes on behind calls
+        storage_of(store).merges.finish()
     assert storage_of(store).merges.failures == 0, storage_of(store).merges.error
 
 

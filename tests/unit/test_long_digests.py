@@ -82,7 +82,6 @@ def test_updates_between_slices_are_not_in_it(tmp_path, monkeypatch, slices, is_
             table.update(keys, np.ones((len(keys), 4), np.float32))
             if number % 5 == 0:
                 store.checkpoint(f"at {number}")
-            store.executor.storage.merges.poll()
 
         between = Between(store, monkeypatch, update)
         found = long_digest(store, table)

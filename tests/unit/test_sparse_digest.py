@@ -142,7 +142,6 @@ def test_updates_between_slices_are_not_in_it(tmp_path, monkeypatch, slices, dev
                 filled.table.flush()
             if number % 5 == 0:
                 store.checkpoint(f"at {number}")
-            store.executor.storage.merges.poll()
 
         numbered = filled.numbers.count
         between = Between(store, monkeypatch, change)
