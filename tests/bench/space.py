@@ -1,9 +1,9 @@
 """What storage costs in the long run: bytes written, space, stalls, opening, memory, cold reads.
 
 A table is loaded in random order. Then a hundredth of its rows is updated at random, with a commit
-after it, and again, until there was much to fold; all merges are waited for. It is done at several
-sizes, with a cache that is small beside them. Bytes written are those of every write of the process
-(wchar of /proc/self/io).
+after it, and again, until there was much to fold; all merges are waited for. Then keys by a Zipf
+law are looked up and updated. It is done at several sizes, with a cache that is small beside them.
+Bytes written are those of every write of the process (wchar of /proc/self/io).
 
 A kill is a copy of the files, made of links, while the store is open.
 
@@ -34,6 +34,8 @@ _RECORD_BYTES = 96
 _CACHED_ROWS = 500_000
 _CALL_KEYS = 50_000
 _UPDATED_ROWS = 4_000_000
+_ZIPF_KEYS = 20_000_000
+_PRIME = 1_000_000_007
 
 
 def sizes(scale: Scale, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -88,16 +90,32 @@ def _measured(
     found["space"] = disk.allocated_bytes(path) / (rows * _RECORD_BYTES)
     storage = store.stats()["storage"]
     found |= {name: storage[name] for name in ("base_files", "base_runs", "log_rows")}
-    hot = ids(np.arange(min(_CALL_KEYS, rows // 10)))
+    hot = ids(rng.choice(rows, min(_CALL_KEYS, rows // 10), replace=False))
     found["hot_lookup_s"] = min(seconds_of(table.lookup, hot) for _ in range(9))
     found["hot_update_s"] = min(
         seconds_of(table.update, hot, gradients[: len(hot)]) for _ in range(9)
     )
+    found["zipf"] = _by_zipf(table, rows, ids, gradients, scale)
     killed = copy_store(path, folder / "killed")
     store.close()
     del store, table
     shutil.rmtree(path)
     return found | _opened_again(killed, cache_bytes, rows, ids, scale)
+
+
+def _by_zipf(
+    table: Any, rows: int, ids: Callable[[Keys], Keys], gradients: Rows, scale: Scale
+) -> dict[str, float]:
+    """Look up and update keys by a bounded Pareto law, most of them not resident; keys a second."""
+    rng, calls = np.random.default_rng(scale.seed), min(_ZIPF_KEYS, rows) // _CALL_KEYS
+    power, seconds = 1 - scale.zipf_exponent, {"lookup": 0.0, "update": 0.0}
+    for _ in range(calls):
+        drawn = rng.random(_CALL_KEYS) * (rows**power - 1) + 1
+        ranks = np.minimum(drawn ** (1 / power), rows - 1).astype(np.int64)
+        keys = ids(ranks * _PRIME % rows)  # neighbours in rank are no neighbours on disk
+        seconds["lookup"] += seconds_of(table.lookup, keys)
+        seconds["update"] += seconds_of(table.update, keys, gradients)
+    return {f"{verb}s_per_s": calls * _CALL_KEYS / seconds[verb] for verb in seconds}
 
 
 def _update(store: Any, table: Any, keys: Keys, gradients: Rows) -> tuple[int, list[float]]:
