@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARED_BYTES = 4 << 20
-"""Of a copy that is worth a second thread."""
+"""The least bytes of a copy that is worth a second thread."""
 
 
 def copy(source: NDArray[Any], target: NDArray[Any]) -> None:
