@@ -37,7 +37,7 @@ class Connection:
         self._options = options
         if store is not None and isinstance(store.executor, RemoteExecutor | Router):
             self._options = store.executor.connected_by
-        self._parents: Store | None = None  # In a forked process: kept, so that nobody closes it.
+        self._parents: Store | None = None  # In a forked process: kept, so that it is not closed.
         _connections.add(self)
 
     @property
@@ -47,8 +47,8 @@ class Connection:
         Raises
         ------
         InvalidArgumentError : the store that the module was made with was embedded in another
-            process; or this one was forked, and gRPC was told not to bear that.
-        What `connect` raises.
+            process; or this one was forked, and gRPC's handlers of forks are turned off.
+        The errors of `connect`.
         """
         with self._lock:
             if self._store is None:
@@ -77,7 +77,7 @@ class Connection:
         return options
 
     def forked(self) -> None:
-        """Be in a process that was forked."""
+        """Start anew in a process that was forked."""
         self._lock = threading.Lock()  # another thread may have had it
         if self._store is not None and self._options is not None:
             self._parents, self._store = self._store, None
