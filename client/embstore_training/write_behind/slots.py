@@ -5,7 +5,7 @@ another key's. The keys that have one are kept in ascending order, beside their 
 steps, so that a step's keys are found by binary search: a few milliseconds for 20,000 keys among
 160,000, in the reader's thread, which is `lookahead` steps ahead of the loop.
 
-Slots are given out in the order of the steps, and rows are put in them in the same order. So a slot
+Slots are assigned in the order of the steps, and rows are put in them in the same order. So a slot
 that step n gives to another key is not read for the old one any more: that would be by a step
 before n, which the loop has finished when it puts n's rows in place.
 """
