@@ -3,9 +3,10 @@
 Each shard keeps its own checkpoint, and no list says which labels are the cluster's: the labels
 themselves show it. A client that keeps one draws a **mark**, anew for each try, and each shard
 keeps it in the metadata of its checkpoint, which is durable with it. A label is the cluster's if
-all shards have it with one mark. So a try that was cut short makes no checkpoint, whichever shards
-have the label, and neither do two such tries that meet under one label. The last shard's commit is
-the moment from which there is a checkpoint; a label that is dropped ends with the first drop.
+all shards have it with one mark. A try that was cut short thus makes no checkpoint, whichever
+shards have the label, and neither do two such tries that meet under one label. The last shard's
+commit is the moment from which there is a checkpoint; a label that is dropped ends with the first
+drop.
 
 Rejected: a list elsewhere, written last. It adds nothing to the marks, and a client would have to
 reach the process that has it; a listed label that a shard has lost would be worthless, too.

@@ -51,14 +51,14 @@ class StoreOptions:
     checkpoints_keep : checkpoints that can be restored, of each folder of labels (a/b is in the
         folder a); older ones are folded into the base
     durability : which commands survive a crash: "checkpoint", those before the last commit;
-        "interval", all but the commands since the last sync of the write-ahead log; "commands",
-        every command that has returned
-    sync_every_s : with durability "interval": seconds between two syncs of the write-ahead log
-    recovery_s : with a write-ahead log: the store commits by itself when replaying it after a crash
-        would take more seconds
+        "interval", all but the commands since the last sync of the command log (a write-ahead log
+        of commands); "commands", every command that has returned
+    sync_every_s : with durability "interval": seconds between two syncs of the command log
+    recovery_s : with a command log: the store commits by itself when executing it again after a
+        crash would take more seconds
     commit_every_s : the store commits by itself when the last commit is so many seconds old,
-        without a label; without a write-ahead log a crash loses no more than the commands of about
-        that time; 0: only checkpoints and a clean end commit
+        without a label; without a command log a crash loses no more than the commands of about that
+        time; 0: only checkpoints and a clean end commit
     scrub_bytes_per_s : bytes of the store's files that are read and checked in the background a
         second, to find damage before a call meets it; 0: none
     dirty_bytes : most bytes of rows that are newer in the cache than in the log: above 3/4 of it

@@ -4,7 +4,7 @@
 renamed. An export that was killed leaves that part, which the next one writes anew; while one is
 written, another one to the same name is refused.
 
-**At a URL** a file cannot be written in the middle, and hardly be read there. So a file is copied,
+**At a URL** a file cannot be written in the middle, and hardly be read there. A file is copied,
 whole, by way of one in the directory for temporary files (TMPDIR).
 """
 

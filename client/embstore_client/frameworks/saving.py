@@ -1,7 +1,7 @@
 """A checkpoint of the store and a file of a framework, under one label.
 
 The file is written and synced first, under a name that no other has, and the name goes into the
-metadata of the checkpoint. So the checkpoint completes both: where it fails, or the trainer is
+metadata of the checkpoint. The checkpoint completes both: where it fails, or the trainer is
 killed before it, a file is left that no checkpoint names, and the label is free. A file is removed
 with its checkpoint: pushed out by the one that is saved, replaced by it, or undone by a restore.
 Only files that a checkpoint of this store has named are removed.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 PARTS = ("cache", "storage", "stages")
-"""The parts of a store's stats, besides tables, of which each shard has some. Of a session each
-shard has all."""
+"""The parts of a store's stats, apart from tables, of which each shard has some. Each shard has all
+sessions."""
 
 ALIKE = {"rows", "dim", "learning_rate", "t", "row_bytes", "skipped_updates", "commit"}
 """Numbers of a row, of a table or of a moment: all shards have the same, or each its own."""

@@ -5,7 +5,7 @@ whose groups are tables, and whose step is the module's, at their rates. It has 
 in each group, because Torch refuses groups without any.
 
 **A GradScaler** looks at the gradients of an optimizer's parameters, multiplies them by the
-reciprocal of its scale, and steps where all are finite. So the first parameter has a gradient that
+reciprocal of its scale, and steps where all are finite. The first parameter has a gradient that
 represents the gradients of all rows: 1, or infinity where their norm is not finite. The scaler
 multiplies the 1 by a factor, by which the rows' gradients are multiplied when they are sent. Where
 it does not step, a step of `ahead` is skipped.

@@ -7,7 +7,7 @@ their place in a batch of their kind; a batch belongs to its receiver, and nothi
 kept.
 
 A **window** ends with the sample that completes its last batch, `window_batches` of both kinds
-together; then the scheduler orders them. So the batches depend on the samples alone, and not on
+together; then the scheduler orders them. The batches thus depend on the samples alone, and not on
 how they were cut into chunks. The end of the stream ends the last window, in which the last batch
 of a kind may be short.
 

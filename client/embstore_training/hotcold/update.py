@@ -2,9 +2,9 @@
 
 An update is computed apart from the rows and then put in place, from a list that is kept until all
 of it is done. An interrupt in between (Ctrl-C) leaves that list, and the next call does it again:
-to put a row in place twice is the same as once. So an update happens whole or not at all here, too.
-A **receipt** holds the list, and the caller that gave it can see by it whether the update is taken:
-both become so by one assignment.
+to put a row in place twice is the same as once. An update thus happens whole or not at all here,
+too. A **receipt** holds the list, and the caller that gave it can see by it whether the update is
+taken: both become so by one assignment.
 """
 
 from typing import Any, NamedTuple

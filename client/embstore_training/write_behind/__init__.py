@@ -15,7 +15,7 @@ had finished, and the store names that step. That this is right:
   finished c - 1 - depth or more; rows of step n are asked for when the loop begins n - depth, or
   later, so they are as of n - 1 - 2 depth or a later step.
 - The window is 2 depth. A row that is asked for with step n was used by no step of this rank from
-  n - 2 depth to n - 1. So it lacks no update of this rank.
+  n - 2 depth to n - 1. Therefore it lacks no update of this rank.
 - Steps of other ranks may be: their gradients of the last `window` steps are kept, and those that a
   row has not seen are applied when it comes.
 - A row that is here was right when it came, and gets every update since, of all ranks.

@@ -7,7 +7,7 @@ held there until then, so no more are out together than one call may have, but a
 The first failure is kept: no step is sent after it, and the next call that sends or waits raises
 it.
 
-A step is in the queue or it is not: its threads take steps from there themselves. So an interrupt
+A step is in the queue or it is not: its threads take steps from there themselves. An interrupt
 (Ctrl-C) within `send` leaves no step behind that no thread takes, and for which the end of the run
 would wait; at most its threads have not been woken, which `synchronize` does.
 
