@@ -9,10 +9,9 @@ element's state and the scalars, and returns the new weight and state. It runs i
 
 All three must give the same bits, so a formula uses operations that round once in fp32 in each of
 them: + - * /, unary -, abs, comparisons, and `sqrt`, `copysign` and `where` of this module. It is
-written
-operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut for a zero gradient
-or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form, kernels/apply.cu,
-is written by hand and compared with these bit by bit.
+written operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut for a zero
+gradient or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form,
+kernels/apply.cu, is written by hand and compared with these bit by bit.
 
 An optimizer may also have a **row formula**. It takes the sum of g*g over the row (rule 3), the
 state that the row has once, and the scalars. It returns the one scalar of the element formula, and

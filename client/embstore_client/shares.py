@@ -1,10 +1,10 @@
 """The layer of unique keys: keys and gradients as a client prepares them to be sent.
 
 Keys travel once each, and gradients as sums: of a Zipf batch that is a third of the bytes. The sums
-follow the contract (rule 2), by the same `embstore.arithmetic` as the engine's; a sum of
-one is itself, so the server may sum again, and does not trust it. Keys stay in the order of their
-first occurrence, so that an error names the key it would name in the embedded store. Where memory
-is shared that costs more than it saves, and all is sent as it is.
+follow the contract (rule 2), by the same `embstore.arithmetic` as the engine's; a sum of one is
+itself, so the server may sum again, and does not trust it. Keys stay in the order of their first
+occurrence, so that an error names the key it would name in the embedded store. Where memory is
+shared that costs more than it saves, and all is sent as it is.
 
 How many times a key occurs in the call is sent with it, for the statistics by access. On the way up
 rows are given to the keys of the call, in the caller's outputs.

@@ -30,8 +30,7 @@ class Assembly:
     """A step's rows in the receiving: the early and the late ones, joined where they belong.
 
     Only the client that announced the step knows how many rows it has before the last of them have
-    come;
-    for others early rows stay in their message until then. One thread at a time.
+    come; for others early rows stay in their message until then. One thread at a time.
     """
 
     def __init__(self, outs: Mapping[str, Rows]) -> None:

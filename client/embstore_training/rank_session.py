@@ -2,9 +2,9 @@
 
 A session ends with its server's process. Its place is left, the last finished step, as durable as
 the rows. Therefore a loop can go on behind a restart, if nothing was lost: the session is opened
-again at its place, steps that are announced and not finished are announced again, and the
-call that was out is repeated. A step that was sent to be finished, and is not after the place, has
-been finished: it is not sent again, and only its answer is lost.
+again at its place, steps that are announced and not finished are announced again, and the call that
+was out is repeated. A step that was sent to be finished, and is not after the place, has been
+finished: it is not sent again, and only its answer is lost.
 
 A trainer that was killed keeps its place until its lease has run out, which ends the session. For a
 restart at once, joining a session waits for that: it is opened and joined, over and over. The rank

@@ -201,7 +201,7 @@ class Run:
         ------
         InvalidArgumentError : outside the with block, within another loop, or after one that was
             left early; or `keys` returned wrong keys, at its step.
-            Errors of `batches`, `keys` and `prepare`, at the step where they belong.
+        Errors of `batches`, `keys` and `prepare`, at the step where they belong.
         """
         session, _ = self._joined, self.member
         self._warn_of_place(session.last_step)

@@ -97,8 +97,8 @@ class Step:
 
         Parameters
         ----------
-        offsets : by table, (bags + 1,) int64 from 0 to n: bag b is the batch's keys from
-            offsets[b] to offsets[b + 1]; None: the table is plain, its rows are as in `lookup`
+        offsets : by table, (bags + 1,) int64 from 0 to n: bag b is the batch's keys from offsets[b]
+            to offsets[b + 1]; None: the table is plain, its rows are as in `lookup`
         mode : for all tables, or by table; a table that it does not name has "sum"
         weights : by table, for some of those with offsets, (n,) float32, finite; with "sum" only
 

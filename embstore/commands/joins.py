@@ -1,8 +1,8 @@
 """Joins: a cluster's answer made from its shards' answers, where these suffice.
 
 Every shard is sent the command as it is. A join is given the answers, in the order of the shards. A
-command that is split by keys, or joined in another way, has none: a handler of its own
-does both (`embstore_client.shards`).
+command that is split by keys, or joined in another way, has none: a handler of its own does both
+(`embstore_client.shards`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,8 +16,7 @@ class StepGradients(Part):
     Or for some of them: `positions` (n,) says which, ascending, and gradients are (n, dim). Or for
     each occurrence: `inverse` (n,) has the index of its key, in any order and repeated, and
     gradients are (n, dim), or (bags, dim) for the bags that the occurrences lie in; they are summed
-    by key (rules
-    2, 8). Keys without a gradient are not updated.
+    by key (rules 2, 8). Keys without a gradient are not updated.
     """
 
     table: str

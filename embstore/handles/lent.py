@@ -3,8 +3,7 @@
 A trainer that computes where the store's rows are wants its own rows there, too: the rows of a hot
 set, or the rows in flight. They lie outside the cache, and are read, summed and updated by the
 store's kernels, so that the bits are the same. One thread uses a device at a time; so each method
-is a turn among
-the store's calls. `embstore.tables.lent` does it.
+is a turn among the store's calls. `embstore.tables.lent` does it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

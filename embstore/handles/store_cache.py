@@ -46,8 +46,8 @@ class StoreCache:
         """Choose the policy by which rows leave the cache, until the store is opened again.
 
         Rows stay where they are, and begin anew: the counts of the old policy have no meaning under
-        the new one. Imported profiles count as if the store had been opened with it.
-        Other calls go on in between, sessions too; a store opened read-only takes it as well.
+        the new one. Imported profiles count as if the store had been opened with it. Other calls go
+        on in between, sessions too; a store opened read-only takes it as well.
 
         Parameters
         ----------

@@ -215,8 +215,8 @@ class Table(TableProperties):
     ) -> Acknowledged:
         """Apply one update from several ranks: (keys, gradients) of each, added in rank order.
 
-        The result follows docs/contract.md, rule 6, and differs in its last bits from one
-        update with all keys together.
+        The result follows docs/contract.md, rule 6, and differs in its last bits from one update
+        with all keys together.
         """
         pairs = [parts.arrays(rank, 2, self.name) for rank in parts.ranks(ranks, self.name)]
         shares = [c.TableGradients(self.name, self.table_id, *pair) for pair in pairs]
@@ -249,8 +249,7 @@ class Table(TableProperties):
 
         The next lookup of a key gives its initial row, optimizer state starts anew, and the digest
         equals the digest of a table that never had the row; t stays. Kept checkpoints keep the
-        rows.
-        Space comes back with the merges that follow a commit.
+        rows. Space comes back with the merges that follow a commit.
 
         Parameters
         ----------
@@ -287,8 +286,7 @@ class Table(TableProperties):
 
         It covers the table's state when the digest begins; other calls go on meanwhile. The cost is
         by the bytes written since the last call, about a second for each GB; the first call reads
-        the whole
-        table.
+        the whole table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest

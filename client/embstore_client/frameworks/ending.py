@@ -3,9 +3,9 @@
 A rank whose batches are fewer has to wait until the others have gone through theirs: only then is
 the place of the session the place of all ranks, and the tables are free. But it must not wait
 within its loop: the dense part of the others goes on too, and needs this rank, as in the block of
-`DistributedDataParallel.join()`, whose end the rank has to reach. A thread waits, and the
-program is held up where it needs the place, or the tables: at the next loop, at `save` and `load`,
-and at an update outside of loops.
+`DistributedDataParallel.join()`, whose end the rank has to reach. A thread waits, and the program
+is held up where it needs the place, or the tables: at the next loop, at `save` and `load`, and at
+an update outside of loops.
 """
 
 import threading

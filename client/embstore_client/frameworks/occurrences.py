@@ -7,9 +7,9 @@
     any shape                    a row for each id, of a table that is `Ids`
 
 Ids are keys, or they are hashed, for tables that say so: then text is among them, in lists too. For
-sparse keys, ids of uint64 are the int64 of the same bits.
-Padding is left out (`padding`). So ids of one shape, which compilers ask for, have as many in them
-as there are. A weighted mean becomes a weighted sum here: weights are divided by their bag's total.
+sparse keys, ids of uint64 are the int64 of the same bits. Padding is left out (`padding`). So ids
+of one shape, which compilers ask for, have as many in them as there are. A weighted mean becomes a
+weighted sum here: weights are divided by their bag's total.
 
 The result is the host's, and a copy: a trainer may use its arrays again before `step`.
 """

@@ -1,10 +1,10 @@
 """A checkpoint of the store and a file of a framework, under one label.
 
 The file is written and synced first, under a name that no other has, and the name goes into the
-metadata of the checkpoint. The checkpoint completes both: where it fails, or the trainer is
-killed before it, a file is left that no checkpoint names, and the label is free. A file is removed
-with its checkpoint: pushed out by the one that is saved, replaced by it, or undone by a restore.
-Only files that a checkpoint of this store has named are removed.
+metadata of the checkpoint. The checkpoint completes both: where it fails, or the trainer is killed
+before it, a file is left that no checkpoint names, and the label is free. A file is removed with
+its checkpoint: pushed out by the one that is saved, replaced by it, or undone by a restore. Only
+files that a checkpoint of this store has named are removed.
 
 **Replacing** a checkpoint must not lose both by a kill in between. So the new one is made as
 LABEL/replacing first, then the label is dropped, and made again, which has little left to write.

@@ -28,8 +28,7 @@
 gradients, as they are passed to `update`, `update_unique` or a callback. By bags, the gradient of a
 bag becomes the gradients of its ids as contract.md, rule 8 says, and the gradients of an id are
 added by rule 2; so are the rows of a bag on the way there. XLA computes the dense part alone. By
-rows, XLA sums
-forwards and backwards: on a GPU perhaps in another order each time.
+rows, XLA sums forwards and backwards: on a GPU perhaps in another order each time.
 
 Rejected: rule 2 within a compiled function, whose products and sums XLA may contract, and whose
 denormals it flushes; and a gradient of activations that `pool` would hide in the gradient of rows.

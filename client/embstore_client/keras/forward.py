@@ -3,10 +3,10 @@
 The lookup of all features is one Python function of TensorFlow, which gives the call its number
 when it runs: within a graph such functions run in the order of the program. Each feature is then
 passed on by an operation of its own, whose backward pass hands its gradient to another Python
-function. A feature that the loss does not use leaves no gradient, and none of zeros. (Where a
-call is in a tf.function, and its tape outside, TensorFlow makes zeros of unused outputs.) That
-function returns the gradient of the watched scalar: a graph leaves out operations whose results are
-not used.
+function. A feature that the loss does not use leaves no gradient, and none of zeros. (Where a call
+is in a tf.function, and its tape outside, TensorFlow makes zeros of unused outputs.) That function
+returns the gradient of the watched scalar: a graph leaves out operations whose results are not
+used.
 
 The arguments of the way back travel in tensors. A call without one leaves nothing behind.
 

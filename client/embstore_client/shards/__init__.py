@@ -31,7 +31,6 @@ and for the t that an update of Adam has.
 **All or none.** A call that one shard would refuse, and another not, is refused here before it is
 sent: keys out of range, sums that are not finite. A shard that is started again where commands are
 logged is waited for. One that fails otherwise (its disk is full, it is gone for longer than the
-deadline)
-raises its error, and the others have applied their parts: a step is sent to it again; after another
-command the cluster is as its shards are, until a checkpoint is restored.
+deadline) raises its error, and the others have applied their parts: a step is sent to it again;
+after another command the cluster is as its shards are, until a checkpoint is restored.
 """

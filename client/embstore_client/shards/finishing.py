@@ -11,9 +11,9 @@ many like it might be: beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). A
 gets the exact answer. Where ranks have met, and applied the update themselves
 (`embstore_training.write_behind`), they know, and say.
 
-Each shard compares the checksum of its own rows with the trainer's, before it applies its
-part. So where the trainer has a wrong row, its shard refuses the step, and the others, whose rows
-were right, have it: the session ends, and the cluster goes back to a checkpoint. Rejected: that all
+Each shard compares the checksum of its own rows with the trainer's, before it applies its part. So
+where the trainer has a wrong row, its shard refuses the step, and the others, whose rows were
+right, have it: the session ends, and the cluster goes back to a checkpoint. Rejected: that all
 shards compare before the first applies anything, as a call more for each step.
 """
 

@@ -2,9 +2,9 @@
 
 A table's hot keys are a bitmap, one bit a row up to the largest hot key; ids beyond it are cold.
 Where such a bitmap would be large and nearly empty (a key space of hashes), they are looked up by
-hash; searching the sorted keys takes a tenth of the extra memory, and ten times as
-long. Either way an id is an integer all the way: FAE (Adnan et al., VLDB 2022) kept its hot slots
-as float32, which is exact to 2**24 only.
+hash; searching the sorted keys takes a tenth of the extra memory, and ten times as long. Either way
+an id is an integer all the way: FAE (Adnan et al., VLDB 2022) kept its hot slots as float32, which
+is exact to 2**24 only.
 
 Columns are looked at one after the other, and of each only the samples that are still hot. Ids that
 no table can have are refused nevertheless, wherever they stand: a mistake shall not hide behind a

@@ -3,9 +3,9 @@
 One rank uses its packer alone: a phase lasts as long as the next batch is of its kind. Several
 ranks pack their own samples, and their phases are of different lengths. Because all ranks share
 each step, they agree before each phase: every rank announces the kind of its next batches and their
-number. The phase is hot if all of these are, and as long as the shortest of them.
-Otherwise it is mixed, and a hot batch in it is trained as a mixed one, which it is as well: that
-costs a little traffic and changes no bit.
+number. The phase is hot if all of these are, and as long as the shortest of them. Otherwise it is
+mixed, and a hot batch in it is trained as a mixed one, which it is as well: that costs a little
+traffic and changes no bit.
 
 So is a hot batch whose rows, of all ranks together, are more than one push takes: trained at the
 trainer, it could never be sent. Ranks also announce how many bytes each of their hot batches may

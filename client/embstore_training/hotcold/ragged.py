@@ -1,8 +1,8 @@
 """Columns of ids: one of a sample, as many of each, or of each as many as there are (ragged).
 
 In each form, a column's ids lie end to end, sample after sample, and its **bounds** give the end of
-each sample's ids. A table's keys are the ids of its columns, one column after the
-other; so are the bags of its samples.
+each sample's ids. A table's keys are the ids of its columns, one column after the other; so are the
+bags of its samples.
 """
 
 from collections.abc import Iterable, Mapping

@@ -10,8 +10,8 @@ Where rows are is exchanged, not averaged:
     push     the dirty rows go to the store, with the t to add    not dirty; t is the store's
 
 A **stale** row was changed in the store since it was pulled, or never pulled; it may not be looked
-up. A **dirty** row was changed here since it was pushed; while there are any, or t is ahead,
-the replica pulls nothing. No other client may write to these rows meanwhile: the user of a replica
+up. A **dirty** row was changed here since it was pushed; while there are any, or t is ahead, the
+replica pulls nothing. No other client may write to these rows meanwhile: the user of a replica
 holds its tables by a session (`run.py` does).
 
 A push is one command for all tables: the store is as at one exchange or as at the next, even after
@@ -22,9 +22,9 @@ t, which only this replica can have moved.
 If there are several ranks, each has a replica of the same rows; sums of gradients meet in a hook of
 the caller (`replicas.ranks`), are added in rank order (contract.md, rule 6) and applied by each
 rank alike. A learning rate that changes at the store while one rank has pulled and another has not
-must not make them differ: after a refresh all take rank 0's.
-Rejected: rank 0 training for all, which would have to send rows instead of sums; and each rank
-pushing its part, which would be as many commands.
+must not make them differ: after a refresh all take rank 0's. Rejected: rank 0 training for all,
+which would have to send rows instead of sums; and each rank pushing its part, which would be as
+many commands.
 """
 
 from collections.abc import Iterable, Mapping

@@ -199,9 +199,9 @@ class HotColdRun:
         "hot_batches", "mixed_batches", "hot_samples", "mixed_samples" by where they were trained;
         "stored_batches", the batches of the loop's stream that the store has, `skip` included, for
         the loop at hand or the last one in the with block; "switches" between phases;
-        "store_calls",
-        without the renewals of the lease, which a thread does however long a phase is;
-        "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and "hot_set_version".
+        "store_calls", without the renewals of the lease, which a thread does however long a phase
+        is; "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and
+        "hot_set_version".
         """
         stored, replica = self._tally.stored(self._is_hot), self._replica
         return self._tally.counts | {

@@ -1,8 +1,7 @@
 """Which batches of a loop's stream are finished, and which of them the store has.
 
 A step is counted when the next one is asked for, without a call in between: an interrupt could
-separate a step
-that is finished from the count of it.
+separate a step that is finished from the count of it.
 """
 
 from embstore_training.hotcold.steps import HotColdStep

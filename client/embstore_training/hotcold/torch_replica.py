@@ -18,8 +18,7 @@ folds (rule 3). Roots are taken in float64 and rounded to fp32, which gives the 
 root (53 >= 2 * 24 + 2 bits), whichever library computes torch's fp32 roots.
 
 On the CPU the bits are the same as NumPy's, which a test compares. On CUDA they rest on IEEE
-division
-and float64 roots, with which torch is compiled there; other kinds of devices are refused.
+division and float64 roots, with which torch is compiled there; other kinds of devices are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
