@@ -27,7 +27,7 @@
   + OverloadedError                               the server's queue is full; back off, then retry
   + StoreClosedError                              after close(), or after a failure
   + CorruptTableError                             bad magic, checksum or length in a file
-  + StorageError (also an OSError)                the disk said no
+  + StorageError (also an OSError)                the system refused a file operation
   + DeviceError                                   a kernel or its device failed
 
 A message says what was expected, what was found, and in which table. Unless a class's docstring

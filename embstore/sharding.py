@@ -111,7 +111,7 @@ class ShardMap:
 
         Raises
         ------
-        InvalidArgumentError : it is none.
+        InvalidArgumentError : it is no such text.
         """
         try:
             given: Any = json.loads(text)

@@ -53,7 +53,7 @@ class Stat:
 
     @property
     def unit(self) -> str:
-        """Bytes, seconds, or nothing."""
+        """The unit: bytes, seconds, or none."""
         words = f"{self.name}_{self.metric}".split("_")
         return "bytes" if "bytes" in words else "seconds" if {"s", "seconds"} & {*words} else ""
 

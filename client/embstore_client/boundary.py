@@ -72,7 +72,7 @@ def pause_each(
 
     Raises
     ------
-    DeadlineError : they were at different ones each time; nothing is paused.
+    DeadlineError : they were at different boundaries each time; nothing is paused.
     EmbstoreError : a shard could not be asked, or refused. No shard is paused but those that were
         not reached: the next client that pauses writes resumes them, as a pause outlives its
         client.

@@ -2,8 +2,8 @@
 
 Every shard is asked for its identity before a row is read. A shard in another's place, or one with
 another map, would answer with rows that look like rows never written, so each has to confirm that
-it is the shard that the map names, of that cluster, with that very map. A shard that cannot be
-reached is an error that names it: a part of the rows is no store.
+it is the shard that the map names, of that cluster, with the same version of the map. A shard that
+cannot be reached is an error that names it: a part of the rows is no store.
 """
 
 from collections.abc import Callable

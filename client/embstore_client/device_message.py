@@ -56,8 +56,8 @@ class DeviceMessage(Message):
         return place.stored()
 
     def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
-        """Copy the arrays to where the server reads them, in a connection's area, which grows if it
-        must; return the frame that says so.
+        """Copy the arrays into the area of a connection, where the server reads them, and which
+        grows if it must; return the frame that announces them.
 
         Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
         server's GPU not be shared.

@@ -54,11 +54,11 @@ class KnownTables:
         self._seen[described.config.name] = described
 
     def forget(self, name: str) -> None:
-        """Ask for a table anew."""
+        """Forget a table, so that it is asked for again."""
         self._seen.pop(name, None)
 
     def forget_all(self) -> None:
-        """Ask for every table anew."""
+        """Forget every table."""
         self._seen.clear()
 
     def by_id(self, command: C, send: Callable[[C], T]) -> T:

@@ -118,7 +118,7 @@ class SharedMemoryWire:
         return received if verb.has_bulk_reply else received.header
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """Have memory of the server's GPU; see `Wire.share_device`."""
+        """Map the memory of the server's GPU; see `Wire.share_device`."""
         device_area.opened_gpu()  # or it is missing, before the server is asked for memory
         with self._call(deadline, on_device=True) as call:
             call.share_device(name)
@@ -249,7 +249,7 @@ class _Call:
         connection.send([*front, *asked], self._deadline)
 
     def share_device(self, name: str | None) -> None:
-        """Have an area of the GPU, of the least size if there is none."""
+        """Map an area of the GPU, of the least size if there is none."""
         self._connection.device_area_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:

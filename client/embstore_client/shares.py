@@ -39,7 +39,7 @@ class Unique:
     """The layer: each key once, and one sum for each."""
 
     def __init__(self, wire: Wire | None) -> None:
-        """`wire` may share memory, and nothing is to be gained then; None: it is all the same."""
+        """`wire` may share memory, and keys are not made unique then; None: they always are."""
         self._wire = wire
 
     def __call__(self, call: Call, below: Below) -> Any:
@@ -109,8 +109,8 @@ def _seem_unique(keys: Keys) -> bool:
 def accesses(
     given: AccessCounts | None, inverse: NDArray[np.int32], count: int
 ) -> AccessCounts | None:
-    """Return how many accesses each of `count` unique keys stands for, from those that the keys of
-    the call do; None: too many to be sent as one."""
+    """Return how many accesses each of `count` unique keys stands for, from the accesses of the
+    call's keys; None: too many to be sent as one."""
     if given is None:
         return np.bincount(inverse, minlength=count).astype(np.uint32)
     sums = np.zeros(count, np.int64)

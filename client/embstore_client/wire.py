@@ -62,8 +62,8 @@ class Wire(Protocol):
         WireError, also while the messages are taken."""
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """Have memory of the server's GPU. Raises WireError; InvalidArgumentError: there is none to
-        be had, or this process names the GPU differently from `name`."""
+        """Share the memory of the server's GPU. Raises WireError; InvalidArgumentError: it cannot
+        be shared, or this process names the GPU differently from `name`."""
 
     def connected(self, info: ServerInfo) -> None:
         """Take note of the server's facts."""

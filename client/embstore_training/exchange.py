@@ -1,6 +1,6 @@
 """The exchange of rows and gradients between the steps of one run and its session.
 
-Steps call an `Exchange`, and know no more. `SessionExchange` exchanges with a store:
+Steps call an `Exchange`, and nothing else. `SessionExchange` exchanges with a store:
 
     on a server   keys travel once each and gradients as sums (contract.md, rule 2), in announced
                   order, so that neither has to be looked for again. Rows of the next step are sent
@@ -67,7 +67,7 @@ def check_reached(where: RowsWhere, sessions: Sessions) -> None:
 
 
 class Exchange(ABC):
-    """Where the rows of steps come from, and their gradients go. The loop's thread."""
+    """The source of steps' rows, and the receiver of their gradients. The loop's thread."""
 
     is_embedded = False
     """Whether the store, in this process, spreads, pools and sums."""
@@ -97,7 +97,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def finish(self, entry: Entry, verb: str) -> AcknowledgedUpdate:
-        """Have a step "released" or "skipped"."""
+        """Finish a step as "released" or "skipped"."""
 
 
 class SessionExchange(Exchange):
@@ -274,7 +274,7 @@ class SessionExchange(Exchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Have a step "updated", "released" or "skipped" by a call of the member."""
+        """Finish a step as "updated", "released" or "skipped", by a call of the member."""
         send = finishing(self.sessions, entry.number, verb, sums, options)
         with self._times.part("send"):
             done = self._session.finish(entry.number, verb, send)

@@ -226,7 +226,7 @@ class RankSession:
             # It was announced to a server that has gone since.
 
     def end_steps(self) -> None:
-        """Say that this rank has no more steps, and wait until no rank has."""
+        """Declare that this rank has no more steps, and wait until no rank has."""
 
         def ended(member: str) -> int:
             return self._sessions.announce(member, {}, is_last=True).ranks_at_work
@@ -240,11 +240,11 @@ class RankSession:
     def finish(
         self, number: int, verb: str, send: Callable[[str], AcknowledgedUpdate]
     ) -> AcknowledgedUpdate:
-        """Have a step "updated", "released" or "skipped", once, by a call of the member.
+        """Finish a step as "updated", "released" or "skipped", once, by a call of the member.
 
         Returns
         -------
-        Where the step was done and its answer is lost: command number 0, and the tables' t.
+        If the step was done and its answer is lost: command number 0, and the tables' t.
         """
 
         def finished(member: str) -> AcknowledgedUpdate:

@@ -104,7 +104,7 @@ class Step:
 
         Raises
         ------
-        InvalidArgumentError : any of that does not hold, or the step is finished.
+        InvalidArgumentError : an argument is wrong, or the step is finished.
         """
         self._check_open("looked up")
         inverses = {table: once.inverse for table, once in self._entry.once.items()}

@@ -54,7 +54,7 @@ class SetRetention(
 class Restore(
     Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, traits=Trait.BEGINS_EPOCH
 ):
-    """Go back to a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
+    """Restore a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
 
     label: str
     force: bool = False

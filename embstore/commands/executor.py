@@ -10,7 +10,7 @@ from embstore.commands.steps import LookupStep
 
 
 class RowsIn(Enum):
-    """Where a lookup makes the rows that it returns."""
+    """The place where a lookup makes its rows."""
 
     DEVICE = auto()
     """In the memory of the device that has the tables."""

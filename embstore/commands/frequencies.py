@@ -44,7 +44,7 @@ class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
 
 
 class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):
-    """Count accesses from nothing again."""
+    """Start the counts of accesses at zero."""
 
 
 class WarmCache(Command[results.Warmed], effect=Effect.LONG, join=joins.total):

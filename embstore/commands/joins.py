@@ -21,11 +21,11 @@ class Join(Protocol):
 
 
 def nothing(_: Sequence[Any]) -> None:
-    """Answer nothing, as each shard does."""
+    """Return None, as each shard does."""
 
 
 def first(answers: Sequence[Any]) -> Any:
-    """Return the first shard's answer: every shard has heard the same commands."""
+    """Return the first shard's answer: all shards have had the same commands."""
     return answers[0]
 
 

@@ -47,7 +47,7 @@ class ClearTable(
     traits=Trait.AUDITED,
     join=joins.first_with_sum("rows"),
 ):
-    """Have all rows of a table be as if they had never been written (rule 7)."""
+    """Delete all rows of a table: they are as if they had never been written (rule 7)."""
 
     table: str
     table_id: int | None = None
@@ -56,7 +56,7 @@ class ClearTable(
 class GrowTable(
     Command[Acknowledged], effect=Effect.WRITES, traits=Trait.AUDITED, join=joins.first
 ):
-    """Let a table have more rows.
+    """Give a table more rows.
 
     `members` are the sender's own, of any sessions: one of them may hold the table.
     """

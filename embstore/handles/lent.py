@@ -78,7 +78,7 @@ class LentRows(Protocol):
         """
 
     def update(self, slots: Slots, gradients: Any, scalars: Rows) -> None:
-        """Apply an update to distinct slots in place; arguments as of `updated`."""
+        """Apply an update to distinct slots in place; arguments as in `updated`."""
 
     def write(self, slots: Slots, weights: Any, state: Any) -> None:
         """Set weights and state of distinct slots, to arrays from `updated` or of the host."""

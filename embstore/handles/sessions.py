@@ -215,14 +215,14 @@ class Sessions(Reach):
     def announce(
         self, member: str, steps: Mapping[int, Mapping[str, ArrayLike]], *, is_last: bool = False
     ) -> Announced:
-        """Say which keys coming steps will use.
+        """Announce the keys that coming steps will use.
 
         Parameters
         ----------
         steps : {step: {table: (u,) int64, unique}}, each the next one; a step that was announced
             with the same keys is passed over
         is_last : this rank has no steps after these. It finishes those that it has announced; the
-            others go on alone, and their steps wait for it no more
+            steps of the other ranks do not wait for it any more
 
         Raises
         ------

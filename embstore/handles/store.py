@@ -174,6 +174,6 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         """Compile every kernel now, or load it from the cache of an earlier process.
 
         A kernel that was not warmed up is compiled at its first use, which takes seconds. A server
-        has done so before it said that it is ready.
+        does this before it reports that it is ready.
         """
         self.executor.warm_up()

@@ -1,4 +1,4 @@
-"""The checkpoints of a store: made, kept, gone back to, and copied elsewhere."""
+"""The checkpoints of a store: made, kept, restored, and copied elsewhere."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -69,7 +69,7 @@ class StoreCheckpoints:
         return self.executor.execute(c.SetRetention(label, retention))
 
     def restore(self, label: str, *, wait_s: float = 0.0, force: bool = False) -> int:
-        """Go back to a kept checkpoint; return the command number. Table handles stay valid.
+        """Restore a kept checkpoint; return the command number. Table handles stay valid.
 
         State that is newer than the checkpoint is lost, for all clients of a server.
 
@@ -82,7 +82,7 @@ class StoreCheckpoints:
         Raises
         ------
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
-        CheckpointProtectedError : a newer one, which would be gone, is protected. Nothing has
+        CheckpointProtectedError : a newer one, which would be lost, is protected. Nothing has
             changed.
         TableHeldError : a session is open, still or again. Nothing has changed.
         """
@@ -112,7 +112,7 @@ class StoreCheckpoints:
         CheckpointNotFoundError : the label is not kept.
         InvalidArgumentError : the destination has other contents, which have not changed.
         PermissionDeniedError : the server does not let clients write backups there.
-        CapacityError, StorageError : no room, or no access; earlier backups are as they were.
+        CapacityError, StorageError : no space, or no access; earlier backups are as they were.
         """
         return self.executor.execute(c.Backup(destination, label), timeout_s=timeout_s)
 

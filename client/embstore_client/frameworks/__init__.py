@@ -2,7 +2,7 @@
 
 backed       an adapter: tables, their store, its steps, and a checkpoint of all
 tables       the tables and features of a module
-padding      ids that are none
+padding      ids that stand for no row
 connection   the store of a module, also of one that was sent to another process
 occurrences  ids in the shapes of arrays, taken apart into keys and bags
 rows         where a forward's rows come from: the store, or an announced step

@@ -6,7 +6,7 @@ connects when it is first used. An embedded store belongs to its process, so a m
 without any: `attach` gives it another.
 
 **A forked process**, as a worker of a DataLoader, has the module as it is, and the parent's
-connection: its threads are not there, and its sockets are shared. The child lets it be, and
+connection: its threads are not there, and its sockets are shared. The child does not touch it, and
 connects anew when the module is first used. Where the parent shares memory with the server, the
 child does too, without gRPC, to which forks matter: a new channel works in a child as long as the
 handlers of forks of gRPC run, which is its default.
@@ -31,7 +31,7 @@ class Connection:
     """A store, or the way to one. Any thread."""
 
     def __init__(self, store: Store | None, options: dict[str, Any] | None = None) -> None:
-        """Have a store, or the arguments of `connect`; with neither, `store` raises."""
+        """Keep a store, or the arguments of `connect`; with neither, `store` raises."""
         self._lock = threading.Lock()
         self._store = store
         self._options = options

@@ -206,7 +206,7 @@ def bounds_of(
 
     Raises
     ------
-    InvalidArgumentError : any of that does not hold.
+    InvalidArgumentError : an argument is wrong.
     """
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise InvalidArgumentError(

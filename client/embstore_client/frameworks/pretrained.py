@@ -1,4 +1,4 @@
-"""Rows that a table begins with, where they were trained elsewhere.
+"""Initial rows of a table that were trained elsewhere.
 
 They are compared with the table's rows, and written where they differ: a program that runs again,
 and the ranks of one, write nothing. A table that has been trained keeps its rows, so that a trainer

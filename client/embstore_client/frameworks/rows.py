@@ -1,4 +1,4 @@
-"""Where the rows of a forward come from: the store, or an announced step of a session.
+"""The source of a forward's rows: the store, or an announced step of a session.
 
 The store returns a row for each id, for all tables by one call; that keys travel once each is the
 client's doing. The rows of a step come once for each key, with the row of each id, at its first

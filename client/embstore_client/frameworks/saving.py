@@ -170,7 +170,7 @@ def is_plain(value: Any) -> bool:
 
 
 def filled(part: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Have a dict be as it was saved."""
+    """Set a dict to its saved contents."""
     part.clear()
     part.update(saved)
 

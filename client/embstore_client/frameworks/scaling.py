@@ -20,4 +20,4 @@ class Verdict(NamedTuple):
     is_overflow: bool = False
     """The dense part was skipped."""
     lower: Callable[[], object] | None = None
-    """Has the scaler lower its scale; None: there is none that can."""
+    """Has the scaler lower its scale; None: no scaler can."""

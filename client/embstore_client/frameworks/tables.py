@@ -158,7 +158,7 @@ class Bag(Ids):
 
     _: KW_ONLY
     mode: BagMode = "sum"
-    """"sum", as of a table of TorchRec; or "mean": the sum divided by the number of ids."""
+    """"sum", as for a table of TorchRec; or "mean": the sum divided by the number of ids."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

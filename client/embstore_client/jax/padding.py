@@ -60,7 +60,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the ids of a feature are among the padded rows of its table; a pytree of arrays."""
+    """The positions of a feature's ids among the padded rows of its table; a pytree of arrays."""
 
     inverse: Any
     """(size,) int32, the row of each id; single ids keep their own shape."""

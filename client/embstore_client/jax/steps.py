@@ -67,7 +67,7 @@ class PlainStep:
 
 
 Source = AnnouncedStep | PlainStep
-"""Where a step's rows come from, and its update goes."""
+"""The source of a step's rows, and the receiver of its update."""
 
 
 class Step:
@@ -119,7 +119,7 @@ class Step:
 
     @cached_property
     def places(self) -> dict[str, Places]:
-        """Where the ids of each feature are among `rows`, for `pool`."""
+        """The positions of each feature's ids among `rows`, for `pool`."""
         found, result = self._found, {}
         for feature, of, place in places(self._given):
             inverse = found[of.table].inverse

@@ -19,7 +19,7 @@ from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_featur
 
 
 class Given(NamedTuple):
-    """The ids of one feature in one call. All parts are tensors, empty where there is nothing."""
+    """The ids of one feature in one call. All parts are tensors, empty where they are not used."""
 
     keys: Any
     """(n,) int64, one after the other."""

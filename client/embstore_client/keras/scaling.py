@@ -72,7 +72,7 @@ class LossScale:
         return Verdict(before.scale, steps == 0, partial(self.lower, before.scale * 0.5))
 
     def lower(self, scale: float) -> None:
-        """Go on with a lower scale."""
+        """Continue with a lower scale."""
         self._optimizer.dynamic_scale.assign(scale)
         self._optimizer.step_counter.assign(0)
         self._before = self._state()

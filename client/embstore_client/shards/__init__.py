@@ -7,7 +7,7 @@ the order of the call.
 
     split         which of some keys each shard has
     patience      a shard that takes no writes for a moment
-    router        the executor: shards, their tables, calls side by side, by one map
+    router        the executor: shards, their tables, concurrent calls, by one map
     following     the executor by the newest map
     rows          commands that read and write rows
     finite        gradients that no shard alone can judge

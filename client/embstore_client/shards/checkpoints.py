@@ -1,4 +1,4 @@
-"""Checkpoints of a cluster: kept, listed, dropped, and gone back to.
+"""Checkpoints of a cluster: kept, listed, dropped, and restored.
 
 A label is kept on every shard while none of them takes a write, at one boundary (`boundary`), also
 while other clients write. The state of each shard's checkpoint is compared with the boundary
@@ -132,7 +132,7 @@ def _each(found: list[tuple[KeptCheckpoint, ...]], label: str) -> list[KeptCheck
 
 
 def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
-    """Have every shard go back to a label that all of them keep, of one boundary."""
+    """Restore a label that all shards keep, of one boundary, on every shard."""
     with router.writing():
         kept = router.all(_LIST)
         for shard, one in enumerate(_each(kept, command.label)):

@@ -108,7 +108,7 @@ def pin_hot_set(router: Router, command: c.PinHotSet, call: Call) -> HotSetFacts
 
 
 def unpin_hot_set(router: Router, command: c.UnpinHotSet, call: Call) -> HotSetFacts:
-    """Have every shard pin nothing."""
+    """Unpin the hot set on every shard."""
     return _facts(router.all(command, call), 0)
 
 

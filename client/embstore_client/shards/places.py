@@ -52,9 +52,9 @@ class Places:
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._sent: dict[tuple[str, int], dict[int, type | None]] = {}
-        """By session and rank: the last steps that were sent from here, and how they were to end,
-        None: first so, then otherwise. A trainer that waits for nothing has several out, and a
-        shard may be behind by all of them."""
+        """By session and rank: the last steps that were sent from here, and the verb that ends
+        each, None: the verb was changed between two tries. A trainer with waits="none" has several
+        out, and a shard may be behind by all of them."""
         self._lock = threading.Lock()
 
     def joined(self, found: list[Membership], world_size: int, map_version: int) -> None:

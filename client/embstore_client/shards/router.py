@@ -265,8 +265,8 @@ class Router:
         return {shard: future.result() for shard, future in futures.items()}
 
     def _wait(self, futures: "Mapping[int, Future[Any]]") -> dict[int, MovedError]:
-        """Wait until all shards have answered; return those that have left instead: their calls
-        end by their deadlines, and by then have done nothing."""
+        """Wait until all shards have answered; return the shards that have left the cluster
+        instead: their calls end by their deadlines, without effect."""
         left: dict[int, MovedError] = {}
         out, pause_s = set(futures.values()), _LOOK_S
         while out := wait(out, pause_s).not_done:

@@ -66,7 +66,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         return self
 
     def _apply(self, fn: Callable[[Any], Any], *arguments: Any, **options: Any) -> Self:
-        """Have activations be of the dtype that a model around the module is brought to, as by its
+        """Give activations the dtype to which a model around the module is converted, as by its
         `double()`; return the module. Rows stay float32."""
         before = self.dtype or torch.float32
         now = fn(torch.empty(0, dtype=before)).dtype

@@ -78,7 +78,7 @@ def bags_of(
 
     Raises
     ------
-    InvalidArgumentError : any of that does not hold.
+    InvalidArgumentError : an argument is wrong.
     """
     ids = _keys(ids, f"{what}: ids")
     if ids.is_nested:
@@ -243,7 +243,7 @@ def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
 
     Raises
     ------
-    InvalidArgumentError : it is none.
+    InvalidArgumentError : it is no KeyedJaggedTensor.
     """
     if not all(callable(getattr(jagged, part, None)) for part in ("keys", "values")):
         raise InvalidArgumentError(
@@ -275,7 +275,7 @@ def _parts(jagged: Any, features: int) -> list[tuple[slice, Any]]:
 def _parted(
     given: Any, are_offsets: bool, features: int, strides: tuple[int, ...] | None
 ) -> list[tuple[slice, Any]]:
-    """Return the same of the offsets, or the lengths, of all bags.
+    """Return the same from the offsets, or the lengths, of all bags.
 
     strides : how many bags each feature has; None: all have as many
     """

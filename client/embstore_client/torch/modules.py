@@ -51,7 +51,7 @@ class OneTable(StoreModule):
         Parameters
         ----------
         weights : (rows, dim) tensor of any float dtype; rows are float32
-        freeze : train it no more, until `requires_grad_()`
+        freeze : do not train it, until `requires_grad_()`
         optimizer : None: `Sgd(0.01)`, with `freeze` only
         module : other arguments of the class; `rows`, where there are more than of the weights, or
             None for sparse keys: row i of the weights belongs to id i; `Table.assign` sets others

@@ -28,7 +28,7 @@ _OWN_USERS = 2
 
 
 class Places(NamedTuple):
-    """Where the ids of a feature are among the rows of a forward. All on one device."""
+    """The positions of a feature's ids among the rows of a forward. All on one device."""
 
     inverse: Any
     """(n,) int64 tensor, the row of each id; None: each has the next one."""

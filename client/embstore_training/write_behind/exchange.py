@@ -66,7 +66,7 @@ class WriteBehind(SessionExchange):
     # A loop
 
     def begin_loop(self) -> None:
-        """Have no rows, and know t and rates: all steps before are finished.
+        """Drop all rows, and read t and rates: all steps before are finished.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class WriteBehind(SessionExchange):
         )
 
     def begin(self, entry: Entry) -> None:
-        """Be at this step, whose rows have been asked for; a loop's first step asks for them now,
+        """Take up this step, whose rows have been asked for; a loop's first step asks for them now,
         and for the rows of the next ones."""
         self._current = entry
         if not entry.flight.is_expected:
@@ -219,7 +219,7 @@ class WriteBehind(SessionExchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Have a step "updated", "released" or "skipped" here, and sent to the store.
+        """Finish a step as "updated", "released" or "skipped" here, and send it to the store.
 
         Waits only while `depth` steps are not acknowledged.
         """

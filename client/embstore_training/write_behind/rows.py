@@ -190,7 +190,7 @@ class RowsInFlight:
     def admit(
         self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[Came]
     ) -> None:
-        """Have the rows of a step, all of which have been put, as of its turn."""
+        """Bring the rows of a step, all of which have been put, to the state of its turn."""
         if self._all_gather is None:
             return  # none that has come has missed an update, and none is looked for by its key
         for name, places in placed.items():

@@ -81,7 +81,8 @@ class Sending:
     def send(
         self, number: int, verb: str, size: int, send: Callable[[str], AcknowledgedUpdate]
     ) -> None:
-        """Have the next step "updated", "released" or "skipped" by a call; return at once."""
+        """Send the next step, to be "updated", "released" or "skipped" by a call; return at
+        once."""
         with self._given:
             self._is_kept_back = True
             self._waiting.append(_Step(number, verb, size, send))
@@ -141,7 +142,7 @@ class Sending:
             del step  # not kept while the next is waited for
 
     def _next(self) -> _Step | None:
-        """Take the first step that waits, once there is room for it; None: no more are sent."""
+        """Take the first step that waits, once the limits allow it; None: no more are sent."""
         with self._given:
             while not self._has_ended():
                 if self._has_room() and not self._is_kept_back:

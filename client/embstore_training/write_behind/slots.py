@@ -20,7 +20,7 @@ from embstore_training.replicas.rows import Slots
 
 
 class Placed(NamedTuple):
-    """Where one table's keys of a step are."""
+    """The slots of one table's keys of a step."""
 
     slots: Slots  # (u,), of the step's keys
     new: Inverse  # ascending positions of the keys whose rows have to be asked for
