@@ -49,7 +49,7 @@ class Right(IntEnum):
     """The rights of a caller; each right includes those below it."""
 
     KNOWN = auto()
-    """Have a token that the server knows."""
+    """Be a caller that the server knows."""
     READ = auto()
     """Read rows, and descriptions of tables."""
     WRITE = auto()

@@ -140,8 +140,8 @@ class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 
 
 class DeleteRows(Command[Deleted], effect=Effect.WRITES):
-    """Have rows be as if they had never been written (rule 7); the answer counts those that had
-    been. `moved`: as in `PutRows`."""
+    """Delete rows: they are as if they had never been written (rule 7); the answer counts those
+    that had been. `moved`: as in `PutRows`."""
 
     keys: TableKeys
     moved: bool = False

@@ -245,7 +245,8 @@ class Table(TableProperties):
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Have rows be as if they had never been written; the result has how many had been.
+        """Delete rows: they are as if they had never been written; return how many had been
+        written.
 
         The next lookup of a key gives its initial row, optimizer state starts anew, and the digest
         equals the digest of a table that never had the row; t stays. Kept checkpoints keep the
@@ -264,12 +265,12 @@ class Table(TableProperties):
         return self._executor.execute(c.DeleteRows(self._keys(keys)))
 
     def clear(self) -> Deleted:
-        """Do as `delete` with all rows of the table, while other calls wait: a very large table is
-        dropped and created anew in less time."""
+        """Delete all rows of the table, as `delete` does, while other calls wait: a very large
+        table is dropped and created anew in less time."""
         return self._executor.execute(c.ClearTable(self.name, self.table_id))
 
     def grow(self, rows: int) -> Acknowledged:
-        """Let the table have `rows` rows, no fewer than now."""
+        """Grow the table to `rows` rows, no fewer than now."""
         return self._executor.execute(c.GrowTable(self.name, self.table_id, rows))
 
     # Looking after it

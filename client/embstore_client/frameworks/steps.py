@@ -117,7 +117,7 @@ class Steps:
         last_step: int = 0,
         frozen: Collection[str] = (),
     ) -> None:
-        """Have no gradients, and be outside a loop.
+        """Begin without gradients, outside a loop.
 
         Parameters
         ----------
