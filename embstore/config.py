@@ -132,6 +132,7 @@ class Limits:
     `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little
     memory); a fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small
     segments at `fold_segments`. Files of the base have about `base_segment_bytes`: a merge rewrites
+    at least one, and a process maps 65,000 at most.
     """
 
     call_bytes_max: int = 1 << 30
