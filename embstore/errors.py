@@ -4,7 +4,7 @@
   + InvalidArgumentError (also a ValueError)      shape, dtype, range, non-finite gradient, bad name
   + UnauthenticatedError                          no token, or one that the server does not know
   + PermissionDeniedError                         a write to a read-only store, or to a standby; a
-                                                  right that the caller has not
+                                                  right that the caller lacks
   + TableNotFoundError (also a LookupError)       no table of that name
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
   + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
@@ -49,7 +49,7 @@ class UnauthenticatedError(EmbstoreError):
 
 class PermissionDeniedError(EmbstoreError):
     """The store takes no writes: it is read-only, a standby, or a leader that was replaced. Or the
-    caller has not the right that the call needs; the message names the right, and its object."""
+    caller lacks the right that the call needs; the message names the right, and its object."""
 
 
 class TableNotFoundError(EmbstoreError, LookupError):

@@ -68,7 +68,7 @@ def pause_each(
     shards : the executor of each shard itself
     by, lease_ms : the name and the lease of the pause, as in `Store.pause_writes`
     timeout_s : the timeout of each call
-    wait : waits for so many seconds, between two tries
+    wait : waits for a number of seconds, between two tries
 
     Raises
     ------

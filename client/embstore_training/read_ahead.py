@@ -159,7 +159,7 @@ class ReadAhead:
         return item if isinstance(item, Entry) else None
 
     def announced(self, count: int) -> list[Entry]:
-        """Return the steps, at most so many, that `take` would return one after the other."""
+        """Return the steps, at most `count`, that `take` would return one after the other."""
         with self._changed:
             items = list(itertools.islice(self._announced, count))
         return [item for item in items if isinstance(item, Entry)]

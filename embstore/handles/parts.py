@@ -33,7 +33,7 @@ def options(
 
     Parameters
     ----------
-    names : the tables that there are; None: the store knows them
+    names : the existing tables; None: the store knows them
 
     Raises
     ------

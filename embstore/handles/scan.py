@@ -105,7 +105,7 @@ class Scan:
         return _batch(page)
 
     def page(self, low: int, rows: int) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
-        """Return the first rows whose key is not below `low`, at most so many, as a batch.
+        """Return the first rows whose key is not below `low`, at most `rows`, as a batch.
 
         Batches are the same before and afterwards.
         """

@@ -17,7 +17,7 @@ class StoreShards:
         Raises
         ------
         PermissionDeniedError : it was a leader, and has been replaced.
-        StoreClosedError : it has not the first commit of its leader yet.
+        StoreClosedError : it does not have the first commit of its leader yet.
         """
         self.executor.execute(c.Promote())
 

@@ -245,8 +245,7 @@ class Table(TableProperties):
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Delete rows: they are as if they had never been written; return how many had been
-        written.
+        """Delete rows, as if they had never been written; the result counts those that had been.
 
         The next lookup of a key gives its initial row, optimizer state starts anew, and the digest
         equals the digest of a table that never had the row; t stays. Kept checkpoints keep the

@@ -12,6 +12,6 @@ clipping     the norm of gradients, and the factor that brings it down to a boun
 ending       several ranks at the end of their batches
 scaling      the verdict of a scaler of losses on a step
 pretrained   rows that a table begins with
-marker       a mark, in a file of weights, of the rows that it has not
+marker       a mark, in a file of weights, of the rows that it lacks
 saving       a checkpoint of the store, and a file of the framework, under one label
 """

@@ -1,4 +1,4 @@
-"""A mark, in a framework's file of weights, of the rows that it has not: their tables' t.
+"""A mark, in a framework's file of weights, of the rows that it lacks: their tables' t.
 
 A marker is JSON: the store's id, and t of each table. Where a file is loaded, it is compared with
 the store's present state. It has no digest: frameworks ask for their states often, as averages of

@@ -35,7 +35,7 @@ from embstore_client.frameworks.tables import FeatureLookup, Ids
 LookUp = Callable[[Mapping[str, Keys], bool], dict[str, Found]]
 """Returns the rows of keys (n,) by table; whether missing ones are admitted to the cache."""
 _INT32_ROWS = 1 << 31
-"""A table with more rows has ids that int32 has not."""
+"""A table with more rows has ids beyond int32."""
 
 
 @dataclass(eq=False)

@@ -235,7 +235,7 @@ class Step:
 
 
 def _on_host(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the gradients that there are, by names that are known."""
+    """Return the gradients that are not None, under known names."""
     sent = {name: of for name, of in given.items() if of is not None}
     unknown = [name for name in sent if name not in known]
     if unknown:

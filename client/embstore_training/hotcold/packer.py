@@ -252,7 +252,7 @@ def _room(layout: _Layout, samples: int) -> Batch:
 
 
 def _filled(room: Batch, samples: int) -> Batch:
-    """Return the columns that were filled with so many samples."""
+    """Return the columns that were filled with `samples` samples."""
     return {
         name: Ragged.joined(values) if isinstance(values, list) else values[:samples]
         for name, values in room.items()

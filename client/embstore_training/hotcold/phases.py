@@ -62,7 +62,7 @@ def push_bytes_of(
     """Return how many bytes a hot batch of a rank adds to the next push, at most.
 
     By its ids, repeated ones too; by its distinct keys only where such batches of all ranks might
-    be too much for one push. 0 where a push takes all hot rows that there are.
+    be too much for one push. 0 where a push takes all hot rows.
     """
     if replica.hot_bytes <= bytes_max:
         return 0

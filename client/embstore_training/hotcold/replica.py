@@ -116,7 +116,7 @@ class Replica:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether updates were made here that the store has not. Any thread."""
+        """Whether updates were made here that the store lacks. Any thread."""
         return any(table.t != table.stored_t for table in self._tables.values())
 
     @property
@@ -136,7 +136,7 @@ class Replica:
         return sum(len(t.index.keys) * t.row_bytes for t in self._tables.values())
 
     def push_bytes(self, counts: Mapping[str, int]) -> int:
-        """Return how many bytes a push of so many hot rows of each table would send, at most."""
+        """Return how many bytes a push of `counts` hot rows by table would send, at most."""
         return sum(self._table(name).push_bytes(count) for name, count in counts.items())
 
     # Pulling

@@ -75,7 +75,7 @@ class HotTable:
         return 8 + VALUE_BYTES * (self.config.dim + self.config.state_dim)
 
     def push_bytes(self, count: int) -> int:
-        """Return how many bytes a push of so many rows would send, at most."""
+        """Return how many bytes a push of `count` rows would send, at most."""
         return min(count, len(self.index.keys)) * self.row_bytes
 
     def take(self, facts: TableFacts) -> None:
@@ -106,7 +106,7 @@ class HotTable:
         return slots
 
     def pulled(self, slots: Slots, rows_max: int, called: Callable[..., Any]) -> Iterator[int]:
-        """Read rows from the store, at most so many by a call; yield how many came by each."""
+        """Read rows from the store, at most `rows_max` by a call; yield how many came by each."""
         for first in range(0, len(slots), rows_max):
             part = slots[first : first + rows_max]
             weights, state = called(self.handle.read_rows, self.index.keys[part])

@@ -20,7 +20,7 @@ one.
 
 How many batches of the stream the store has is `stats()["stored_batches"]`: t does not say it, as
 batches that were skipped or released add nothing to it. With the same chunks, batch size, window
-and rate, `steps(chunks, skip=...)` goes on behind so many.
+and rate, `steps(chunks, skip=...)` continues after that many.
 
 Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes the dirty rows. If the
 store does not answer, or the session has ended, they are lost, and the store is as at the last

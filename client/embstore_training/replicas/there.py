@@ -39,7 +39,7 @@ def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
     Raises
     ------
     InvalidArgumentError : not as many gradients as there are keys, or bags; an index beyond the
-        keys; bags that are none.
+        keys; bags with wrong offsets.
     """
     rows, count = as_gradients(given, once, of, table), len(once.keys)
     if isinstance(rows, SomeGradients):
