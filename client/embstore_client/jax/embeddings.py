@@ -229,7 +229,7 @@ class Embeddings(StoreBacked):
         ----------
         rank : 0 restores the store; others read the file alone, and wait for rank 0 before their
             loop
-        wait_s, force : for open sessions, as those of a killed trainer: see `Store.restore`
+        wait_s, force : for open sessions, as a killed trainer's: see `Store.restore`
         parts : pytrees as those that were saved, whose values do not matter
 
         Raises
