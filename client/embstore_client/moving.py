@@ -11,7 +11,7 @@ map is recorded for good. Every change has the same phases (`switch`):
 
 A failure before `record` has changed nothing: writes go on. Where the work ends after it, or in the
 middle of it, shards stay paused until `resolve` is called with the map that is recorded, whichever
-that is. The operator that starts a shard again gives it the map.
+that is. A shard that is started again gets it from its starter.
 
 **Partitions are moved in rounds.** Their written rows are copied by scans to shards that do not
 have them yet, where they are not read: first all, then those that were written since, until those
