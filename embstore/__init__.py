@@ -8,9 +8,9 @@
         rows = ads.lookup(keys)
         ads.update(keys, grads)
 
-`embstore.connect("127.0.0.1:50051")` returns the same store of a server. `embstore.torch`, `jax`
-and `keras` have modules of these frameworks, `embstore.files` has tables as files: import
-them by name, because each loads its library.
+`embstore.connect("127.0.0.1:50051")` returns a server's store with the same methods.
+`embstore.torch`, `jax` and `keras` have modules of these frameworks, `embstore.files` has tables as
+files: import them by name, because each loads its library.
 
 The errors are here; the other public names are loaded at first use (PEP 562), so that `import
 embstore`, and any import of one of its modules, costs nothing else: a light client takes
@@ -63,7 +63,7 @@ _HOMES = {
 _ERRORS = [name for name in vars(errors) if name.endswith("Error")]
 
 __all__ = sorted({*_HOMES, *_ERRORS} - {"open"})
-"""Without `open`: `from embstore import *` leaves Python's own."""
+"""All but `open`: `from embstore import *` must not replace Python's own."""
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every name
 

@@ -1,14 +1,15 @@
 """Checkpoints of a cluster: one label on every shard, kept at one boundary.
 
-Each shard keeps its own checkpoint, and nothing beside them says which labels are the cluster's: it
-is in the labels themselves. Whoever keeps one draws a **mark**, anew for each try, and each shard
+Each shard keeps its own checkpoint, and no list says which labels are the cluster's: the labels
+themselves show it. A client that keeps one draws a **mark**, anew for each try, and each shard
 keeps it in the metadata of its checkpoint, which is durable with it. A label is the cluster's if
-all shards have it with one mark. So a try that was cut short, on whatever shards it left the label,
-has made none, and neither have two such tries that meet under one label. The last shard's commit is
-the moment from which there is a checkpoint; a label that is dropped ends with the first.
+all shards have it with one mark. A try that was cut short thus makes no checkpoint, whichever
+shards have the label, and neither do two such tries that meet under one label. The last shard's
+commit is the moment from which there is a checkpoint; a label that is dropped ends with the first
+drop.
 
-Rejected: a list elsewhere, written last. It says nothing that the marks do not say, and a client
-would have to reach whoever has it; a label that it names and a shard has lost is none either.
+Rejected: a list elsewhere, written last. It adds nothing to the marks, and a client would have to
+reach the process that has it; a listed label that a shard has lost would be worthless, too.
 """
 
 import json
@@ -22,12 +23,12 @@ MARK_CHARACTERS = 32
 
 
 def marked(metadata: dict[str, Any], mark: str) -> dict[str, Any]:
-    """Return the metadata that a shard keeps, of what a caller gave."""
+    """Return the metadata that a shard keeps: the caller's, and the mark."""
     return metadata | {_KEY: mark}
 
 
 def given(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return what a caller gave, of the metadata that a shard keeps."""
+    """Return the caller's metadata, from the metadata that a shard keeps."""
     mark = metadata.get(_KEY)
     if not isinstance(mark, str) or len(mark) > MARK_CHARACTERS:
         return metadata  # it is the caller's own
@@ -40,7 +41,8 @@ def unmarked(checkpoint: KeptCheckpoint) -> KeptCheckpoint:
 
 
 def identity_of(checkpoint: KeptCheckpoint) -> str | None:
-    """Return what is equal on all shards if a label is the cluster's; None: it is a shard's own."""
+    """Return a value that is equal on all shards if a label is the cluster's; None: a shard's
+    own."""
     mark = checkpoint.metadata.get(_KEY)
     if mark is None:
         return None

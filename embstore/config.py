@@ -1,11 +1,11 @@
-"""Configuration as data: initializers, limits, what a table is apart from its tuning.
+"""Configuration as data: initializers, limits, a table's identity and tunables.
 
 A table's **identity** (name, dim, dtypes, key space, seed, initializer, and the optimizer with its
 fixed parameters) decides its bits (contract.md, rule 11) and can never change; creating a table
 again must give the same identity. **Tunables** (learning rate, rows by growing) may change and
 stand outside the digest.
 
-The optimizers are those of `embstore.optimizers`; their names are found here too.
+The optimizers are in `embstore.optimizers`; their names are found here too.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def default_seed(name: str) -> int:
 
 
 def check_name(name: Any) -> str:
-    """Return `name` if it is one: parts of [A-Za-z0-9_.-] joined by '/', none '.' or '..'."""
+    """Return `name` if it is a name: parts of [A-Za-z0-9_.-] joined by '/', none '.' or '..'."""
     if (
         not isinstance(name, str)
         or not _NAME.fullmatch(name)
@@ -109,12 +109,12 @@ def _check_int(value: Any, name: str, low: int, high: int) -> int:
 
 
 def check_rows(rows: Any, name: str) -> int:
-    """Return `rows` if table `name` can have so many (0 to 2**40)."""
+    """Return `rows` if table `name` can have so many rows (0 to 2**40)."""
     return _check_int(rows, f"table {name!r}: rows", 0, ROWS_MAX)
 
 
 def _rows_of(key_space: Any, rows: Any, name: str) -> int:
-    """Return the rows of a table, as many as there are keys."""
+    """Return the number of rows of a table: as many as there are keys."""
     if key_space not in KEY_SPACES:
         raise refusal(name, f"key_space to be one of {', '.join(KEY_SPACES)}", repr(key_space))
     if key_space == "dense":
@@ -128,7 +128,7 @@ def _rows_of(key_space: Any, rows: Any, name: str) -> int:
 class Limits:
     """Named bounds of a store. Exceeding one raises an error that names it.
 
-    Storage works in the background by the last four: a segment of the log is sealed at
+    The last four control the background work of storage: a segment of the log is sealed at
     `segment_bytes` (128 MiB: large enough that sealing is rare, small enough to merge in little
     memory); a fold starts when `fold_bytes` or `fold_segments` are foldable, a compaction of small
     segments at `fold_segments`. Files of the base have about `base_segment_bytes`: a merge rewrites
@@ -136,7 +136,8 @@ class Limits:
     """
 
     call_bytes_max: int = 1 << 30
-    """Bytes of one call's arrays, results included: what one call can make the process hold."""
+    """Bytes of one call's arrays, results included: the memory that one call can make the process
+    need."""
     announced_bytes_max: int = 1 << 30
     """Bytes of the keys of all announced steps; planning takes about five times as much."""
     tables_max: int = 4096
@@ -158,7 +159,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """What a table is.
+    """The configuration of a table.
 
     `rows` and the optimizer's learning rate are its tunables; the rest is identity. A table whose
     `key_space` is "sparse" has SPARSE_ROWS rows.
@@ -218,7 +219,7 @@ class TableConfig:
         return Layout(self.dim, self.state_dim, self.optimizer.kind)
 
     def identity(self) -> dict[str, Any]:
-        """Return J of contract.md rule 11: what the digest names, and nothing that may be tuned."""
+        """Return J of contract.md rule 11: the parameters that the digest names; no tunables."""
         dtypes = {"weights": ELEMENT.name} | ({"state": ELEMENT.name} if self.state_dim else {})
         optimizer = _parameters(self.optimizer)
         for name in self.optimizer.unnamed:
@@ -245,8 +246,8 @@ class TableConfig:
         return text.encode()
 
     def differences(self, other: "TableConfig") -> list[tuple[str, Any, Any]]:
-        """Return (what, here, there) of each part of the identity that is another's in `other`: of
-        optimizers or initializers of one kind, each parameter that differs."""
+        """Return (name, here, there) of each part of the identity that differs in `other`; for
+        optimizers or initializers of one kind, of each parameter that differs."""
         ours, theirs = self.identity(), other.identity()
         found = []
         for what in ours:

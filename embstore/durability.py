@@ -1,4 +1,4 @@
-"""The levels of durability: what an acknowledged command survives (`embstore.tables.command_log`).
+"""The levels of durability: which commands survive a crash (`embstore.tables.command_log`).
 
 Imports nothing: the command line reads them to show its help.
 """
@@ -10,4 +10,4 @@ LEVELS: tuple[Durability, ...] = get_args(Durability)
 """The weakest first."""
 
 Retention = Literal["protected", "routine", "dropped"]
-"""Of a kept checkpoint: newer ones never push it out; they do; it is kept no more."""
+"""The retention of a kept checkpoint: newer ones never push it out; they do; it is deleted."""

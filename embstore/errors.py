@@ -4,20 +4,20 @@
   + InvalidArgumentError (also a ValueError)      shape, dtype, range, non-finite gradient, bad name
   + UnauthenticatedError                          no token, or one that the server does not know
   + PermissionDeniedError                         a write to a read-only store, or to a standby; a
-                                                  right that the caller has not
+                                                  right that the caller lacks
   + TableNotFoundError (also a LookupError)       no table of that name
   + CheckpointNotFoundError (also a LookupError)  no kept checkpoint of that label
   + StepNotFoundError (also a LookupError)        a step that was never announced, or is forgotten
   + TableExistsError                              created again with another identity configuration
   + CheckpointExistsError                         a label is used once
-  + CheckpointProtectedError                      a protected checkpoint would be gone
+  + CheckpointProtectedError                      a protected checkpoint would be lost
   + TableMismatchError                            another format, version or endianness
   + TableHeldError                                a session holds the table, the rank or the name
   + SessionExpiredError                           a session or scan was closed, or ran out, or was
                                                   lost
     - LeaseExpiredError                           the only rank of a session was silent for too long
   + RankFailedError                               a rank of a session's step died or stalled
-  + ReplicaMismatchError                          rows at a trainer are not those of the store
+  + ReplicaMismatchError                          rows at a trainer differ from the store's
   + StoreInUseError                               another process holds the directory
   + WritesPausedError                               a shard takes no writes for a moment
   + MovedError                                    a shard has another map than the caller
@@ -27,7 +27,7 @@
   + OverloadedError                               the server's queue is full; back off, then retry
   + StoreClosedError                              after close(), or after a failure
   + CorruptTableError                             bad magic, checksum or length in a file
-  + StorageError (also an OSError)                the disk said no
+  + StorageError (also an OSError)                the system refused a file operation
   + DeviceError                                   a kernel or its device failed
 
 A message says what was expected, what was found, and in which table. Unless a class's docstring
@@ -44,12 +44,12 @@ class InvalidArgumentError(EmbstoreError, ValueError):
 
 
 class UnauthenticatedError(EmbstoreError):
-    """The server takes calls of those it knows: no token was given, or one it does not know."""
+    """The call had no token, or one that the server does not know."""
 
 
 class PermissionDeniedError(EmbstoreError):
     """The store takes no writes: it is read-only, a standby, or a leader that was replaced. Or the
-    caller has not the right that the call needs; the message says which, and on what."""
+    caller lacks the right that the call needs; the message names the right, and its object."""
 
 
 class TableNotFoundError(EmbstoreError, LookupError):
@@ -73,7 +73,7 @@ class CheckpointExistsError(EmbstoreError):
 
 
 class CheckpointProtectedError(EmbstoreError):
-    """What was asked for would lose a checkpoint that is protected. Make it routine first."""
+    """The call would lose a checkpoint that is protected. Make it routine first."""
 
 
 class TableMismatchError(EmbstoreError):
@@ -99,8 +99,8 @@ class RankFailedError(EmbstoreError):
 
 
 class ReplicaMismatchError(EmbstoreError):
-    """A trainer has computed with rows that are not those of the store. The step is not applied,
-    and its session has ended; the store is right."""
+    """A trainer has computed with rows that differ from the store's. The step is not applied, and
+    its session has ended; the store is right."""
 
 
 class StoreInUseError(EmbstoreError):

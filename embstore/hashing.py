@@ -1,8 +1,8 @@
 """Ids of any kind as numbers of 64 bits, the same in every language (contract.md, "Hashed ids").
 
-Values come as arrays of NumPy, Arrow or a framework, as lists, as what pandas and polars have. Here
+Values come as arrays of NumPy, Arrow or a framework, as lists, as series of pandas and polars. Here
 they become bytes in one buffer, or words, as the contract says; `embstore.arithmetic.xxh3` hashes
-them all at once. Libraries that a value is of are there already; none is imported for another.
+them all at once. A value's own library is loaded already; none is imported for another.
 """
 
 import sys
@@ -27,7 +27,7 @@ _EXPECTED = "expected ids to be integers of 64 bits, whole floats, text or bytes
 def hash_ids(
     values: Any, *, feature: str | None = None, rows: int | None = None
 ) -> NDArray[np.int64]:
-    """Return the hash of each id, XXH3-64 of its bytes; with `rows` a key of a table of so many.
+    """Return the hash of each id, XXH3-64 of its bytes; with `rows` a key of a table of that size.
 
     Equal ids have equal hashes in every process and language. No two integers have one hash of 64
     bits under one seed; two texts hardly ever. Modulo `rows`, ids may share a key.
@@ -39,10 +39,10 @@ def hash_ids(
         dictionary-encoded; series of pandas and polars; lists, also of several kinds.
         5, np.uint64(5) and 5.0 are one id; "5" is text, and another. An integer is hashed as its 8
         bytes, so that -1 and 2**64 - 1 are one id, and so are an integer and a text of just its
-        bytes. A missing one (None, NaN, NA, null, masked) is what empty text is
+        bytes. A missing one (None, NaN, NA, null, masked) is hashed as empty text
     feature : seeds the hash with the default seed of a table of this name, so that a pair (feature,
         id) has a hash of its own; None: seed 0
-    rows : those of the table: 1 to 2**40; None, or the 2**64 - 1 of a sparse one: all 64 bits
+    rows : the table's rows: 1 to 2**40; None, or the 2**64 - 1 of a sparse one: all 64 bits
 
     Returns
     -------
@@ -64,7 +64,7 @@ def hash_ids(
 
 
 def keys_of_hashes(hashes: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """Return the keys that hashes of 64 bits have in a table of so many rows, in their shape."""
+    """Return the keys that hashes of 64 bits have in a table of `rows` rows, in their shape."""
     return (hashes.view(np.uint64) % np.uint64(rows)).view(np.int64)
 
 
@@ -155,21 +155,21 @@ def _of_objects(values: list[Any], seed: int) -> Words:
             return hashes_of_words(np.array(values, np.int64), seed)
         if kinds == {str} and (whole := "".join(values)).isascii():
             return _of_texts(whole.encode(), values, seed)
-    except OverflowError:  # unsigned ones; or wrong ones, of which one by one says which it is
+    except OverflowError:  # unsigned ones; or wrong ones, which are found one by one
         pass
     texts = list(map(_bytes_of, values))
     return _of_texts(b"".join(texts), texts, seed)
 
 
 def _of_texts(whole: bytes, parts: Sequence[Sized], seed: int) -> Words:
-    """Return the hashes of the parts that some bytes are put together of."""
+    """Return the hashes of consecutive parts of `whole`."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     data = np.frombuffer(whole, np.uint8)
     return hashes_of_bytes(data, np.cumsum(lengths) - lengths, lengths, seed)
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Return what is hashed of one value."""
+    """Return the bytes of one value that are hashed."""
     try:
         match value:
             case str():
@@ -190,7 +190,7 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def _is_missing(value: Any) -> bool:
-    """Tell whether a value is none, of Python or of pandas."""
+    """Return whether a value is missing, as Python or pandas says it."""
     pandas: Any = sys.modules.get("pandas")  # it is there if one of its values is
     return value is None or (pandas is not None and (value is pandas.NA or value is pandas.NaT))
 
@@ -199,8 +199,8 @@ def _is_missing(value: Any) -> bool:
 
 
 def _of_arrow_like(values: Any, seed: int) -> Words | None:
-    """Return the hashes of what gives itself as arrays of Arrow; None: pyarrow is not there, or has
-    no type for it, as of objects of several kinds."""
+    """Return the hashes of an object that can export itself as Arrow arrays; None: pyarrow is not
+    there, or has no type for it, as for objects of several kinds."""
     try:
         import pyarrow as pa
     except ModuleNotFoundError:

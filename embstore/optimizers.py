@@ -7,11 +7,11 @@ element's state and the scalars, and returns the new weight and state. It runs i
     Numba   embstore.arithmetic.compiled_update      float32, inlined in the loop over a row
     Torch   embstore_training.hotcold.torch_replica  tensors (n, dim), scalars tensors (1,)
 
-All three must give the same bits, so a formula uses what rounds once in fp32 in each of them: + - *
-/, unary -, abs, comparisons, and `sqrt`, `copysign` and `where` of this module. It is written
-operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut for a zero gradient
-or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form, kernels/apply.cu,
-is written by hand and compared with these bit by bit.
+All three must give the same bits, so a formula uses operations that round once in fp32 in each of
+them: + - * /, unary -, abs, comparisons, and `sqrt`, `copysign` and `where` of this module. It is
+written operation by operation, because (lr*g)/x is not lr*(g/x). There is no shortcut for a zero
+gradient or rate: for a negative g, 0.0*g is -0.0, and -0.0 - -0.0 is 0.0. The CUDA form,
+kernels/apply.cu, is written by hand and compared with these bit by bit.
 
 An optimizer may also have a **row formula**. It takes the sum of g*g over the row (rule 3), the
 state that the row has once, and the scalars. It returns the one scalar of the element formula, and
@@ -42,7 +42,7 @@ from embstore.errors import InvalidArgumentError
 __all__ = ["OPTIMIZERS", "Adagrad", "Adam", "Ftrl", "Optimizer", "RowWiseAdagrad", "Sgd"]
 
 # The operations that are no operators. NumPy's are the default; Torch registers its own by type,
-# and Numba compiles what `embstore.arithmetic.compiled_update` gives it for them.
+# and Numba compiles the ones that `embstore.arithmetic.compiled_update` supplies.
 
 
 @singledispatch
@@ -86,15 +86,15 @@ def kept_weight(w: Any, kept: Any) -> Any:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What every optimizer has; its docstring gives the formula."""
+    """Base of every optimizer; the docstring of each gives its formula."""
 
     learning_rate: float
 
     kind: ClassVar[str]
     """Its name in identities, on the wire and on the command line."""
     scalars: ClassVar[tuple[str, ...]]
-    """What the row formula takes, or the element formula where there is no row formula; at most
-    `embstore.arithmetic.OWN_SCALARS`, in the order in which the CUDA kernels read them."""
+    """The arguments of the row formula, or of the element formula where there is no row formula; at
+    most `embstore.arithmetic.OWN_SCALARS`, in the order in which the CUDA kernels read them."""
     element_state: ClassVar[tuple[str, ...]] = ()
     """State that each element has: one fp32 each."""
     row_state: ClassVar[tuple[str, ...]] = ()
@@ -109,7 +109,7 @@ class Optimizer:
 
     @classmethod
     def check_learning_rate(cls, value: Any, name: str = "learning_rate") -> float:
-        """Return `value` as a float if updates may have it as their rate; the error says `name`."""
+        """Return `value` as a float if updates may have it as their rate; errors call it `name`."""
         return fp32_scalar(value, name)
 
     @classmethod
@@ -119,7 +119,7 @@ class Optimizer:
 
     @property
     def initial_state(self) -> float:
-        """What every state element starts as."""
+        """The initial value of every state element."""
         return 0.0
 
     def scalar_values(self, t: int, learning_rate: float, dim: int) -> tuple[float, ...]:
@@ -127,8 +127,8 @@ class Optimizer:
         raise NotImplementedError
 
     def decay_values(self, learning_rate: float) -> tuple[float, float]:
-        """Return the last argument of `decayed_gradient`, 0 for none, and that of `kept_weight`, 1
-        for none, in float64."""
+        """Return the last argument of `decayed_gradient`, 0 for none, and the last argument of
+        `kept_weight`, 1 for none, in float64."""
         return 0.0, 1.0
 
     @property
@@ -146,8 +146,8 @@ def _check_normal(value: float, name: str) -> None:
 class _Decaying(Optimizer):
     """The weight decay of all optimizers but Ftrl.
 
-    Of the rows that an update names, and of no others: first g = g + weight_decay*w, as Torch's
-    optimizers have it, or, where it is decoupled, w = w*(1 - lr*weight_decay), as AdamW does.
+    It applies to the rows that an update names, and to no others: first g = g + weight_decay*w, as
+    Torch's optimizers do, or, where it is decoupled, w = w*(1 - lr*weight_decay), as AdamW does.
     """
 
     _: KW_ONLY
@@ -345,4 +345,4 @@ class Ftrl(Optimizer):
 
 
 OPTIMIZERS: dict[str, type[Any]] = {c.kind: c for c in (Sgd, Adagrad, RowWiseAdagrad, Adam, Ftrl)}
-"""The optimizers there are, by kind."""
+"""The optimizers by kind."""

@@ -1,4 +1,4 @@
-"""The options of a store: name, default, unit, meaning and check of each, said here once.
+"""The options of a store: name, default, unit, meaning and check of each, in one place.
 
 `embstore.open` takes them by name and has this text in its help, the tables and the engine take
 them as one value, and a server's setting of the same name has the same default and text.
@@ -28,16 +28,16 @@ _DESCRIPTION = re.compile(r"^ {4}(\w+) : (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """What a store is opened with, checked: a bad value raises InvalidArgumentError.
+    """The options with which a store is opened, checked: a bad value raises InvalidArgumentError.
 
     Parameters
     ----------
     device : where rows are cached and computed: "cpu"; "cuda:N", GPU number N ("cuda": the first);
-        "auto": the first GPU if there is one and CuPy is installed, else the CPU. The bits do not
-        depend on it
+        "auto": the first GPU if there is one and CuPy is installed, else the CPU. The device does
+        not change the bits
     cache_bytes : memory of the device for cached rows, their index and staging; or a share, as
-        "80%", of the memory of a GPU that is free and not kept for calls, or of the host's
-    host_cache_bytes : of a GPU: pinned memory of the host, taken as rows need it, for level two of
+        "80%", of the GPU memory that is free and not reserved for calls, or of the host's memory
+    host_cache_bytes : on a GPU: pinned memory of the host, taken as rows need it, for level two of
         the cache: rows that left the GPU's memory, which its kernels move there and back. None: a
         quarter of the host's free memory; 0: there is no level two, and rows that leave are read
         from storage when they come back
@@ -50,21 +50,21 @@ class StoreOptions:
     count_rate : share of lookups, 0 to 1, whose keys are counted, for profiles
     checkpoints_keep : checkpoints that can be restored, of each folder of labels (a/b is in the
         folder a); older ones are folded into the base
-    durability : what survives a crash: "checkpoint", what the last commit has; "interval", all but
-        what was done since the command log was last synced; "commands", every command that has
-        returned
-    sync_every_s : of durability "interval": seconds between two syncs of the command log
+    durability : which commands survive a crash: "checkpoint", those before the last commit;
+        "interval", all but the commands since the last sync of the command log (a write-ahead log
+        of commands); "commands", every command that has returned
+    sync_every_s : with durability "interval": seconds between two syncs of the command log
     recovery_s : with a command log: the store commits by itself when executing it again after a
         crash would take more seconds
     commit_every_s : the store commits by itself when the last commit is so many seconds old,
-        without a label; without a command log a crash loses no more than was done in about that
-        time; 0: only checkpoints and a clean end do
+        without a label; without a command log a crash loses no more than the commands of about that
+        time; 0: only checkpoints and a clean end commit
     scrub_bytes_per_s : bytes of the store's files that are read and checked in the background a
-        second, for damage that nobody has met yet; 0: none
+        second, to find damage before a call meets it; 0: none
     dirty_bytes : most bytes of rows that are newer in the cache than in the log: above 3/4 of it
         they are logged in the background, above it calls that write become slower. It bounds how
-        long a commit takes. None: of the rows in level two of a GPU's cache what storage writes in
-        30 seconds, as measured; else no bound
+        long a commit takes. None: for the rows in level two of a GPU's cache, as many bytes as
+        storage writes in 30 seconds, as measured; else no bound
     read_only : share the directory with other readers; nothing can be written
     threads : threads of the CPU device; on a GPU, those that copy between host and device; as many
         read rows of files. None: one a core, at most 4 (CPU), 8 (GPU) or 16 (files)
@@ -86,11 +86,11 @@ class StoreOptions:
     # The last one, one before it, and one being made.
     checkpoints_keep: int = 3
     durability: Durability = "checkpoint"
-    # As long as databases take for it.
+    # Databases take as long for it.
     sync_every_s: float = 1.0
     # A restart that takes longer is noticed.
     recovery_s: float = 30.0
-    # Of ten minutes of work little is lost; and writing all that changes takes seconds of them.
+    # The loss of ten minutes of work is small; and writing all changes takes seconds of them.
     commit_every_s: float = 600.0
     scrub_bytes_per_s: int = 0
     # A table that fits into the cache is dirty as a whole, and its rows would be logged each time.
@@ -128,13 +128,14 @@ class StoreOptions:
 
 
 def descriptions(of: type[StoreOptions] = StoreOptions) -> dict[str, str]:
-    """Return the meaning of each option, from the docstring; without docstrings, of none."""
+    """Return the meaning of each option, from the docstring; {} where docstrings are stripped."""
     found = _DESCRIPTION.findall("\n".join(cls.__doc__ or "" for cls in reversed(of.__mro__)))
     return {name: " ".join(text.split()) for name, text in found}
 
 
 def describing(options: type[Any]) -> Callable[[Function], Function]:
-    """Give the help of a function the text of the options that it takes by name."""
+    """Return a decorator that adds the text of options to the help of a function that takes
+    them."""
 
     def described(function: Function) -> Function:
         texts = function.__doc__ or "", options.__doc__ or ""

@@ -1,12 +1,12 @@
-"""What a command holds, found by the annotations of its fields.
+"""The tables and arrays of a command, found by the annotations of its fields.
 
-A command's arrays lie in itself, or in **parts**: of one table each (`TableKeys`, say), or of what
-holds such parts in turn (a `Rank`, the keys of a step). Whoever treats all tables of a command
-alike, or all its arrays, asks here, so that a new verb needs no line of theirs:
+A command's arrays lie in itself, or in **parts**: of one table each (`TableKeys`, say), or of a
+larger part that has such parts in turn (a `Rank`, the keys of a step). Code that treats all tables
+of a command alike, or all its arrays, asks here, so that it needs no change for a new verb:
 
     tables_of(command)               the parts that name a table, in order
     with_tables(command, change)     the command with each of these changed
-    arrays_of(command)               all arrays, each with what the wire takes it for
+    arrays_of(command)               all arrays, each with its dtype and shape on the wire
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ C = TypeVar("C", bound=Part)
 
 
 def tables_of(command: Part) -> Sequence[Any]:
-    """Return the parts of a command that name a table each."""
+    """Return the parts of a command each of which names a table."""
     kind: Any = type(command)
     found: list[Any] = []
     for name, names_table in _holding_tables(kind):
@@ -80,7 +80,8 @@ def _names_table(kind: Any) -> bool:
 
 @cache
 def _holding_tables(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the fields of a kind in which tables are named: whether by the parts themselves."""
+    """Return the fields of a kind in which tables are named, and whether its own parts name
+    them."""
     return tuple(
         (name, _names_table(part))
         for name, part in _parts(kind).items()
@@ -97,7 +98,7 @@ def _holding_arrays(kind: Any) -> tuple[list[tuple[str, ArraySpec]], list[str]]:
 
 
 def _parts(kind: Any) -> dict[str, Any]:
-    """Return the fields of a kind that hold parts, and what kind these are."""
+    """Return the fields of a kind that hold parts, and the kind of these parts."""
     inner = {name: _part(hint) for name, hint in _hints(kind).items()}
     return {name: part for name, part in inner.items() if part is not None}
 

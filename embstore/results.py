@@ -1,4 +1,4 @@
-"""What commands return. Data only; the same from an embedded store and from a server."""
+"""The results of commands. Data only; the same from an embedded store and from a server."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,58 +11,58 @@ from embstore.config import Limits, TableConfig
 from embstore.sharding import ShardMap
 
 Waits = Literal["late", "none"]
-"""For what a trainer waits between two steps of a session."""
+"""The reason for which a trainer waits between two steps of a session."""
 
 
 EPOCH_STEP = 1 << 20
-"""From one epoch to the one that a promotion begins: the old leader may meanwhile have begun
-others, one for each crash in which it lost commands, and clients must not take one for the
-other."""
+"""The distance from one epoch to the epoch that a promotion begins: the old leader may meanwhile
+have begun others, one for each crash in which it lost commands, and clients must not take one for
+the other."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Which state of which store answered."""
+    """The store and the state that answered."""
 
     store_id: str
     """The directory's own name, made with it and never changed."""
     epoch: int
-    """Grows whenever acknowledged commands were undone, by a restore or by a crash."""
+    """A number that grows when acknowledged commands are undone, by a restore or by a crash."""
     command: int
-    """The number of the last acknowledged command; of a mutating command its own."""
+    """The number of the last acknowledged command; for a mutating command its own."""
     instance: str = ""
-    """Of whoever remembers calls: another one after a restart, but where commands are logged."""
+    """The process that remembers calls: another one after a restart, unless commands are logged."""
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Named bounds of a server, beside those of its store."""
+    """Named bounds of a server, in addition to its store's."""
 
     unary_bytes_max: int
-    """Of a unary message; larger ones are streamed."""
+    """Bytes of a unary message; larger ones are streamed."""
     chunk_bytes_max: int
-    """Of a piece of a stream."""
+    """Bytes of a piece of a stream."""
     queue_calls_max: int
     """Calls that may wait for the engine."""
     inflight_bytes_max: int
     """Bytes of requests and replies held at once."""
     remembered_calls_max: int
-    """Answers remembered of one client."""
+    """Answers remembered for one client."""
     call_timeout_s: float
-    """Deadline of a call that brings none."""
+    """The deadline of a call that brings none."""
     call_timeout_max_s: float
     """The longest deadline."""
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a store is, and its limits."""
+    """A store's version, device, limits and addresses."""
 
     context: Context
     version: str
-    """Of embstore."""
+    """The version of embstore."""
     device: str
-    """What keeps and computes the rows: "cpu" or "cuda:N"."""
+    """The device that keeps and computes the rows: "cpu" or "cuda:N"."""
     device_info: dict[str, Any]
     """The device's model, memory and versions; see `Store.device_facts`."""
     policy: str
@@ -72,11 +72,11 @@ class ServerInfo:
     server: ServerLimits | None = None
     """None: the store is embedded."""
     process: str = ""
-    """Of the server: another one after every restart. Empty: the store is embedded."""
+    """The server's process: another one after every restart. Empty: the store is embedded."""
     socket: str = ""
     """Path on the server's host of the socket where it shares memory; empty: nowhere."""
     wire_dtypes: tuple[str, ...] = ()
-    """What arrays of its messages may have; empty: the store is embedded."""
+    """The dtypes that arrays of its messages may have; empty: the store is embedded."""
     shard: int | None = None
     """Its number; None: it is no shard of a cluster."""
     shard_map: ShardMap | None = None
@@ -85,12 +85,12 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class TableDescription:
-    """What a table is."""
+    """A table's configuration, id and t."""
 
     config: TableConfig
-    """With today's rows and learning rate."""
+    """The configuration, with today's rows and learning rate."""
     table_id: int
-    """Never used again, also when the table is dropped."""
+    """The table's id, never used again, also when the table is dropped."""
     t: int
 
 
@@ -104,7 +104,7 @@ class TableRows:
     state: Rows | None
     """(n, state_dim), of `ReadRows`."""
     t: int
-    """Updates that the table had had."""
+    """The number of updates that the table had had."""
 
 
 @dataclass(frozen=True)
@@ -116,25 +116,25 @@ class RowsRead:
 
 @dataclass(frozen=True)
 class ScanFacts:
-    """What a scan reads."""
+    """The state that a scan reads."""
 
     table: TableDescription
-    """As of the command of the scan: its rows, learning rate and t."""
+    """The table at the command of the scan: its rows, learning rate and t."""
     command: int
     """The last command whose effect the scan has."""
     rows: int
-    """That the scan has, all together."""
+    """The number of rows of the scan, all together."""
     since_command: int = 0
     """The last command whose rows it leaves out, unless they were written again; 0: it is whole."""
     since_t: int = 0
     """t of the table at that command."""
     deleted: int = 0
-    """Rows that there were at that command, and that there are no more."""
+    """The number of rows that existed at that command and do not exist any more."""
 
 
 @dataclass(frozen=True)
 class ScannedRows:
-    """Some rows of a scan, by ascending key; of sparse keys in the order of the files."""
+    """Some rows of a scan, by ascending key; for sparse keys in the order of the files."""
 
     keys: Keys
     """(n,)."""
@@ -143,7 +143,7 @@ class ScannedRows:
     state: Rows | None
     """(n, state_dim), where it was asked for."""
     after: int = 0
-    """`low` of what follows."""
+    """`low` of the next page."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class StepTableRows:
     rows: Rows
     """(n, dim)."""
     positions: Inverse | None
-    """(n,), of the rows among the announced keys; None: all of them."""
+    """(n,), the indices of the rows among the announced keys; None: all of them."""
     t: int
 
 
@@ -169,7 +169,7 @@ class StepRows:
 
 @dataclass(frozen=True)
 class StepRecords:
-    """Weights and state of rows of a step, by table as asked for."""
+    """Weights and state of rows of a step, by table in the order of the request."""
 
     tables: tuple[TableRows, ...]
     last_step: int
@@ -182,7 +182,7 @@ class StepRecords:
 
 @dataclass(frozen=True)
 class ShardedStepRecords(StepRecords):
-    """Those of shards that are at different steps; `last_step` is the earliest."""
+    """The records of shards that are at different steps; `last_step` is the earliest."""
 
     last_steps: dict[str, NDArray[np.int64]]
     """(n,) by table: the last step that each row has seen."""
@@ -201,16 +201,16 @@ class Warmed:
     """How far a warm-up of the cache is."""
 
     rows: int
-    """Brought in."""
+    """Rows brought in."""
     of: int
-    """To bring in; 0: not known yet."""
+    """Rows to bring in; 0: not known yet."""
     finished: bool
 
 
 @dataclass(frozen=True)
 class Digest:
     """The digest of a table's content, 64 hexadecimal digits, the t that is in it, and the command
-    that it is of."""
+    after which the content was read."""
 
     digest: str
     t: int
@@ -222,25 +222,25 @@ class Leaves:
     """Some leaves of a table's digest, of blocks with a written row (docs/contract.md, rule 11)."""
 
     digest: Digest
-    """Of the whole: pages of one digest go together."""
+    """The digest of the whole table: pages of one digest go together."""
     records: bytes
-    """Of each block, ascending: its number (uint64, little-endian), then its leaf, 32 bytes. Empty:
-    there are none from `low` on."""
+    """For each block, ascending: its number (uint64, little-endian), then its leaf, 32 bytes.
+    Empty: there are none from `low` on."""
 
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What a mutating call became: its command number, and the table's t after it."""
+    """The outcome of a mutating call: its command number, and the table's t after it."""
 
     command: int
     t: int
     skipped: bool = False
-    """True for an update with on_nonfinite="skip" that was: no row and no t has changed."""
+    """True for an update that on_nonfinite="skip" skipped: no row and no t has changed."""
 
 
 @dataclass(frozen=True)
 class AcknowledgedUpdate:
-    """What an update of several tables became: its command number, and each table's new t."""
+    """The outcome of an update of several tables: its command number, and each table's new t."""
 
     command: int
     t: dict[str, int]
@@ -249,7 +249,7 @@ class AcknowledgedUpdate:
 
 @dataclass(frozen=True)
 class Deleted:
-    """What a deletion became: its command number, the table's t, and how many rows had been
+    """The outcome of a deletion: its command number, the table's t, and how many rows had been
     written."""
 
     command: int
@@ -259,7 +259,7 @@ class Deleted:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What a look-ahead session is."""
+    """The options and the progress of a look-ahead session."""
 
     name: str
     last_step: int
@@ -277,7 +277,7 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class Membership:
-    """One rank's place in a session; `member` is what its calls name."""
+    """One rank's place in a session; its calls name `member`."""
 
     member: str
     name: str
@@ -296,12 +296,12 @@ class Announced:
     held_back: bool
     """Planning waits: the rows of the steps before leave no room for the next one's."""
     ranks_at_work: int = 0
-    """That may still announce steps."""
+    """The ranks that may still announce steps."""
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What of a table changes while it is trained, but for its rows."""
+    """The facts of a table that training changes, apart from its rows."""
 
     rows: int
     t: int
@@ -310,23 +310,23 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class HotSetFacts:
-    """Which hot set is to be pinned in the cache, and how much of it is."""
+    """The hot set that is to be pinned in the cache, and how much of it is pinned."""
 
     version: int
     """0: none."""
     rows: int
     bytes: int
-    """Of the rows, as the set says; 0: unknown."""
+    """The bytes of its rows, as the set says; 0: unknown."""
     pinned_rows: int
 
 
 @dataclass(frozen=True)
 class BackupFacts:
-    """What a backup has, and what of it was new where it is."""
+    """The size of a backup, and how much of it was new at its destination."""
 
     label: str
     command: int
-    """The last command that it has."""
+    """The last command in it."""
     files: int
     bytes: int
     new_files: int
@@ -335,7 +335,7 @@ class BackupFacts:
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One table as of a state."""
+    """One table in a state."""
 
     table_id: int
     identity: dict[str, Any]
@@ -352,12 +352,12 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Place:
-    """How far a session has come that may be resumed."""
+    """The progress of a session that may be resumed."""
 
     step: int
-    """The last that is finished."""
+    """The last finished step."""
     table_ids: dict[str, int] = field(default_factory=dict)
-    """Of its tables, by name: one that was dropped and made again has not seen those steps."""
+    """The ids of its tables, by name: a table dropped and made again has not seen those steps."""
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ class State:
     command: int = 0
     tables: tuple[TableEntry, ...] = ()
     places: dict[str, Place] = field(default_factory=dict)
-    """Of each session that may be resumed."""
+    """The place of each session that may be resumed."""
 
 
 @dataclass(frozen=True)
@@ -382,32 +382,33 @@ class NamedPlace:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where a store stands between two commands, but for its rows."""
+    """The position of a store between two commands, without its rows."""
 
     command: int
     """The number of the last command."""
     tables: tuple[TableDescription, ...]
-    """By name."""
+    """The tables, by name."""
     next_table_id: int
-    """Of the next table that is made."""
+    """The id of the next table that is made."""
     places: tuple[NamedPlace, ...]
-    """By session."""
+    """The places, by session."""
 
     def is_of(self, other: "Boundary") -> bool:
-        """Tell whether two shards stand at one boundary: they have the same tables, with as many
-        updates, and sessions have come as far."""
+        """Return whether two shards are at one boundary: they have the same tables, with as many
+        updates, and the same progress of sessions."""
         return (self.tables, self.places) == (other.tables, other.places)
 
 
 @dataclass(frozen=True)
 class KeptCheckpoint:
-    """A state kept under a label, with what the caller wanted to find beside it."""
+    """A state kept under a label, with the caller's metadata."""
 
     label: str
     metadata: dict[str, Any]
     state: State
     made_at: float | None = field(default=None, compare=False)
-    """Seconds since the Unix epoch, by the clock of its machine; None: not known, as of checkpoints
-    of older versions, and through a server. No part of what a checkpoint is."""
+    """Seconds since the Unix epoch, by the clock of its machine; None: not known, as for
+    checkpoints of older versions, and through a server. It is no part of a checkpoint's
+    identity."""
     protected: bool = False
     """Newer checkpoints do not push it out, and it is not dropped."""

@@ -1,12 +1,12 @@
-"""What a command concerns, and what its sender must be allowed there.
+"""The names that a command concerns, and the right that its sender needs on them.
 
-A command has one **right** (`Command.right`); this module says on what it is needed:
+A command has one **right** (`Command.right`), which is needed on these names:
 
-    tables     those that the command names; to create one, its future name
+    tables     the tables that the command names; to create one, its future name
     a label    commands `ON_ITS_LABEL` need theirs there, as if it were a table's name
-    a session  commands of a session need theirs on the session's tables; whose it is, is for the
-               server to know
-    everything what names none of these concerns all tables
+    a session  commands of a session need theirs on the session's tables; the server knows its
+               tables
+    everything a command that names none of these concerns all tables
 
 Rights are granted by **patterns** of names, in which * stands for any characters, slashes too:
 `team/*` are the tables of a namespace, and * is everything.
@@ -21,19 +21,19 @@ from typing import Any, cast
 from embstore.commands import Command, Part, Trait
 
 EVERYTHING = "*"
-"""As a pattern: every name. As a name: what only that pattern matches."""
+"""As a pattern: every name. As a name: one that only that pattern matches."""
 
 _NAMING = {"table", "config", "tables", "ranks", "keys", "gradients"}
 _PATTERN = re.compile(r"[A-Za-z0-9_.*/-]{1,255}", re.ASCII)
 
 
 def is_pattern(text: object) -> bool:
-    """Tell whether rights can be granted by this."""
+    """Return whether a text is a pattern by which rights can be granted."""
     return isinstance(text, str) and _PATTERN.fullmatch(text) is not None
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Tell whether a pattern has a name."""
+    """Return whether a pattern matches a name."""
     return fnmatchcase(name, pattern)
 
 

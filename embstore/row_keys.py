@@ -5,7 +5,7 @@ Tables of **dense** keys (``0 <= key < rows``) share pools, so their row keys na
 table, so it has a pool of its own, whose row keys are its keys. EMPTY_KEY (-1) is neither.
 
 A kernel finds the parameters of a row's table by ``(row key & ~mask) >> 40``: the id of a dense
-table, 0 in a pool of sparse keys, where `mask` has all bits. `number` is this place.
+table, 0 in a pool of sparse keys, where `mask` has all bits. `number` is this index.
 
 Rejected for sparse keys: row keys of 16 bytes, for which every index would grow by half; a map from
 keys to 40 bits in front of the cache, which a GPU would have to ask before it can look for a row.
@@ -25,7 +25,7 @@ class RowKeys:
     """The row keys of one pool."""
 
     sparse_id: int | None = None
-    """Id of the table, whose keys are sparse; None: tables of dense keys."""
+    """The id of the one table, whose keys are sparse; None: tables of dense keys."""
 
     @property
     def mask(self) -> int:
@@ -33,7 +33,7 @@ class RowKeys:
         return KEY_MASK if self.sparse_id is None else -1
 
     def number(self, table_id: int) -> int:
-        """Return the place of a table in the arrays of the kernels."""
+        """Return the index of a table in the arrays of the kernels."""
         return table_id if self.sparse_id is None else 0
 
     def of(self, table_id: int, keys: Keys) -> Keys:
@@ -49,13 +49,13 @@ class RowKeys:
         return row_key & self.mask & (1 << 64) - 1
 
     def table_ids(self, row_keys: Any) -> Any:
-        """Return the ids of the tables of row keys, one or an array; of EMPTY_KEY -1."""
+        """Return the ids of the tables of row keys, one or an array; -1 for EMPTY_KEY."""
         if self.sparse_id is None:
             return row_keys >> KEY_BITS
         return np.where(row_keys == EMPTY_KEY, -1, self.sparse_id)
 
     def are_of(self, row_keys: Keys, table_id: int) -> NDArray[np.bool_]:
-        """Return which row keys are of a table."""
+        """Return which row keys belong to a table."""
         found: NDArray[np.bool_] = self.table_ids(row_keys) == table_id
         return found
 

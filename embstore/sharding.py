@@ -1,4 +1,4 @@
-"""Which shard has which rows: the map of a cluster, as a value.
+"""The map of a cluster: which shard has which rows, as a value.
 
 A row belongs to a partition, by its table's seed and its key alone (contract.md, rule 12). The map
 gives each partition to one of the cluster's shards. Shards are servers, and know the map; a client
@@ -12,7 +12,7 @@ from typing import Any
 from embstore.errors import InvalidArgumentError
 
 PARTITIONS = 1024
-"""Of every table."""
+"""The number of partitions of every table."""
 SHARDS_MAX = PARTITIONS
 
 
@@ -22,15 +22,15 @@ class ShardMap:
 
     Raises
     ------
-    InvalidArgumentError : on construction, if a value is not what is written beside it.
+    InvalidArgumentError : on construction, if a value is not as its description says.
     """
 
     cluster: str
     """The cluster's own name, made with it and never changed."""
     version: int
-    """>= 1. Of two maps of one cluster the later has the larger one."""
+    """>= 1. The later of two maps of one cluster has the larger one."""
     shards: tuple[str, ...]
-    """Where the gRPC of each shard is, "host:port"; a shard's place in here is its number."""
+    """The gRPC address of each shard, "host:port"; a shard's index in here is its number."""
     owners: tuple[int, ...]
     """(PARTITIONS,): the number of the shard that has each partition."""
 
@@ -66,7 +66,7 @@ class ShardMap:
 
     def evened(self, count: int) -> "ShardMap":
         """Return the next map, in which the first `count` shards have about as many partitions, and
-        the others none. As few as can be move."""
+        the others none. It moves as few partitions as it can."""
         if not 1 <= count <= len(self.shards):
             raise InvalidArgumentError(
                 f"shard map: expected 1 to {len(self.shards)} shards to have partitions, found "
@@ -111,7 +111,7 @@ class ShardMap:
 
         Raises
         ------
-        InvalidArgumentError : it is none.
+        InvalidArgumentError : it is no such text.
         """
         try:
             given: Any = json.loads(text)

@@ -15,7 +15,7 @@ from time import monotonic_ns as now
 from embstore.stats import counter
 
 LAPS_MAX = 1000
-"""That wait to be added up."""
+"""The number of laps that wait to be added up."""
 __all__ = ["LAPS_MAX", "Spent", "StageStats", "Stages", "now"]
 
 
@@ -40,10 +40,10 @@ class Stages:
 
     def __init__(self) -> None:
         self.laps: list[str | int] = []
-        """Not yet added up: of each call "" and when it began, then the name of each stage, and
-        when it ended."""
+        """Laps that are not yet added up: for each call "" and its start, then the name of each
+        stage, and its end."""
         self.of_work = Spent()
-        """Of the work at hand: a server puts a new one here before each task."""
+        """The times of the work at hand: a server puts a new one here before each task."""
         self._by_name: dict[str, StageStats] = {}
 
     def add_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Stats: what a store counts and measures, each declared once, where it is counted.
+"""Stats: the counts and measurements of a store, each declared once, where it is counted.
 
 Each part of the store declares its stats as fields of a dataclass:
 
@@ -45,15 +45,15 @@ class Stat:
     read: Callable[[Any], Any]
     """Returns the value, given the source."""
     metric: str
-    """Name of the metric behind the prefix; of a part, the prefix; of an info, the info metric."""
+    """The metric's name without the prefix; of a part, the prefix; of an info, the info metric."""
     label: str
-    """Label of a dict's keys, or of a text; of a list of parts, the metric of their number."""
+    """The label of a dict's keys, or of a text; for a list of parts, the metric of their number."""
     labels: Mapping[str, str]
     """Labels that every sample of the metric has."""
 
     @property
     def unit(self) -> str:
-        """Bytes, seconds, or nothing."""
+        """The unit: bytes, seconds, or none."""
         words = f"{self.name}_{self.metric}".split("_")
         return "bytes" if "bytes" in words else "seconds" if {"s", "seconds"} & {*words} else ""
 
@@ -91,7 +91,7 @@ part = partial(_declare, "part", default=None)
 
 
 def inline(read: Callable[[Any], Any]) -> Any:
-    """Declare a part whose stats stand among those of its owner."""
+    """Declare a part whose stats are shown among its owner's."""
     return _declare("inline", "", read, default=None)
 
 

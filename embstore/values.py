@@ -20,7 +20,7 @@ class Value:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are equal, arrays in dtype, shape and bits."""
+    """Return whether two values are equal, arrays in dtype, shape and bits."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return (
             isinstance(one, np.ndarray)

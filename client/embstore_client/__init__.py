@@ -8,7 +8,7 @@
         rows = ads.lookup(keys)
         ads.update(keys, grads)
 
-It is light: NumPy, gRPC and protobuf; Numba only where it is installed and something is summed.
+It is light: NumPy, gRPC and protobuf; Numba only where it is installed and sums are computed.
 """
 
 from typing import TYPE_CHECKING

@@ -1,14 +1,14 @@
-"""All shards of a cluster at one boundary: between the same two commands, and no write gets on.
+"""All shards of a cluster at one boundary: between the same two commands, with no write going on.
 
-Clients send their commands to the shards side by side, so at any moment one shard may have had a
-command that another has not. All are asked to pause their writes, and each says where it stands.
-Those that have heard less are let go on up to where the others are: clients send again what was
-refused, and no client goes on before all shards have its command. If they do not come there, as
-where tables are made or several clients write one table, all are let go on, and asked again a
-random while later.
+Clients send their commands to the shards concurrently, so at any moment one shard may have had a
+command that another has not. All are asked to pause their writes, and each returns its position.
+The shards that are behind are allowed to go on to the position of the others: clients repeat
+refused commands, and no client goes on before all shards have its command. If the shards do not get
+there, because tables are made or several clients write one table, all pauses are lifted, and
+requested again a random while later.
 
-What changes neither t nor a table nor the place of a session, as `assign` does, leaves no trace by
-which shards could be told apart: one that is under way may be on some shards. It has not been
+A command that changes neither t nor a table nor the place of a session, as `assign`, leaves no
+trace by which shards could be told apart: an unfinished one may be on some shards. It has not been
 acknowledged, and its client sends the rest as soon as writes are taken again.
 """
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 TRIES = 50
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.2
 _LOOKS, _LOOK_S = 40, 0.02
-"""Longer than a client waits before it sends again what was refused."""
+"""Longer than a client waits before it repeats a refused command."""
 
 
 def pause_all(
@@ -42,7 +42,7 @@ def pause_all(
     wait: Callable[[float], Any] = sleep,
 ) -> Boundary:
     """Pause the writes of all shards at one boundary, and return it, with the largest numbers of
-    any; as `pause_each`."""
+    any shard; see `pause_each`."""
     found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
     return replace(
         found[0],
@@ -60,21 +60,22 @@ def pause_each(
     timeout_s: float | None = None,
     wait: Callable[[float], Any] = sleep,
 ) -> list[Boundary]:
-    """Pause the writes of all shards at one boundary, and return where each stands. Then
-    `resume_all` ends it, or the next map of the cluster.
+    """Pause the writes of all shards at one boundary, and return the position of each. `resume_all`
+    ends the pause, or the next map of the cluster.
 
     Parameters
     ----------
     shards : the executor of each shard itself
-    by, lease_ms : who pauses them, and for how long; of `Store.pause_writes`
-    timeout_s : of each call
-    wait : waits for so many seconds, between two tries
+    by, lease_ms : the name and the lease of the pause, as in `Store.pause_writes`
+    timeout_s : the timeout of each call
+    wait : waits for a number of seconds, between two tries
 
     Raises
     ------
-    DeadlineError : they were at different ones each time; nothing is paused.
-    EmbstoreError : a shard could not be asked, or refused. Nothing is paused, but on shards that
-        were not reached: whoever comes next lets them go on, as a pause outlives who asked for it.
+    DeadlineError : they were at different boundaries each time; nothing is paused.
+    EmbstoreError : a shard could not be asked, or refused. No shard is paused but those that were
+        not reached: the next client that pauses writes resumes them, as a pause outlives its
+        client.
     """
     longest_s = _PAUSE_FIRST_S
     try:
@@ -104,13 +105,13 @@ def _are_one(found: Sequence[Boundary]) -> bool:
 
 
 def _are_alike(found: Sequence[Boundary]) -> bool:
-    """Tell whether shards have the same tables, but for how many updates they have had."""
+    """Return whether shards have the same tables, apart from the number of their updates."""
     kinds = [[(t.config, t.table_id) for t in one.tables] for one in found]
     return all(kind == kinds[0] for kind in kinds)
 
 
 def _furthest(found: Sequence[Boundary]) -> Boundary:
-    """Return where a shard is that has had all that any has had."""
+    """Return the position of a shard that has had every command that any shard has had."""
     tables = tuple(
         max(same, key=lambda one: one.t)
         for same in zip(*(one.tables for one in found), strict=True)
@@ -139,17 +140,17 @@ def _brought_up(
 
 
 def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | None = None) -> None:
-    """Have all shards take writes again, if they are paused `by` this name; "": by whoever.
+    """Have all shards take writes again, if they are paused `by` this name; "": by any name.
 
     Raises
     ------
-    EmbstoreError : of the first shard that could not be told; the others have been.
+    EmbstoreError : the error of the first shard that was not reached; the others have resumed.
     """
     _of_all(shards, c.ResumeWrites(by), timeout_s)
 
 
 def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:
-    """Return what every shard answers, asked side by side; all have answered."""
+    """Return the answer of every shard, asked concurrently; all have answered."""
     with ThreadPoolExecutor(len(shards), "embstore-boundary") as threads:
         calls = [threads.submit(one.execute, command, timeout_s=timeout_s) for one in shards]
     return [call.result() for call in calls]

@@ -1,9 +1,9 @@
 """From a connection to one shard to a store of all: the others are at the addresses of its map.
 
-Every shard is asked what it is before a row is read. A shard in another's place, or one with
-another map, would answer with rows that look like rows never written, so each has to say that it
-is the shard that the map names, of that cluster, with that very map. A shard that cannot be
-reached is an error that names it: a part of the rows is no store.
+Every shard is asked for its identity before a row is read. A shard in another's place, or one with
+another map, would answer with rows that look like rows never written, so each has to confirm that
+it is the shard that the map names, of that cluster, with the same version of the map. A shard that
+cannot be reached is an error that names it: a part of the rows is no store.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
 
 _THREADS_MAX = 32
-"""Connections that are made side by side."""
+"""The most connections that are made concurrently."""
 
 
 def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
@@ -32,7 +32,7 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
 
     Raises
     ------
-    EmbstoreError : a shard was not reached, or is not what the map says; `store`, too, is closed.
+    EmbstoreError : a shard was not reached, or differs from the map; `store`, too, is closed.
     """
     info = _info(store)
     shard_map, own = info.shard_map, info.shard

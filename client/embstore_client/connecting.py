@@ -1,11 +1,12 @@
-"""Connecting to a server: which wire is taken, and what is asked of it first.
+"""Connecting to a server: the choice of the wire, and the first calls.
 
-A connection is checked before it is made, so that a bad argument is told at once. The server is
-asked what it is. One that does not answer is waited for as long as `connect_timeout_s`: an address
-that is wrong is told then, and not with the first lookup. One that answers that it is starting is
-waited for as long as it gets on. What no waiting mends, as the port of REST, is told at once.
+A connection is checked before it is made, so that a bad argument is an error at once. The server is
+asked for its facts. If it does not answer, the client waits for `connect_timeout_s`: a wrong
+address is an error then, and not with the first lookup. If it answers that it is starting, the
+client waits while the server makes progress. A failure that no waiting mends, as the port of REST,
+is an error at once.
 
-A shard says where the others are (cluster.py).
+A shard gives the addresses of the others (cluster.py).
 """
 
 import os
@@ -49,7 +50,7 @@ def connect(
     transport: str = "auto",
     wire_dtype: str = "float32",
 ) -> Store:
-    """Connect to a server and return its store; to a shard, and return that of its cluster.
+    """Connect to a server and return its store; with a shard's address, its cluster's store.
 
     Parameters
     ----------
@@ -58,31 +59,32 @@ def connect(
     timeout_s : deadline of every call, its further attempts included. A server that is starting, as
         one that compiles its kernels, is waited for until it has reported the same for so long
     connect_timeout_s : how long to wait for a server to listen at the address
-    wait : False: a server that is not there is told at once; one that is starting is waited for
+    wait : False: a missing server is an error at once; a server that is starting is waited for
     label : shown in the server's log of slow calls
     tls_ca : PEM file of the certificates to trust; None: no TLS
     tls_cert, tls_key : PEM files of the client's own certificate and its key, for mutual TLS
-    token : what the server knows the caller by; None: that of EMBSTORE_TOKEN, if there is one
+    token : the caller's secret for the server; None: the value of EMBSTORE_TOKEN, if it is set
     insecure : send the token in clear text to another host, too, where there is no TLS
-    transport : "grpc"; "shared_memory", of a server of the same user on this host; "auto": that
-        where it can be, else gRPC
-    wire_dtype : what looked-up rows and gradients travel as, for links that are slower than the
-        machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to even, at
-        half the bytes. Sums by key are made in float32, and then rounded. A gradient that is finite
-        and too large for the type is refused, and nothing is sent; a row that is becomes infinity.
-        Keys travel in ascending order then, so an error may name another of several bad ones.
+    transport : "grpc"; "shared_memory", to a server of the same user on this host; "auto": shared
+        memory where it can be, else gRPC
+    wire_dtype : the type in which looked-up rows and gradients travel, for links that are slower
+        than the machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to
+        even, at half the bytes. Sums by key are made in float32, and then rounded. A gradient that
+        is finite and too large for the type is refused, and the call is not sent; such a row
+        becomes infinity. Keys travel in ascending order then, so an error may name another of
+        several bad ones.
 
     Raises
     ------
     DeadlineError : no server answered.
     UnauthenticatedError : the server knows its callers, and not this one.
-    StoreClosedError : wait=False, and nobody is there; transport="shared_memory", and the server is
-        not on this host.
+    StoreClosedError : wait=False, and no server is there; transport="shared_memory", and the server
+        is not on this host.
     InvalidArgumentError : a bad argument; something else than gRPC is at the address; one side has
         TLS, and the other has not; the server is too old for `wire_dtype`; a shard is not the one
         that the map names, or has another map.
 
-    What concerns another shard than the one at `address` names it.
+    An error of another shard than the one at `address` names it.
     """
     options = dict(locals())
     del options["address"]
@@ -110,7 +112,7 @@ def connect_one(
     transport: str = "auto",
     wire_dtype: str = "float32",
 ) -> Store:
-    """Connect to this one server, as `connect`, also where it is a shard: for who operates it."""
+    """Connect to this one server, as `connect`, also where it is a shard: for operators."""
     arguments = {name: value for name, value in locals().items() if name != "token"}
     _check(address, label, transport, wire_dtype)
     checked_seconds(timeout_s, "timeout_s")
@@ -135,7 +137,7 @@ def connect_one(
 
 
 def _check(address: str, label: str, transport: str, wire_dtype: str) -> None:
-    """Refuse what no connection can have."""
+    """Refuse arguments that no connection can have."""
     if wire_dtype not in WIRE_DTYPES:
         raise InvalidArgumentError(
             f"expected wire_dtype to be {_one_of(WIRE_DTYPES)}, found {wire_dtype!r}"
@@ -189,7 +191,7 @@ def _wire(
     *,
     is_traced: bool,
 ) -> Wire:
-    """Return what a transport sends by."""
+    """Return the wire by which a transport sends."""
     traceparent = tracing.traceparent if is_traced else None
     options: dict[str, Any] = {"label": label, "token": token, "traceparent": traceparent}
     if address.startswith(_SOCKET):

@@ -3,7 +3,7 @@
 Measured on two cores, 13.6 MB of gradients: 0.91 ms by one thread, 0.47 by two. To start a thread
 takes some 60 microseconds, so smaller copies are made by the caller alone, and so are those that
 get no thread, as at the end of an interpreter. Rejected: a thread that is kept, which does not
-outlive the main one, and which a fork has not.
+outlive the main one, and which a fork does not have.
 """
 
 import os
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARED_BYTES = 4 << 20
-"""Of a copy that is worth a second thread."""
+"""The least bytes of a copy that is worth a second thread."""
 
 
 def copy(source: NDArray[Any], target: NDArray[Any]) -> None:

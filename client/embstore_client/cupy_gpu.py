@@ -5,9 +5,9 @@ event can only be recorded in a stream of that GPU. Copies from and to another G
 need peer access between the two; without it CUDA would take them through the host, so they are
 refused.
 
-Every method sets the GPU as the thread's current device, and puts back what it found. A copy is
-waited for where the library of `out` names no stream, and before anything is closed: to close what
-queued work still uses is undefined.
+Every method sets the GPU as the thread's current device, and restores the device that it found. A
+copy is waited for where the library of `out` names no stream, and before anything is closed: to
+close memory that queued work still uses is undefined.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def named(ordinal: int) -> str:
 
 
 class CupyGpu:
-    """CUDA, as far as this process sees it."""
+    """CUDA, with the GPUs that this process sees."""
 
     def open(self, handles: Handles, name: str | None = None) -> "CupyArea":
         """See `Gpu`."""
@@ -129,7 +129,7 @@ class CupyArea:
         self._after(stream, self._stream.ptr, device)
 
     def _ask_library(self, array: Any, device: int) -> None:
-        """Have our stream follow the one that a library uses now; only DLPack tells it to."""
+        """Have our stream follow the one that a library uses now; only DLPack asks it to."""
         try:
             if device == self.ordinal:
                 array.__dlpack__(stream=self._stream.ptr)
@@ -137,14 +137,14 @@ class CupyArea:
             with cupy.cuda.Device(device):  # a library takes streams of its array's GPU
                 theirs = cupy.cuda.Stream(non_blocking=True)
                 array.__dlpack__(stream=theirs.ptr)
-        except Exception as exc:  # whatever a library raises
+        except Exception as exc:  # any that a library raises
             raise InvalidArgumentError(
                 f"expected an array that its library gives away by DLPack: {exc}"
             ) from exc
         self._after(theirs.ptr, self._stream.ptr, device)
 
     def _after(self, first: int, then: int, device: int) -> None:
-        """Have work of a stream wait for what another one, of a device, has been given."""
+        """Have later work of a stream wait for the present work of another one, of a device."""
         with cupy.cuda.Device(device):
             event = cupy.cuda.Event(disable_timing=True)
             cuda.eventRecord(event.ptr, first)

@@ -1,8 +1,9 @@
 """The GPU's memory that a server shares with this process: opened, written, read, closed.
 
-`embstore_proto.device_area` says what travels. A connection has at most one area, open from the
+`embstore_proto.device_area` describes the frames. A connection has at most one area, open from the
 server's handles until the next one takes its place, or the connection ends and no array of it is
-left. Its tether is ended after that, so that the server frees nothing that is open here.
+left. Its tether, a socket that keeps it alive, is ended after that, so that the server frees
+nothing that is open here.
 
 **Streams.** Copies run in a stream of our own, on the server's GPU, also where the trainer computes
 on another one. It follows the streams in which the arrays of a call are made, copies them, and
@@ -11,11 +12,11 @@ same stream, which the stream of `out` follows. Where an array names no stream, 
 library is asked for its order by DLPack, and a copy into it is waited for.
 
 **Rows that are lent** lie in the area, and it is free when the last array of them is gone. GPUs
-work behind Python: what was queued on these rows may still run then. The next call over the
-connection waits for the streams of its own arrays, so lent rows are for a trainer that uses them
-in the stream in which it makes its next keys or gradients. Whoever uses several, that do not follow
-each other, gives `out`. A lookup of a step has no arrays of its own there, and waits for CuPy's
-current stream instead.
+work behind Python: queued work on these rows may still run then. The next call over the connection
+waits for the streams of its own arrays, so lent rows are for a trainer that uses them in the stream
+in which it makes its next keys or gradients. A trainer that uses several, which do not follow each
+other, gives `out`. A lookup of a step has no arrays of its own there, and waits for CuPy's current
+stream instead.
 
 Only `cupy_gpu` knows CuPy, and is imported when the first call needs it.
 """
@@ -41,14 +42,14 @@ class OpenArea(Protocol):
     """The GPU that has it, as this process names it: "cuda:1"."""
 
     def follow(self, arrays: Sequence[Any]) -> None:
-        """Have copies wait for what the streams of arrays have been given so far.
+        """Have copies wait for the work that the streams of arrays have been given so far.
 
         Raises InvalidArgumentError: an array that its library does not give away, or of a stream
         that is being captured.
         """
 
     def follow_current(self) -> None:
-        """Have copies wait for what CuPy's current stream has been given so far.
+        """Have copies wait for the work that CuPy's current stream has been given so far.
 
         Raises InvalidArgumentError: it is being captured.
         """
@@ -73,18 +74,18 @@ class OpenArea(Protocol):
 
 
 class Gpu(Protocol):
-    """What opens the memory of GPUs."""
+    """Opens the memory of GPUs."""
 
     def open(self, handles: Handles, name: str | None = None) -> OpenArea:
         """Open a server's memory.
 
-        Raises InvalidArgumentError: its GPU is not in sight of this process, or has another name
-        than that; or CUDA refuses.
+        Raises InvalidArgumentError: this process does not see its GPU, or gives it another name
+        than `name`; or CUDA refuses.
         """
 
 
 def opened_gpu() -> Gpu:
-    """Return CuPy's; raises InvalidArgumentError where it is not installed."""
+    """Return the `Gpu` of CuPy; raise InvalidArgumentError where that is not installed."""
     try:
         from embstore_client.cupy_gpu import CupyGpu
     except ImportError as exc:
@@ -106,7 +107,7 @@ def check_is(device: str, name: str | None) -> None:
 
 
 class DeviceSide:
-    """What a connection has of the server's GPU: an area, or none."""
+    """A connection's side of the server's GPU: an area, or none."""
 
     def __init__(self) -> None:
         self.area: OpenArea | None = None
@@ -117,7 +118,7 @@ class DeviceSide:
         self.close()
 
     def take(self, body: bytes, descriptor: int, name: str | None = None) -> OpenArea:
-        """Open the memory of a frame, in place of what was open; `descriptor` is its tether, `name`
+        """Open the memory of a frame, in place of the open one; `descriptor` is its tether, `name`
         as in `Gpu.open`."""
         self.close()
         if descriptor < 0:
@@ -131,7 +132,7 @@ class DeviceSide:
         return area
 
     def close(self) -> None:
-        """Close what is open, then end its tether. Any thread; a fork leaves both to its parent."""
+        """Close the area, then end its tether. Any thread; a fork leaves both to its parent."""
         if os.getpid() != self._process:
             return
         area, self.area = self.area, None

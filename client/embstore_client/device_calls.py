@@ -1,14 +1,14 @@
-"""The layer of calls whose arrays are in a GPU's memory: which they are, and what travels of them.
+"""The layer of calls whose arrays are in a GPU's memory: which they are, and how they travel.
 
-Calls to a server that shares its GPU's memory (`device_area`). Keys are not made unique, and
-gradients not summed: the server does both on the GPU, where they are, so such a call goes past the
-layers below. If one of a call's arrays is on the device its rows come there, too: to `out`, or
-lent. Arrays of the host beside them (counts, offsets of bags, keys) travel as ever.
+The server shares its GPU's memory (`device_area`). Keys are not made unique, and gradients not
+summed: the server does both on the GPU, where they are, so such a call goes past the layers below.
+If one of a call's arrays is on the device its rows come there, too: to `out`, or lent. Its arrays
+of the host (counts, offsets of bags, keys) travel as ever.
 
-Of a step its gradients may be there, of keys, occurrences or bags; those of several ranks the
-server copies to the host, where ranks are added. Its rows come there where they are asked for
-`ON_DEVICE`, and are lent then, or in outputs there: all of them in one message, when the step's
-turn has come. Early ones would have to be put together with the others there.
+The gradients of a step may be there, of keys, occurrences or bags; if there are several ranks the
+server copies them to the host, where ranks are added. The rows of a step come there where they are
+asked for `ON_DEVICE`, and are lent then, or in outputs there: all of them in one message, when the
+step's turn has come. Early ones would have to be joined with the others there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,11 +33,11 @@ from embstore_proto.device_places import DEVICE_ALIGNMENT
 _ON_DEVICE = {one for one in COMMANDS.values() if Trait.ON_DEVICE in one.traits}
 
 Shapes = Mapping[str, tuple[int, int]]
-"""Of the rows of each table."""
+"""The shape of the rows of each table."""
 
 
 class OnDevice:
-    """The layer: what is in a GPU's memory goes by `sent`, and only arrays of the host below."""
+    """The layer: calls with arrays in a GPU's memory use `sent`; only others pass below."""
 
     def __init__(self, config_of: ConfigOf, wire_dtype: str, sent: Below) -> None:
         self._config_of, self._wire_dtype, self._sent = config_of, wire_dtype, sent
@@ -74,8 +74,8 @@ class OnDevice:
         }
 
     def _step_shapes(self, call: Call) -> Shapes:
-        """Return those of a step's rows; of none where nobody here has announced it, and the server
-        has room made for them."""
+        """Return the shapes of a step's rows; {} where this client has not announced it, and the
+        server allocates their memory."""
         parts, counts = tables_of(call.command), call.counts
         if parts:
             named = [part for part in parts if part.table in counts]
@@ -84,8 +84,8 @@ class OnDevice:
 
 
 def are_on_device(out: Any) -> bool:
-    """Tell whether outputs of a step's rows are in a device's memory: new ones, what a function
-    makes, or some of those that are given by table."""
+    """Return whether outputs of a step's rows are in a device's memory: new arrays, the arrays of a
+    function, or some that are given by table."""
     if out is ON_DEVICE or callable(out):
         return True
     return isinstance(out, Mapping) and any(map(is_on_device, out.values()))
@@ -101,7 +101,7 @@ def check_exact(wire_dtype: str) -> None:
 
 
 def _has_some(call: Call) -> bool:
-    """Tell whether an array of a call is in a device's memory; refuse one that may not."""
+    """Return whether an array of a call is in a device's memory; refuse one that may not be."""
     command = call.command
     is_taken = type(command) in _ON_DEVICE
     arrays = list(call.out or ()) if is_taken else []
@@ -116,7 +116,7 @@ def _has_some(call: Call) -> bool:
 
 @contextmanager
 def _named(command: Any) -> Iterator[None]:
-    """Have an error of a call's arrays name its first table; of a step's rows, the step."""
+    """Have an error of a call's arrays name its first table; for a step's rows, the step."""
     try:
         yield
     except InvalidArgumentError as exc:
@@ -128,7 +128,7 @@ def _named(command: Any) -> Iterator[None]:
 
 
 def _rows_of(part: Any, what: str) -> int:
-    """Return how many rows are read for a part: one a bag, or one of what it has without bags."""
+    """Return how many rows are read for a part: one a bag; without bags, one an entry."""
     bags = getattr(part, "bags", None)
     return length(getattr(part, what)) if bags is None else len(bags.offsets) - 1
 
@@ -148,7 +148,7 @@ def _step_outs(call: Call, shapes: Shapes) -> list[Any]:
 
 
 def _room_for(shape: tuple[int, int]) -> int:
-    """Return the bytes that a table's rows and what is beside them take, about."""
+    """Return about the bytes of a table's rows, with alignment."""
     return VALUE_BYTES * shape[0] * shape[1] + 3 * DEVICE_ALIGNMENT
 
 

@@ -1,6 +1,6 @@
-"""Messages whose arrays are in a GPU's memory: where these are put, and rows taken from.
+"""Messages whose arrays are in a GPU's memory: where these are put, and the rows found.
 
-The GPU's memory is shared with the server (`device_area`); what lies on the host is the payload.
+The GPU's memory is shared with the server (`device_area`); arrays on the host are the payload.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from embstore_proto.frame import Framed, Message
 from embstore_proto.v1 import embstore_pb2 as pb
 
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i8"), 2: np.dtype("<f4")}
-"""Of keys, and of rows and gradients, by their dimensions."""
+"""The dtypes of keys, and of rows and gradients, by their dimensions."""
 _NOT_SHARED = (
     "which is shared only with a server of this host and user, by shared memory, and the "
     "connection is by gRPC"
@@ -26,14 +26,14 @@ _NOT_SHARED = (
 
 
 def rows_not_shared() -> InvalidArgumentError:
-    """Return the error that rows of steps are asked for in memory that is not shared."""
+    """Return the error for rows of steps that are asked for in memory that is not shared."""
     return InvalidArgumentError(
         f"expected rows of steps on the host, found them asked for in a GPU's memory, {_NOT_SHARED}"
     )
 
 
 class DeviceMessage(Message):
-    """A message whose arrays are in a GPU's memory; those of the host are its payload."""
+    """A message whose arrays are in a GPU's memory; the host's arrays are its payload."""
 
     def __init__(self, outs: Sequence[Any]) -> None:
         """`outs` are where the rows of each table go; None: they are lent."""
@@ -56,8 +56,8 @@ class DeviceMessage(Message):
         return place.stored()
 
     def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
-        """Copy the arrays to where the server reads them, in a connection's area, which grows if it
-        must; return the frame that says so.
+        """Copy the arrays into the area of a connection, where the server reads them, and which
+        grows if it must; return the frame that announces them.
 
         Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
         server's GPU not be shared.
@@ -74,16 +74,16 @@ class DeviceMessage(Message):
         return frames.on_device(byte_count)
 
     def _follow(self, area: OpenArea) -> None:
-        """Have what is copied, and done with the area, wait for the caller's streams."""
+        """Have the copies, and the area's next use, wait for the caller's streams."""
         area.follow([array for array, _ in self._arrays] + [o for o in self.outs if o is not None])
 
     def rows(self, area: OpenArea, lend: Callable[[], object] | None) -> OnDevice:
-        """Return what takes the rows of the answer from an area; `lend` returns what lent rows
-        keep, None: they are copied."""
+        """Return an object that takes the rows of the answer from an area; `lend` returns the
+        object that lent rows keep alive, None: they are copied."""
         return _Rows(area, self.outs, lend)
 
     def total_bytes(self, header: bytes) -> int:
-        """Refuse to be sent without shared memory; so do all that a network needs."""
+        """Refuse to be sent without shared memory, as do all methods that a network needs."""
         self._refuse()
 
     def joined(self, header: bytes) -> bytes:

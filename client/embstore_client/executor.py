@@ -63,7 +63,7 @@ class RemoteExecutor:
 
     @property
     def info(self) -> ServerInfo | None:
-        """What the server said of itself when it was last asked; None: it was not yet."""
+        """The server's last facts about itself; None: it has not been asked yet."""
         return self.transport.info
 
     @kept
@@ -78,14 +78,14 @@ class RemoteExecutor:
     ) -> R:
         """Execute a command on the server; see `embstore.commands.Executor`.
 
-        Raises DeadlineError where the server did not answer in time, else what it answered.
+        Raises DeadlineError where the server did not answer in time, else the server's error.
         """
         call = Call(checked(command), out, timeout_s, progress, map_version)
         result: R = self._execute(call)
         return result
 
     def prefetch(self, command: LookupStep) -> StepRows:
-        """Ask for a step's rows, and return at once what receives them."""
+        """Ask for a step's rows, and return at once an object that receives them."""
         command, assembly = checked(command), Assembly({})
 
         def fetch(timeout_s: float) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class RemoteExecutor:
         self.transport.share_device(VERBS["LookupStep"], name)
 
     def warm_up(self) -> None:
-        """A server has compiled its kernels before it said that it is ready."""
+        """Do nothing: a server has compiled its kernels before it said that it is ready."""
 
     def close(self) -> None:
         """End the connection. Calls that run are cut off. Closing twice is harmless."""

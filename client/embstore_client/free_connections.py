@@ -1,7 +1,7 @@
 """The connections of shared memory that no call uses, those with an area of a GPU apart.
 
 To ask for an area, and to open it, takes longer than a call, or a new connection. So a call with
-arrays in the GPU's memory takes a connection that has one, and other calls leave those to it: else
+arrays in the GPU's memory takes a connection that has one, and other calls leave those alone: else
 a loop would have to make one whenever the thread that reads its batches has taken the loop's.
 
 Any thread, at any moment: also where an array is dropped by the garbage collection.

@@ -10,18 +10,18 @@
         ads = await store.table("ads")
         rows = await ads.lookup(keys)
 
-A verb is that of `Store` or `Table`, and done by a thread of a pool: a call of the wire blocks its
-thread, and the wires take calls of many threads. The event loop only hears of the end of a call.
-Below stands how verbs are ordered; one that is not there is done in order.
+A verb does the same as in `Store` or `Table`, in a thread of a pool: a call of the wire blocks its
+thread, and the wires take calls of many threads. The event loop is only notified of the end of a
+call. The declarations below give the order of verbs; a verb that is not declared is done in order.
 
 **Order.** A call begins when it is made, awaited or not. Calls that change something are done one
 after the other, in the order in which they were made, so an update is acknowledged before the next
-is sent. Lookups and what else only reads go beside them, in any order: await an update before the
-lookup that has to see it. Arrays must stay as they are until the call is done.
+is sent. Lookups and other verbs that only read run concurrently with them, in any order: await an
+update before the lookup that has to see it. Arrays must stay as they are until the call is done.
 
-**Cancelling** a call, or the task that awaits it, gives it up if it has not begun: then nothing was
-sent. One that has begun is finished, whole, and its result is dropped. A callback of a call runs in
-the store's thread: it must not wait for another call.
+**Cancelling** a call, or the task that awaits it, drops it if it has not begun: then it was not
+sent. A call that has begun is finished, whole, and its result is dropped. A callback of a call runs
+in the store's thread: it must not wait for another call.
 
 **Bounds.** At most `threads` calls read at a time, and one writes; at most CALLS_MAX are out, and
 one more is refused (OverloadedError): await some first.
@@ -43,7 +43,7 @@ from embstore_client import tracing
 from embstore_client.connecting import connect
 
 CALLS_MAX = 1024
-"""Of one store, done or waiting; a call holds the arrays that it was given."""
+"""The most calls of one store, running or waiting; a call keeps the arrays that it was given."""
 THREADS = 8
 """Reads at a time: more than a server answers at once, so that it need not wait for the next."""
 
@@ -102,13 +102,13 @@ class Calls:
             _finish(call, verb)
 
     def end(self, *, cancel: bool) -> None:
-        """Begin no further call; `cancel`: nor any that waits for its turn, which is told so."""
+        """Begin no further call; `cancel`: nor one that waits for its turn, which gets an error."""
         with self._lock:
             self._is_closed = True
             given_up, self._waiting = (self._waiting, set()) if cancel else (set(), self._waiting)
         for pool in (self._in_order, self._unordered):
             pool.shutdown(wait=False, cancel_futures=cancel)
-        for call in given_up:  # with no lock held: what waits for it may call again
+        for call in given_up:  # without a lock: a waiting thread may call again
             if call.set_running_or_notify_cancel():
                 call.set_exception(StoreClosedError(_CLOSED))
 
@@ -138,7 +138,7 @@ def _finish(call: Call[R], verb: Callable[[], R]) -> None:
 
 
 class _Behind(Generic[H]):
-    """What stands for a handle, and has its verbs."""
+    """Base of the objects that replace a handle, and have its verbs."""
 
     _for_threads: frozenset[str] = frozenset()
     """Methods of the handle that are no calls."""
@@ -248,7 +248,7 @@ class BackgroundStore(_Behind[Store]):
     _for_threads = frozenset({"run", "session"})
 
     def of(self, table: Table) -> BackgroundTable:
-        """Return what stands for a table of this store."""
+        """Return the background verbs of a table of this store."""
         return BackgroundTable(table, self._calls)
 
     table = _table(Store.table, in_order=False)
@@ -293,7 +293,7 @@ class BackgroundStore(_Behind[Store]):
         cut off, as `Store.close` does."""
         self._calls.end(cancel=True)
         call: Call[None] = Call()
-        call.set_running_or_notify_cancel()  # it is done, whoever waits
+        call.set_running_or_notify_cancel()  # it is done even if its caller cancels it
         threading.Thread(target=_finish, args=(call, self._close), name="embstore close").start()
         return call
 
@@ -324,12 +324,12 @@ class connect_async:  # noqa: N801 - it is called as `connect` is
 
     Parameters
     ----------
-    address, options : as of `embstore.connect`
+    address, options : as in `embstore.connect`
     threads : calls that only read at a time
 
     Raises
     ------
-    What `connect` raises, when it is awaited.
+    The errors of `connect`, when it is awaited.
     """
 
     def __init__(self, address: str, *, threads: int = THREADS, **options: Any) -> None:
@@ -346,7 +346,7 @@ class connect_async:  # noqa: N801 - it is called as `connect` is
             return BackgroundStore(await opening, self._calls)
         except BaseException:
             self._calls.end(cancel=False)
-            opening.add_done_callback(_close_late)  # of one that nobody waits for any more
+            opening.add_done_callback(_close_late)  # its caller does not wait for it any more
             raise
 
     async def __aenter__(self) -> BackgroundStore:

@@ -6,7 +6,7 @@ Measured on two cores: a unary call of 5 MiB is a tenth faster than a stream, at
 equal, at 64 MiB a stream is three times as fast.
 
 gRPC connects again by itself, in the background; a call waits for it within its deadline. Before
-there was any connection it does not: then the reason is told (`unreached`), and the caller decides.
+the first connection it does not: the reason is reported (`unreached`), and the caller decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -198,4 +198,4 @@ def _whole_messages(chunks: Iterator[bytes]) -> Iterator[Received]:
             yield split(assembly.whole())
             assembly = Assembly(_REPLY_BYTES_MAX)
     if assembly.total_bytes:
-        assembly.whole()  # says what is missing
+        assembly.whole()  # raises an error that names the missing part

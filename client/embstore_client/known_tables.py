@@ -1,10 +1,10 @@
-"""The layer of known ids, and tables as they were last seen: what a client must know of one before
+"""The layer of known ids, and tables as they were last seen: the facts that a client needs before
 it sends a command.
 
 Ids, dims and seeds do not change, so a table is asked for once. A command that names a table
-without an id is sent with the id that the name had when it was last seen, so that what was worked
-out by its dim or seed is right; where the name is another table's by then, the command is worked
-out and sent once more.
+without an id is sent with the id that the name had when it was last seen, so that arrays computed
+from its dim or seed are right; where the name is another table's by then, the command is prepared
+and sent once more.
 """
 
 from collections.abc import Callable
@@ -50,15 +50,15 @@ class KnownTables:
         return seen.config
 
     def note(self, described: TableDescription) -> None:
-        """Remember what an answer says of a table."""
+        """Remember the table of an answer."""
         self._seen[described.config.name] = described
 
     def forget(self, name: str) -> None:
-        """Ask for a table anew."""
+        """Forget a table, so that it is asked for again."""
         self._seen.pop(name, None)
 
     def forget_all(self) -> None:
-        """Ask for every table anew."""
+        """Forget every table."""
         self._seen.clear()
 
     def by_id(self, command: C, send: Callable[[C], T]) -> T:
@@ -66,7 +66,7 @@ class KnownTables:
 
         Raises
         ------
-        TableNotFoundError : or whatever `send` raises.
+        TableNotFoundError : or any error of `send`.
         """
         named = with_tables(command, self._with_id)
         try:
@@ -93,7 +93,7 @@ class KnownIds:
         self._tables = tables
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call; what it tells of a table is known from then on."""
+        """Execute a call; remember the table that it describes."""
         command = call.command
         for part in tables_of(command):
             if getattr(part, "table_id", 0) is None:

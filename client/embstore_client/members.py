@@ -1,4 +1,4 @@
-"""The layer of members: what this client knows of its places in sessions.
+"""The layer of members: this client's knowledge of its places in sessions.
 
 A call of a step may wait for other ranks, so its deadline is the connection's and beyond it the
 session's `rank_timeout_ms`, as the server said when the member joined: a rank that is gone is named
@@ -9,8 +9,8 @@ each by member and step.
 A session lives in the server's process. The next call after a restart raises SessionExpiredError,
 and has changed nothing; a call that finishes a step, of which an attempt was out when the server
 ended, raises OutcomeUnknownError. No step can be done twice or left out: open the name again, and
-go on after the `last_step` that it has then, which is that of the server's last commit. What was
-looked up or announced of later steps is void.
+go on after the `last_step` that it has then, the one of the server's last commit. Rows looked up
+and keys announced for later steps are void.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,12 +24,12 @@ from embstore_client.call import Below, Call
 
 @dataclass
 class Place:
-    """What this client knows of a member."""
+    """This client's knowledge of a member."""
 
     rank_timeout_s: float = 0.0
-    """0 of a member that another client has joined, until the server has told it."""
+    """0 for a member that another client has joined, until the server has sent it."""
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Of each announced and unfinished step how many keys each table has, in announced order."""
+    """For each announced and unfinished step how many keys each table has, in announced order."""
 
     def finished(self, step: int) -> None:
         """Forget a step, and those before it: steps are finished in their order."""
@@ -52,7 +52,7 @@ class Members:
         return self._timeout_s + (place.rank_timeout_s if place is not None else 0.0)
 
     def __call__(self, call: Call, below: Below) -> Any:
-        """Execute a call; nothing is known any more of a member whose session has ended."""
+        """Execute a call; forget a member whose session has ended."""
         command: Any = call.command
         if hasattr(command, "members"):
             call.command = replace(command, members=tuple(self.places))
@@ -73,7 +73,7 @@ class Members:
         return value
 
     def _note(self, command: Command[Any], place: Place, value: Any) -> None:
-        """Remember what a member's command and its answer say."""
+        """Remember the facts in a member's command and its answer."""
         if isinstance(value, Membership):
             self.places[value.member] = Place(value.rank_timeout_ms / 1000)
         elif isinstance(value, SessionFacts):

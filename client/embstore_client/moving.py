@@ -1,26 +1,26 @@
 """Another map for the shards of a cluster, while clients read and write.
 
-Whoever changes a cluster has a connection to each of its shards, and one place where the map is
-recorded for good. Every change goes the same way (`switch`):
+The program that changes a cluster has a connection to each of its shards, and one place where the
+map is recorded for good. Every change has the same phases (`switch`):
 
     pause     all shards pause their writes, at one boundary
-    prepare   what the new map needs is done: a new shard takes up where the others stand (`join`);
-              what was written last is copied (`move`)
+    prepare   the new map is prepared: a new shard starts at the position of the others (`join`);
+              the last writes are copied (`move`)
     record    the new map is recorded: from here on it is the cluster's
     give      every shard gets it, and takes writes again
 
-What fails before `record` has changed nothing: writes go on. Where the work ends after
-it, or in the middle of it, shards stay paused until somebody calls `resolve` with the map that is
-recorded, whichever that is. A shard that is started again is given it by who starts it.
+A failure before `record` has changed nothing: writes go on. Where the work ends after it, or in the
+middle of it, shards stay paused until `resolve` is called with the map that is recorded, whichever
+that is. A shard that is started again gets it from its starter.
 
 **Partitions are moved in rounds.** Their written rows are copied by scans to shards that do not
-have them yet, where nobody reads them: first all, then those that were written since, until those
+have them yet, where they are not read: first all, then those that were written since, until those
 are few. The last of them are copied while writes are paused. Then the old owner and the new one
 have to have the same leaves of the digest in these partitions, or nothing is moved.
 
-**What stays.** A shard that gives a partition away keeps its rows, which count for nothing: scans
-leave them out, and digests go by owners. If the partition comes back they are deleted first, since
-the owner may have deleted some of them meanwhile.
+**The rows left behind.** A shard that gives a partition away keeps its rows, which count for
+nothing: scans leave them out, and digests cover only owned partitions. If the partition comes back
+they are deleted first, since the owner may have deleted some of them meanwhile.
 """
 
 import os
@@ -51,17 +51,18 @@ from embstore.sharding import PARTITIONS, ShardMap
 from embstore_client.boundary import pause_all, resume_all
 
 FEW_ROWS = 1 << 16
-"""That were written since the last round: so many are copied while writes are paused."""
+"""The number of rows written since the last round below which they are copied while writes are
+paused."""
 ROUNDS_MAX = 8
 _LONG_S = 3600.0
-"""Of a call that reads or writes all that a shard has."""
+"""The timeout of a call that reads or writes all rows of a shard."""
 LABELS = "embstore-move"
-"""The folder of labels that are kept meanwhile: they push out nobody's."""
+"""The folder of labels that are kept meanwhile: they push out no other folder's."""
 
 Record = Callable[[ShardMap], Any]
-"""Records the map for good; what it raises leaves it open whether it has."""
+"""Records the map for good; after an error it may be recorded or not."""
 Report = Callable[[str, int], Any]
-"""Called with what is done now, and how many rows were copied."""
+"""Called with the name of the present work, and how many rows were copied."""
 
 
 def switch(
@@ -77,7 +78,7 @@ def switch(
     Parameters
     ----------
     shards : those that have the map before, by number
-    by : who pauses their writes meanwhile
+    by : the name by which their writes are paused meanwhile
 
     Raises
     ------
@@ -99,7 +100,7 @@ def give(shards: Iterable[Executor], shard_map: ShardMap) -> None:
 
     Raises
     ------
-    EmbstoreError : of the first that could not be given it; the others have it.
+    EmbstoreError : the error of the first that did not get it; the others have it.
     """
     each = [partial(_give, shard, shard_map) for shard in shards]
     with ThreadPoolExecutor(len(each), "embstore-map") as threads:
@@ -115,11 +116,11 @@ def _give(shard: Executor, shard_map: ShardMap) -> None:
 
 
 def resolve(shards: Sequence[Executor], shard_map: ShardMap) -> None:
-    """End what was begun: have all shards go by the map that is recorded, and take writes.
+    """End an interrupted change: give all shards the map that is recorded, and resume writes.
 
     Raises
     ------
-    EmbstoreError : a shard could not be report: call again.
+    EmbstoreError : a shard could not be reached: call again.
     """
     give(shards, shard_map)
     resume_all(shards)
@@ -133,7 +134,7 @@ def join(
     *,
     by: str,
 ) -> None:
-    """Have new shards hear every command from now on. They have no partition yet.
+    """Have new shards receive every command from now on. They have no partition yet.
 
     Parameters
     ----------
@@ -191,7 +192,7 @@ class _Source:
     to: NDArray[np.int32]
     """(PARTITIONS,): the shard that each goes to; -1: it does not."""
     label: str = ""
-    """Of the last round."""
+    """The label of the last round."""
     copied: set[int] = field(default_factory=set)
     """Tables that have been copied as they were at that label."""
 
@@ -223,7 +224,7 @@ class Moving:
         """Copied so far."""
 
     def copy(self) -> int:
-        """Copy what was written since the last round, at first all; return how many rows."""
+        """Copy rows written since the last round, at first all; return how many rows."""
         self._rounds += 1
         before = self.rows
         for source in self._sources:
@@ -239,8 +240,8 @@ class Moving:
         return self.rows - before
 
     def digest(self) -> None:
-        """Have the shards know the leaves of what they have: while writes are paused only those of
-        blocks are computed that have changed since."""
+        """Have the shards compute the leaves of their partitions: while writes are paused, only
+        leaves of blocks are computed that have changed since."""
         self._report("leaves are computed", self.rows)
         giving = [source.shard for source in self._sources]
         taking = {n for source in self._sources for n in np.unique(source.to[source.to >= 0])}
@@ -290,7 +291,7 @@ class Moving:
                 self._report(f"table {name!r} is copied", self.rows)
 
     def _delete_stale(self, source: _Source, table: TableDescription) -> None:
-        """Delete what shards still have of partitions that come back to them."""
+        """Delete old rows that shards still have in partitions that come back to them."""
         config = table.config
         for shard in np.unique(source.to[source.to >= 0]).tolist():
             there, name = self._shards[shard], config.name
@@ -335,7 +336,7 @@ class Moving:
         return arriving
 
     def close(self) -> None:
-        """Drop the labels that were kept for it; those of a shard that is away are pushed out by
+        """Drop the labels that were kept for it; labels on a shard that is away are pushed out by
         later ones."""
         for source in self._sources:
             with suppress(EmbstoreError):

@@ -2,14 +2,15 @@
 
 Keys travel in ascending order, as deltas (`embstore_proto.deltas`), each once; rows, gradients and
 counts in the order of the keys. Gradients are summed by key in float32 first, as ever (rule 2), and
-the sums are rounded (`embstore_proto.narrow`): those of bags and of a step are rounded as they are.
-The server widens them, and all else is as of gradients that were given so.
+the sums are rounded (`embstore_proto.narrow`); gradients of bags and of a step are rounded as they
+are. The server widens them, and then treats them as gradients that were given so.
 
 An error that names a key may name another of several bad ones than it would without: the server
 looks at them in ascending order.
 
-A finite gradient that is rounded to infinity would be a silent change of what was meant, so it is
-refused, and nothing is sent. What was not finite stays so, for the server to refuse or to skip.
+A finite gradient that is rounded to infinity would silently change the caller's gradient, so it is
+refused, and the call is not sent. A gradient that was not finite stays so, for the server to refuse
+or to skip.
 """
 
 from dataclasses import replace

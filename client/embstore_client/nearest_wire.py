@@ -1,9 +1,9 @@
 """The nearest way to a server: shared memory where it is on this host, else gRPC.
 
-A server says in its GetServerInfo where its socket is. The way is taken if the process that greets
-there is the one that said so, and takes this caller: a socket at the same path of another host, or
-of another server, is not it. What does not fit through (a header of some hundred KiB, an area for
-which the server has no room) goes by gRPC.
+A server gives the path of its socket in its GetServerInfo. The way is taken if the process that
+greets there is the one that gave the path, and takes this caller: a socket at the same path of
+another host, or of another server, is not it. A call that does not fit through (a header of some
+hundred KiB, an area for which the server has no memory) goes by gRPC.
 
 When the shared memory is lost, as with a restart of the server, calls go by gRPC, which waits until
 the server is there again; then its socket is looked for once more.
@@ -29,7 +29,7 @@ from embstore_proto.received import Received
 from embstore_proto.verbs import VERBS, Verb
 
 _APART_S = 1.0
-"""Between two looks for the socket."""
+"""Seconds between two looks for the socket."""
 _LOOK_S = 5.0
 _HEADER_BYTES_MAX = 512 << 10
 
@@ -38,8 +38,8 @@ class NearestWire:
     """Both ways to one server."""
 
     def __init__(self, grpc: GrpcWire, *, must_share: bool, **options: Any) -> None:
-        """`must_share`: the caller has asked for shared memory, and is to be told without;
-        `options` are those of SharedMemoryWire."""
+        """`must_share`: the caller has asked for shared memory, and gets an error without it;
+        `options` are the arguments of SharedMemoryWire."""
         self._grpc = grpc
         self._options = options
         self._must_share = must_share

@@ -1,22 +1,21 @@
-"""The mutating calls of a client: their numbers, and what it knew of the store when it sent them.
+"""The mutating calls of a client: their numbers, and the state of the store that it had seen.
 
 Each mutating call has a sequence number of its own, under which the server remembers its answer.
-The server forgets what lies `calls_max` behind the newest, so no call begins that would push an
-open one out.
+The server keeps the newest `calls_max` answers, so no call begins that would push an open one out.
 
 **Epoch.** A restore, or a crash that lost commands, begins another epoch of the store: rows and t
 that this client has seen are void, and so are gradients computed from them. The client therefore
 keeps the epoch it first saw, not the newest, and sends it with every mutating call; the server
-refuses one of another epoch, and the error tells the caller once. From then on the client goes by
-the new epoch. A restore of its own is no surprise, nor is a promotion: the standby has all that
-this client has seen there.
+refuses one of another epoch, and the caller gets that error once. From then on the client uses the
+new epoch. A restore of its own is no surprise, nor is a promotion: the standby has all that this
+client has seen there.
 
-A call that reads rows or t is told as well, once, by the epoch of its reply. Whoever has read that
-the old rows are void may not be who sends gradients computed from them: so the next mutating call
-is refused all the same, unless the client has restored in between.
+A call that reads rows or t raises the error as well, once, by the epoch of its reply. The thread
+that has read that the old rows are void may not be the one that sends gradients computed from them:
+so the next mutating call is refused all the same, unless the client has restored in between.
 
 **Store.** An address may come to serve another directory. Table ids begin alike in all of them, so
-the store's id is sent with what mutates, and compared in what comes back.
+the store's id is sent with mutating calls, and compared in their replies.
 
 Any thread.
 """
@@ -33,7 +32,7 @@ from embstore_proto.envelope import Origin
 
 
 class Origins:
-    """What a client's mutating calls say of where they come from."""
+    """The origins of a client's mutating calls."""
 
     def __init__(self) -> None:
         self._client_id = os.urandom(16).hex()
@@ -44,12 +43,12 @@ class Origins:
         self._open: set[int] = set()
         self._store_id = ""
         self._instance = ""
-        self._epoch = 0  # 0: not known, the next reply tells
-        self._read_epoch = 0  # the same, of what was read
+        self._epoch = 0  # 0: not known; the next reply has it
+        self._read_epoch = 0  # the same, of rows and t that were read
         self._beginning = 0  # restores and promotions of this client, under way
 
     def connected(self, info: ServerInfo) -> None:
-        """Take what a server says of itself for what it is to stay."""
+        """Check the store's id, and note the server's limits and state."""
         with self._room:
             server = info.server
             self._calls_max = max(server.remembered_calls_max if server else 1, 1)
@@ -72,8 +71,8 @@ class Origins:
             )
 
     def read(self, context: Context) -> None:
-        """Take note of the state that rows or t are of; raise OutcomeUnknownError, once, where what
-        was read before is of an epoch that has ended."""
+        """Take note of the state that rows or t are of; raise OutcomeUnknownError, once, where
+        earlier ones are of an epoch that has ended."""
         with self._lock:  # once: another thread may begin anew with the epoch of the next reply
             self._note(context)
             before, is_newer = self._read_epoch, context.epoch > self._read_epoch
@@ -87,7 +86,7 @@ class Origins:
         )
 
     def placed(self, context: Context) -> None:
-        """Take note of the state that a session was opened in, whose place says what was kept."""
+        """Take note of the state that a session was opened in, whose place shows what was kept."""
         with self._lock:
             self._note(context)
             self._read_epoch = max(self._read_epoch, context.epoch)
@@ -105,13 +104,13 @@ class Origins:
                 self._beginning -= 1
 
     def changed_epoch(self, epoch: int = 0) -> None:
-        """Go by another epoch from now on; 0: by that of the next reply."""
+        """Use another epoch from now on; 0: the epoch of the next reply."""
         with self._lock:
             self._epoch = self._read_epoch = epoch
 
     def promoted(self, epoch: int) -> None:
-        """Go by the epoch of a promotion of this client, unless the store has begun others since
-        the one that is known here: in those, commands were lost."""
+        """Use the epoch of a promotion of this client, unless the store has begun others since the
+        one that is known here: in those, commands were lost."""
         with self._lock:
             if epoch == self._epoch + EPOCH_STEP:
                 self._epoch = epoch

@@ -1,6 +1,6 @@
 """The ends of the chain: how large a call may be, and a call as a message that is sent.
 
-A call that is too large is refused before its keys are made unique: whether it is taken may not
+A call that is too large is refused before its keys are made unique: whether it is accepted must not
 depend on where the store is.
 """
 
@@ -68,7 +68,7 @@ class Sent:
 
 
 def _last(progress: Progress | None, answers: Iterator[Answer]) -> Any:
-    """Return the last of several answers, and tell the progress of each."""
+    """Return the last of several answers, and report the progress of each."""
     value = None
     for value, _ in answers:
         if progress is not None and isinstance(value, Warmed):

@@ -1,9 +1,10 @@
 """Calls to a server of this host, through memory that it shares.
 
-`embstore_proto.shared_memory` says what travels. A connection has one call at a time, so the wire
-has as many as calls are under way, and as results whose arrays are in use: NumPy sees the area that
-the server has written rows into, and the connection is free again when the last array of a result
-is gone. Who keeps more than RESULTS_MAX results, or RESULTS_BYTES_MAX, gets further ones copied.
+`embstore_proto.shared_memory` describes the frames. A connection has one call at a time, so the
+wire has as many as calls are under way, and as results whose arrays are in use: NumPy sees the area
+(the shared-memory segment) that the server has written rows into, and the connection is free again
+when the last array of a result is gone. A caller that keeps more than RESULTS_MAX results, or
+RESULTS_BYTES_MAX, gets further ones copied.
 
 A call that is given up ends its connection, by which the server learns it. Another process that was
 forked has none of them.
@@ -75,11 +76,11 @@ class SharedMemoryWire:
         self._lock = threading.Lock()
         self._is_closed = False
         self.process = ""
-        """Of the server that the newest connection is to."""
+        """The process id of the server to which the newest connection is."""
         self.copies = Copies()
-        """Of results that were copied out of shared memory."""
+        """The counts of results that were copied out of shared memory."""
         self.results: set[int] = set()
-        """Of results whose arrays are in use, the ids of their loans."""
+        """The ids of the loans of results whose arrays are in use."""
 
     def connected(self, info: ServerInfo) -> None:
         """Nothing depends on it."""
@@ -117,7 +118,7 @@ class SharedMemoryWire:
         return received if verb.has_bulk_reply else received.header
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """Have memory of the server's GPU; see `Wire.share_device`."""
+        """Map the memory of the server's GPU; see `Wire.share_device`."""
         device_area.opened_gpu()  # or it is missing, before the server is asked for memory
         with self._call(deadline, on_device=True) as call:
             call.share_device(name)
@@ -179,8 +180,8 @@ class SharedMemoryWire:
 
 
 class _Loan:
-    """A connection while a call, or an array of its result, uses it. What drops it last gives it
-    back, on whatever thread."""
+    """A connection while a call, or an array of its result, uses it. The last user releases it, on
+    any thread."""
 
     def __init__(self, wire: SharedMemoryWire, connection: "_Connection") -> None:
         self.wire, self.connection = wire, connection
@@ -193,7 +194,7 @@ class _Loan:
 
 
 class _Result:
-    """Lends NumPy a part of an area, and keeps what it belongs to."""
+    """Lends NumPy a part of an area, and keeps the loan that it belongs to."""
 
     def __init__(self, loan: _Loan, area: NDArray[np.uint8], begin: int, size: int) -> None:
         self.own = loan, area
@@ -248,7 +249,7 @@ class _Call:
         connection.send([*front, *asked], self._deadline)
 
     def share_device(self, name: str | None) -> None:
-        """Have an area of the GPU, of the least size if there is none."""
+        """Map an area of the GPU, of the least size if there is none."""
         self._connection.device_area_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:
@@ -262,7 +263,7 @@ class _Call:
                 connection.take_device_area(body)
             kind, body = connection.receive(self._deadline)
         if kind == Kind.ERROR:
-            if connection.area_bytes:  # whether the server still has it, nobody says
+            if connection.area_bytes:  # whether the server still has it is unknown
                 self.give_up()
             self.end()
             raise _error_of(frames.refusal_of(body))
@@ -308,7 +309,7 @@ class _Call:
         self.end() if kind is None else self.give_up()
 
     def end(self) -> None:
-        """Let the connection go; it is free when no array of the result is left."""
+        """Release the connection; it is free when no array of the result is left."""
         if self._loan is not None:
             self._loan.is_whole = True
             self._loan = None
@@ -356,14 +357,14 @@ class _Connection:
         return process
 
     def is_fresh(self) -> bool:
-        """Whether the server has not ended it since its last call; of one just used it is not
-        asked, which costs as much as to send it a call."""
+        """Whether the server has not ended it since its last call. A connection that was just used
+        is not checked, as a check costs as much as to send it a call."""
         if monotonic() - self._used_at < _FRESH_S:
             return True
         try:
             self._wait_at_most(0.0)  # with a time-out Python would wait for something to read
             self._socket.recv(1, socket.MSG_PEEK)
-            return False  # its end, or what nobody asked for
+            return False  # its end, or bytes that were not asked for
         except BlockingIOError:
             return True
         except OSError:
@@ -371,7 +372,7 @@ class _Connection:
 
     def ask_for(self, size: int, deadline: float) -> None:
         """Have an area of at least `size` bytes in place of the one before."""
-        self.area = np.empty(0, np.uint8)  # the server gives it up, whatever it answers
+        self.area = np.empty(0, np.uint8)  # the server frees it, even if it refuses
         self.take_area(frames.area_of(self._asked_for(frames.area(size), deadline)))
 
     def device_area_of(self, size: int, deadline: float, name: str | None = None) -> OpenArea:
@@ -418,7 +419,8 @@ class _Connection:
                 rest = rest[count:]
 
     def _until(self, deadline: float, late: str, call: Callable[..., T], *arguments: Any) -> T:
-        """Return what a call of the socket returns, by a deadline; `late` says that it did not.
+        """Return the result of a socket's call, by a deadline; `late` is the error's text if it
+        fails.
 
         To set a time-out is a call of the system itself; so it is set where it changes, which it
         does for the last second alone, and the time is looked at in between.
@@ -472,13 +474,13 @@ class _Connection:
             self._descriptor = -1
 
     def cut_off(self) -> None:
-        """End what another thread waits for. Any thread."""
+        """Wake another thread that waits for the connection, with an error. Any thread."""
         if os.getpid() == self._process:  # of a fork it is the parent's, too
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket, and what is open of the GPU's memory."""
+        """Close the socket, and the open memory of the GPU."""
         self._socket.close()
         self.device.close()
         self._drop_descriptor()

@@ -1,13 +1,13 @@
-"""The layer of unique keys: what a client does with keys and gradients before they are sent.
+"""The layer of unique keys: keys and gradients as a client prepares them to be sent.
 
-Keys travel once each, and gradients as sums: of a Zipf batch that is a third of the bytes. The
-sums are those of the contract (rule 2), by the same `embstore.arithmetic` as the engine's; a sum of
-one is itself, so the server may sum again, and does not trust it. Keys stay in the order of their
-first occurrence, so that an error names the key it would name in the embedded store. Where memory
-is shared that costs more than it saves, and all is sent as it is.
+Keys travel once each, and gradients as sums: of a Zipf batch that is a third of the bytes. The sums
+follow the contract (rule 2), by the same `embstore.arithmetic` as the engine's; a sum of one is
+itself, so the server may sum again, and does not trust it. Keys stay in the order of their first
+occurrence, so that an error names the key it would name in the embedded store. Where memory is
+shared that costs more than it saves, and all is sent as it is.
 
-How many times a key stood in the call is sent beside, for the statistics by access. On the way up
-rows go to the keys that the call had, and to where the caller wants them.
+How many times a key occurs in the call is sent with it, for the statistics by access. On the way up
+rows are given to the keys of the call, in the caller's outputs.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from embstore_client.wire import Wire
 from embstore_proto.frame import Computed
 
 _SAMPLE_KEYS = 4096
-"""Of a call's keys, the first. Where rows are popular some of these are repeated: of a Zipf batch
-(1.05, two million rows) 1,900 are. Where none is, a repeated key later costs its bytes once more;
-to make 262,144 keys unique takes a tenth of the time of their lookup."""
+"""How many of a call's first keys are examined. Where rows are popular some of these are repeated:
+in a Zipf batch (1.05, two million rows) 1,900 are. Where none is, a repeated key later costs its
+bytes once more; to make 262,144 keys unique takes a tenth of the time of their lookup."""
 
 Inverse = NDArray[np.int32] | None
 """Which of the keys that are sent each key of the call is; None: each is itself."""
@@ -39,7 +39,7 @@ class Unique:
     """The layer: each key once, and one sum for each."""
 
     def __init__(self, wire: Wire | None) -> None:
-        """`wire` may share memory, and nothing is to be gained then; None: it is all the same."""
+        """`wire` may share memory, and keys are not made unique then; None: they always are."""
         self._wire = wire
 
     def __call__(self, call: Call, below: Below) -> Any:
@@ -54,7 +54,7 @@ class Unique:
         return _spread(answer, inverses, call.out) if inverses or call.out else answer
 
     def less(self, command: Command[Any]) -> tuple[Command[Any], list[Inverse]]:
-        """Return a command with less to send, and of each table whose rows it reads by their keys
+        """Return a command with less to send, and for each table whose rows it reads by their keys
         the way back to these."""
         inverses: list[Inverse] = []
         if command.reads is Reads.NOTHING:
@@ -109,8 +109,8 @@ def _seem_unique(keys: Keys) -> bool:
 def accesses(
     given: AccessCounts | None, inverse: NDArray[np.int32], count: int
 ) -> AccessCounts | None:
-    """Return how many accesses each of `count` unique keys stands for, from those that the keys of
-    the call do; None: too many to be sent as one."""
+    """Return how many accesses each of `count` unique keys stands for, from the accesses of the
+    call's keys; None: too many to be sent as one."""
     if given is None:
         return np.bincount(inverse, minlength=count).astype(np.uint32)
     sums = np.zeros(count, np.int64)
@@ -119,8 +119,8 @@ def accesses(
 
 
 def _spread(read: RowsRead, inverses: Sequence[Inverse], out: Any) -> RowsRead:
-    """Return rows of the keys of a call, from those of the keys that were sent, in `out`, which may
-    not fit, as a table may be another one by now."""
+    """Return rows of the keys of a call, from the rows of the keys that were sent, in `out`, which
+    may not fit, as a table may be another one by now."""
     came = [(t.table, rows) for t in read.tables for rows in (t.rows, t.state) if rows is not None]
     ways = list(inverses) or [None] * len(read.tables)
     ways *= len(came) // max(len(ways), 1)  # the state of a table goes as its weights do

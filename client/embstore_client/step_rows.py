@@ -1,5 +1,4 @@
-"""The layer of a step's rows in the receiving: how they are put together, and the handle that waits
-for them.
+"""The layer of a step's rows on their way: how they are joined, and the handle that waits for them.
 
 The rows of step n + 1 that no unfinished step touches come while step n computes, if
 `prefetch_step` has asked for them: a thread of its own receives them, and copies each once, from
@@ -30,8 +29,8 @@ _LEAST_S = 1e-3
 class Assembly:
     """A step's rows in the receiving: the early and the late ones, joined where they belong.
 
-    Only whoever announced the step knows how many rows it has before the last of them have come;
-    for others early rows stay in their message until then. One thread at a time.
+    Only the client that announced the step knows how many rows it has before the last of them have
+    come; for others early rows stay in their message until then. One thread at a time.
     """
 
     def __init__(self, outs: Mapping[str, Rows]) -> None:
@@ -51,7 +50,7 @@ class Assembly:
         for answer, _ in answers:
             for part in answer.tables:
                 self._came[part.table] += len(part.rows)
-                self._t[part.table] = part.t  # in the end that of the step's turn
+                self._t[part.table] = part.t  # the last one is from the step's turn
                 self.early_bytes += part.rows.nbytes * answer.early
                 self.late_bytes += part.rows.nbytes * (not answer.early)
             if answer.early and not counts:
@@ -109,8 +108,8 @@ class StepRows:
     """The rows of a step, on their way from the server. Any thread.
 
     A thread asks for them with the deadline of a call of its own; if that passes, because the step
-    before takes so long, `result` asks anew. A handle that is dropped costs what it receives until
-    the step is finished or the member closed.
+    before takes so long, `result` asks anew. A handle that is dropped costs the rows that it
+    receives until the step is finished or the member closed.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class StepRows:
         """Wait for all rows, and return them as `lookup_step` does.
 
         Raises DeadlineError: they did not come in time; they may still, and may be asked for again;
-        EmbstoreError: what `lookup_step` raises.
+        EmbstoreError: the errors of `lookup_step`.
         """
         seconds = self._timeout_s
         if timeout_s is not None:

@@ -1,9 +1,9 @@
-"""Calls as spans of OpenTelemetry; all that the client knows of it is here.
+"""Calls as spans of OpenTelemetry; all of the client's tracing is here.
 
 A call that is made within a span of the trainer is a span below it, with all its attempts, and the
-server is told which, by a `traceparent` (W3C Trace Context): in the metadata of gRPC, in a frame
-before the call in shared memory. A call without a span around it is not traced: leases, and what
-runs ahead of a loop or behind it, are called for by threads of their own; each would be a trace.
+server gets its name in a `traceparent` (W3C Trace Context): in the metadata of gRPC, in a frame
+before the call in shared memory. A call without a span around it is not traced: leases, and calls
+that run ahead of a loop or behind it, come from threads of their own; each would be a trace.
 
 Nothing is imported here: a trainer that has a span has imported OpenTelemetry. Whether its SDK is
 installed is looked for when a client connects; where it is not, the transport is the usual one, and
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def is_installed() -> bool:
-    """Tell whether the SDK of OpenTelemetry is; without it nobody makes spans."""
+    """Return whether the SDK of OpenTelemetry is installed; without it there are no spans."""
     return bool(find_spec("opentelemetry") and find_spec("opentelemetry.sdk"))
 
 

@@ -1,6 +1,6 @@
-"""One call, with a deadline, in as many attempts as it takes, over whatever wire.
+"""One call, with a deadline, in as many attempts as it takes, over any wire.
 
-**Attempts.** What the server surely did not do, or may do again, is sent again with a growing,
+**Attempts.** A call that the server surely did not do, or may do again, is repeated with a growing,
 random pause, until the deadline: calls refused because the queue is full or the server stops, and
 calls that lost their connection. A mutating call carries an Origin for that, by which the server
 applies it once (`embstore_server.path.replay`). Attempts are counted from the first that was lost:
@@ -9,10 +9,10 @@ one that was refused has left nothing, so that a restarted server may take the n
 **Sessions.** Their calls need no Origin: the server knows them by member and step. A call
 that finishes a step may wait for other ranks, and a server that stops cuts it off after it has been
 done, perhaps; then it counts as lost. A session ends with its server's process, so the next attempt
-is told that there is none: it is OutcomeUnknownError after a lost one, else SessionExpiredError. A
-training loop opens it again by itself (`embstore_training.rank_session`).
+gets the answer that there is none: it is OutcomeUnknownError after a lost one, else
+SessionExpiredError. A training loop opens it again by itself (`embstore_training.rank_session`).
 
-Any thread. Nothing here knows what a table is.
+Any thread. The module knows nothing of tables.
 """
 
 import logging
@@ -49,14 +49,14 @@ _READ = (
     *(c.Lookup, c.LookupPooled, c.ReadRows, c.OpenScan),
     *(c.GetTable, c.ListTables, c.GetDigest, c.GetLeaves),
 )
-"""Commands that return rows, t, or a digest: what another epoch makes void."""
+"""Commands that return rows, t, or a digest, which another epoch makes void."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 """No connection, or one that a server cut off as it ended; the client itself cancels no call."""
 _SECONDS_MAX = 1e8
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 1.0
 _SHOWN_EVERY_S = 5.0
-"""Between two lines of the log "embstore" about a server that starts: warnings, which Python shows
-where no log is set up."""
+"""Seconds between two lines of the log "embstore" about a server that starts: warnings, which
+Python shows where no log is set up."""
 
 
 def checked_seconds(value: Any, name: str) -> float:
@@ -70,10 +70,10 @@ def checked_seconds(value: Any, name: str) -> float:
 
 
 class Transport:
-    """A connection to a server, and what is known of it."""
+    """A connection to a server, and the facts that the client has about it."""
 
     def __init__(self, wire: Wire, address: str, *, timeout_s: float, waits: bool = True) -> None:
-        """`waits`: for a server that is not there when it is first asked what it is."""
+        """`waits`: at the first call, for a server that is not there."""
         self.address = address
         self.timeout_s = timeout_s
         self.wire = wire
@@ -83,9 +83,9 @@ class Transport:
         self._waits = waits
         self._is_connected = False
         self.info: ServerInfo | None = None
-        """What the server said of itself when it was last asked; None: it was not yet."""
+        """The server's last facts about itself; None: it has not been asked yet."""
         self.limits = Limits()
-        """The server's, as it said then."""
+        """The server's limits, from the same answer."""
 
     def close(self) -> None:
         """Close the connection; calls that run are cut off. Closing twice is harmless."""
@@ -103,10 +103,10 @@ class Transport:
         timeout_s: float | None = None,
         map_version: int = 0,
     ) -> Answer:
-        """Send a command that has one answer, and return it; raise what the server answered.
+        """Send a command that has one answer, and return it; raise the server's error.
 
-        `reply_bytes` is about the size of the reply, where it may be large; `map_version` is that
-        of the map of a cluster by which the command was split, 0: of none.
+        `reply_bytes` is about the size of the reply, where it may be large; `map_version` is the
+        version of a cluster's map by which the command was split, 0: none.
         """
 
         def attempt(origin: Origin | None, deadline: float) -> Answer:
@@ -151,9 +151,9 @@ class Transport:
     ) -> T:
         """Send a command that is answered again and again, and may be sent again.
 
-        `take` gets the answers as they come, and what it returns is returned. It is called once for
-        each attempt, and must then begin anew; an error that it raises ends the call. Raises
-        EmbstoreError: as in `send`, and what `take` raises.
+        `take` gets the answers as they come, and its result is returned. It is called once for each
+        attempt, and must then begin anew; an error that it raises ends the call. Raises
+        EmbstoreError: as in `send`, and the errors of `take`.
         """
         serialised = request.serialised(None)
 
@@ -167,7 +167,7 @@ class Transport:
         """Have the server share its GPU's memory, which calls of `verb` will use.
 
         Raises InvalidArgumentError: it does not, or this process cannot open it; or it names the
-        GPU otherwise than `name`.
+        GPU differently from `name`.
         """
         self._attempts(verb, lambda _, deadline: self.wire.share_device(deadline, name), None)
 
@@ -184,7 +184,7 @@ class Transport:
         attempt: Callable[[Origin | None, float], T],
         timeout_s: float | None,
     ) -> T:
-        """Return what an attempt returned."""
+        """Return the result of the first attempt that succeeds."""
         seconds = self.timeout_s
         if timeout_s is not None:
             seconds = checked_seconds(timeout_s, "timeout_s")
@@ -205,8 +205,8 @@ class Transport:
                 try:
                     return attempt(sent.origin, sent.deadline)
                 except WireError as exc:
-                    # What the transport said is in the message, and in __context__ for who debugs
-                    # it: a caller's trace ends with the error that the caller can act on.
+                    # The transport's text is in the message, and in __context__ for debugging: a
+                    # caller's trace ends with the error that the caller can act on.
                     again = self._in_session(self._error(exc, sent), sent)
                     if not isinstance(again, _PassingError):
                         raise again from None
@@ -228,7 +228,7 @@ class Transport:
             sent.origin = replace(sent.origin, attempt=sent.origin.attempt + 1)
 
     def _in_session(self, error: Exception, sent: "_Sent") -> Exception:
-        """Return what an error means to a call of a session, which an attempt may have done."""
+        """Return the error of a call of a session, which an attempt may have done."""
         if sent.verb.command.retry is Retry.STEP:
             if isinstance(error, _PassingError) and isinstance(error.error, StoreClosedError):
                 error.was_lost = True  # the server may have taken the call, and waited with it
@@ -248,13 +248,13 @@ class Transport:
         return StoreClosedError("the connection was closed during the call")
 
     def _error(self, lost: WireError, sent: "_Sent") -> Exception:
-        """Return what an attempt without an answer means: an error of the tree, or that it may be
-        made again."""
+        """Return the error for an attempt without an answer: one of the tree, or one that allows
+        another attempt."""
         code, error = lost.code, lost.error
         if isinstance(error, OverloadedError | StoreClosedError):
             return error if lost.is_final else _PassingError(error)
         if isinstance(error, OutcomeUnknownError):
-            self._origins.changed_epoch()  # the caller is told by this error, and not again
+            self._origins.changed_epoch()  # the caller gets this error, and no other one
         if error is not None:
             return error
         if self._closed:
@@ -278,7 +278,7 @@ class _Sent:
     verb: Verb
     deadline: float
     origin: Origin | None
-    shown_next_at: float  # what a server that is starting says
+    shown_next_at: float  # the time of the next log line about a server that is starting
     was_lost: bool = False  # one of the attempts was, so that the call may be done
     said: str = ""  # by a server that is starting
 
@@ -301,16 +301,16 @@ class _Sent:
             logging.getLogger("embstore").warning("waiting for the server: %s", self.said)
 
     def too_late(self, again: "_PassingError", seconds: float) -> str:
-        """Return what to say when there is no time left."""
+        """Return the message for a call that has no time left."""
         if self.said:
             return f"{again.error}, and that has not changed for long: see the server's log"
         return f"{self.verb.name}: no success within {seconds:g} s; the last answer: {again.error}"
 
 
 class _PassingError(Exception):
-    """The call may be sent again; `error` is what to raise if there is no time left.
+    """The call may be sent again; `error` is raised if there is no time left.
 
-    `was_lost`: nobody knows whether the server did it; else it surely did not.
+    `was_lost`: the server may have done it; else it surely did not.
     """
 
     def __init__(self, error: EmbstoreError, *, was_lost: bool = False) -> None:

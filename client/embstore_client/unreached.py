@@ -1,13 +1,13 @@
 """Why gRPC found no connection to a server, in a sentence that says how to mend it.
 
-gRPC tells what its library found last: of the port of REST, that a frame has a wrong type; of a
-server with TLS, that a socket was closed. So where the first connection fails, this connects once
+gRPC reports the last error of its library: for the port of REST, that a frame has a wrong type; for
+a server with TLS, that a socket was closed. So where the first connection fails, this connects once
 more with plain sockets, and looks at each step: the name is resolved, the port answers, TLS is
 agreed on, and a server of gRPC answers the preface of HTTP/2 with a SETTINGS frame (RFC 9113, 3.4).
 
-What no waiting mends is an error: another protocol, TLS on one side alone, a certificate that one
-side does not trust. A name that is not known yet, or a port that is closed yet, may be that of a
-server which is just being started: these are a text only, and who connects decides.
+A failure that no waiting mends is an error: another protocol, TLS on one side alone, a certificate
+that one side does not trust. A name that is not known yet, or a port that is closed yet, may belong
+to a server which is just being started: these are a text only, and the caller decides.
 """
 
 import socket
@@ -24,7 +24,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0\0\
 
 
 def why_unreached(address: str, tls: TlsFiles | None) -> str | EmbstoreError:
-    """Return what is wrong with "host:port"; "": nothing is, by now."""
+    """Return the reason why "host:port" was not reached; "": it is reached by now."""
     try:
         with _connected(address) as plain:
             if tls is not None:
@@ -45,7 +45,7 @@ def _connected(address: str) -> socket.socket:
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """Return what the preface is answered with; nothing: the connection was ended."""
+    """Return the first bytes of the answer to the preface; b"": the connection was ended."""
     answer = b""
     try:
         connection.sendall(_PREFACE)
@@ -61,7 +61,7 @@ def _is_grpc(answer: bytes) -> bool:
 
 
 def _found(address: str, answer: bytes) -> str | EmbstoreError:
-    """Return what the answer of a connection without TLS tells."""
+    """Return the meaning of a server's answer without TLS."""
     if _is_grpc(answer):
         return ""
     if answer:
@@ -122,7 +122,7 @@ def _found_with_tls(address: str, tls: TlsFiles, plain: socket.socket) -> str | 
 
 
 def _found_without_tls(address: str) -> EmbstoreError | None:
-    """Return what a server without TLS is, where TLS was asked for."""
+    """Return the error for a server without TLS, where TLS was asked for; None: it said nothing."""
     with _connected(address) as plain:
         answer = _answer(plain)
     if _is_grpc(answer):

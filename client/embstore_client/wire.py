@@ -1,4 +1,4 @@
-"""What carries a client's calls: the wires, and how they say that a call was not answered.
+"""The wires that carry a client's calls, and the error for a call that was not answered.
 
 A wire sends one attempt of one call. It knows verbs and messages, and nothing of tables, origins
 and further attempts (`transport`). `grpc_wire` is one over the network, `shared_memory` one to a
@@ -52,8 +52,8 @@ class Wire(Protocol):
         map_version: int = 0,
     ) -> bytes | Received:
         """Send a call with one answer, and return that; `reply_bytes` is about its size, where it
-        may be large. `map_version` is of the map of a cluster by which the call was split: it goes
-        beside the message, as a trace does; 0: there is none. Raises WireError."""
+        may be large. `map_version` is the version of the cluster's map by which the call was split:
+        it travels outside the message, as a trace does; 0: there is none. Raises WireError."""
 
     def receive(
         self, verb: Verb, header: bytes, deadline: float, map_version: int = 0
@@ -62,11 +62,11 @@ class Wire(Protocol):
         WireError, also while the messages are taken."""
 
     def share_device(self, deadline: float, name: str | None) -> None:
-        """Have memory of the server's GPU. Raises WireError; InvalidArgumentError: there is none to
-        be had, or this process names the GPU otherwise than `name`."""
+        """Share the memory of the server's GPU. Raises WireError; InvalidArgumentError: it cannot
+        be shared, or this process names the GPU differently from `name`."""
 
     def connected(self, info: ServerInfo) -> None:
-        """Take note of what the server is."""
+        """Take note of the server's facts."""
 
     def close(self) -> None:
         """End the connection; calls that run are cut off."""

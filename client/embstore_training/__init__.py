@@ -3,10 +3,10 @@
     run           the loop over a look-ahead session, and its steps
     read_ahead    batches taken, their keys made unique and announced, in two threads
     bags          of a step's tables, pooled in their own ways, or plain
-    history       what a run did over its steps, for a report
+    history       the history of a run over its steps, for a report
     rank_session  the session as one rank has it, also over restarts of the server
     lease         the rank's lease, renewed while a step computes
-    write_behind  a run that waits for nothing: updates applied here, and sent meanwhile
+    write_behind  a run that does not wait for updates: applied here, and sent meanwhile
     replicas      rows at a trainer, updated as the store would, by all ranks alike
     hotcold       all-hot batches trained at the trainer
 

@@ -1,7 +1,8 @@
-"""What rows and gradients of a step are of: each key, each distinct key, or each bag of keys.
+"""The units of a step's rows and gradients: each key, each distinct key, or each bag of keys.
 
-Of one step some tables may be pooled and others plain. Wherever the step's distinct rows are, one
-function makes the others of them, and one sums gradients back to them (contract.md, rules 2, 8).
+In one step some tables may be pooled and others plain. Wherever the step's distinct rows are, one
+function makes the other forms from them, and one sums gradients back to them (contract.md, rules 2,
+8).
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from embstore_training.read_ahead import OnceKeys, check_names
 Of = StepBags | Literal["keys", "unique"]
 """Each key as it was given, repeated or not; each distinct key; each of these bags."""
 Forms = dict[str, Of]
-"""By table."""
+"""The unit of rows or gradients, by table."""
 
 
 def bags_of(
@@ -29,11 +30,11 @@ def bags_of(
     mode: Pooling | Mapping[str, Pooling] = "sum",
     weights: Mapping[str, ArrayLike] | None = None,
 ) -> Forms:
-    """Return a caller's bags of a step's keys, checked; a table without is of its keys.
+    """Return a caller's bags of a step's keys, checked; a table without bags has "keys".
 
     Parameters
     ----------
-    inverses : of all the step's tables, which row each key has, (n,)
+    inverses : for all the step's tables, the index of each key's row, (n,)
     offsets, mode, weights : see `Step.lookup_pooled`
 
     Raises
@@ -60,7 +61,7 @@ def bags_of(
 
 
 def made_of(rows: Rows, once: OnceKeys, of: Of) -> Rows:
-    """Return the rows of keys or bags, of those of a step's distinct keys, (u, dim)."""
+    """Return the rows of keys or bags, made from a step's distinct rows, (u, dim)."""
     if of == "unique":
         return rows
     if of == "keys":
@@ -70,8 +71,8 @@ def made_of(rows: Rows, once: OnceKeys, of: Of) -> Rows:
 
 
 def as_gradients(values: Any, once: OnceKeys, of: Of, table: str) -> Any:
-    """Return a caller's gradients of keys or bags as (count, dim) float32, whatever dim is: the
-    store knows it. Those in a device's memory stay as they are.
+    """Return a caller's gradients of keys or bags as (count, dim) float32, for any dim: the store
+    knows it. Gradients in a device's memory stay as they are.
 
     Raises
     ------
@@ -98,7 +99,7 @@ def bag_count(bags: StepBags) -> int:
 
 
 def of_each_key(rows: Rows, of: Of) -> Rows:
-    """Return a gradient for each of a table's keys, (n, dim), of those of keys or bags."""
+    """Return a gradient for each of a table's keys, (n, dim), from gradients of keys or bags."""
     if not isinstance(of, StepBags) or of.offsets is None:
         return rows
     return bag_gradients(rows, of.offsets, of.mode, of.weights)
@@ -141,7 +142,7 @@ def summed(table: str, once: OnceKeys, of: StepBags, rows: Rows) -> Rows | SomeG
 
     Raises
     ------
-    InvalidArgumentError : an index that no key of the step has.
+    InvalidArgumentError : an index is beyond the step's keys.
     """
     count = len(once.keys)
     check_inverse(table, of, count)

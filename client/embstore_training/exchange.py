@@ -1,6 +1,6 @@
-"""What the steps of one run exchange with its session: rows, and gradients.
+"""The exchange of rows and gradients between the steps of one run and its session.
 
-Steps call an `Exchange`, and know no more. `SessionExchange` is that of a store:
+Steps call an `Exchange`, and nothing else. `SessionExchange` exchanges with a store:
 
     on a server   keys travel once each and gradients as sums (contract.md, rule 2), in announced
                   order, so that neither has to be looked for again. Rows of the next step are sent
@@ -9,10 +9,10 @@ Steps call an `Exchange`, and know no more. `SessionExchange` is that of a store
     embedded      nothing travels: the store spreads, pools and sums, on its device, and takes and
                   gives arrays in the device's memory
     on its device   of a server that shares its GPU's memory with this process: the same, for steps
-                  whose rows are to be there. What travels is which keys occur where
+                  whose rows are to be there. Only the positions of the keys travel
 
-Calls are those of the member that the rank has at the moment, and the time that the loop waits for
-them is counted.
+A call names the member that the rank has at the moment, and the time that the loop waits for it is
+counted.
 """
 
 from abc import ABC, abstractmethod
@@ -36,10 +36,10 @@ from embstore_training.read_ahead import Entry, OnceKeys, ReadAhead
 from embstore_training.times import Times
 
 Given = Mapping[str, tuple[Of, Any]]
-"""Gradients by table, and what they are of."""
+"""Gradients by table, each with their unit."""
 _IDS_A_BAG = 3
-"""Pooled rows of longer bags are so much less to send, and to pool here, that it is better to wait
-for them."""
+"""The mean size of bags above which pooled rows are so much less to send, and to pool here, that it
+is better to wait for them."""
 
 
 def rows_where(given: Any, waits: str, sessions: Sessions) -> RowsWhere:
@@ -67,7 +67,7 @@ def check_reached(where: RowsWhere, sessions: Sessions) -> None:
 
 
 class Exchange(ABC):
-    """Where the rows of steps come from, and their gradients go. The loop's thread."""
+    """The source of steps' rows, and the receiver of their gradients. The loop's thread."""
 
     is_embedded = False
     """Whether the store, in this process, spreads, pools and sums."""
@@ -76,12 +76,12 @@ class Exchange(ABC):
 
     @abstractmethod
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
-        """Return the rows of some of a step's tables, of what `forms` says."""
+        """Return the rows of some of a step's tables, in the units of `forms`."""
 
     def lookup_into(self, entry: Entry, make: MakeRows) -> dict[str, Any]:
         """Return the rows of a step's distinct keys, in arrays that `make` returns.
 
-        Raises InvalidArgumentError: it is not the store that fills them.
+        Raises InvalidArgumentError: the store does not fill such arrays.
         """
         raise InvalidArgumentError(
             "expected no `out` where rows do not come from the memory of the store's device, found "
@@ -92,12 +92,12 @@ class Exchange(ABC):
     def update(self, entry: Entry, given: Given, options: UpdateOptions) -> AcknowledgedUpdate:
         """Finish a step by an update.
 
-        Raises InvalidArgumentError: gradients of another shape or dtype; what the store refuses.
+        Raises InvalidArgumentError: gradients of another shape or dtype; the store's refusal.
         """
 
     @abstractmethod
     def finish(self, entry: Entry, verb: str) -> AcknowledgedUpdate:
-        """Have a step "released" or "skipped"."""
+        """Finish a step as "released" or "skipped"."""
 
 
 class SessionExchange(Exchange):
@@ -118,7 +118,7 @@ class SessionExchange(Exchange):
         """A loop begins, all steps before it are finished."""
 
     def prepare(self, entry: Entry) -> None:
-        """A step was read, the next one. The reader's thread."""
+        """A step was read, the next one. Called in the reader's thread."""
 
     def begin(self, entry: Entry) -> None:
         """The loop has taken a step."""
@@ -171,7 +171,8 @@ class SessionExchange(Exchange):
             return self._session.call(looked_up)
 
     def _pooled(self, entry: Entry, forms: Forms) -> dict[str, Rows]:
-        """Return rows that the store pools, and those of plain tables' distinct keys, spread."""
+        """Return rows that the store pools; plain tables' distinct rows are spread over their
+        keys."""
         once = entry.once
         sent = {
             table: of if isinstance(of, StepBags) else _each(once[table])
@@ -233,7 +234,7 @@ class SessionExchange(Exchange):
         try:
             return self._finished(entry, "updated", sums, options)
         except BaseException:
-            self._sums.clear()  # whoever reads the buffers of a call that failed may keep them
+            self._sums.clear()  # a call that failed may still read its buffers
             raise
 
     def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
@@ -273,7 +274,7 @@ class SessionExchange(Exchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Have a step "updated", "released" or "skipped" by a call of the member."""
+        """Finish a step as "updated", "released" or "skipped", by a call of the member."""
         send = finishing(self.sessions, entry.number, verb, sums, options)
         with self._times.part("send"):
             done = self._session.finish(entry.number, verb, send)
@@ -283,7 +284,7 @@ class SessionExchange(Exchange):
 
 
 def made(rows: Mapping[str, Rows], entry: Entry, forms: Forms) -> dict[str, Rows]:
-    """Return what `forms` says, of the rows of a step's distinct keys."""
+    """Return rows in the units of `forms`, made from a step's distinct rows."""
     return {table: made_of(rows[table], entry.once[table], of) for table, of in forms.items()}
 
 
@@ -298,14 +299,14 @@ def _each(once: OnceKeys) -> StepBags:
 
 
 def _there(of: Of, once: OnceKeys) -> Of:
-    """Return what the store has to know of keys: where each has one row, they are distinct ones."""
+    """Return the unit as the store needs it: where each key has one row, "unique"."""
     if of == "keys":
         return "unique" if once.is_identity else StepBags(once.inverse)
     return of
 
 
 class Judged(NamedTuple):
-    """What a trainer knows of an update that it has applied itself."""
+    """A trainer's knowledge of an update that it has applied itself."""
 
     rows_checksum: RowsChecksum  # of the rows before it
     is_finite: bool  # rule 9 accepts the sums of all ranks: else it is skipped
@@ -322,7 +323,7 @@ def finishing(
 ) -> Callable[[str], AcknowledgedUpdate]:
     """Return the call of a member by which a step is "updated", "released" or "skipped".
 
-    judged : of an update that has been applied here
+    judged : for an update that has been applied here
     """
     if verb == "released":
         return lambda member: sessions.release_step(member, number)

@@ -1,19 +1,19 @@
-"""What a run did over its steps, kept as samples, for a report (`embstore report`).
+"""The history of a run over its steps, kept as samples, for a report (`embstore report`).
 
-A **sample** is what had been counted until then: by the loop (`RunStats`), by the session and by
-the store's disk, so that the difference of two samples is what happened between them. They are
-taken between steps, at most one in `every_s` seconds, because each asks the store for its stats.
-When there are SAMPLES_MAX, every second one is given up, and the time between two is doubled: a run
-of any length has so many that a line can be drawn, and the memory is bounded.
+A **sample** has the counts up to its time: the loop's (`RunStats`), the session's and the store's
+disk's, so that the difference of two samples shows the time between them. They are taken between
+steps, at most one in `every_s` seconds, because each asks the store for its stats. When there are
+SAMPLES_MAX, every second one is dropped, and the time between two is doubled: a run of any length
+has enough for a line, and the memory is bounded.
 
 The file is one JSON object:
 
     kind       KIND
-    session    what the session was opened with: name, tables, lookahead_steps_max, planner, ranks
+    session    the session's arguments: name, tables, lookahead_steps_max, planner, ranks
     samples    {name: [values]}: step, time_s, and the counts of _LOOP, _SESSION, _DISK and stages
     cache      budget_bytes, and of each layout of rows: dim, optimizer, rows_now, row_bytes
-    accesses   of each layout: at so many of its most accessed `rows`, which `share` of the counted
-               accesses they had; empty where nothing was counted
+    accesses   for each layout: the `share` of the counted accesses that its most accessed
+               `rows` had, at several numbers of rows; empty where nothing was counted
 """
 
 import json
@@ -35,7 +35,7 @@ KIND = "embstore run 1"
 SAMPLES_MAX = 256
 _POINTS = 48
 _PERCENTS = np.arange(1, 100) / 100
-"""Shares of the accesses whose least number of rows is kept."""
+"""The shares of the accesses for which the least number of rows is kept."""
 
 _LOOP = ("batch_s", "lookup_s", "send_s", "compute_s")
 _SESSION = (
@@ -50,7 +50,7 @@ class RunHistory:
     """The samples of one run. The loop's thread only, inside the run's with block."""
 
     def __init__(self, store: Store, run: Run, *, every_s: float = 1.0) -> None:
-        """Begin, with a sample of what is there before the first step."""
+        """Begin, with a sample of the state before the first step."""
         self._store = store
         self._run = run
         self._every_s = every_s
@@ -66,7 +66,7 @@ class RunHistory:
             self._add()
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write what was kept, and how the store's rows were accessed, to a file."""
+        """Write the samples, and how the store's rows were accessed, to a file."""
         self._add()
         stats = self._store.stats()
         names = dict.fromkeys(name for sample in self._samples for name in sample)
@@ -103,7 +103,7 @@ class RunHistory:
 def reporting(
     store: Store, run: Run, path: str | PathLike[str] | None
 ) -> Iterator[Callable[[], object]]:
-    """Do what `Run.reporting` says."""
+    """Do the work of `Run.reporting`."""
     if path is None:
         yield lambda: None
         return
@@ -111,14 +111,14 @@ def reporting(
     try:
         yield history.note
     except BaseException:
-        with suppress(EmbstoreError, OSError):  # as the store may be what has failed
+        with suppress(EmbstoreError, OSError):  # as the store itself may have failed
             history.save(path)
         raise
     history.save(path)
 
 
 def _layouts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what each layout has in the cache."""
+    """Return each layout's part of the cache."""
     return [
         {
             "dim": pool["dim"],
@@ -132,7 +132,7 @@ def _layouts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _accesses(profile: Profile, stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what share of the counted accesses the most accessed rows of each layout had."""
+    """Return the share of the counted accesses that the most accessed rows of each layout had."""
     found = []
     for pool in stats["cache"]["pools"]:
         names = [name for name in _tables_of(pool, stats) if name in profile.tables]

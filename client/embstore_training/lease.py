@@ -1,12 +1,12 @@
 """A rank's lease, renewed in a thread of its own while its loop computes or waits.
 
 A call of a rank renews its lease as it begins, but a step may compute, or wait for other ranks, for
-longer than the lease lasts. The thread begins a renewal with every third of it, and gives one up
-after as long: two fit into a lease, so that one may go without an answer. Whatever goes wrong with
-one, the next is tried, unless the session has ended. Of those that fail alike, one after the other,
-the first is logged, in a line; where the error is none of the tree, with its trace.
+longer than the lease lasts. The thread begins a renewal with every third of it, and abandons one
+after as long: two fit into a lease, so that one may go without an answer. After any failure the
+next renewal is tried, unless the session has ended. Of equal failures in a row the first is logged,
+in a line; where the error is none of the tree, with its trace.
 
-A server that was started again knows nobody: the renewal opens the session anew (`rank_session`).
+A server that was started again has no sessions: the renewal opens it anew (`rank_session`).
 """
 
 import logging
@@ -36,11 +36,11 @@ class Lease:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is renewed no more."""
+        """Whether renewing has ended."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._stopped.set()
         self._thread.join(_STOP_S)
 
@@ -54,7 +54,7 @@ class Lease:
                 self._renew(self._interval_s)
                 self.is_answered, failed_by = True, None
             except (SessionExpiredError, RankFailedError, StoreClosedError):
-                return  # The loop's next call is told the same.
+                return  # The loop's next call gets the same error.
             except Exception as exc:
                 if self._stopped.is_set():
                     return

@@ -1,35 +1,36 @@
 """A session as one rank has it, also over restarts of the server and leases that ran out.
 
-A session ends with its server's process. What is left is its place, the last finished step, as
-durable as the rows. So a loop can go on behind a restart, if nothing was lost: the session is
-opened again at its place, steps that are announced and not finished are announced again, and the
-call that was out is repeated. A step that was sent to be finished, and is not after the place, has
-been finished: it is not sent again, and only its answer is lost.
+A session ends with its server's process. Its place is left, the last finished step, as durable as
+the rows. Therefore a loop can go on behind a restart, if nothing was lost: the session is opened
+again at its place, steps that are announced and not finished are announced again, and the call that
+was out is repeated. A step that was sent to be finished, and is not after the place, has been
+finished: it is not sent again, and only its answer is lost.
 
-A trainer that was killed keeps its place until its lease has run out, which ends the session. So
-that it can be started again at once, joining a session waits for that: it is opened and joined,
-over and over. The rank chooses the token that it joins by, so that it can leave a session
-that it has joined without having been told so.
+A trainer that was killed keeps its place until its lease has run out, which ends the session. For a
+restart at once, joining a session waits for that: it is opened and joined, over and over. The rank
+chooses the token by which it joins, so that it can leave a session even if the answer to its join
+was lost.
 
-**Who notices.** The first call that is told that its member is unknown, on whichever thread: of the
-loop, of the announcements, or the renewal of the lease, so that a rank that computes takes its
-place again as well. It opens the session again while the others wait for it, and theirs are then
-repeated with the new member. A call of the old member does nothing at the new server.
+**Which call notices.** The first call whose answer is that its member is unknown, on any thread: of
+the loop, of the announcements, or the renewal of the lease, so that a rank that computes takes its
+place again as well. It opens the session again while the other threads wait for it, and their calls
+are then repeated with the new member. A call of the old member does nothing at the new server.
 
 **Several tries.** Coming back may fail, as another server of a cluster is started again meanwhile.
 It is tried again as the same member, which is closed only when there is no other try: a router over
-shards takes a closed member for the end of the run, and forgets what its rank has sent.
+shards takes a closed member for the end of the run, and forgets the steps that its rank has sent.
 
 **A trainer that was stopped** for longer than its lease comes back in the same way: its session has
 ended, at a server that knows all of it (`LeaseExpiredError`). Its tables were free meanwhile, so it
 goes on only if their t is its own still.
 
-**What it goes by.** A session that ended otherwise (a rank failed, somebody closed it) is not
+**The conditions.** A session that ended otherwise (a rank failed, another client closed it) is not
 opened again: the server's process is the same then. Nor is one whose store is in another epoch,
-which has lost commands: also a rank that was not told that a step was finished would do it again,
-which others know as finished. And a place that this rank has not brought about is somebody else's.
-Of several ranks the lease of one that runs out is a failure to all of them (`RankFailedError`),
-since the others cannot tell a rank that is stopped from one that is dead.
+which has lost commands: a rank that did not learn that a step was finished would also repeat it,
+while others know it as finished. And a place that this rank has not brought about belongs to
+another trainer. If one of several ranks loses its lease, that is a failure to all of them
+(`RankFailedError`), since the others cannot distinguish a rank that is stopped from one that is
+dead.
 
 **Several ranks.** Each finds out for itself, and takes its place at the new server; they wait for
 one another as ever. Those whose step was not finished send it again, and the sums are the same.
@@ -67,7 +68,7 @@ _LEAVE_S = 1.0
 
 @dataclass(frozen=True)
 class Opening:
-    """How a rank opens its session, each time."""
+    """The arguments with which a rank opens its session, each time."""
 
     name: str
     tables: tuple[str, ...]
@@ -128,7 +129,7 @@ class RankSession:
         """The session as it was when it was joined last."""
         self._place = 0  # When the session was joined last.
         self.last_step = 0
-        """The last step that is known to be finished."""
+        """The last step known to be finished."""
         try:
             membership = self._join(self._joining)
             self._member, self._joining = membership.member, None
@@ -154,10 +155,10 @@ class RankSession:
             pause = min(2 * pause, _PAUSE_MAX_S)
 
     def leave(self, failure: BaseException | None) -> None:
-        """Close the session for this rank, whatever has happened.
+        """Close the session for this rank, after any outcome.
 
-        After a failure, or when nobody answers any more, it is not waited for longer than a moment:
-        the lease will end what is left.
+        After a failure, or when the server does not answer any more, it waits no longer than a
+        moment: the lease will end the rest.
         """
         with self._guard:
             members = self._member, self._joining  # The store may have taken it unheard.
@@ -166,7 +167,7 @@ class RankSession:
             if self._lease is not None:
                 self._lease.stop()
         finally:
-            with ExitStack() as closing:  # each, whatever becomes of the others
+            with ExitStack() as closing:  # each, even if others fail
                 for member in filter(None, members):
                     closing.callback(self._close, member, failure)
 
@@ -174,7 +175,7 @@ class RankSession:
         is_answered = self._lease is None or self._lease.is_answered
         timeout_s = None if failure is None and is_answered else _LEAVE_S
         try:
-            forgets = self._opening.options.name is None  # nobody else knows it: no place to keep
+            forgets = self._opening.options.name is None  # not known elsewhere: no place to keep
             self._sessions.close(member, forget=forgets, timeout_s=timeout_s)
         except EmbstoreError as exc:
             if failure is None:
@@ -183,7 +184,7 @@ class RankSession:
 
     @property
     def member(self) -> str:
-        """What calls of this rank name now, or InvalidArgumentError once it has left."""
+        """The member that calls of this rank name now, or InvalidArgumentError once it has left."""
         member = self._member
         if member is None:
             raise InvalidArgumentError("expected the run to be used inside its with block")
@@ -192,8 +193,8 @@ class RankSession:
     # Calls
 
     def call(self, work: Callable[[str], T]) -> T:
-        """Return what `work` returns of the member; it is repeated in a session that was opened
-        again, so it must bear that.
+        """Return the result of `work`, called with the member; it is repeated in a session that was
+        opened again, so it must bear that.
 
         Raises
         ------
@@ -225,7 +226,7 @@ class RankSession:
             # It was announced to a server that has gone since.
 
     def end_steps(self) -> None:
-        """Say that this rank has no more steps, and wait until no rank has."""
+        """Declare that this rank has no more steps, and wait until no rank has."""
 
         def ended(member: str) -> int:
             return self._sessions.announce(member, {}, is_last=True).ranks_at_work
@@ -239,11 +240,11 @@ class RankSession:
     def finish(
         self, number: int, verb: str, send: Callable[[str], AcknowledgedUpdate]
     ) -> AcknowledgedUpdate:
-        """Have a step "updated", "released" or "skipped", once, by a call of the member.
+        """Finish a step as "updated", "released" or "skipped", once, by a call of the member.
 
         Returns
         -------
-        Where the step was done and its answer is lost: command number 0, and the tables' t.
+        If the step was done and its answer is lost: command number 0, and the tables' t.
         """
 
         def finished(member: str) -> AcknowledgedUpdate:
@@ -265,13 +266,13 @@ class RankSession:
         return done
 
     def _note(self, done: AcknowledgedUpdate) -> None:
-        """Note t: of calls side by side the later answer may come first."""
+        """Note t: among concurrent calls the later answer may come first."""
         with self._guard:
             for name, t in done.t.items():
                 self._t[name] = max(t, self._t.get(name, t))
 
     def _found_finished(self, verb: str) -> AcknowledgedUpdate:
-        """Return the answer of the step at the place, as far as the tables tell it."""
+        """Return the answer of the step at the place, as far as the tables show it."""
         t = self._sessions.t(self._opening.tables)
         is_unapplied = verb == "updated" and t == self._t
         return AcknowledgedUpdate(0, t, skipped=verb == "skipped" or is_unapplied)
@@ -282,8 +283,8 @@ class RankSession:
     # After a restart, or a lease that ran out
 
     def _go_on(self, member: str, ended: EmbstoreError) -> None:
-        """Open the session again, if `member` was of a server that was started again since, or was
-        silent for too long.
+        """Open the session again, if `member` was joined at a server that was started again since,
+        or was silent for too long.
 
         Raises `ended` where it was not; SessionExpiredError: the server has lost something.
         """
@@ -387,7 +388,7 @@ class RankSession:
         return any(not 0 <= found[name] - t <= own_steps for name, t in self._t.items())
 
     def _end(self, why: str, serving: Serving) -> NoReturn:
-        """Go on no more."""
+        """Stop going on: keep the reason, and raise it."""
         is_other = serving.process != self._serving.process
         what = "the server was started again" if is_other else "its lease had run out"
         self._lost = SessionExpiredError(f"session {self._opening.name!r}: {what}, and {why}")

@@ -3,15 +3,15 @@
 A step goes through three hands, each with a thread of its own:
 
     reader       takes a batch, asks `keys` for its keys, makes them unique        -> prepared
-    announcer    announces what is prepared, all of it in one call                 -> announced
+    announcer    announces prepared steps, all of them in one call                 -> announced
     the loop     takes the next announced step; looks up, and finishes it
 
-With two threads, what becomes ready while a call is out goes with the next one, and a slow iterator
-holds nothing back. A step is read only when at most `lookahead` steps then lie beyond the last
-finished one: that bounds what is announced, and the batches in memory.
+With two threads, steps that become ready while a call is out go with the next one, and a slow
+iterator holds nothing back. A step is read only when at most `lookahead` steps then lie beyond the
+last finished one: that bounds the announced keys, and the batches in memory.
 
-What goes wrong in the iterator, in `keys` or in an announcement is kept as the end of the sequence
-and raised in the loop at the step where it belongs, after every step before it.
+An error in the iterator, in `keys` or in an announcement is kept as the end of the sequence and
+raised in the loop at the step where it belongs, after every step before it.
 
 Rejected: announcing in the loop itself, whose every step would wait for the answer; and a reader
 that begins anew after a break, because the steps announced before stand in its way.
@@ -63,7 +63,7 @@ class Entry:
     """A step between iterator and loop."""
 
     number: int
-    """In its session; 0: it is none of a session's."""
+    """Its number in the session; 0: it is none of a session's."""
     batch: Any
     once: Mapping[str, OnceKeys]
     was_on_device: bool = False
@@ -72,18 +72,18 @@ class Entry:
     finished_by: str = ""
     """The verb that finished it."""
     bags: dict[str, Any] = field(default_factory=dict)
-    """By table, what its last pooled lookup was of (`bags.Of`)."""
+    """By table, the unit of its last pooled lookup (`bags.Of`)."""
     came: dict[str, Rows] | None = None
     """Early rows, of which bags are pooled here."""
     prefetched: Prefetched | None = None  # Loop only.
     prefetched_by: str = ""
-    """The member that rows were asked for by; those of another one are void."""
+    """The member for which rows were asked for; rows for another one are void."""
     flight: Any = None
-    """What a run that waits for nothing knows of it (`write_behind`)."""
+    """The data of a run that does not wait for updates (`write_behind`)."""
 
     @property
     def keys(self) -> dict[str, Keys]:
-        """What is announced of it."""
+        """The keys that are announced for it."""
         return {table: once.keys for table, once in self.once.items()}
 
 
@@ -92,7 +92,7 @@ Prepare = Callable[[Any, Mapping[str, OnceKeys]], object]
 
 
 class End(NamedTuple):
-    """What comes after the last step: an exception to raise there, or none."""
+    """The end after the last step: an exception to raise there, or none."""
 
     failure: BaseException | None = None
 
@@ -128,7 +128,7 @@ class ReadAhead:
         self._finished = first - 1
         self._stopped = False
         self.has_ended = False
-        """The loop has seen the end: what was announced was also begun. Loop only."""
+        """The loop has seen the end: all announced steps were begun. Loop only."""
         self._threads = [
             threading.Thread(target=target, name=f"embstore-{name}", daemon=True)
             for name, target in (("reader", self._read), ("announcer", self._send))
@@ -139,7 +139,7 @@ class ReadAhead:
     def take(self) -> Entry | None:
         """Wait for the next step to be announced and return it; None after the last.
 
-        What the iterator, `keys` or the announcement raised at this step is raised here.
+        An error of the iterator, `keys` or the announcement at this step is raised here.
         """
         if not self._wait_for(lambda: self._announced):
             raise InvalidArgumentError("expected the loop to end before the run's with block does")
@@ -159,7 +159,7 @@ class ReadAhead:
         return item if isinstance(item, Entry) else None
 
     def announced(self, count: int) -> list[Entry]:
-        """Return the steps, at most so many, that `take` would return one after the other."""
+        """Return the steps, at most `count`, that `take` would return one after the other."""
         with self._changed:
             items = list(itertools.islice(self._announced, count))
         return [item for item in items if isinstance(item, Entry)]
@@ -178,7 +178,7 @@ class ReadAhead:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Read and announce no more; wait a moment for the threads."""
+        """Stop reading and announcing; wait a moment for the threads."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -202,7 +202,7 @@ class ReadAhead:
                 entry = self._entry(number, batch)
                 self._prepare(entry)
                 self._put(entry)
-        except BaseException as failure:  # Whatever it is, it is the loop's to see.
+        except BaseException as failure:  # Any error is for the loop.
             self._put(End(failure))
 
     def _has_room(self, number: int) -> bool:
@@ -229,7 +229,7 @@ class ReadAhead:
         return Entry(number, batch, once, any(map(is_on_device, given.values())))
 
     def _send(self) -> None:
-        """Announce what is prepared, as long as there is any. The announcer's thread."""
+        """Announce prepared steps, as long as there are any. Runs in the announcer's thread."""
         while self._wait_for(lambda: self._prepared):
             with self._changed:
                 items = list(self._prepared)
@@ -261,7 +261,7 @@ class ReadAhead:
 
 
 def preparing(own: Callable[[Entry], object], callers: Prepare | None) -> Callable[[Entry], object]:
-    """Return what is done with each step that was read: our part, then the caller's."""
+    """Return a function for each step that was read: our part, then the caller's."""
 
     def prepare(entry: Entry) -> None:
         own(entry)
@@ -272,7 +272,7 @@ def preparing(own: Callable[[Entry], object], callers: Prepare | None) -> Callab
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise InvalidArgumentError if some tables of the mapping `what` are not known."""
+    """Raise InvalidArgumentError if some tables of the mapping, named by `what`, are not known."""
     unknown = sorted(set(given) - set(known), key=repr)
     if unknown:
         raise InvalidArgumentError(

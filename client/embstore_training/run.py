@@ -7,18 +7,18 @@ A loop that is left early stops reading; its batches are lost to it, and the ste
 announced and not begun are dropped when the session closes. They are not finished, so opening the
 session by name goes on at the first of them (`last_step` + 1).
 
-**Resuming.** The batches of a run's loops, one loop after the other, are those of its steps. With
-`resume` they are so from step 1 on, and those of steps that are finished are read and left out:
-nobody has to know how many. Without it they begin after `last_step`. Whether they do is not to be
-seen from the batches; but who never asks where the session goes on cannot have known. So a run that
-goes on warns, once, if its first loop begins and nobody has looked at `last_step` (or `facts`), or
-has said `resume=False`. `batches[run.last_step:]` has looked.
+**Resuming.** The batches of a run's loops, one loop after the other, are the batches of its steps.
+With `resume` this holds from step 1 on, and batches of finished steps are read and left out: their
+number need not be known. Without it they begin after `last_step`. The batches do not show whether
+they do; but a caller that never asks where the session goes on cannot have known. Therefore a run
+that goes on warns, once, if its first loop begins before `last_step` (or `facts`) was read, or
+`resume=False` was given. `batches[run.last_step:]` reads it.
 
 A server that is killed, or stopped, and started again is waited for, and the loop goes on where it
 was, if nothing is lost: see `rank_session`.
 
-    step         what the body of the loop does with one
-    exchange     the calls that steps make; write_behind: those of a run that waits for nothing
+    step         the interface of one step for the body of the loop
+    exchange     the calls that steps make; write_behind: the calls of a run with waits="none"
     read_ahead   batches, announced ahead of the loop
     times        where the loop's time goes
 """
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def _own_name() -> str:
-    """Return a name for a session without one, by which people know whose it is."""
+    """Return a name for a session without one, by which people can identify it."""
     script = Path(sys.argv[0]).name if sys.argv else ""
     if not script or script.startswith("-"):  # as of `python -c`: a command takes no such name
         script = "python"
@@ -70,8 +70,8 @@ class Run:
 
         Parameters
         ----------
-        tables : that steps may name
-        options : as of `embstore.handles.run_options.RunOptions`
+        tables : tables that steps may name
+        options : as in `embstore.handles.run_options.RunOptions`
 
         Raises
         ------
@@ -95,7 +95,7 @@ class Run:
         self._times = Times()
         self._has_warned = False
         self._left_out = 0  # Batches of finished steps that its loops are still to be given.
-        self._is_place_known = True  # To the caller, as far as anybody can tell.
+        self._is_place_known = True  # To the caller, as far as can be seen.
 
     def __enter__(self) -> Self:
         """Open the session and join it; wait until its place and its tables are free.
@@ -122,11 +122,11 @@ class Run:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the session for this rank, whatever has happened.
+        """Close the session for this rank, after any outcome.
 
-        With waits="none" what the loop has finished is acknowledged first. After a failure, or when
-        nobody answers any more, it is not waited for longer than a moment: the lease will end what
-        is left.
+        With waits="none" it waits first until all finished steps are acknowledged. After a failure,
+        or when the server does not answer any more, it waits no longer than a moment: the lease
+        will end the rest.
         """
         try:
             self._stop_reading()
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def member(self) -> str:
-        """What calls of this rank name, or InvalidArgumentError outside the with block.
+        """The member that calls of this rank name, or InvalidArgumentError outside the with block.
 
         Another one where the session was opened again: see `in_session`.
         """
@@ -168,15 +168,16 @@ class Run:
         return 0 if self._session is None else self._session.last_step
 
     def expect_place(self, last_step: int) -> None:
-        """Say that the caller's batches begin after `last_step`. Where the session goes on there,
-        no loop warns of its place."""
+        """Declare that the caller's batches begin after `last_step`. Where the session goes on
+        there, no loop warns of its place."""
         self._is_place_known |= self._joined.last_step == last_step
 
     def in_session(self, work: Callable[[str], T]) -> T:
-        """Return what `work` returns, which makes calls of the member that it is given.
+        """Return the result of `work`, which makes calls of the member that it is given.
 
         Where the server was started again, and has lost nothing, `work` is called once more, with
-        the member of the session that was opened again. It must find out what it had done before.
+        the member of the session that was opened again. It must find out which calls were done
+        before.
         """
         return self._joined.call(work)
 
@@ -191,16 +192,16 @@ class Run:
 
         Parameters
         ----------
-        batches : whatever `keys` understands; a thread of its own iterates over it; with `resume`
-            those of all steps, of which finished ones are left out
+        batches : any iterable that `keys` understands; a thread of its own iterates over it; with
+            `resume` the batches of all steps, of which finished ones are left out
         keys : returns a batch's keys by table, (n,) int64 in any order, repeated or not
         prepare : takes a batch and its distinct keys, {table: `OnceKeys`}, as `keys` in that thread
 
         Raises
         ------
         InvalidArgumentError : outside the with block, within another loop, or after one that was
-            left early; or what `keys` returned is wrong, at its step.
-        What `batches`, `keys` and `prepare` raise, at the step where it belongs.
+            left early; or `keys` returned wrong keys, at its step.
+        Errors of `batches`, `keys` and `prepare`, at the step where they belong.
         """
         session, _ = self._joined, self.member
         self._warn_of_place(session.last_step)
@@ -237,11 +238,11 @@ class Run:
                 self._stop_reading()
 
     def join(self) -> None:
-        """Say that this rank has no more steps, and wait until no rank has.
+        """Declare that this rank has no more steps, and wait until no rank has.
 
-        For ranks whose batches are not equally many, behind the loop: steps of the others wait for
-        this rank no more, as in `torch.distributed.algorithms.Join`. Then `last_step` is that of
-        all, and the run takes no more steps.
+        For ranks with unequal numbers of batches, behind the loop: steps of the other ranks do not
+        wait for this rank any more, as in `torch.distributed.algorithms.Join`. Then `last_step` is
+        the last of all ranks, and the run takes no more steps.
 
         Raises
         ------
@@ -265,20 +266,20 @@ class Run:
 
         Raises
         ------
-        EmbstoreError : what has become of them.
+        EmbstoreError : the error of a step that failed.
         """
         if self._exchange is not None:
             self._exchange.synchronize()
         return self.last_step
 
     def stats(self) -> RunStats:
-        """Return how many steps the loop has taken, and where its time went, until now."""
+        """Return how many steps the loop has taken, and how its time was spent, until now."""
         return self._times.stats()
 
     def reporting(
         self, store: "Store", path: str | os.PathLike[str] | None
     ) -> AbstractContextManager[Callable[[], object]]:
-        """Yield what is to be called after each step, and write what the run did to a file for
+        """Yield a function to call after each step, and write the run's history to a file for
         `embstore report` at the end, also where it has failed. None: write nothing."""
         from embstore_training.history import reporting  # which is of a run
 
@@ -294,7 +295,7 @@ class Run:
         return entry
 
     def _warn_of_place(self, last_step: int) -> None:
-        """Warn once of a session that goes on, where nobody has asked after which step."""
+        """Warn once of a session that goes on, where its place was not read."""
         if not self._is_place_known:
             self._is_place_known = True
             warnings.warn(

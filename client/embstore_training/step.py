@@ -1,7 +1,8 @@
 """One step of a run, for the body of its loop: looked up, then finished once.
 
-Rows and gradients are of keys, of distinct keys, or of bags (`bags`). Where they are, and how they
-come and go, is the exchange's: at the store, in a write-behind run, on a replica of hot rows.
+Rows and gradients are given for keys, for distinct keys, or for bags (`bags`). The exchange decides
+where they are, and how they come and go: at the store, in a write-behind run, on a replica of hot
+rows.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ class Step:
 
     Arrays are NumPy's. In a session whose rows stay on the store's device (`rows="device"` of
     `Store.session`), rows are arrays in its memory, and so may gradients be: CuPy arrays on a GPU,
-    or what else has `__cuda_array_interface__`, as PyTorch's tensors.
+    or other objects with `__cuda_array_interface__`, as PyTorch's tensors.
     """
 
     def __init__(self, exchange: Exchange, entry: Entry) -> None:
@@ -88,7 +89,7 @@ class Step:
         mode: Pooling | Mapping[str, Pooling] = "sum",
         weights: Mapping[str, ArrayLike] | None = None,
     ) -> dict[str, Any]:
-        """Return the pooled rows of each bag, (bags, dim) by table; an empty bag is zeros.
+        """Return the pooled rows of each bag, (bags, dim) by table; an empty bag gets zeros.
 
         A server pools them; or, where the next step has at most three ids for each bag of this one,
         it sends that step's rows as for `lookup`, early, and they are pooled here: the bits are the
@@ -96,14 +97,14 @@ class Step:
 
         Parameters
         ----------
-        offsets : by table, (bags + 1,) int64 from 0 to n: bag b is the batch's keys from
-            offsets[b] to offsets[b + 1]; None: the table is plain, its rows are those of `lookup`
-        mode : of all tables, or by table; of those that it does not name "sum"
+        offsets : by table, (bags + 1,) int64 from 0 to n: bag b is the batch's keys from offsets[b]
+            to offsets[b + 1]; None: the table is plain, its rows are as in `lookup`
+        mode : for all tables, or by table; a table that it does not name has "sum"
         weights : by table, for some of those with offsets, (n,) float32, finite; with "sum" only
 
         Raises
         ------
-        InvalidArgumentError : any of that does not hold, or the step is finished.
+        InvalidArgumentError : an argument is wrong, or the step is finished.
         """
         self._check_open("looked up")
         inverses = {table: once.inverse for table, once in self._entry.once.items()}
@@ -131,12 +132,12 @@ class Step:
         ----------
         gradients : by table, (n, dim) float32, which are summed by key. A table that is left out
             has none: its rows and t stay
-        learning_rate : of all tables, or by table; None: the table's; of a hot step, as it was
-            when the phase began
+        learning_rate : of all tables, or by table; None: the table's; in a hot step, as it was when
+            the phase began
 
         Returns
         -------
-        The tables' t; of a hot step the command number 0, until rows are pushed.
+        The tables' t; in a hot step the command number 0, until rows are pushed.
 
         Raises
         ------
@@ -180,7 +181,7 @@ class Step:
         Parameters
         ----------
         gradients : by table, (bags, dim) float32, for the bags, mode and weights of the last
-            `lookup_pooled`; of a table that was not pooled (n, dim), for each key, as `update`
+            `lookup_pooled`; for a table that was not pooled (n, dim), for each key, as `update`
 
         Returns, raises : as `update`.
         """
@@ -197,7 +198,7 @@ class Step:
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
         """Finish the step by an update, with gradients of occurrences of its distinct keys, or of
-        bags of them, whatever was looked up.
+        bags of them, after any kind of lookup.
 
         Parameters
         ----------
@@ -229,7 +230,7 @@ class Step:
         return done
 
     def release(self) -> AcknowledgedUpdate:
-        """Finish the step, which only read."""
+        """Finish the step, whose rows were only read."""
         return self._finish("released")
 
     def skip(self) -> AcknowledgedUpdate:

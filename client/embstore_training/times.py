@@ -1,7 +1,7 @@
-"""Where the time of a loop goes: its own work, and what it waits for.
+"""The time of a loop by its parts: its own work, and its waits.
 
-The loop's thread is in one of four places at any time. What it does while it is in none of the
-others is its own work; so a figure is kept for the whole, and one for each of the others.
+The loop's thread is in one of four places at any time. The time outside the other three is its own
+work; so there is a clock for the whole, and one for each of the others.
 """
 
 from time import perf_counter
@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 
 class RunStats(NamedTuple):
-    """What the loop of a run has done, and how many seconds each took of its thread."""
+    """How many steps a run's loop has taken, and the seconds of its thread by part."""
 
     steps: int
-    """That the loop has taken."""
+    """Steps that the loop has taken."""
     batch_s: float
     """It waited for the next batch to be read and announced: the loader is too slow, or `keys`."""
     lookup_s: float
     """It waited for rows: for steps before, the cache, the network."""
     send_s: float
-    """The step was finished: gradients sent, and applied with those of other ranks."""
+    """It finished steps: gradients were sent, and applied with the other ranks'."""
     compute_s: float
     """All else in the loop."""
     skipped: int = 0
-    """Batches of steps that were finished before, which `resume` has left out."""
+    """Batches of earlier finished steps, which `resume` has left out."""
 
 
 class Times:
@@ -38,15 +38,15 @@ class Times:
         self._whole.start()
 
     def end(self) -> None:
-        """Count it no more."""
+        """Stop counting."""
         self._whole.stop()
 
     def part(self, name: str) -> "_Clock":
-        """Return what counts a part of it; no part is within another."""
+        """Return the clock of a part; no part is within another."""
         return self._parts[name]
 
     def stats(self) -> RunStats:
-        """Return what has been counted until now."""
+        """Return the counts until now."""
         parts = {f"{name}_s": clock.seconds for name, clock in self._parts.items()}
         compute_s = max(self._whole.seconds - sum(parts.values()), 0.0)
         return RunStats(self.steps, **parts, compute_s=compute_s, skipped=self.skipped)
@@ -61,7 +61,7 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """All that was counted, until now."""
+        """The seconds that were counted until now."""
         now = 0.0 if self._began is None else perf_counter() - self._began
         return self._seconds + now
 
@@ -70,7 +70,7 @@ class _Clock:
         self._began = perf_counter()
 
     def stop(self) -> None:
-        """Count no more. Stopping twice is harmless."""
+        """Stop counting. Stopping twice is harmless."""
         self._seconds, self._began = self.seconds, None
 
     def __enter__(self) -> None:

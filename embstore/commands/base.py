@@ -1,4 +1,4 @@
-"""What a command is: a value that says what it is to whoever passes it on."""
+"""Base classes of commands: values that describe themselves to the code that passes them on."""
 
 from dataclasses import dataclass, field
 from enum import Enum, Flag, IntEnum, auto
@@ -11,7 +11,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Effect(Enum):
-    """What a command changes, and how it gets to the engine."""
+    """The kind of change that a command makes, and its way to the engine."""
 
     READS = auto()
     WRITES = auto()
@@ -21,10 +21,10 @@ class Effect(Enum):
 
 
 class Retry(Enum):
-    """What it takes to send a command again, when nobody knows whether it was executed."""
+    """The condition for sending a command again, when it is unknown whether it was executed."""
 
     FREE = auto()
-    """Nothing: executed twice, it leaves what it leaves when executed once."""
+    """No condition: executed twice, it leaves the same state as executed once."""
     WINDOW = auto()
     """The server remembers its answer by client and sequence."""
     STEP = auto()
@@ -32,51 +32,51 @@ class Retry(Enum):
 
 
 class Reads(Enum):
-    """What rows a command reads: one a key or bag, so that its own arguments tell how many, or all
-    of a table."""
+    """The rows that a command reads: one a key or bag, so that its own arguments give their number,
+    or all of a table."""
 
     NOTHING = auto()
     ROWS = auto()
     RECORDS = auto()
     """Weights and optimizer state."""
     TABLE = auto()
-    """As they are when its turn has come."""
+    """The rows of the table at the command's turn."""
     OF_STEP = auto()
-    """A step's, whose number its session knows."""
+    """A step's rows, whose number its session knows."""
 
 
 class Right(IntEnum):
-    """What a caller may do; each right has those below it."""
+    """The rights of a caller; each right includes those below it."""
 
     KNOWN = auto()
-    """Be known to the server."""
+    """Be a caller that the server knows."""
     READ = auto()
-    """Read rows, and what tables are."""
+    """Read rows, and descriptions of tables."""
     WRITE = auto()
-    """What a trainer does: create tables, train, keep checkpoints."""
+    """Do a trainer's work: create tables, train, keep checkpoints."""
     ADMIN = auto()
-    """What only an operator does: what is lost for good, and what concerns others."""
+    """Do an operator's work: commands that lose data for good, or concern other clients."""
 
 
 class Trait(Flag):
-    """What else is true of a command, for those whom it concerns."""
+    """Further properties of a command, for the layers that they concern."""
 
     ADDS = auto()
-    """Executed twice, it leaves other rows than executed once, whatever comes between."""
+    """Executed twice, it leaves other rows than executed once, whichever commands come between."""
     OF_ANY_MAP = auto()
-    """No cluster's map splits it: a shard executes it whatever map its sender has."""
+    """No cluster's map splits it: a shard executes it whichever map its sender has."""
     OF_THE_LEADER = auto()
-    """A standby refuses it, as it does what writes."""
+    """A standby refuses it, as it refuses commands that write."""
     ON_ITS_LABEL = auto()
     """Its right is needed on its label, as if that were a table's name."""
     AUDITED = auto()
-    """The log says who gave it, as of all that needs the right to administrate."""
+    """The log names its sender, as for every command that needs the right to administrate."""
     JOINS = auto()
     """Its sender is not yet the member that it names."""
     LEAVES = auto()
-    """Its sender is no member any more after it, whatever becomes of it."""
+    """Its sender is no member any more after it, even if it fails."""
     OF_ALL_SHARDS = auto()
-    """What it changes a cluster has alike on all shards, as what commands write."""
+    """It changes a property that a cluster has alike on all shards, as commands that write do."""
     WITHOUT_COMMIT = auto()
     """A standby answers it also before it has a commit of its leader."""
     ON_DEVICE = auto()
@@ -92,7 +92,7 @@ _RIGHTS = {
     Effect.TUNES: Right.ADMIN,
     Effect.LONG: Right.ADMIN,
 }
-"""Of commands that do not say."""
+"""The rights of commands that do not name one."""
 
 COMMANDS: dict[str, type["Command[Any]"]] = {}
 """All commands by name."""
@@ -129,8 +129,8 @@ class Command(Part, Generic[R]):
     ) -> None:
         """Make a command; one that writes is remembered unless `retry` says otherwise.
 
-        `join` makes a cluster's answer of those of its shards, which are sent the command as it is;
-        None: the router has a handler for it.
+        `join` makes a cluster's answer from the answers of its shards, each of which is sent the
+        command as it is; None: the router has a handler for it.
         """
         super().__init_subclass__()
         cls.effect, cls.reads, cls.traits = effect, reads, traits or Trait(0)
@@ -141,7 +141,7 @@ class Command(Part, Generic[R]):
 
 
 def after_timeout(command: type[Command[Any]]) -> str:
-    """Return what to know of a command whose answer did not come in time; "": nothing."""
+    """Return advice about a command whose answer did not come in time; "": none is needed."""
     if command.effect is Effect.WRITES:
         return "; it may have been applied: read t and the command number before another try"
     if command.retry is not Retry.FREE:

@@ -1,4 +1,4 @@
-"""What is kept: commits, checkpoints, backups, standbys."""
+"""Durable state: commits, checkpoints, backups, standbys."""
 
 import json
 from typing import Any
@@ -33,7 +33,8 @@ class Checkpoint(
 class ListCheckpoints(
     Command[tuple[results.KeptCheckpoint, ...]], effect=Effect.READS, right=Right.KNOWN
 ):
-    """The kept checkpoints, oldest first; of a server, what of them the caller may read."""
+    """The kept checkpoints, oldest first; of a server, the part of them that the caller may
+    read."""
 
 
 class SetRetention(
@@ -43,8 +44,8 @@ class SetRetention(
     right=Right.ADMIN,
     traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL,
 ):
-    """Protect a kept checkpoint, have it be a routine one again, which newer ones push out, or drop
-    it; the result is the checkpoint, as it is from now on or was."""
+    """Protect a kept checkpoint, make it a routine one again, which newer ones push out, or drop
+    it; the result is the checkpoint, as it is after the change, or was before a drop."""
 
     label: str
     retention: Retention
@@ -53,14 +54,14 @@ class SetRetention(
 class Restore(
     Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, traits=Trait.BEGINS_EPOCH
 ):
-    """Go back to a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
+    """Restore a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
 
     label: str
     force: bool = False
 
 
 class Backup(Command[results.BackupFacts], effect=Effect.LONG):
-    """Copy a kept checkpoint to a path or URL of the server; no label: what there is now."""
+    """Copy a kept checkpoint to a path or URL of the server; no label: the present state."""
 
     destination: str
     label: str | None = None
@@ -72,7 +73,7 @@ class Promote(
     traits=Trait.OF_ANY_MAP | Trait.BEGINS_EPOCH,
     join=joins.nothing,
 ):
-    """Make a standby the leader: it follows nobody any more, and takes writes."""
+    """Make a standby the leader: it stops following its leader, and takes writes."""
 
 
 def metadata_json(metadata: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What executes commands, and how it is asked."""
+"""The interface of an object that executes commands."""
 
 from collections.abc import Callable
 from enum import Enum, auto
@@ -10,7 +10,7 @@ from embstore.commands.steps import LookupStep
 
 
 class RowsIn(Enum):
-    """Where a lookup makes the rows that it returns."""
+    """The place where a lookup makes its rows."""
 
     DEVICE = auto()
     """In the memory of the device that has the tables."""
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 
 class Executor(Protocol):
-    """What executes commands. Any thread."""
+    """An object that executes commands. Any thread."""
 
     def execute(
         self,
@@ -40,12 +40,12 @@ class Executor(Protocol):
         out : for a command that reads rows: arrays for them, one a table (None: a new one); of
             `ReadRows` weights and state; of `LookupStep` and `LookupStepPooled` also ON_DEVICE: new
             ones in the memory of the device that has the tables
-        timeout_s : how long to wait for an answer, or for the other ranks of a step; None: as long
-            as the executor was told to wait, or the session
-        progress : of a command that takes long: called between its pieces with what is done, and of
-            how much; what it raises ends some of them (`GetDigest`, say)
-        map_version : of a shard: of the map by which the command was split; 0: it is for this
-            shard, whatever the map
+        timeout_s : how long to wait for an answer, or for the other ranks of a step; None: the
+            executor's timeout, or the session's
+        progress : for a command that takes long: called between its pieces with the work done, and
+            the whole; an error that it raises ends some of them (`GetDigest`, say)
+        map_version : for a shard: the version of the map by which the command was split; 0: the
+            command is for this shard, with any map
 
         Raises
         ------
@@ -59,9 +59,9 @@ class Executor(Protocol):
     """Commands are executed in this process: their arrays are passed, and not sent."""
 
     def check_device(self, name: str | None = None) -> None:
-        """Find out whether rows of steps may come ON_DEVICE.
+        """Check that rows of steps may come ON_DEVICE.
 
-        name : of a device, as this process names it, where it is to be that one
+        name : a device's name in this process, if it must be that one
 
         Raises
         ------
@@ -70,14 +70,14 @@ class Executor(Protocol):
         """
 
     def prefetch(self, command: LookupStep) -> "Prefetched | None":
-        """Ask for a step's rows, and return at once what waits for them; None: there is nothing to
-        gain by it."""
+        """Ask for a step's rows, and return at once an object that waits for them; None: there is
+        nothing to gain by it."""
 
     def warm_up(self) -> None:
         """Compile every kernel that commands of this executor need."""
 
     def close(self) -> None:
-        """End: of the engine, commit and give the directory back; of a client, its connection."""
+        """End: the engine commits and releases its directory; a client ends its connection."""
 
 
 class Prefetched(Protocol):

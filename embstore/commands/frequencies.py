@@ -1,4 +1,4 @@
-"""How often rows are accessed, and what follows from it."""
+"""Access frequencies of rows: profiles, hot sets, warm-up of the cache."""
 
 from typing import Literal
 
@@ -12,7 +12,8 @@ ProfileSource = Literal["counted", "imported"]
 
 
 WARM_SHARE = 0.7
-"""Of the slots, where a warm-up does not say: the rest is for rows that no profile foresaw."""
+"""The share of the slots that a warm-up fills, where it names none: the rest is for rows that no
+profile foresaw."""
 
 
 class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
@@ -22,7 +23,7 @@ class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
 
 
 class ImportProfile(Command[None], effect=Effect.LONG):
-    """Rank rows by a profile. `rename` maps its tables' names to those of the store."""
+    """Rank rows by a profile. `rename` maps its tables' names to the store's."""
 
     profile: Profile
     rename: dict[str, str]
@@ -43,7 +44,7 @@ class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
 
 
 class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):
-    """Count accesses from nothing again."""
+    """Start the counts of accesses at zero."""
 
 
 class WarmCache(Command[results.Warmed], effect=Effect.LONG, join=joins.total):

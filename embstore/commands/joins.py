@@ -1,8 +1,8 @@
-"""How a cluster's answer is made of those of its shards, where that takes their answers alone.
+"""Joins: a cluster's answer made from its shards' answers, where these suffice.
 
-Every shard is sent the command as it is. A join is given what they answered, in the order of the
-shards. A command that is split by keys, or joined in another way, has none: a handler of its own
-does both (`embstore_client.shards`).
+Every shard is sent the command as it is. A join is given the answers, in the order of the shards. A
+command that is split by keys, or joined in another way, has none: a handler of its own does both
+(`embstore_client.shards`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,28 +14,29 @@ from embstore.errors import EmbstoreError
 
 
 class Join(Protocol):
-    """Makes one answer of several."""
+    """A function that makes one answer from several."""
 
     def __call__(self, answers: Sequence[Any], /) -> Any:
         """Return the cluster's answer."""
 
 
 def nothing(_: Sequence[Any]) -> None:
-    """Answer nothing, as each shard does."""
+    """Return None, as each shard does."""
 
 
 def first(answers: Sequence[Any]) -> Any:
-    """Answer what the first shard does: they all have heard the same."""
+    """Return the first shard's answer: all shards have had the same commands."""
     return answers[0]
 
 
 def first_found(answers: Sequence[Any]) -> Any:
-    """Answer what the first shard does that says anything."""
+    """Return the first answer that is not empty, or the first shard's if all are."""
     return next(filter(None, answers), answers[0])
 
 
 def total(answers: Sequence[Any]) -> Any:
-    """Add numbers; of what holds several, each by its name; a flag is set if all are."""
+    """Add numbers; for mappings and dataclasses, each entry by its name; a flag is set if all
+    are."""
     one = answers[0]
     if isinstance(one, bool):
         return all(answers)
@@ -49,7 +50,7 @@ def total(answers: Sequence[Any]) -> Any:
 
 
 def first_with_sum(attribute: str) -> Join:
-    """Answer what the first shard does, with the sum of this attribute."""
+    """Return a join that gives the first shard's answer, with the sum of this attribute."""
 
     def join(answers: Sequence[Any]) -> Any:
         return replace(answers[0], **{attribute: sum(map(attrgetter(attribute), answers))})
@@ -58,14 +59,14 @@ def first_with_sum(attribute: str) -> Join:
 
 
 def least(attribute: str) -> Join:
-    """Answer what the shard does whose answer has the least of this attribute."""
+    """Return a join that gives the answer with the least value of this attribute."""
     return lambda answers: min(answers, key=attrgetter(attribute))
 
 
 def same(attribute: str) -> Join:
-    """Answer what the first shard does, if all have the same of this attribute.
+    """Return a join that gives the first shard's answer, if this attribute is the same in all.
 
-    Raises EmbstoreError: they have not.
+    Raises EmbstoreError: it is not.
     """
     of = attrgetter(attribute)
 

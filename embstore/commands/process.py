@@ -1,4 +1,4 @@
-"""The process: what it is, and how it is set up."""
+"""The process: its facts, its stats, and its settings."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from embstore.commands.base import Command, Effect, Right, Trait
 
 
 class GetServerInfo(Command[results.ServerInfo], effect=Effect.PROMPT, traits=Trait.OF_ANY_MAP):
-    """What the store is, and its limits."""
+    """The store's version, device and limits."""
 
 
 class GetStats(

@@ -59,7 +59,7 @@ class PooledGradients(Part):
 
 
 LearningRate = float | Mapping[str, float]
-"""Of an update, of all its tables or by table; others keep their own."""
+"""The learning rate of an update, one for all its tables or by table; others keep their own."""
 
 
 class UpdateOptions(Part):
@@ -69,7 +69,8 @@ class UpdateOptions(Part):
     gradient_scale: float = 1.0
     on_nonfinite: OnNonfinite = "refuse"
     learning_rates: dict[str, float] = field(default_factory=dict)
-    """By table, in place of `learning_rate`. Those of tables that are not updated say nothing."""
+    """By table, in place of `learning_rate`. Rates of tables that are not updated have no
+    effect."""
 
     def rate_of(self, table: str) -> float | None:
         """Return the learning rate that is given for a table; None: its own."""
@@ -77,7 +78,7 @@ class UpdateOptions(Part):
 
 
 class Rank(Part):
-    """What one rank contributes to an update."""
+    """One rank's contribution to an update."""
 
     tables: tuple[TableGradients, ...]
 
@@ -139,17 +140,17 @@ class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 
 
 class DeleteRows(Command[Deleted], effect=Effect.WRITES):
-    """Have rows be as if they had never been written (rule 7); the answer counts those that had.
-    `moved`: as of `PutRows`."""
+    """Delete rows: they are as if they had never been written (rule 7); the answer counts those
+    that had been. `moved`: as in `PutRows`."""
 
     keys: TableKeys
     moved: bool = False
 
 
 class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
-    """Set weights and state, and add to t: rows trained elsewhere (rule 7). `moved`: of partitions
-    that another shard has still, which nobody reads here: so also while writes are paused, or a
-    session holds the table."""
+    """Set weights and state, and add to t: rows trained elsewhere (rule 7). `moved`: the rows are
+    in partitions that another shard still has, which are not read here: so also while writes are
+    paused, or a session holds the table."""
 
     keys: TableKeys
     weights: Rows

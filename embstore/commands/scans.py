@@ -6,11 +6,12 @@ from embstore.commands.base import Command, Effect, Reads, Right
 
 
 class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
-    """Make the written rows of a table readable in order, as they are at one command.
+    """Make the written rows of a table readable in order, as of one command.
 
     `scan` is its name, a secret of 16 to 64 characters. `label` is a kept checkpoint; None: the
-    store commits, and what that has is read. `since` leaves out what was not written after another.
-    `moved`: of a shard, in place of its rows those that it has of partitions of other shards.
+    store commits, and that commit is read. `since` leaves out rows that were not written after
+    another checkpoint. `moved`: for a shard, the rows that it has in partitions of other shards, in
+    place of its own.
     """
 
     scan: str
@@ -22,7 +23,7 @@ class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ,
 
 
 class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.READ):
-    """The first rows of a scan, at most so many, whose key is not below `low`; or, `deleted`, the
+    """The first rows of a scan, at most `rows`, whose key is not below `low`; or, `deleted`, the
     first keys of rows that were deleted since its other checkpoint, with rows of no elements."""
 
     scan: str

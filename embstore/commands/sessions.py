@@ -1,4 +1,4 @@
-"""Look-ahead sessions: opened, joined, left, and what is announced in them."""
+"""Look-ahead sessions: opened, joined, left; and the announcement of their steps."""
 
 from typing import Literal
 
@@ -8,12 +8,12 @@ from embstore.commands import joins
 from embstore.commands.base import Command, Effect, Part, Right, Trait
 
 LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
-"""Of a session that does not say."""
+"""The defaults of a session."""
 
 Waits = results.Waits
 RowsWhere = Literal["auto", "host", "device"]
-"""Where rows of a session's steps are: in the host's memory, in that of the store's device, or
-where the keys of their batch were."""
+"""The place of rows of a session's steps: the host's memory, the memory of the store's device, or
+the same as the keys of their batch."""
 
 
 class StepTable(Part):
@@ -24,7 +24,7 @@ class StepTable(Part):
 
 
 class StepKeys(Part):
-    """What a rank announces of one step."""
+    """One rank's announcement of one step."""
 
     step: int
     tables: tuple[StepTable, ...]
@@ -73,7 +73,7 @@ class RenewLease(
 class CloseSession(
     Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES, join=joins.nothing
 ):
-    """Leave a session; the last rank's leaving ends it. `forget`: its place is forgotten, too."""
+    """Leave a session; the last rank's leaving ends it. `forget`: delete its place, too."""
 
     member: str
     forget: bool = False
@@ -85,15 +85,15 @@ class EndSession(
     right=Right.WRITE,
     traits=Trait.AUDITED | Trait.OF_ALL_SHARDS,
 ):
-    """End a session for all its ranks, who are told so; its place stays. For who operates a store:
-    ranks close theirs."""
+    """End a session for all its ranks, which get an error; its place stays. For operators: ranks
+    close theirs."""
 
     name: str
 
 
 class Announce(Command[results.Announced], effect=Effect.LONG, right=Right.WRITE):
-    """Say which keys coming steps will use; `is_last`: and that the rank has no steps after them,
-    so that those of other ranks wait for it no more."""
+    """Announce the keys that coming steps will use; `is_last`: the rank has no steps after them, so
+    that the other ranks' steps do not wait for it any more."""
 
     member: str
     steps: tuple[StepKeys, ...]

@@ -13,10 +13,10 @@ from embstore.results import AcknowledgedUpdate
 class StepGradients(Part):
     """One gradient for each announced key of a table, (u, dim), in announced order.
 
-    Or for each of some: `positions` (n,) says which, ascending, and gradients are (n, dim). Or for
-    each occurrence: `inverse` (n,) says of which key, in any order and repeated, and gradients are
-    (n, dim), or (bags, dim) of the bags that the occurrences lie in; they are summed by key (rules
-    2, 8). Keys without a gradient are not updated.
+    Or for some of them: `positions` (n,) says which, ascending, and gradients are (n, dim). Or for
+    each occurrence: `inverse` (n,) has the index of its key, in any order and repeated, and
+    gradients are (n, dim), or (bags, dim) for the bags that the occurrences lie in; they are summed
+    by key (rules 2, 8). Keys without a gradient are not updated.
     """
 
     table: str
@@ -28,13 +28,13 @@ class StepGradients(Part):
 
 @runtime_checkable
 class RowsChecksum(Protocol):
-    """The checksum of a step's rows, of which shards are sent that of theirs. Any thread."""
+    """The checksum of a step's rows; each shard is sent the checksum of its own. Any thread."""
 
     def __index__(self) -> int:
-        """Return that of all rows (`embstore.arithmetic.checksum`)."""
+        """Return the checksum of all rows (`embstore.arithmetic.checksum`)."""
 
     def of(self, positions: Mapping[str, Inverse]) -> int:
-        """Return that of the rows at some positions, (n,) ascending, of every table."""
+        """Return the checksum of the rows at some positions, (n,) ascending, of every table."""
 
 
 class StepBags(Part):
@@ -47,7 +47,7 @@ class StepBags(Part):
 
 
 class StepPositions(Part):
-    """Which announced keys of one table are meant, (n,), ascending."""
+    """The indices of some announced keys of one table, (n,), ascending."""
 
     table: str
     positions: Inverse
@@ -84,8 +84,8 @@ class LookupStepPooled(
 
 
 class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WRITE):
-    """Weights and state of some announced keys, as they are when they are in the cache, whichever
-    step's turn it is: for a session that waits for nothing."""
+    """Weights and state of some announced keys, as soon as they are in the cache, at any step's
+    turn: for a session whose trainer does not wait for updates."""
 
     member: str
     step: int
@@ -97,10 +97,10 @@ class UpdateStep(
 ):
     """One rank's gradients of a step; the last rank's applies them all (rule 6).
 
-    `rows_checksum` is of the rows that they were computed with, all that the rank announced
-    (`embstore.arithmetic.checksum`). If the store's are others, nothing is applied. `is_finite`
-    says whether rule 9 accepts the whole update, of all ranks and shards, where the sender knows;
-    None: whoever has all of it sees for itself.
+    `rows_checksum` is of the rows that the gradients were computed with, all that the rank
+    announced (`embstore.arithmetic.checksum`). If the store's rows differ, no gradient is applied.
+    `is_finite` says whether rule 9 accepts the whole update, of all ranks and shards, where the
+    sender knows; None: the store that has all of it checks it.
     """
 
     member: str
@@ -112,7 +112,7 @@ class UpdateStep(
 
 
 class ReleaseStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP):
-    """Finish a step whose rows were read only."""
+    """Finish a step whose rows were only read."""
 
     member: str
     step: int

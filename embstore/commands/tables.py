@@ -1,4 +1,4 @@
-"""Tables: made, described, dropped, and what their content is."""
+"""Tables: made, described, dropped, and digested."""
 
 from embstore import results
 from embstore.commands import joins
@@ -21,8 +21,8 @@ class CreateTable(
 class GetTable(
     Command[results.TableDescription], effect=Effect.READS, join=joins.least("config.rows")
 ):
-    """Describe a table; of a cluster with the rows that it has on every shard, as one may hear of
-    growth first."""
+    """Describe a table; in a cluster with the rows that it has on every shard, as one shard may
+    grow before another."""
 
     table: str
     table_id: int | None = None
@@ -35,7 +35,7 @@ class ListTables(
 
 
 class DropTable(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, join=joins.first):
-    """Forget a table and its rows."""
+    """Delete a table and its rows."""
 
     table: str
     table_id: int | None = None
@@ -47,7 +47,7 @@ class ClearTable(
     traits=Trait.AUDITED,
     join=joins.first_with_sum("rows"),
 ):
-    """Have all rows of a table be as if they had never been written (rule 7)."""
+    """Delete all rows of a table: they are as if they had never been written (rule 7)."""
 
     table: str
     table_id: int | None = None
@@ -56,7 +56,7 @@ class ClearTable(
 class GrowTable(
     Command[Acknowledged], effect=Effect.WRITES, traits=Trait.AUDITED, join=joins.first
 ):
-    """Let a table have more rows.
+    """Give a table more rows.
 
     `members` are the sender's own, of any sessions: one of them may hold the table.
     """
@@ -70,7 +70,7 @@ class GrowTable(
 class SetLearningRate(
     Command[Acknowledged], effect=Effect.WRITES, traits=Trait.AUDITED, join=joins.first
 ):
-    """Set the learning rate of updates that do not give one; `members` as of `GrowTable`."""
+    """Set the learning rate of updates that do not give one; `members` as in `GrowTable`."""
 
     table: str
     table_id: int | None
@@ -79,15 +79,15 @@ class SetLearningRate(
 
 
 class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
-    """The digest of a table's content (rule 11), as it is when its turn has come."""
+    """The digest of a table's content (rule 11), at the command's turn."""
 
     table: str
     table_id: int | None = None
 
 
 class GetLeaves(Command[results.Leaves], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
-    """Some leaves of a table's digest, from block `low` on: what stores that differ compare, and
-    shards combine."""
+    """Some leaves of a table's digest, from block `low` on: to compare stores that differ, and to
+    combine the digests of shards."""
 
     table: str
     table_id: int | None = None

@@ -1,9 +1,9 @@
 """A device that a store in this process lends its trainer, for rows that the trainer has there.
 
-A trainer that computes where the store's rows are wants its own there, too: those of a hot set, or
-those in flight. They lie beside the cache, and are read, summed and updated by the store's kernels,
-so that the bits are the same. One thread uses a device at a time; so each method is a turn among
-the store's calls. `embstore.tables.lent` does it.
+A trainer that computes where the store's rows are wants its own rows there, too: the rows of a hot
+set, or the rows in flight. They lie outside the cache, and are read, summed and updated by the
+store's kernels, so that the bits are the same. One thread uses a device at a time; so each method
+is a turn among the store's calls. `embstore.tables.lent` does it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,15 @@ class SlotGradients(NamedTuple):
     dim: int
     rows: Any  # (n, dim), or (bags, dim): of the host, or of the device
     inverse: NDArray[np.int32] | None = None
-    """Of which slot each occurrence is, (n,), below u; each slot occurs. None: once, in order."""
+    """The slot of each occurrence, (n,), below u; each slot occurs. None: once, in order."""
     bags: Bags | None = None
-    """That the occurrences lie in."""
+    """The bags that the occurrences lie in; None: no bags."""
 
 
 class SlotSums(NamedTuple):
     """One sum for each slot."""
 
-    sums: Any  # (u, dim) on the device; what else a `LentDevice` or its rows take
+    sums: Any  # (u, dim) on the device; any other form that a `LentDevice` or its rows take
     may_be_refused: bool
     """Whether rule 9 may refuse one."""
 
@@ -43,7 +43,7 @@ class LentRows(Protocol):
     """Weights and optimizer state of one table's rows on a lent device, by slot."""
 
     def grow(self, count: int) -> None:
-        """Have so many slots, if there are fewer; those that there are stay as they are.
+        """Grow to `count` slots, if there are fewer; the existing slots keep their rows.
 
         Raises
         ------
@@ -64,12 +64,12 @@ class LentRows(Protocol):
         """Return weights and state of slots, copies on the host."""
 
     def copied(self, slots: Slots) -> Callable[[], tuple[Rows, Rows]]:
-        """Copy weights and state of slots on the device, and return what brings the copies to the
-        host. Called by any thread."""
+        """Copy weights and state of slots on the device, and return a function that brings the
+        copies to the host. Any thread may call it."""
 
     def updated(self, slots: Slots, gradients: Any, scalars: Rows) -> tuple[Any, Any]:
-        """Update copies of distinct slots, which `write` puts in place, as often as it is called
-        until the next of these.
+        """Return updated copies of distinct slots' weights and state. `write` puts them in place,
+        as often as it is called before the next call of this method.
 
         Parameters
         ----------
@@ -78,24 +78,24 @@ class LentRows(Protocol):
         """
 
     def update(self, slots: Slots, gradients: Any, scalars: Rows) -> None:
-        """Apply an update to distinct slots in place; arguments as of `updated`."""
+        """Apply an update to distinct slots in place; arguments as in `updated`."""
 
     def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set weights and state of distinct slots: those of `updated`, or of the host."""
+        """Set weights and state of distinct slots, to arrays from `updated` or of the host."""
 
 
 class LentDevice(Protocol):
     """The device, for a trainer of this process. Any thread."""
 
     is_queued: bool
-    """Whether it has memory of its own; else that is the host's, and a trainer's arrays are."""
+    """Whether it has memory of its own; else it uses the host's, as a trainer's arrays do."""
 
     def rows(self, config: TableConfig, count: int) -> LentRows:
         """Return `count` slots for rows of a table.
 
         Raises
         ------
-        CapacityError : the device has no such memory beside the cache.
+        CapacityError : the device has no such memory left over by the cache.
         """
 
     def summed(self, given: Mapping[str, SlotGradients], scale: float) -> dict[str, SlotSums]:

@@ -1,7 +1,7 @@
 """Arguments of calls made into parts of commands: mappings and pairs taken apart.
 
-What cannot be taken apart is refused (InvalidArgumentError); what is in the parts is checked with
-the command (`embstore.checks`).
+An argument that cannot be taken apart is refused (InvalidArgumentError); the contents of the parts
+are checked with the command (`embstore.checks`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from embstore.results import RowsRead
 
 
 def some_of(value: Any, what: str, names: Iterable[str]) -> Mapping[str, Any]:
-    """Return what was given for some of a call's tables; None: for none."""
+    """Return an argument given for some of a call's tables; None: for none of them."""
     given = mapping({} if value is None else value, what)
     unknown = sorted(given.keys() - set(names), key=repr)
     if unknown:
@@ -33,11 +33,11 @@ def options(
 
     Parameters
     ----------
-    names : of the tables that there are; None: the store knows them
+    names : the existing tables; None: the store knows them
 
     Raises
     ------
-    InvalidArgumentError : a rate is of none of them.
+    InvalidArgumentError : a rate names none of them.
     """
     if not isinstance(learning_rate, Mapping):
         return c.UpdateOptions(learning_rate, gradient_scale, on_nonfinite)
@@ -46,7 +46,7 @@ def options(
 
 
 def arrays(value: Any, count: int, table: str) -> tuple[Any, ...]:
-    """Return the parts of a tuple or list of so many."""
+    """Return the parts of a tuple or list of `count` entries."""
     if not isinstance(value, tuple | list) or len(value) != count:
         raise refusal(table, f"a tuple of {count}", type(value).__name__)
     return tuple(value)
@@ -59,7 +59,7 @@ def gradients(value: Any) -> tuple[c.TableGradients, ...]:
 
 
 def filled(read: RowsRead, outs: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return the rows of tables by name; where the caller gave an output, that, which has them."""
+    """Return the rows of tables by name: the caller's output, filled, where one was given."""
     own = {name: out for name, out in outs.items() if out is not None}
     return {table.table: own.get(table.table, table.rows) for table in read.tables}
 
@@ -75,7 +75,7 @@ def bags(value: Any, mode: Any, weights: Any) -> dict[str, tuple[Any, c.Bags]]:
 
 
 def check_same(given: Iterable[str], names: Iterable[str], what: str) -> None:
-    """Refuse what is not given for each table of a call."""
+    """Refuse an argument that does not name exactly the tables of a call."""
     if set(names) != set(given):
         raise InvalidArgumentError(
             f"expected {what} of the tables {sorted(names)}, found {sorted(given, key=repr)}"
@@ -83,7 +83,7 @@ def check_same(given: Iterable[str], names: Iterable[str], what: str) -> None:
 
 
 def ranks(value: Any, table: str = "") -> list[Any]:
-    """Return what each rank contributes."""
+    """Return the contributions of the ranks, as a list."""
     if not isinstance(value, list | tuple):
         where = f"table {table!r}: " if table else ""
         raise InvalidArgumentError(

@@ -1,7 +1,7 @@
-"""Waiting for what others hold: a call that is refused with TableHeldError is made again.
+"""Waiting for a table that another session has: a call refused with TableHeldError is repeated.
 
-A session that holds a table ends with its trainer, or with the lease of one that was killed. Nobody
-says when, so it is asked, a little less often each time.
+A session that has a table ends with its trainer, or with the lease of a trainer that was killed. No
+message announces the end, so the call is repeated, a little less often each time.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ def check_wait_s(value: object) -> None:
 
 
 def patiently(call: Callable[[], T], wait_s: float) -> T:
-    """Return what a call returns, made again for `wait_s` seconds as long as a table is held.
+    """Return a call's result; repeat the call for `wait_s` seconds while a table is held.
 
     Raises
     ------
     InvalidArgumentError : `wait_s` is no number, or below 0.
-    TableHeldError : a table is held still.
+    TableHeldError : a table is still held.
     """
     check_wait_s(wait_s)
     until, pause = monotonic() + wait_s, _PAUSE_FIRST_S

@@ -8,7 +8,7 @@ from embstore.handles.lent import LentDevice
 
 
 class Reach:
-    """Where rows of steps may be, which `Sessions` say. Any thread."""
+    """Answers where rows of steps may be, which `Sessions` inherit. Any thread."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -24,8 +24,8 @@ class Reach:
         return self.reaches()
 
     def reaches(self, name: str | None = None) -> bool:
-        """Return whether rows of steps may be `on_device`, and that is the one which this process
-        names so ("cuda:1"); None: whichever it is. A server is asked."""
+        """Return whether rows of steps may be `on_device`, and whether this process knows that
+        device by this name ("cuda:1"); None: by any name. A server is asked."""
         try:
             self.check_device(name)
         except (InvalidArgumentError, CapacityError):

@@ -23,23 +23,23 @@ class RunOptions:
     lookahead : steps that are announced beyond the last finished one; with 1 that is the step at
         hand alone, and no rows come while the step before computes
     name : by which the run can be resumed, and its ranks find each other; None: neither, and it is
-        shown by its script, host and process
+        rank, world_size : this trainer among several that share each step
     rank, world_size : of several trainers that share each step
     planner : "per_step", "group:N" or "window", see `Sessions.open`
     shared : let others write to the tables too
     lease_ms : a trainer that is silent for longer loses its place
     rank_timeout_ms : how long ranks wait for one another before the session fails
-    wait_s : how long entering a run waits for a place, and for tables, that a trainer has which was
-        killed, at most: until its lease runs out; None: one and a half leases
+    wait_s : how long entering a run waits, at most, for a place and for tables that a killed
+        trainer still has: until its lease runs out; None: one and a half leases
     waits : "late": each update waits for the store, and a lookup for the rows that it changes;
         "none": the trainer applies updates itself, and the store follows
-    depth : of "none": steps that may be finished here and not yet acknowledged, at most
+    depth : with "none": steps that may be finished here and not yet acknowledged, at most
         `lookahead`; None: 4, or `lookahead` where that is less
-    all_gather : of "none" and several ranks: a function that returns what every rank gave it, in
-        rank order, as `torch.distributed.all_gather_object` does
-    resume : of a name that was used before, whether the loops of the run are given the batches of
-        all its steps, the finished ones too, which are then read and left out; False, and None:
-        those after `last_step`. None warns if nobody has looked at `last_step`
+    all_gather : with "none" and several ranks: a function that returns the objects which all ranks
+        gave it, in rank order, as `torch.distributed.all_gather_object` does
+    resume : for a name that was used before, whether the loops of the run are given the batches of
+        all its steps, the finished ones too, which are then read and left out; False, and None: the
+        batches after `last_step`. None warns if `last_step` was never read
     rows : where lookups of steps return rows: "host"; "device", in the memory of the store's device
         (CuPy arrays of a GPU, NumPy's on the CPU), where the store then spreads them and sums
         gradients, which may be there too: of an embedded store, or of a server that shares its

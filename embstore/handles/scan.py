@@ -1,6 +1,6 @@
 """A scan: the written rows of a table in order, page by page.
 
-The order is that of keys; of sparse keys that in which they were first written.
+The order is by key; a table with sparse keys has the order in which they were first written.
 """
 
 import os
@@ -17,11 +17,11 @@ from embstore.layout import VALUE_BYTES
 from embstore.results import ScannedRows
 
 BATCH_BYTES = 8 << 20
-"""Of the rows of a batch whose length nobody has said: larger ones are no faster."""
+"""The bytes of a batch of rows whose length is not given: larger ones are no faster."""
 
 
 DELETED_KEYS = 1 << 20
-"""Of a batch of deleted keys."""
+"""The keys of a batch of deleted keys."""
 
 
 class Scan:
@@ -29,12 +29,12 @@ class Scan:
 
     Each batch is (keys (n,) int64, weights (n, dim) float32), and state (n, state_dim) float32
     where it was asked for. A scan is closed at its end, by `close`, and as a context manager; a
-    store ends one that nobody reads for ten minutes. One thread at a time.
+    store ends a scan that has not been read for ten minutes. One thread at a time.
 
     Raises, when a batch or a page is asked for
     -------------------------------------------
     SessionExpiredError : the scan has ended: see there, or the store was restored or opened again.
-    CorruptTableError : a record is not what was written.
+    CorruptTableError : a record differs from its written bytes.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Scan:
         """The last command whose effect the rows have."""
         self.since_command: int = facts.since_command
         self.config: TableConfig = facts.table.config
-        """Of the table at that command, with its rows and learning rate."""
+        """The table's configuration at that command, with its rows and learning rate."""
         self.t: int = facts.table.t
-        """Of the table at that command."""
+        """The table's t at that command."""
         self.since_t: int = facts.since_t
-        """Of the table at the checkpoint `since`."""
+        """The table's t at the checkpoint `since`."""
         self.rows: int = facts.rows
-        """That come, in all batches."""
+        """The number of rows that come, in all batches."""
         self.deleted_rows: int = facts.deleted
-        """Rows that there were at the checkpoint `since`, and that there are no more."""
+        """The number of rows that existed at the checkpoint `since` and do not exist any more."""
         self.with_state = with_state
         self._table = table
         self._left = facts.rows
@@ -105,14 +105,14 @@ class Scan:
         return _batch(page)
 
     def page(self, low: int, rows: int) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
-        """Return the first rows whose key is not below `low`, at most so many, as a batch.
+        """Return the first rows whose key is not below `low`, at most `rows`, as a batch.
 
         Batches are the same before and afterwards.
         """
         return _batch(self.read(low, rows))
 
     def read(self, low: int, rows: int) -> ScannedRows:
-        """Return the same with what is `low` of the rows that follow: of sparse keys it is none."""
+        """Return the same, with the next page's `low`; with sparse keys that is no key."""
         read = c.ReadScan(self._name, self._table, low, rows, self.with_state)
         return self._executor.execute(read)
 
@@ -121,8 +121,8 @@ class Scan:
         int64 each time, n at most `batch_keys`. To be asked for before the last batch of rows,
         which ends the scan.
 
-        What was read at `since` becomes what is read now if the scan's rows are set, and those of
-        these keys deleted.
+        The rows at `since` become the rows of now if the scan's rows are set and these keys are
+        deleted.
         """
         low, left = 0, self.deleted_rows
         while left:

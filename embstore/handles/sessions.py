@@ -55,7 +55,7 @@ class StepBags(NamedTuple):
         Raises
         ------
         InvalidArgumentError : another shape, dtype or mode; weights that are not finite, or that
-            stand beside another mode than "sum".
+            come with another mode than "sum".
         """
         bags = checked_bags(c.Bags(offsets, mode, weights), len(inverse), table)
         return cls(inverse, bags.offsets, bags.mode, bags.weights)
@@ -89,21 +89,21 @@ MakeRows = Callable[[list[str], list[tuple[int, int]]], Sequence[Any]]
 
 
 class Serving(NamedTuple):
-    """Who has the sessions now, and in which state."""
+    """The process that has the sessions now, and the store's state."""
 
     process: str
-    """Of the server: its sessions end with it. Empty: the store is embedded."""
+    """The server's process: its sessions end with it. Empty: the store is embedded."""
     epoch: int
-    """Of the store: another one has lost commands."""
+    """The store's epoch: another one has lost commands."""
 
 
 class Sessions(Reach):
     """Look-ahead sessions by their verbs. Any thread.
 
     A rank names itself by its **member**, which `join` gave it. Steps are numbered one after the
-    other from the session's place; what a rank sends for a step it may send again, and gets the
-    same answer. A call renews its member's lease as it begins, and not while it waits for a
-    server: whoever may wait for longer calls `renew` meanwhile.
+    other from the session's place; a rank may repeat a call for a step, and gets the same answer. A
+    call renews its member's lease as it begins, and not while it waits for a server: a client that
+    may wait for longer calls `renew` meanwhile.
     """
 
     # Opening and closing
@@ -126,7 +126,7 @@ class Sessions(Reach):
         Parameters
         ----------
         name : 1 to 255 printable characters; a name that was used before goes on at its place
-        tables : that steps may name; held until the session ends
+        tables : tables that steps may name; held until the session ends
         lookahead_steps_max : steps that may be announced beyond the last finished one
         world_size : ranks that share each step
         planner : how early rows are fetched: "per_step" as late as they can be there in time,
@@ -134,8 +134,8 @@ class Sessions(Reach):
         shared : others may write to the tables as well; no rows are early then
         lease_ms : a rank that is silent for longer loses its place; ten minutes at most
         rank_timeout_ms : how long ranks wait for one another before the session fails
-        waits : "none" for trainers that apply updates themselves: `read_step` is theirs, and steps
-            may be sent to be finished before those before them are
+        waits : "none" for trainers that apply updates themselves: `read_step` is theirs, and a step
+            may be sent to be finished before earlier steps are
 
         Raises
         ------
@@ -159,8 +159,8 @@ class Sessions(Reach):
     def join(self, name: str, rank: int, *, member: str | None = None) -> Membership:
         """Take the place of a rank.
 
-        member : 16 to 64 characters that nobody can guess; a join that is sent again with them is
-            answered as before. None: chosen here
+        member : 16 to 64 characters that cannot be guessed; a repeated join with the same ones gets
+            the same answer. None: chosen here
 
         Raises
         ------
@@ -172,18 +172,18 @@ class Sessions(Reach):
         return self._executor.execute(c.JoinSession(name, rank, chosen))
 
     def renew(self, member: str, *, timeout_s: float | None = None) -> SessionFacts:
-        """Renew the rank's lease, as every other call of it does. Waits for nobody."""
+        """Renew the rank's lease, as every other call of it does. Does not wait for other ranks."""
         return self._executor.execute(c.RenewLease(member), timeout_s=timeout_s)
 
     def close(self, member: str, *, forget: bool = False, timeout_s: float | None = None) -> None:
         """Leave a session; the last rank's leaving ends it. Closing twice is harmless.
 
-        forget : the name's place is forgotten as well
+        forget : also delete the place that is kept under the name
         """
         self._executor.execute(c.CloseSession(member, bool(forget)), timeout_s=timeout_s)
 
     def end(self, name: str) -> None:
-        """End a session for all its ranks, who are told so; its place stays. For operators.
+        """End a session for all its ranks, which get an error; its place stays. For operators.
 
         Raises
         ------
@@ -192,17 +192,18 @@ class Sessions(Reach):
         self._executor.execute(c.EndSession(name))
 
     def serving(self) -> Serving:
-        """Return who has the sessions; after a restart that is another one."""
+        """Return the process that has the sessions; after a restart it is another one."""
         found = self._executor.execute(c.GetServerInfo())
         return Serving(found.process, found.context.epoch)
 
     def tables(self, names: Iterable[str]) -> dict[str, TableDescription]:
-        """Return what tables are, by name."""
+        """Return the descriptions of tables, by name."""
         found = {table.config.name: table for table in self._executor.execute(c.ListTables())}
         return {name: found[name] for name in names}
 
     def t(self, tables: Iterable[str]) -> dict[str, int]:
-        """Return the t of tables, by name: of a session's, what its last finished step told."""
+        """Return the t of tables, by name: for a session's tables, t after its last finished
+        step."""
         return {name: table.t for name, table in self.tables(tables).items()}
 
     def call_bytes_max(self) -> int:
@@ -214,14 +215,14 @@ class Sessions(Reach):
     def announce(
         self, member: str, steps: Mapping[int, Mapping[str, ArrayLike]], *, is_last: bool = False
     ) -> Announced:
-        """Say which keys coming steps will use.
+        """Announce the keys that coming steps will use.
 
         Parameters
         ----------
         steps : {step: {table: (u,) int64, unique}}, each the next one; a step that was announced
             with the same keys is passed over
         is_last : this rank has no steps after these. It finishes those that it has announced; the
-            others go on alone, and their steps wait for it no more
+            steps of the other ranks do not wait for it any more
 
         Raises
         ------
@@ -249,19 +250,19 @@ class Sessions(Reach):
 
         out : {table: (u, dim) float32} to fill and return, of some tables, or a function that makes
             them, of all. They may be in the memory of the device that has the tables, as in
-            `Table.lookup`, where `reaches_device`; those of a function must be there, unless the
+            `Table.lookup`, where `reaches_device`; arrays of a function must be there, unless the
             store is embedded
         on_device : rows are new arrays in the memory of the device that has the tables: CuPy arrays
-            of a GPU, ordered behind the store's work in CuPy's current stream. Of a server that
-            shares its GPU's memory with this process they are lent, as those of `Table.lookup`; use
-            them in that stream, or in the one in which the step's gradients are made
-        timeout_s : how long to wait for that; None: the session's rank_timeout_ms
+            of a GPU, ordered behind the store's work in CuPy's current stream. A server that shares
+            its GPU's memory with this process lends them, as in `Table.lookup`; use them in that
+            stream, or in the one in which the step's gradients are made
+        timeout_s : how long to wait for the turn; None: the session's rank_timeout_ms
 
         Raises
         ------
         DeadlineError : earlier steps are not finished in time.
-        InvalidArgumentError : `on_device` beside `out`, or where `reaches_device` is False; `out`
-            on the device, of a step that another client has announced.
+        InvalidArgumentError : `on_device` together with `out`, or where `reaches_device` is False;
+            `out` on the device, for a step that another client has announced.
         """
         makes = callable(out)
         outs = {} if out is None or makes else mapping(out, "out")
@@ -272,8 +273,8 @@ class Sessions(Reach):
         return parts.filled(self._executor.execute(command, out=into, timeout_s=timeout_s), outs)
 
     def prefetch_step(self, member: str, step: int) -> Prefetched | None:
-        """Ask for a step's rows, and return at once what waits for them; None: nothing is gained by
-        it, as the store is in this process."""
+        """Ask for a step's rows, and return at once an object that waits for them; None: nothing is
+        gained by it, as the store is in this process."""
         return self._executor.prefetch(c.LookupStep(member, step))
 
     def lookup_step_pooled(
@@ -285,8 +286,8 @@ class Sessions(Reach):
         on_device: bool = False,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Return the pooled rows of bags of announced keys, {table: (bags, dim)}; of occurrences
-        that lie in no bags the rows, (n, dim). `on_device` as of `lookup_step`."""
+        """Return the pooled rows of bags of announced keys, {table: (bags, dim)}, or the rows of
+        occurrences that lie in no bags, (n, dim). `on_device` as in `lookup_step`."""
         named = tuple(
             c.StepBags(name, of.inverse, of.bags) for name, of in mapping(bags, "bags").items()
         )
@@ -308,7 +309,7 @@ class Sessions(Reach):
 
         Parameters
         ----------
-        positions : {table: (n,) integers, ascending}, of the announced keys
+        positions : {table: (n,) integers, ascending}, indices into the announced keys
         """
         wanted: Mapping[str, Any] = mapping(positions, "positions")
         named = tuple(c.StepPositions(name, places) for name, places in wanted.items())
@@ -330,10 +331,11 @@ class Sessions(Reach):
         timeout_s: float | None = None,
     ) -> AcknowledgedUpdate:
         """Send one gradient for each announced key, {table: (u, dim)}, and wait until the step is
-        finished; the last rank's applies all. Of an embedded store, and of a server that shares its
-        GPU's memory with this process, they may be in the device's memory, where those of several
-        ranks are summed by key, and wait for the last. `SomeGradients` leave keys out, which are
-        not updated; `BagGradients` are of occurrences, and are summed by key.
+        finished; the last rank's call applies the gradients of all ranks. With an embedded store,
+        and with a server that shares its GPU's memory with this process, they may be in the
+        device's memory; gradients there of several ranks are summed by key, and wait for the last
+        rank. `SomeGradients` leave keys out, which are not updated; `BagGradients` are of
+        occurrences, and are summed by key.
 
         learning_rate : for this update only, also by table; None: the tables'
         rows_checksum : `embstore.arithmetic.checksum` of the rows before the update, of all
@@ -344,7 +346,7 @@ class Sessions(Reach):
 
         Raises
         ------
-        ReplicaMismatchError : it is another one. The step is not applied, and the session ends.
+        ReplicaMismatchError : the checksum differs. The step is not applied, and the session ends.
         InvalidArgumentError : tables, shapes or dtypes other than announced, options other than
             another rank's, a sum that is not finite. The step is open, for another try or a skip.
         """
@@ -358,7 +360,7 @@ class Sessions(Reach):
     def release_step(
         self, member: str, step: int, *, timeout_s: float | None = None
     ) -> AcknowledgedUpdate:
-        """Finish a step of which rows were read only, and wait until all ranks have."""
+        """Finish a step whose rows were only read, and wait until all ranks have finished it."""
         return self._executor.execute(c.ReleaseStep(member, step), timeout_s=timeout_s)
 
     def skip_step(
@@ -370,7 +372,7 @@ class Sessions(Reach):
     # Rows that were trained elsewhere
 
     def put_rows(self, member: str, puts: Mapping[str, Any]) -> AcknowledgedUpdate:
-        """Set rows of the session's tables, as its only writer: what a hot replica sends back.
+        """Set rows of the session's tables, as its only writer: a hot replica's way to send back.
 
         One command for all tables, as `Table.put_rows` is for one. Steps that are announced may
         have been sent early; so all must be finished before.
@@ -391,7 +393,7 @@ class Sessions(Reach):
         return self._executor.execute(c.PutStepRows(member, named))
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return the stats of every open session, each with those of planning."""
+        """Return the stats of every open session, each with the stats of planning."""
         found = self._executor.execute(c.GetStats())["sessions"]
         return [session | found["planning"] for session in found["open"]]
 

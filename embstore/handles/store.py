@@ -1,8 +1,8 @@
-"""A store as its users see it: a method for each verb that is not of one `Table` alone, by subject.
+"""A store as its users see it: a method for each verb that concerns more than one `Table`.
 
     store_tables        tables, and calls that name several
     store_cache         the cache, and how often rows are used
-    store_checkpoints   what is durable, and kept
+    store_checkpoints   the checkpoints: durable, kept and restored states
     store_shards        a store that is one of several
 
 Sessions are `sessions`, and for a trainer `session`.
@@ -35,16 +35,16 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
     """
 
     def __init__(self, executor: Executor, *, timeout_s: float | None = None) -> None:
-        """Have commands executed by `executor`, which shall answer within `timeout_s`."""
+        """Execute commands by `executor`, which shall answer within `timeout_s`."""
         self.executor = executor
-        """What executes commands; of an embedded store the engine."""
+        """The executor of commands; for an embedded store the engine."""
         self.sessions = Sessions(executor)
         """Look-ahead sessions by their verbs; `session` is the way for a trainer."""
         info = executor.execute(c.GetServerInfo(), timeout_s=timeout_s)
         self.store_id = info.context.store_id
         """The directory's own name, made with it and never changed."""
         self.limits: Limits = info.limits
-        """The named bounds that calls are held to; of a server as it said when connected to."""
+        """The named bounds of calls; a server sends its own when a client connects."""
         self.unsent = []
 
     def __enter__(self) -> "Store":
@@ -62,8 +62,8 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         return f"<embstore.Store {self.executor!r}>"
 
     def close(self) -> None:
-        """Commit an embedded store and give memory and directory back; end the connection to a
-        server, whose calls that run are cut off. Closing twice is harmless."""
+        """Commit an embedded store and release its memory and directory; end the connection to a
+        server and cut off the calls that run. Closing twice is harmless."""
         self.executor.close()
 
     # Look-ahead
@@ -88,7 +88,7 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         resume: bool | None = RunOptions.resume,
         rows: c.RowsWhere = RunOptions.rows,
     ) -> "Run":
-        """Return a run: training that tells the store which rows its coming steps will use.
+        """Return a run: training that announces to the store which rows its coming steps will use.
 
             with store.session(tables=["ads"], lookahead=16) as run:
                 for step in run.steps(batches, keys=lambda batch: {"ads": batch.ads}):
@@ -103,12 +103,12 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
 
         Parameters
         ----------
-        tables : that steps may name; while the run is open it is their only writer; the options are
-            those of `embstore.handles.run_options.RunOptions`
+        tables : tables that steps may name; while the run is open it is their only writer; the
+            options are described at `embstore.handles.run_options.RunOptions`
 
         Raises
         ------
-        InvalidArgumentError : at once; what the store has to say comes when the run is entered.
+        InvalidArgumentError : at once; the store's own errors come when the run is entered.
         """
         given = {n: value for n, value in locals().items() if n not in ("self", "tables")}
         from embstore_training.run import Run  # a loop over any store: nothing here needs it
@@ -118,7 +118,7 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
     # Looking
 
     def server_info(self) -> ServerInfo:
-        """Return what the store, or the server, says of itself: version, device, limits."""
+        """Return the facts of the store, or of the server: version, device, limits."""
         return self.executor.execute(c.GetServerInfo())
 
     @property
@@ -128,13 +128,13 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
 
     @property
     def epoch(self) -> int:
-        """Grows whenever acknowledged commands were undone, by a restore or by a crash: what was
-        known of rows and t before is void."""
+        """A number that grows when acknowledged commands are undone, by a restore or by a crash:
+        rows and t read before are void."""
         return self.server_info().context.epoch
 
     @property
     def device(self) -> str:
-        """What keeps and computes the rows: "cpu" or "cuda:N"."""
+        """The device that keeps and computes the rows: "cpu" or "cuda:N"."""
         return self.server_info().device
 
     @property
@@ -144,7 +144,7 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
 
         "model", "memory_bytes" and "memory_free_bytes"; of the CPU also "threads"; of a GPU also
         "driver_version", "runtime_version", "multiprocessors", "compile_seconds" (of `warm_up`) and
-        "scratch_bytes" (memory for calls, beside the cache). Waits for no call: a device is asked
+        "scratch_bytes" (memory for calls, outside the cache). Waits for no call: a device is asked
         by calls alone.
         """
         return self.server_info().device_info
@@ -155,7 +155,7 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         return self.server_info().cache_bytes
 
     def stats(self) -> dict[str, Any]:
-        """Return what the store is and did.
+        """Return the store's state and its counts.
 
         The names and their meaning are declared in `embstore.engine.stats.StoreStats`: "tables" by
         name, "cache" with its "pools", "storage", "stages", "sessions" and "frequency".
@@ -174,6 +174,6 @@ class Store(StoreTables, StoreCache, StoreCheckpoints, StoreShards):
         """Compile every kernel now, or load it from the cache of an earlier process.
 
         A kernel that was not warmed up is compiled at its first use, which takes seconds. A server
-        has done so before it said that it is ready.
+        does this before it reports that it is ready.
         """
         self.executor.warm_up()

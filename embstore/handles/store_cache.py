@@ -1,4 +1,4 @@
-"""The cache of a store, and how often its rows are used: what is resident, never what rows hold.
+"""The cache of a store, and how often its rows are used: which rows are resident, not their bits.
 
 Profiles and hot sets come from counts of lookups, are kept in the directory, and say which rows
 stay, and which are brought in. No bit of a table depends on them.
@@ -22,12 +22,12 @@ class StoreCache:
     executor: Executor
 
     def resize_cache(self, cache_bytes: int) -> None:
-        """Change the cache's budget at run time. Where rows are may change, no bit of them does.
+        """Change the cache's budget at run time. Rows may move; their bits do not change.
 
         The cache is then as if it had been opened with that budget, the sizes of its slabs too. A
-        larger one fills as rows are used. For a smaller one, rows leave until the rest fits, those
-        of the last slabs and not the coldest; dirty ones go to the log first, and the memory goes
-        back to the system. No command is counted, and a store opened read-only takes it too.
+        larger one fills as rows are used. For a smaller one, rows leave until the rest fits, the
+        rows of the last slabs and not the coldest; dirty ones go to the log first, and the memory
+        goes back to the system. No command is counted, and a store opened read-only takes it too.
 
         Parameters
         ----------
@@ -43,15 +43,15 @@ class StoreCache:
         self.executor.execute(c.ResizeCache(cache_bytes))
 
     def set_policy(self, policy: str) -> None:
-        """Have rows leave the cache by another policy, until the store is opened again.
+        """Choose the policy by which rows leave the cache, until the store is opened again.
 
-        Rows stay where they are, and begin anew: what was counted of each under the old policy says
-        nothing under the new one. Imported profiles count as if the store had been opened with it.
-        Other calls go on in between, sessions too; a store opened read-only takes it as well.
+        Rows stay where they are, and begin anew: the counts of the old policy have no meaning under
+        the new one. Imported profiles count as if the store had been opened with it. Other calls go
+        on in between, sessions too; a store opened read-only takes it as well.
 
         Parameters
         ----------
-        policy : as of `embstore.open`
+        policy : as in `embstore.open`
 
         Raises
         ------
@@ -71,11 +71,11 @@ class StoreCache:
         return self.executor.execute(c.ExportProfile(source))
 
     def import_profile(self, profile: Profile, *, rename: Mapping[str, str] | None = None) -> None:
-        """Have the store go by a profile, from now on and when it is opened again.
+        """Use a profile, from now on and when the store is opened again.
 
-        Under the rank policy it decides which rows leave the cache; warming goes by it under every
-        policy; under LFU, rows that are in the cache start with counts in its proportion. No row,
-        t or digest changes.
+        Under the rank policy it decides which rows leave the cache; warming uses it under every
+        policy; under LFU, rows that are in the cache start with counts in its proportion. No row, t
+        or digest changes.
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class StoreCache:
         self.executor.execute(c.ImportProfile(profile, renamed))
 
     def clear_counts(self) -> None:
-        """Count accesses anew; what was counted before does not come back with a restart either."""
+        """Start the counts of accesses at zero; the counts before do not return with a restart."""
         self.executor.execute(c.ClearCounts())
 
     def warm_cache(
@@ -108,8 +108,8 @@ class StoreCache:
 
         Parameters
         ----------
-        share : of the slots to fill, above 0 and at most 1
-        progress : called with how many rows have been done, and of how many
+        share : the share of the slots to fill, above 0 and at most 1
+        progress : called with the number of rows that are done, and the number of all
         """
         command = c.WarmCache(share)
         return self.executor.execute(command, progress=progress, timeout_s=timeout_s).rows
@@ -128,8 +128,8 @@ class StoreCache:
 
         Raises
         ------
-        InvalidArgumentError : its version is not above that of the pinned one, or a key is beyond
-            its table.
+        InvalidArgumentError : its version is not above the pinned one's, or a key is beyond its
+            table.
         TableNotFoundError, CapacityError : a table is not there; more rows than three quarters of
             the slots. Nothing has changed.
         """

@@ -1,4 +1,4 @@
-"""The checkpoints of a store: made, kept, gone back to, and copied elsewhere."""
+"""The checkpoints of a store: made, kept, restored, and copied elsewhere."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ class StoreCheckpoints:
 
     executor: Executor
     unsent: list[Callable[[], str]]
-    """Each returns what was trained elsewhere and is not here yet, or an empty text."""
+    """Each returns a text about updates made elsewhere that are not here yet, or an empty one."""
 
     def checkpoint(
         self,
@@ -42,21 +42,22 @@ class StoreCheckpoints:
         return self.executor.execute(c.Checkpoint(label, noted), timeout_s=timeout_s)
 
     def checkpoints(self) -> list[KeptCheckpoint]:
-        """Return the kept checkpoints, oldest first: label, metadata, and the state they hold."""
+        """Return the kept checkpoints, oldest first: label, metadata, and their state."""
         return list(self.executor.execute(c.ListCheckpoints()))
 
     def set_retention(self, label: str, retention: Retention) -> KeptCheckpoint:
-        """Protect a kept checkpoint, have it be a routine one again, or drop it; return it as it is
-        then, or was.
+        """Protect a kept checkpoint, make it a routine one again, or drop it; return its
+        description after the change, or before a drop.
 
         Sessions, scans, backups and a restore that has ended need no label that is kept: any may be
-        dropped, the newest too. What files only it needs goes at once, or with the next merge.
+        dropped, the newest too. Files that only it needs are deleted at once, or with the next
+        merge.
 
         Parameters
         ----------
         retention : "protected": newer ones do not push it out, and it cannot be dropped; "routine",
-            as it was made: the last `checkpoints_keep` ones of its folder are kept, beside those
-            that are protected; "dropped": it is not kept any more
+            the retention of a new one: the last `checkpoints_keep` ones of its folder are kept, and
+            all protected ones; "dropped": it is not kept any more
 
         Raises
         ------
@@ -68,20 +69,20 @@ class StoreCheckpoints:
         return self.executor.execute(c.SetRetention(label, retention))
 
     def restore(self, label: str, *, wait_s: float = 0.0, force: bool = False) -> int:
-        """Go back to a kept checkpoint; return the command number. Table handles stay valid.
+        """Restore a kept checkpoint; return the command number. Table handles stay valid.
 
-        What is newer than the checkpoint is gone, for all clients of a server.
+        State that is newer than the checkpoint is lost, for all clients of a server.
 
         Parameters
         ----------
-        wait_s : how long to wait for open sessions to end, at most. That of a trainer that was
-            killed ends when its lease has run out
-        force : end open sessions, for all their ranks, who are told so
+        wait_s : how long to wait for open sessions to end, at most. The session of a trainer that
+            was killed ends when its lease has run out
+        force : end open sessions, for all their ranks, which get an error
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept. Nothing has changed.
-        CheckpointProtectedError : a newer one, which would be gone, is protected. Nothing has
+        CheckpointProtectedError : a newer one, which would be lost, is protected. Nothing has
             changed.
         TableHeldError : a session is open, still or again. Nothing has changed.
         """
@@ -93,24 +94,25 @@ class StoreCheckpoints:
     ) -> BackupFacts:
         """Copy a kept checkpoint to a directory or URL; other calls go on.
 
-        A backup is of one label; several may be in one directory, which has each file once: another
-        backup takes what is new. `embstore restore-from` makes a store of it. A server goes on when
-        `timeout_s` has passed.
+        A backup is of one label; a directory may have several, and has each file once: another
+        backup adds only new files. `embstore restore-from` makes a store of it. A server continues
+        a backup when `timeout_s` has passed.
 
         Parameters
         ----------
-        destination : of a server, the name of a folder below its `--backup-within`; of an embedded
-            store a path, or a URL where fsspec is installed. It has nothing yet, or backups of this
-            store. On the store's own file system files get a second name there, and take no space.
+        destination : for a server, the name of a folder below its `--backup-within`; for an
+            embedded store a path, or a URL where fsspec is installed. It is empty, or has backups
+            of this store. On the store's own file system files get a second name there, and take no
+            space.
         label : a kept checkpoint; None: the store commits, and the backup is called "command-N"; no
             checkpoint is made or given up for it
 
         Raises
         ------
         CheckpointNotFoundError : the label is not kept.
-        InvalidArgumentError : there is something else, which has not changed.
-        PermissionDeniedError : the server lets no client have backups written there.
-        CapacityError, StorageError : no room, or no access; earlier backups are as they were.
+        InvalidArgumentError : the destination has other contents, which have not changed.
+        PermissionDeniedError : the server does not let clients write backups there.
+        CapacityError, StorageError : no space, or no access; earlier backups are as they were.
         """
         return self.executor.execute(c.Backup(destination, label), timeout_s=timeout_s)
 

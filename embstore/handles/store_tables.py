@@ -1,7 +1,7 @@
 """The tables of a store: made, found and dropped; and calls that name several of them.
 
-A call of several tables costs what one call does, and an update of several is applied to all or to
-none.
+A call of several tables costs no more than one call, and an update of several is applied to all or
+to none.
 """
 
 import warnings
@@ -38,14 +38,14 @@ class StoreTables:
     ) -> Table:
         """Make a table, or return the one that was made so before.
 
-        A table that was made before keeps its learning rate; a warning says so where another one is
-        given. `Table.learning_rate` changes it.
+        A table that was made before keeps its learning rate; a different one gives a warning.
+        `Table.learning_rate` changes it.
 
         Parameters
         ----------
         name : parts of [A-Za-z0-9_.-] joined by '/'
         dim : elements of a row, 1 to 4096
-        rows : of dense keys, which are in [0, rows), up to 2**40; a row takes no space until it is
+        rows : for dense keys, which are in [0, rows), up to 2**40; a row takes no space until it is
             written
         seed : of the initial rows, 0 to 2**64 - 1; None: derived from the name
         key_space : "dense", or "sparse": any 64 bits of an int64 or a uint64 are a key, but
@@ -53,8 +53,8 @@ class StoreTables:
 
         Raises
         ------
-        TableExistsError : the name has another identity, or other rows; the error names what
-            differs (for more rows see `Table.grow`).
+        TableExistsError : the name has another identity, or other rows; the error names the
+            difference (for more rows see `Table.grow`).
         InvalidArgumentError, CapacityError : nothing has changed.
         """
         config = TableConfig.checked(
@@ -88,7 +88,7 @@ class StoreTables:
         }
 
     def drop_table(self, name: str) -> int:
-        """Forget a table and its rows; return the command number.
+        """Delete a table and its rows; return the command number.
 
         Kept checkpoints still have it.
         """
@@ -104,7 +104,7 @@ class StoreTables:
         out: Mapping[str, Any] | None = None,
         counts: Mapping[str, ArrayLike] | None = None,
     ) -> dict[str, Rows]:
-        """Return the rows of several tables, {name: (n, dim) float32}, for what one call costs.
+        """Return the rows of several tables, {name: (n, dim) float32}, at the cost of one call.
 
         Parameters
         ----------
@@ -155,10 +155,10 @@ class StoreTables:
         gradient_scale: float = 1.0,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> AcknowledgedUpdate:
-        """Apply the gradients of bags to several tables, all or none: what `lookup_pooled` was
-        given, and {name: gradients (bags, dim)} of these tables.
+        """Apply the gradients of bags to several tables, all or none: the bags of `lookup_pooled`,
+        and {name: gradients (bags, dim)} of these tables.
 
-        The options are those of `update`.
+        The options are as in `update`.
         """
         named, given = parts.bags(bags, mode, weights), mapping(gradients, "gradients")
         parts.check_same(given, named, "gradients")
@@ -179,8 +179,8 @@ class StoreTables:
     ) -> AcknowledgedUpdate:
         """Apply one update to several tables, all or none: {name: (keys (n,), gradients (n, dim))}.
 
-        The options are those of `Table.update`; learning rates may be given by table, {name: rate}:
-        others have their own, and those of tables without gradients say nothing.
+        The options are as in `Table.update`; learning rates may be given by table, {name: rate}:
+        other tables have their own, and rates of tables without gradients have no effect.
         """
         options = parts.options(learning_rate, gradient_scale, on_nonfinite)
         return self.executor.execute(c.Update(parts.gradients(gradients), options))

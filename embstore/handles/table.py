@@ -22,7 +22,7 @@ class Table(TableProperties):
 
     Keys are int64 in [0, rows), in any order, repeated or not; rows and gradients float32 (float16
     is widened). Arrays passed as `out` are filled and returned. The handle means this table, and
-    never another that gets its name.
+    not another one that is later created with its name.
 
     A property asks the store: of a server's table it is a call, of half a millisecond. In a loop,
     keep its value in a variable.
@@ -45,15 +45,15 @@ class Table(TableProperties):
 
         Parameters
         ----------
-        keys : (n,) int64; of an embedded store on a GPU also an array in its memory (of CuPy,
-            PyTorch or Numba: of what has `__cuda_array_interface__`), and `out` likewise, which
-            then must be given; and so of a server that shares its GPU's memory, where rows without
-            `out` are a CuPy array in it
+        keys : (n,) int64; for an embedded store on a GPU also an array in its memory (of CuPy,
+            PyTorch or Numba: an object with `__cuda_array_interface__`), and `out` likewise, which
+            then must be given; the same holds for a server that shares its GPU's memory, where rows
+            without `out` are a CuPy array in it
         admit : keep missed rows in the cache; False reads around it, for evaluation
         out : (n, dim) float32 to fill and return: an array, or a tensor of PyTorch on the host
         counts : (n,) integers, 1 to 2**32 - 1: how many accesses each key stands for, from a caller
-            that has de-duplicated its keys; None: 1 each. They are for `accesses` and `access_hits`
-            of the store's stats, and nothing else depends on them.
+            that has de-duplicated its keys; None: 1 each. They only add to `accesses` and
+            `access_hits` of the store's stats.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : any of that does not hold.
+        InvalidArgumentError : an argument has another shape, dtype or range.
         """
         bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
         part: Any = c.PooledKeys(self.name, self.table_id, keys, bags)  # type: ignore[arg-type]
@@ -117,15 +117,15 @@ class Table(TableProperties):
     ) -> Scan:
         """Return an iterator over the written rows by ascending key, all as of one command.
 
-        Rows that were never written are not in it: each is what the initializer makes of its key.
+        Rows that were never written are not in it: each has the initializer's value for its key.
         Other calls go on meanwhile, and the cache does not notice.
 
         Parameters
         ----------
         label : a kept checkpoint; None: the store commits, and that commit is read
-        since : only rows that were written after this kept checkpoint, by whatever command, also
-            those that were given the value they had: with them, and without the rows whose keys
-            `Scan.deleted` yields, what was read at `since` becomes what is read now
+        since : only rows that were written after this kept checkpoint, by any command, also those
+            that were given the value they had: with them, and without the rows whose keys
+            `Scan.deleted` yields, the rows at `since` become the rows of now
         batch_rows : rows of a batch, at most; None: as many as 8 MiB have
         with_state : batches have the optimizer's state too
         timeout_s : for a commit that may have to be made
@@ -215,8 +215,8 @@ class Table(TableProperties):
     ) -> Acknowledged:
         """Apply one update from several ranks: (keys, gradients) of each, added in rank order.
 
-        The result is that of docs/contract.md, rule 6, which differs in its last bits from one
-        update with all keys together.
+        The result follows docs/contract.md, rule 6, and differs in its last bits from one update
+        with all keys together.
         """
         pairs = [parts.arrays(rank, 2, self.name) for rank in parts.ranks(ranks, self.name)]
         shares = [c.TableGradients(self.name, self.table_id, *pair) for pair in pairs]
@@ -239,17 +239,17 @@ class Table(TableProperties):
     ) -> Acknowledged:
         """Set weights (n, dim) and optimizer state (n, state_dim), and add `add_t` to t.
 
-        What a hot replica sends back: rows trained elsewhere, and by how many updates.
+        Used by a hot replica to send back its rows, and the number of updates that they had.
         """
         command: Any = c.PutRows(self._keys(keys), weights, state, add_t)  # type: ignore[arg-type]
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Have rows be as if they had never been written; the result has how many had been.
+        """Delete rows, as if they had never been written; the result counts those that had been.
 
         The next lookup of a key gives its initial row, optimizer state starts anew, and the digest
-        is that of a table that never had the row; t stays. Kept checkpoints have the rows still.
-        Space comes back with the merges that follow a commit.
+        equals the digest of a table that never had the row; t stays. Kept checkpoints keep the
+        rows. Space comes back with the merges that follow a commit.
 
         Parameters
         ----------
@@ -259,17 +259,17 @@ class Table(TableProperties):
         ------
         InvalidArgumentError : keys of another shape, dtype or range; the call is too large.
         TableHeldError : a look-ahead session that is not shared is open on the table.
-        CapacityError : no disk space, or no room in the log, to note what is deleted.
+        CapacityError : the disk, or the log, has no space for the tombstones.
         """
         return self._executor.execute(c.DeleteRows(self._keys(keys)))
 
     def clear(self) -> Deleted:
-        """Do as `delete` with all rows of the table, while other calls wait: a very large table is
-        dropped and created anew in less time."""
+        """Delete all rows of the table, as `delete` does, while other calls wait: a very large
+        table is dropped and created anew in less time."""
         return self._executor.execute(c.ClearTable(self.name, self.table_id))
 
     def grow(self, rows: int) -> Acknowledged:
-        """Let the table have `rows` rows, no fewer than now."""
+        """Grow the table to `rows` rows, no fewer than now."""
         return self._executor.execute(c.GrowTable(self.name, self.table_id, rows))
 
     # Looking after it
@@ -284,9 +284,9 @@ class Table(TableProperties):
     def digest(self, *, timeout_s: float | None = None) -> str:
         """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
 
-        It is of the table as it is when the digest begins; other calls go on meanwhile. Costs what
-        was written since the last call, about a second for each GB; the first call reads the whole
-        table.
+        It covers the table's state when the digest begins; other calls go on meanwhile. The cost is
+        by the bytes written since the last call, about a second for each GB; the first call reads
+        the whole table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest

@@ -1,4 +1,4 @@
-"""What a table is, asked of its store."""
+"""The properties of a table, read from its store."""
 
 from embstore import commands as c
 from embstore.commands import Executor
@@ -13,7 +13,7 @@ class TableProperties:
         self._executor = executor
         self.name = described.config.name
         self.table_id = described.table_id
-        """The number that this table has in the store, and no other ever gets."""
+        """The number of this table in the store, which is never given to another one."""
 
     def __repr__(self) -> str:
         return f"<embstore.Table {self.name!r}>"
@@ -49,7 +49,7 @@ class TableProperties:
 
     @property
     def initializer(self) -> Initializer:
-        """What a row holds that was never written."""
+        """The initializer, which gives the value of rows that were never written."""
         return self.config.initializer
 
     @property

@@ -1,4 +1,4 @@
-"""What a file says of the table that it was made of: one JSON object, in the file's metadata."""
+"""A file's description of the table that it was made of: a JSON object in the file's metadata."""
 
 import json
 import zlib
@@ -28,18 +28,18 @@ def packed(keys: Keys) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """Of which table a file is, as of which command."""
+    """The table and the command from which a file was made."""
 
     config: TableConfig
-    """With the rows and the learning rate that the table had."""
+    """The configuration, with the rows and the learning rate that the table had."""
     command: int
     """The last command whose effect the rows have."""
     t: int
-    """Of the table at that command."""
+    """The table's t at that command."""
     label: str | None = None
     """The checkpoint that was read; None: none was made."""
     since: str | None = None
-    """The file has what was written after this checkpoint; None: all that was."""
+    """The file has the rows written after this checkpoint; None: all written rows."""
     since_command: int = 0
     since_t: int = 0
     """t of the table at that checkpoint."""
@@ -64,7 +64,7 @@ class About:
 
     @classmethod
     def of(cls, scan: Scan) -> "About":
-        """Return what is to be said of a scan's rows, but for those before `since`."""
+        """Return the description of a scan's rows, without the rows before `since`."""
         return cls(
             *(scan.config, scan.command, scan.t, scan.label),
             *(scan.since, scan.since_command, scan.since_t),
@@ -82,7 +82,7 @@ class About:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "About":
-        """Return what a text says. Raises InvalidArgumentError."""
+        """Return the description in a text. Raises InvalidArgumentError."""
         try:
             given: dict[str, Any] = json.loads(text)
             version, config = given.pop("version"), given.pop("config")

@@ -1,8 +1,9 @@
-"""What a file of changes (`export_table` with `since`) has to be put on top of.
+"""The state on which a file of changes (`export_table` with `since`) has to be put.
 
-Such a file has not the rows that nobody wrote since. So it says how many rows the table had at the
-checkpoint, and of some that are as they were there, from all over the table, a hash of the weights.
-A table that has fewer rows, or others in these places, is not what the file continues.
+Such a file lacks the rows that were not written since. So it records how many rows the table had at
+the checkpoint, and for some rows that are unchanged, from all over the table, a hash of the
+weights. A table that has fewer rows, or others at these keys, is not the one that the file
+continues.
 """
 
 from collections.abc import Set
@@ -22,8 +23,8 @@ _SAMPLES = 64
 
 
 def sample(base: Scan, changes: Scan, deleted: Keys) -> dict[str, str]:
-    """Return hashes of rows of a scan, by key, that another one, of what came later, has not, and
-    that were not deleted."""
+    """Return hashes of rows of a scan, by key, that are not in the scan of later changes, and that
+    were not deleted."""
     found, gone = {}, set(deleted.tolist())
     end = base.rows if base.config.is_sparse else base.config.rows
     for low in np.linspace(0, end, _SAMPLES, endpoint=False, dtype=np.int64):

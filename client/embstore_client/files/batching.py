@@ -5,11 +5,11 @@ from embstore.errors import InvalidArgumentError
 from embstore.layout import VALUE_BYTES
 
 BATCH_BYTES = 16 << 20
-"""Of a batch of rows: large enough that a call costs little beside what it carries."""
+"""The bytes of a batch of rows: large enough that a call's own cost is small in comparison."""
 
 
 def rows_of_batch(config: TableConfig, given: int | None, *, with_state: bool) -> int:
-    """Return how many rows of a table are a batch, where a caller has given none.
+    """Return how many rows of a table are a batch: as given, or as many as BATCH_BYTES have.
 
     Raises InvalidArgumentError: it has given less than one.
     """

@@ -2,7 +2,7 @@
 
 A column has the keys: the one that is named, or `key`, or `id`. The rows are lists in one column:
 the one that is named, or `weights`, or the only one that has lists. Or each other column of floats
-has one element of every row, in the order of the file; of text that is each other column.
+has one element of every row, in the order of the file; in text every other column has.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Files of named columns: Parquet, and text with a header. Both are pyarrow's to read.
 
 A file is read batch by batch, as often as it is asked for; `embstore_client.files.values` makes ids
-and rows of what comes.
+and rows of the columns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,19 +15,19 @@ from pyarrow import csv, parquet
 from embstore_client.files.packed import Unpacked
 
 _BLOCK_BYTES = 1 << 20
-"""Of text that becomes a batch, if that has no more rows than were asked for."""
+"""The bytes of text that become a batch, if they have no more rows than were asked for."""
 
 Batch = tuple[Any, int]
 """An Arrow RecordBatch, and how many bytes of the file it is, about."""
 
 
 class Columns(Protocol):
-    """A file of named columns. What is raised is pyarrow's, an OSError, or an EmbstoreError."""
+    """A file of named columns. Errors are pyarrow's, an OSError, or an EmbstoreError."""
 
     schema: Any
     """Arrow's."""
     is_text: bool
-    """All columns are strings, but read as whatever is asked for."""
+    """All columns are strings, but read as any type that is asked for."""
 
     def count_rows(self) -> int:
         """Return how many rows it has. Text is read for that, as a whole."""
@@ -35,7 +35,7 @@ class Columns(Protocol):
     def batches(
         self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
     ) -> Iterator[Batch]:
-        """Yield some columns in order; of text, columns of `text_is` are read as these types."""
+        """Yield some columns in order; in text, columns of `text_is` are read as these types."""
 
 
 class ParquetColumns:

@@ -15,17 +15,17 @@ from embstore_client.files.formats import WRITTEN, module_of, understood
 from embstore_client.files.places import writing
 
 Progress = Callable[[int, int], None]
-"""Called with the rows done, and of how many; what it raises ends the work."""
+"""Called with the rows done, and the number of all; an error that it raises ends the work."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The outcome of an export."""
 
     place: str
     """The path or URL."""
     rows: int
-    """Of the scan; a .npy file has all of the table."""
+    """The rows of the scan; a .npy file has all rows of the table."""
     bytes: int
     about: About
 
@@ -60,8 +60,8 @@ def export_table(
     InvalidArgumentError : another format; a library is missing; state or `since` with .npy.
     CheckpointNotFoundError, TableNotFoundError : see `Table.scan`.
     StoreInUseError : another export to this place is being written.
-    CapacityError, StorageError : no room, or no access. Whatever was raised, the file that was
-        there is as it was.
+    CapacityError, StorageError : no space, or no access. After any error, a file that was there is
+        unchanged.
     """
     place = os.fspath(to)
     with understood(place):

@@ -1,4 +1,4 @@
-"""Which format a file has, by the end of its name; what writes it, and what reads it."""
+"""The formats of files, by the end of the name; their writers and readers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,29 +42,29 @@ class Writer(Protocol):
         """Write the next rows."""
 
     def finish(self) -> None:
-        """Write what comes behind the last row."""
+        """Write the part behind the last row."""
 
     def close(self) -> None:
-        """Let the file go, finished or not."""
+        """Close the file, finished or not."""
 
 
 class Reader(Protocol):
-    """A file that is read. What its library raises is turned into an InvalidArgumentError."""
+    """A file that is read. Errors of its library are turned into an InvalidArgumentError."""
 
     about: About | None
-    """What it says of its table; None: nothing."""
+    """The file's description of its table; None: it has none."""
     rows: int
     dim: int
     state_dim: int | None
     """None: it has no state."""
     are_sparse: bool
-    """Whether its keys are those of a table of sparse keys: whoever imports says so."""
+    """Whether its keys belong to a table of sparse keys: the import sets it."""
 
     def batches(self, batch_rows: int, *, with_state: bool) -> Iterator[Batch]:
         """Yield its rows in order."""
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
 
 
 def module_of(place: str, endings: dict[str, str]) -> Any:
@@ -80,7 +80,7 @@ def module_of(place: str, endings: dict[str, str]) -> Any:
 def opened(
     path: Path, place: str, tensor: str | None, key: str | None, hashed: Hashing | None = None
 ) -> Iterator[Reader]:
-    """Yield what reads a file; `place` names it in errors, `hashed` makes keys of its ids."""
+    """Yield the reader of a file; `place` names it in errors, `hashed` makes keys of its ids."""
     with understood(place):
         reader: Reader = module_of(path.name, READ).Reader(path, tensor, key, hashed)
     try:
@@ -91,7 +91,7 @@ def opened(
 
 @contextmanager
 def understood(place: str) -> Iterator[None]:
-    """Say of which file it is what a library cannot read."""
+    """Name the file in the error of a library that cannot read it."""
     try:
         yield
     except InvalidArgumentError as exc:
@@ -110,5 +110,5 @@ def understood(place: str) -> Iterator[None]:
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return an array as it is written."""
+    """Return an array's bytes, as they are written."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

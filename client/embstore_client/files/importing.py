@@ -1,7 +1,7 @@
 """A file's rows into a table, batch by batch.
 
 Each batch is one command (contract.md, rule 7): rows are set, so an import that was interrupted is
-done again from the beginning, and what it had done is done once more to the same bits. With state,
+repeated from the beginning, and rows that were done are set once more to the same bits. With state,
 t is brought to the file's by a last command, which has no rows.
 """
 
@@ -31,23 +31,23 @@ from embstore_client.files.values import Hashing, no_keys
 
 @dataclass(frozen=True)
 class Imported:
-    """What was written to the table."""
+    """The outcome of an import."""
 
     rows: int
     t: int
-    """Of the table, afterwards."""
+    """The table's t afterwards."""
     command: int
     """The last one of the import; 0: the file has no rows."""
     deleted: int = 0
-    """Rows that were deleted, of a file of changes."""
+    """Rows that were deleted, by a file of changes."""
 
 
 def about_file(
     place: str | os.PathLike[str], *, tensor: str | None = None, key: str | None = None
 ) -> About | None:
-    """Return what a file of `export_table` says of its table; None: it says nothing.
+    """Return the description in a file of `export_table`; None: it has none.
 
-    `tensor` and `key` are those of `import_table`.
+    `tensor` and `key` are as in `import_table`.
     """
     named = os.fspath(place)
     with reading(named) as path, opened(path, named, tensor, key) as reader:
@@ -66,7 +66,7 @@ def import_table(
     batch_rows: int | None = None,
     progress: Progress | None = None,
 ) -> Imported:
-    """Set rows of a table to those of a file.
+    """Set rows of a table to the rows of a file.
 
     Without state it is `Table.assign`: optimizer state starts anew, and t stays. With state it is
     `Table.put_rows`, and t becomes the file's: a new table of the same configuration then has the
@@ -77,11 +77,12 @@ def import_table(
     source : a path, or a URL where fsspec is installed: .safetensors, .parquet, .npy, .npz; text
         with a header (.csv, .tsv), or as of GloVe (.txt, .vec), also packed (.gz, .zst, .bz2,
         .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt), where that is installed
-    tensor : which one has the rows, or which column; needed where there are several
-    key : which one has their keys; None: `keys`, as a column `key` or `id`
-    ids : "hash": what the file has for keys are ids of any kind, in any order, of which keys are
-        made as `embstore.hash_ids(ids, feature=table.name, rows=table.rows)` does; of those that
-        share a row the last one stays. The words of .txt and .vec are such ids
+    tensor : the name of the tensor or column that has the rows; needed where there are several
+    key : the name of the tensor or column that has their keys; None: `keys`, as a column `key` or
+        `id`
+    ids : "hash": the file's keys are ids of any kind, in any order, and keys are made of them as
+        `embstore.hash_ids(ids, feature=table.name, rows=table.rows)` does; of ids that share a row
+        the last one stays. The words of .txt and .vec are such ids
     with_state : set the optimizer's state, too
     allow_nan : take NaNs, which are refused as a rule
     batch_rows : rows of a command; None: as many as 16 MiB have
@@ -90,10 +91,10 @@ def import_table(
     Raises
     ------
     InvalidArgumentError : the file is not whole, or its rows are not this table's: width,
-        optimizer, keys that do not rise or are beyond the table (sparse ones are in any order; of
-        one that is there twice the last row stays), NaN; or the file has what was
-        written since a checkpoint, and the table is not as it was there. The message says how many
-        rows were written before, if any.
+        optimizer, keys that do not rise or are beyond the table (sparse ones are in any order; of a
+        repeated one the last row stays), NaN; or the file has the changes since a checkpoint, and
+        the table is not as it was there. The message says how many rows were written before, if
+        any.
     StorageError : no access.
     """
     place = os.fspath(source)
@@ -117,7 +118,7 @@ def import_table(
 
 
 def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
-    """Return what makes keys of a file's ids; None: they are keys."""
+    """Return the function that makes keys of a file's ids; None: they are keys."""
     if ids not in ("keys", "hash"):
         raise InvalidArgumentError(f'expected ids to be "keys" or "hash", found {ids!r}')
     if ids == "keys":
@@ -128,7 +129,7 @@ def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
 
 
 def _with_rows(exc: EmbstoreError, rows: int) -> EmbstoreError:
-    """Return an error that also says what was done before."""
+    """Return an error that also says how many rows were written before."""
     text = f"{exc}. {rows} rows of the file were written before; the import can be done again"
     if isinstance(exc, StorageError):
         return StorageError(exc.errno, text)

@@ -1,8 +1,8 @@
-"""The formats .npy, an array (rows, dim) whose row k is that of key k, and .npz, to read.
+"""The formats .npy, an array (rows, dim) whose row k belongs to key k, and .npz, to read.
 
-It is what `numpy.load` gives anybody, so it has every row of the table: those that were never
-written are what the initializer makes of their keys (contract.md, rule 10). It has no place for
-keys, for state, or for what is said of the table.
+`numpy.load` reads it without embstore, so it has every row of the table: rows that were never
+written have the initializer's values for their keys (contract.md, rule 10). It has no place for
+keys, for state, or for a description of the table.
 """
 
 import shutil
@@ -68,7 +68,7 @@ class Writer:
         self._fill(self._config.rows, np.empty(0, np.int64), nothing)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
     def _fill(self, end: int, keys: Keys, weights: Rows) -> None:
@@ -93,7 +93,7 @@ class Writer:
 
 
 class Reader(TensorReader):
-    """Reads one file: mapped, and an .npz, whose arrays have names, as a whole."""
+    """Reads one file: mapped; an .npz, whose arrays have names, as a whole."""
 
     def __init__(
         self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None

@@ -1,6 +1,6 @@
-"""Files that are packed (gzip, Zstandard, bzip2, LZ4) are read as what is in them.
+"""Files that are packed (gzip, Zstandard, bzip2, LZ4) are read as their contents.
 
-Which way a file is packed is known by how it begins, whatever its name; unpacking is pyarrow's.
+A file's first bytes show how it is packed, whatever its name is; pyarrow unpacks it.
 """
 
 from io import BufferedReader
@@ -19,7 +19,7 @@ _BEGINNINGS = {
 }
 """pyarrow's name of each way, by the first bytes."""
 ENDINGS = ".gz", ".zst", ".bz2", ".lz4"
-"""What names of packed files end with."""
+"""The endings of the names of packed files."""
 
 
 class Unpacked:
@@ -48,7 +48,7 @@ class Unpacked:
 
     @property
     def read_bytes(self) -> int:
-        """How much of the file, as it is on the disk, has been read for that, about."""
+        """How many bytes of the file, as it is on the disk, have been read for that, about."""
         return 0 if self._file.closed else self._file.tell()
 
     def __enter__(self) -> "Unpacked":

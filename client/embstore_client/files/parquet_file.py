@@ -1,7 +1,7 @@
-"""The format .parquet: columns `key`, `weights` and `state`, and what is said of the table.
+"""The format .parquet: columns `key`, `weights` and `state`, and a description of the table.
 
-A batch is a row group. Values are written as they are: what optimizers make of rows has no pattern
-that a dictionary or a compression would find, and both cost more time than the disk.
+A batch is a row group. Values are written as they are: rows from an optimizer have no pattern that
+a dictionary or a compression would find, and both cost more time than the disk.
 """
 
 from pathlib import Path
@@ -59,7 +59,7 @@ class Writer:
         self._file.close()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 

@@ -1,11 +1,11 @@
-"""Where a file is: a path, or a URL of what fsspec knows.
+"""The place of a file: a path, or a URL that fsspec knows.
 
-**A file has its name when it is whole.** What is written is called NAME.embstore-part until it
-is synced, and then renamed. An export that was killed leaves that, which the next one writes anew;
-while one is written, another one to the same name is refused.
+**A file has its name when it is whole.** It is written as NAME.embstore-part, synced, and then
+renamed. An export that was killed leaves that part, which the next one writes anew; while one is
+written, another one to the same name is refused.
 
-**At a URL** nothing can be written in the middle of a file, and little be read. So a file goes
-there, and comes from there, by way of one in the directory for temporary files (TMPDIR), whole.
+**At a URL** a file cannot be written in the middle, and hardly be read there. A file is copied,
+whole, by way of one in the directory for temporary files (TMPDIR).
 """
 
 import errno
@@ -37,7 +37,7 @@ def writing(place: str) -> Iterator[Path]:
     ------
     StoreInUseError : another export writes there.
     InvalidArgumentError : a URL, and fsspec is not installed or does not know it.
-    StorageError : it cannot be written there. What was there is as it was.
+    StorageError : it cannot be written there. A file that was there is unchanged.
     """
     if not is_url(place):
         with _named(place, OSError), _renamed(Path(place)) as path:
@@ -105,7 +105,7 @@ def _locked(part: Path) -> BinaryIO:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and what the file is called there."""
+    """Return the file system of a URL, and the file's name there."""
     try:
         fsspec = import_module("fsspec")
     except ImportError as exc:
@@ -122,7 +122,8 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _named(place: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """Turn what a file system raises into a StorageError; those of URLs have their own classes."""
+    """Turn errors of a file system into a StorageError; file systems of URLs have their own
+    classes."""
     try:
         yield
     except EmbstoreError:

@@ -1,10 +1,10 @@
-"""The format .safetensors: tensors `keys`, `weights` and `state`, and what is said of the table.
+"""The format .safetensors: tensors `keys`, `weights` and `state`, and the table's description.
 
     length of the header (u64) | header, JSON | the bytes of each tensor
 
 The library writes tensors that are in memory as a whole. Here a tensor is as large as the table; so
-the header, which says where each begins, is written first, for as many rows as a scan has, and each
-batch goes to three places. Reading maps them; that a file is whole is for the library to say.
+the header, which has the offset of each tensor, is written first, for as many rows as a scan has,
+and each batch goes to three places. Reading maps them; the library checks that a file is whole.
 """
 
 import json
@@ -26,11 +26,11 @@ _LENGTH_BYTES = 8
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
 }
-"""NumPy's type of each that has one, or of its bits. Tensors of others are passed over."""
+"""NumPy's type of each that has one, or of its bits. Tensors of other types are passed over."""
 
 
 class Writer:
-    """Writes one file of so many rows."""
+    """Writes one file of a known number of rows."""
 
     def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
         config = about.config
@@ -63,10 +63,10 @@ class Writer:
                 content = content[written:]
 
     def finish(self) -> None:
-        """Every row has its place: nothing comes behind the last."""
+        """Do nothing: every row has its place, and the last ends the file."""
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 
@@ -77,7 +77,7 @@ class Reader(TensorReader):
         self, path: Path, tensor: str | None, key: str | None, hashed: Hashing | None
     ) -> None:
         open_file: Any = safe_open  # it is not typed
-        with open_file(path, framework="numpy") as file:  # which finds what is not whole
+        with open_file(path, framework="numpy") as file:  # which finds missing parts
             metadata, names = file.metadata() or {}, sorted(file.keys())
         about = About.from_json(metadata[METADATA]) if METADATA in metadata else None
         super().__init__(_tensors(path, names), tensor, key, hashed, about)

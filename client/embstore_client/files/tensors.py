@@ -20,7 +20,7 @@ KEYS, WEIGHTS, STATE = "keys", "weights", "state"
 
 
 class Tensor(Protocol):
-    """What can be read a range of rows at a time."""
+    """An array that can be read a range of rows at a time."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,13 +95,13 @@ class TensorReader:
         return keys_of(ids, f"tensor {self._keys_name!r}", are_sparse=self.are_sparse)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         del self._weights, self._keys, self._state
 
 
 def _chosen(tensor: str | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the name of the tensor that has the rows: the one asked for, or the only one that can
-    be meant."""
+    """Return the name of the tensor that has the rows: the one asked for, or the only one with two
+    dimensions."""
     matrices = [name for name, shape in shapes.items() if len(shape) == 2]
     if tensor is not None and tensor in matrices:
         return tensor

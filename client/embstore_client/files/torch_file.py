@@ -1,8 +1,8 @@
 """PyTorch's checkpoints: tensors, alone or in nested dictionaries; only read.
 
 They are loaded with `weights_only=True`, so that a file runs no code, and mapped, so that only the
-rows of a batch are read. Of NumPy, numbers may be in them: what has trained often keeps its losses
-beside its weights.
+rows of a batch are read. Scalars of NumPy may be in them: training programs often keep their losses
+together with their weights.
 """
 
 import pickle
@@ -33,7 +33,7 @@ class Reader(TensorReader):
 def _loaded(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_numbers()):
-            # What was saved before PyTorch 1.6 is no archive, and cannot be mapped.
+            # A file from before PyTorch 1.6 is no archive, and cannot be mapped.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except pickle.UnpicklingError as exc:
         reason = " ".join(str(exc).split())
@@ -47,8 +47,8 @@ def _loaded(path: Path) -> Any:
 
 
 def _numbers() -> list[Any]:
-    """Return what pickles of NumPy's scalars are made of, by the names of NumPy 1 and 2; but for
-    those of objects and records, which may be made of anything."""
+    """Return the parts of pickles of NumPy's scalars, by the names of NumPy 1 and 2; without the
+    types of objects and records, which may be made of anything."""
     scalar = np.float64(0).__reduce__()[0]
     kinds = {type(np.dtype(kind)) for kind in {*np.typecodes["All"]} - {*"OV"}}
     names = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"

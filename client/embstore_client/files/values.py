@@ -1,6 +1,6 @@
 """Ids and rows of other programs, in the forms that tables have: int64 and float32.
 
-Every reader of files brings what it has read through these functions, so that each format takes the
+Every reader of files passes its ids and rows through these functions, so that each format takes the
 same and refuses the same.
 
 **Ids** are integers of any width. Where they are hashed to a table's rows (`embstore.hash_ids`, of
@@ -27,7 +27,7 @@ Hashing = Callable[[Any], Keys]
 
 
 def keys_of(array: NDArray[Any], what: str, *, are_sparse: bool = False) -> Keys:
-    """Return integers as keys; messages say `what` they are. Sparse ones of uint64 are the int64 of
+    """Return integers as keys; messages name them by `what`. Sparse ones of uint64 are the int64 of
     the same bits. Raises InvalidArgumentError."""
     if array.dtype.kind not in "iu":
         raise no_keys(f"{what} of integers", array.dtype)
@@ -47,7 +47,7 @@ def no_keys(expected: str, found: object) -> InvalidArgumentError:
 
 
 def rows_of(array: NDArray[Any], what: str) -> Rows:
-    """Return floats as rows; messages say `what` they are. Raises InvalidArgumentError."""
+    """Return floats as rows; messages name them by `what`. Raises InvalidArgumentError."""
     if array.dtype.kind != "f" or array.dtype.itemsize not in _FLOAT_BYTES:
         raise InvalidArgumentError(
             f"expected {what} of float32, float16 or float64, found {array.dtype}"
@@ -86,7 +86,7 @@ def ids_of(array: Any, hashed: Hashing | None, place: str) -> tuple[Keys, Offset
     Parameters
     ----------
     hashed : makes keys of them; None: they are integers, and stay
-    place : of the array, for messages
+    place : the array's name, for messages
 
     Returns
     -------
@@ -94,7 +94,7 @@ def ids_of(array: Any, hashed: Hashing | None, place: str) -> tuple[Keys, Offset
 
     Raises
     ------
-    InvalidArgumentError : an id is missing, or is none; see above.
+    InvalidArgumentError : an id is missing, or is of another kind; see above.
     """
     from pyarrow import compute, types
 

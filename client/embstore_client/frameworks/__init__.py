@@ -1,17 +1,17 @@
-"""What the adapters of frameworks share: `embstore_client.torch`, and those beside it. NumPy alone.
+"""The common parts of the adapters `embstore_client.torch`, `.jax` and `.keras`. NumPy alone.
 
-backed       what an adapter is: tables, their store, its steps, and a checkpoint of all
-tables       which tables and features a module has
-padding      ids that are none
+backed       an adapter: tables, their store, its steps, and a checkpoint of all
+tables       the tables and features of a module
+padding      ids that stand for no row
 connection   the store of a module, also of one that was sent to another process
 occurrences  ids in the shapes of arrays, taken apart into keys and bags
 rows         where a forward's rows come from: the store, or an announced step
-gradients    what backward passes have left, in the order of the forwards
+gradients    the gradients of backward passes, in the order of the forwards
 steps        gradients are kept until a step is sent, in a loop of announced steps or outside
-clipping     the norm of gradients, and what brings it down to a bound
+clipping     the norm of gradients, and the factor that brings it down to a bound
 ending       several ranks at the end of their batches
-scaling      what a scaler of losses has found of a step
+scaling      the verdict of a scaler of losses on a step
 pretrained   rows that a table begins with
-marker       what a file of weights says of rows that it has not
+marker       a mark, in a file of weights, of the rows that it lacks
 saving       a checkpoint of the store, and a file of the framework, under one label
 """

@@ -1,22 +1,22 @@
-"""Tables of a store as a part of a model: what an adapter is, whatever its framework.
+"""Tables of a store as a part of a model: an adapter, for any framework.
 
-**A step.** What is here has no parameters. A forward looks rows up; a backward pass keeps the
-gradients of what the forward returned; `step` sends them as one update (`steps`), and the store's
-own optimizer applies it. So what lies between does not matter: micro-batches, several backward
-passes, a forward that is computed again, one whose output is not used. What has no gradient is not
-updated. Outside a loop of `ahead` lookups and updates are each one of their own. Within it, they
-are those of the step at hand: its tables have no other writer, and its place is part of every
-checkpoint.
+**A step.** The classes here have no parameters. A forward looks rows up; a backward pass keeps the
+gradients of the forward's outputs; `step` sends them as one update (`steps`), and the store's own
+optimizer applies it. So anything may lie between: micro-batches, several backward passes, a forward
+that is computed again, one whose output is not used. A row without a gradient is not updated.
+Outside a loop of `ahead` each lookup and each update is a call of its own. Within it, both belong
+to the step at hand: its tables have no other writer, and its place is part of every checkpoint.
 
-**Exactness.** A bag's gradient becomes that of its ids as contract.md, rule 8 says, and those of an
-id are added by rule 2, in the order of the forwards, then of the features, then of the ids. The
-digest of a table is that of a program in NumPy that is given the same gradients of bags.
+**Exactness.** A bag's gradient becomes the gradients of its ids as contract.md, rule 8 says, and
+the gradients of one id are added by rule 2, in the order of the forwards, then of the features,
+then of the ids. A table has the same digest as in a program in NumPy that is given the same
+gradients of bags.
 
     StoreBacked         tables, their store, the session's place, and a checkpoint of all of it
     StoreBackedModule   the same for frameworks whose parts have a state that changes in place
 
-A framework adds what only it can say: which ids its arrays are (`_given`, `_announced`), how rows
-become activations, and what its file has (`saving.KeptFile`).
+A framework adds its own parts: how its arrays become ids (`_given`, `_announced`), how rows become
+activations, and the contents of its file (`saving.KeptFile`).
 
 One thread at a time; callbacks and backward passes may run in the framework's own.
 """
@@ -46,20 +46,20 @@ Loop = Generator[tuple[AnnouncedStep, Announced], None, None]
 
 
 class StoreBacked:
-    """Tables of a store, a session's place in them, and what is kept with both."""
+    """Tables of a store, a session's place in them, and the checkpoints of both."""
 
     tables: Mapping[str, Any]
     """The tables by name, each as its first entry has it."""
     entries: Sequence[Any]
-    """What the module was made with: each an `Ids` or a `Bag`."""
+    """The arguments of the module's constructor: each an `Ids` or a `Bag`."""
     lookups: Sequence[FeatureLookup]
-    """What a forward looks up, in the order of its activations."""
+    """The lookups of a forward, in the order of its activations."""
     _file: ClassVar[KeptFile]
-    """Of the framework, beside a checkpoint."""
+    """The framework's file, which is kept with a checkpoint."""
 
     def _use(self, store: Store | Connection, entries: Sequence[Ids], steps: Steps) -> None:
-        """Have the tables of these entries; those that a store lacks are made. To be called once,
-        when the framework's own part of the object is there."""
+        """Use the tables of these entries; make those that a store lacks. To be called once, when
+        the framework's own part of the object is there."""
         self.entries = entries
         self.tables = by_name(entries)
         self.lookups = lookups_of(entries)
@@ -76,7 +76,7 @@ class StoreBacked:
 
     @property
     def store(self) -> Store:
-        """The store. What was sent to another process connects now.
+        """The store. A module that was sent to another process connects now.
 
         Raises
         ------
@@ -115,10 +115,10 @@ class StoreBacked:
         return frozenset(self._steps.gradients.frozen)
 
     def freeze(self, *tables: str) -> None:
-        """Train these tables no more, or none of the module's where none is named: gradients of
-        them are not kept, so that they have no update, and t and digest stay.
+        """Stop training these tables, or all of the module's where none is named: gradients of them
+        are not kept, so that they have no update, and t and digest stay.
 
-        Of gradients that were kept before, `step` sends what there is.
+        `step` still sends gradients that were kept before.
 
         Raises
         ------
@@ -152,19 +152,20 @@ class StoreBacked:
             self._named(learning_rate)
         return learning_rate
 
-    # What loops did
+    # Results of loops
 
     def loop_stats(self) -> Any:
-        """Return how many steps the loop of `ahead` has taken, or the last one, and where its time
-        went, as `embstore_training.times.RunStats`; None: there was no loop."""
+        """Return how many steps the loop of `ahead` has taken, or the last one, and how its time
+        was spent, as `embstore_training.times.RunStats`; None: there was no loop."""
         return self._steps.stats()
 
     def history(self, path: str | os.PathLike[str] | None) -> None:
-        """Have each loop of `ahead` from the next on write what it did to a file for `embstore
-        report`, when it ends; None: write none any more.
+        """Have each later loop of `ahead` write its history to a file for `embstore report`, when
+        it ends; None: stop writing.
 
-        The file is that of the loop that ended last. Of several ranks each has its own path, or one
-        of them writes. About once in a second, or less often, the store is asked for its stats.
+        The file is the history of the loop that ended last. If there are several ranks each has its
+        own path, or one of them writes. About once in a second, or less often, the store is asked
+        for its stats.
         """
         self._steps.report = path
 
@@ -175,14 +176,14 @@ class StoreBacked:
         return self._steps.rows(self.store, keys, admit=admit)
 
     def _announced(self, batch: Any, features: Any) -> Announced:
-        """Return what is announced of a batch, of which `ahead` was told these features."""
+        """Return the announcement of a batch, for which `ahead` was given these features."""
         raise NotImplementedError
 
     def _loop(
         self, batches: Iterable[Any], features: Callable[[Any], Any], **session: Any
     ) -> "closing[Loop]":
-        """Return the steps of a session over batches, with what was announced of each; `features`
-        is called in the thread that iterates over them. Leaving the block ends the session."""
+        """Return the steps of a session over batches, each with its announcement; `features` is
+        called in the thread that iterates over them. Leaving the block ends the session."""
         announced = (self._announced(batch, features(batch)) for batch in read(batches))
         return closing(self._steps.ahead(self.store, self.tables, announced, **session))
 
@@ -190,7 +191,7 @@ class StoreBacked:
 
     def grad_norm(self) -> float:
         """Return the L2 norm of the gradients that backward passes have left, over the rows of all
-        tables: a row's is the sum over its occurrences. 0 without any."""
+        tables: a row's gradient is the sum over its occurrences. 0 without any."""
         return self._norm(ALONE)
 
     def _norm(self, ranks: Ranks) -> float:
@@ -201,7 +202,7 @@ class StoreBacked:
     # Saving
 
     def _marker(self) -> bytes:
-        """Return what a file of the framework has in place of rows."""
+        """Return the marker that a file of the framework has in place of rows."""
         return marker_of(self._connection.connected, self.tables)
 
     def _compare(self, marker: bytes) -> None:
@@ -219,9 +220,9 @@ class StoreBacked:
     ) -> None:
         """Make a checkpoint of the store, and a file of the other parts, under one label.
 
-        Behind the update of a batch, in a loop or outside. The place of the loop's session is part
-        of it. Of several ranks one calls it. The files of checkpoints that it pushes out go with
-        them.
+        Call it after the update of a batch, in a loop or outside. The place of the loop's session
+        is part of it. If there are several ranks one calls it. The files of checkpoints that it
+        pushes out are removed with them.
 
         Parameters
         ----------
@@ -229,17 +230,17 @@ class StoreBacked:
         replace : take the label from the checkpoint that has it, also a protected one. Killed in
             between, that one is kept, or the new one as LABEL/replacing
         protect : have newer checkpoints not push it out, as `Store.set_retention`
-        parts : what else is kept, by name: dense=..., optimizer=... In Keras what has variables; in
-            JAX pytrees of arrays, keys of random numbers and Python's numbers; in Torch what has
-            `state_dict()`. In Torch and Keras also dicts of Python's own values, as
-            progress={"epoch": 3}
+        parts : other parts to keep, by name: dense=..., optimizer=... In Keras objects with
+            variables; in JAX pytrees of arrays, keys of random numbers and Python's numbers; in
+            Torch objects with `state_dict()`. In Torch and Keras also dicts of Python's own values,
+            as progress={"epoch": 3}
 
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent; a part, or a leaf of
             it, is something else, as an optimizer of Keras that was not built; `retention` is among
             them.
-        What `Store.checkpoint` raises. The label can be used then.
+        Errors of `Store.checkpoint`. The label can be used then.
         CapacityError : `protect`, and 64 others are protected; it is kept as a routine one.
         """
         if "retention" in parts:
@@ -258,8 +259,8 @@ class StoreBacked:
         parts: Mapping[str, Any],
         restore: Callable[[], object],
     ) -> Any:
-        """Have a label restored, once its file fits the parts; then be at its place, and return
-        what has become of the parts."""
+        """Have a label restored, once its file fits the parts; then take its place, and return the
+        loaded parts."""
         self._steps.wait_for_ranks()
         self._steps.check_outside("load()")
         saved = self._file.find(self.store, label, parts, directory)
@@ -278,8 +279,8 @@ class StoreBackedModule(StoreBacked):
         raise NotImplementedError
 
     def _given_of(self, features: Any) -> list[Any]:
-        """Return what `_given` does of each forward. Features are the argument of one, a tuple of
-        several, or a list of such, of several forwards."""
+        """Return the result of `_given` for each forward. Features are the argument of one, a tuple
+        of several, or a list of such, for several forwards."""
         forwards = _in_list(features)
         arguments = [given if isinstance(given, tuple) else (given,) for given in forwards]
         return [self._given(*of_forward) for of_forward in arguments]
@@ -315,9 +316,8 @@ class StoreBackedModule(StoreBacked):
         max_norm: float | None = None,
         **options: Any,
     ) -> AcknowledgedUpdate | None:
-        """Send the gradients, divided by what they were scaled by and by the number of ranks, and
-        clipped; skip them where the dense part was skipped, and lower the scale where they alone
-        overflow."""
+        """Send the gradients, divided by their scale and by the number of ranks, and clipped; skip
+        them where the dense part was skipped, and lower the scale where they alone overflow."""
         scale = checked_scale(gradient_scale) / verdict.scale
         if max_norm is not None and not verdict.is_overflow:
             scale *= clip_factor(self._norm(ranks) * scale, max_norm)
@@ -343,20 +343,20 @@ class StoreBackedModule(StoreBacked):
         force: bool = False,
         **parts: Any,
     ) -> int:
-        """Go back to what `save` has kept: the store, the session's place, and the other parts.
+        """Go back to a checkpoint of `save`: the store, the session's place, and the other parts.
 
         Outside a loop.
 
         Parameters
         ----------
-        wait_s, force : as in `Store.restore`: the session of a trainer that was killed is waited
-            for, until its lease has run out, or ended
+        wait_s, force : as in `Store.restore`: wait for the session of a trainer that was killed,
+            until its lease has run out, or end it
 
         Returns
         -------
-        The place: so many steps of the session are done, and a loop of the same name goes on behind
-        them. Its batches must too: `itertools.islice(batches, place, None)`; of a tf.data.Dataset,
-        `dataset.skip(place)`.
+        The place: so many steps of the session are done, and a loop of the same name continues
+        after them. Its batches must do the same: `itertools.islice(batches, place, None)`; of a
+        tf.data.Dataset, `dataset.skip(place)`.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """The norm of the gradients of rows, and the factor that brings it down to a bound.
 
 A row's gradient is the sum over its occurrences, as the store adds them (contract.md, rule 2).
-Where ranks share a step, it is the mean of theirs. The norm is L2, over the rows of all tables, as
-if rows were parameters. Sums are float32, squares float64.
+Where ranks share a step, it is the mean of the ranks' gradients. The norm is L2, over the rows of
+all tables, as if rows were parameters. Sums are float32, squares float64.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.gradients import concatenated
 
 Share = Mapping[str, tuple[Keys, Rows]]
-"""Of one rank, by table: keys (n,) and their gradients (n, dim) float32."""
+"""One rank's gradients, by table: keys (n,) and their gradients (n, dim) float32."""
 _TINY = 1e-6
 """Added to the norm before it divides, as torch.nn.utils.clip_grad_norm_ does."""
 
@@ -31,7 +31,7 @@ def summed(share: Share) -> dict[str, tuple[Keys, Rows]]:
 
 
 def norm_of(shares: Sequence[Share]) -> float:
-    """Return the norm of the mean of what ranks have, each with a gradient of a key once."""
+    """Return the norm of the mean of the ranks' gradients, each with a gradient of a key once."""
     squares = 0.0
     for table in dict.fromkeys(table for share in shares for table in share):
         parts = [share[table] for share in shares if table in share]
@@ -42,8 +42,8 @@ def norm_of(shares: Sequence[Share]) -> float:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """Return what gradients of a norm are multiplied by, so that it is `max_norm` at most; 1 where
-    the norm is not finite: whether such gradients are sent is another question.
+    """Return the factor that brings gradients of a norm down to `max_norm` at most; 1 where the
+    norm is not finite: whether such gradients are sent is another question.
 
     Raises
     ------
@@ -55,5 +55,5 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def checked_scale(gradient_scale: float) -> float:
-    """Return what gradients are multiplied by; InvalidArgumentError: no number, or below 0."""
+    """Return the factor of gradients; raise InvalidArgumentError: no number, or below 0."""
     return fp32_scalar(gradient_scale, "gradient_scale")

@@ -6,7 +6,7 @@ connects when it is first used. An embedded store belongs to its process, so a m
 without any: `attach` gives it another.
 
 **A forked process**, as a worker of a DataLoader, has the module as it is, and the parent's
-connection: its threads are not there, and its sockets are shared. The child lets it be, and
+connection: its threads are not there, and its sockets are shared. The child does not touch it, and
 connects anew when the module is first used. Where the parent shares memory with the server, the
 child does too, without gRPC, to which forks matter: a new channel works in a child as long as the
 handlers of forks of gRPC run, which is its default.
@@ -31,13 +31,13 @@ class Connection:
     """A store, or the way to one. Any thread."""
 
     def __init__(self, store: Store | None, options: dict[str, Any] | None = None) -> None:
-        """Have a store, or the arguments of `connect`; with neither, `store` raises."""
+        """Keep a store, or the arguments of `connect`; with neither, `store` raises."""
         self._lock = threading.Lock()
         self._store = store
         self._options = options
         if store is not None and isinstance(store.executor, RemoteExecutor | Router):
             self._options = store.executor.connected_by
-        self._parents: Store | None = None  # In a forked process: kept, so that nobody closes it.
+        self._parents: Store | None = None  # In a forked process: kept, so that it is not closed.
         _connections.add(self)
 
     @property
@@ -47,8 +47,8 @@ class Connection:
         Raises
         ------
         InvalidArgumentError : the store that the module was made with was embedded in another
-            process; or this one was forked, and gRPC was told not to bear that.
-        What `connect` raises.
+            process; or this one was forked, and gRPC's handlers of forks are turned off.
+        The errors of `connect`.
         """
         with self._lock:
             if self._store is None:
@@ -77,7 +77,7 @@ class Connection:
         return options
 
     def forked(self) -> None:
-        """Be in a process that was forked."""
+        """Start anew in a process that was forked."""
         self._lock = threading.Lock()  # another thread may have had it
         if self._store is not None and self._options is not None:
             self._parents, self._store = self._store, None

@@ -1,11 +1,11 @@
-"""The end of a loop of several ranks, which waits for the others beside the program.
+"""The end of a loop of several ranks, which waits for the others in a thread.
 
 A rank whose batches are fewer has to wait until the others have gone through theirs: only then is
-the place of the session that of all, and the tables are free. But it must not wait within its loop:
-the dense part of the others goes on too, and asks something of this rank, as in the block of
-`DistributedDataParallel.join()`, which the rank has to come to the end of. So a thread waits, and
-the program is held up where it needs the place, or the tables: at the next loop, at `save` and
-`load`, and at an update outside of loops.
+the place of the session the place of all ranks, and the tables are free. But it must not wait
+within its loop: the dense part of the others goes on too, and needs this rank, as in the block of
+`DistributedDataParallel.join()`, whose end the rank has to reach. A thread waits, and the program
+is held up where it needs the place, or the tables: at the next loop, at `save` and `load`, and at
+an update outside of loops.
 """
 
 import threading
@@ -32,7 +32,7 @@ class Ending:
 
     @property
     def last_step(self) -> int:
-        """The last step that is known to be finished: once the ranks have ended, that of all."""
+        """The last step known to be finished: once the ranks have ended, the last of all ranks."""
         step: int = self._run.last_step
         return step
 

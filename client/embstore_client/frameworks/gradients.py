@@ -1,12 +1,12 @@
-"""What backward passes have left, until `step` sends it.
+"""The gradients that backward passes leave, kept until `step` sends them.
 
 Each feature of each forward has a number, given when the forward was computed: forwards in order,
 and in each the features in the order of the module. A gradient is kept under that number, whenever
 it comes: backward passes go through features in an order of their own. One that comes again is
-added to what is there. A forward that is computed again for its backward pass is one more forward.
+added to the first. A forward that is computed again for its backward pass is one more forward.
 
-A feature without a gradient leaves nothing here, so there is no update of it: under Adam a zero
-would be one. Nor does one of a frozen table: it is as if its gradient had not come.
+A feature without a gradient leaves none here, so there is no update of it: under Adam a zero would
+be one. The same holds for a frozen table: it is as if its gradient had not come.
 """
 
 import threading
@@ -22,11 +22,11 @@ from embstore.arrays import Keys, Rows
 from embstore_client.frameworks.occurrences import Occurrences
 
 Number = tuple[int, int]
-"""Of the forward, and of the feature within it."""
+"""The number of the forward, and of the feature within it."""
 
 
 FORWARDS_WITHOUT_STEP = 16
-"""So many forwards with backward passes and without `step` warn: it was forgotten."""
+"""The number of forwards with backward passes and without `step` that warns: it was forgotten."""
 
 
 def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -80,7 +80,7 @@ class KeptGradients:
         self.take(number, of, np.array(gradients, np.float32))
 
     def take(self, number: Number, of: Occurrences, gradients: Rows) -> None:
-        """Do the same with gradients that nobody else has, C-contiguous, without a copy."""
+        """Do the same with gradients that no other code has, C-contiguous, without a copy."""
         if of.table in self.frozen:
             return
         rows = gradients.reshape(-1, gradients.shape[-1])
@@ -120,12 +120,12 @@ class KeptGradients:
         return parts
 
     def change(self, change: Callable[[Rows], Rows]) -> None:
-        """Keep in place of all gradients what `change` returns of them."""
+        """Replace all gradients by the results of `change`."""
         with self._lock:
             self._kept = {n: (of, change(gradients)) for n, (of, gradients) in self._kept.items()}
 
     def warn_unsent(self) -> None:
-        """Warn of gradients that are still here: nobody can send them any more."""
+        """Warn of gradients that are still here: they cannot be sent any more."""
         with self._lock:
             tables = sorted({of.table for of, _ in self._kept.values()})
         if tables:

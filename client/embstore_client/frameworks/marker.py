@@ -1,11 +1,11 @@
-"""What a framework's file of weights says of rows that it has not: how far their tables were.
+"""A mark, in a framework's file of weights, of the rows that it lacks: their tables' t.
 
 A marker is JSON: the store's id, and t of each table. Where a file is loaded, it is compared with
-what the store has then. It has no digest: frameworks ask for their states often, as averages of
+the store's present state. It has no digest: frameworks ask for their states often, as averages of
 weights do at every step, and a digest reads all that has changed. So rows that were set without an
-update, by `assign` or an import, are not told apart.
+update, by `assign` or an import, are not detected.
 
-It is of one length, whatever t is: programs that average states add up what these have.
+Its length does not depend on t: programs that average states add up these bytes.
 """
 
 import json
@@ -17,7 +17,7 @@ from embstore.errors import EmbstoreError
 from embstore.handles.store import Store
 
 _DIGITS = 20
-"""Of the largest t."""
+"""The digits of the largest t."""
 
 
 def marker_of(store: Store | None, tables: Iterable[str]) -> bytes:

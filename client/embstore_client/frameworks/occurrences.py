@@ -6,12 +6,12 @@
                                  (bags, length), None, (bags, length)
     any shape                    a row for each id, of a table that is `Ids`
 
-Ids are keys, or they are hashed, of tables that say so: then text is among them, in lists too. Of
-sparse keys those of uint64 are the int64 of the same bits.
-Padding is left out (`padding`). So ids of one shape, which compilers ask for, have as many in them
-as there are. A weighted mean becomes a weighted sum here: weights are divided by their bag's total.
+Ids are keys, or they are hashed, for tables that say so: then text is among them, in lists too. For
+sparse keys, ids of uint64 are the int64 of the same bits. Padding is left out (`padding`). So ids
+of one shape, which compilers ask for, have as many in them as there are. A weighted mean becomes a
+weighted sum here: weights are divided by their bag's total.
 
-What is returned is the host's, and a copy: a trainer may use its arrays again before `step`.
+The result is the host's, and a copy: a trainer may use its arrays again before `step`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ K = TypeVar("K", bound="HasKeys")
 
 
 class Occurrences(NamedTuple):
-    """The ids of one feature in one forward. An output is a bag, or what one id gets."""
+    """The ids of one feature in one forward. An output is a bag, or the row of one id."""
 
     table: str
     keys: Keys
@@ -44,7 +44,7 @@ class Occurrences(NamedTuple):
     mode: str
     """How the rows of an output are pooled."""
     shape: tuple[int, ...]
-    """Of the outputs, but for dim: (bags,), or that of ids which are not pooled."""
+    """The shape of the outputs, without dim: (bags,), or the shape of ids that are not pooled."""
     is_single: bool
     """No output can have more than one id, by the shape in which ids were given."""
 
@@ -56,14 +56,14 @@ class Occurrences(NamedTuple):
         return rows.reshape(*self.shape, rows.shape[-1])
 
     def by_key(self, gradients: Rows) -> Rows:
-        """Return the gradient of each key, (n, dim), from those of outputs, (outputs, dim)."""
+        """Return the gradient of each key, (n, dim), from gradients of outputs, (outputs, dim)."""
         if self.offsets is None:
             return gradients
         mode: Any = self.mode
         return bag_gradients(gradients, self.offsets, mode, self.weights)
 
     def without_padding(self, padding_idx: int | None) -> Self:
-        """Return the same ids but for padding."""
+        """Return the same ids without padding."""
         are_ids = is_id(self.keys, padding_idx)
         if are_ids.all():
             return self
@@ -81,7 +81,7 @@ class Occurrences(NamedTuple):
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How many ids each output has; of those that have `offsets`."""
+        """The number of ids of each output; only with `offsets`."""
         assert self.offsets is not None
         return np.diff(self.offsets)
 
@@ -102,11 +102,11 @@ def shares_of(weights: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArr
 
 
 Given = Mapping[str, Occurrences]
-"""What one forward is given: the ids of every lookup by its name, in their order."""
+"""The input of one forward: the ids of every lookup by its name, in their order."""
 
 
 class HasKeys(Protocol):
-    """The ids of one lookup in one forward, whatever a framework keeps with them."""
+    """The ids of one lookup in one forward, in any framework's form."""
 
     @property
     def table(self) -> str:
@@ -131,7 +131,7 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> Given:
 
 
 def by_table(*forwards: Mapping[str, K]) -> dict[str, list[K]]:
-    """Return the lookups of some forwards by table: of each forward one after the other."""
+    """Return the lookups of some forwards by table, one forward after the other."""
     found: dict[str, list[K]] = {}
     for given in forwards:
         for of in given.values():
@@ -160,7 +160,7 @@ def pooled(given: Given, found: Mapping[str, Found]) -> dict[str, Rows]:
 
 
 def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
-    """Return the ids of a feature of a table; `what` names it in errors.
+    """Return the ids of a feature of a table; errors name it by `what`.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def bounds_of(
 
     Raises
     ------
-    InvalidArgumentError : any of that does not hold.
+    InvalidArgumentError : an argument is wrong.
     """
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise InvalidArgumentError(

@@ -1,11 +1,11 @@
-"""The loops of `ahead` that this program has open, and what stands in the way of another one.
+"""The loops of `ahead` that this program has open, and their conflicts with another one.
 
 A loop that was left, as by `break`, is open as long as anything has its generator: a variable, a
 traceback, a notebook. A store can say only that some session holds a table; a program knows that
-the session is its own, so it says at once what ends it.
+the session is its own, so its error says at once how to end it.
 
 A loop within the loader of another is advanced by the thread that reads batches, ahead of the
-training: its step at hand would be that of a batch which the trainer has not come to.
+training: its step at hand would belong to a batch which the trainer has not come to.
 """
 
 import threading
@@ -20,7 +20,7 @@ _reading = threading.local()
 
 
 class OpenLoop(NamedTuple):
-    """A loop, by what another one may share with it."""
+    """A loop, with the facts by which it may conflict with another one."""
 
     store: Any
     tables: frozenset[str]
@@ -28,8 +28,8 @@ class OpenLoop(NamedTuple):
     shared: bool
 
     def stands_in_the_way_of(self, other: "OpenLoop") -> set[str]:
-        """Return the tables that both would hold; none of ranks of one session, which have one
-        name, or of sessions that share their tables."""
+        """Return the tables that both would hold; none for ranks of one session, which have one
+        name, or for sessions that share their tables."""
         is_one = self.name is not None and self.name == other.name
         if self.store is not other.store or is_one or (self.shared and other.shared):
             return set()
@@ -37,7 +37,7 @@ class OpenLoop(NamedTuple):
 
 
 _open: dict[int, OpenLoop] = {}
-"""By an id of each."""
+"""The open loops, by an id of each."""
 
 
 def read(batches: Iterable[Any]) -> Iterator[Any]:
@@ -84,7 +84,7 @@ def opening(loop: OpenLoop) -> Iterator[None]:
 
 
 def outside(refused: TableHeldError) -> TableHeldError:
-    """Return what to raise of a step that is in no loop, whose table a session holds."""
+    """Return the error of a step that is in no loop, whose table a session holds."""
     found = str(refused).partition(";")[0]
     return TableHeldError(
         f"{found}; found a step outside that loop: call step() behind it, and loop.close() where "

@@ -1,9 +1,9 @@
-"""Ids that are none, so that bags and sequences of any lengths fit arrays of one shape.
+"""Padding: ids that stand for no row, so that bags and sequences of any lengths fit one shape.
 
 An id of -1 is padding, and so is the `padding_idx` of its entry. It is no row of a bag, also not in
 the count of a mean; where a row for each id is wanted, its row is zeros; it gets no gradient, and
 its weight gets one of 0. It is left out before anything is looked up, so neither the store nor a
-session is told of it. Ids that are hashed are padding before they are; their keys are -1.
+session sees it. Ids that are hashed are padding before they are; their keys are -1.
 """
 
 from typing import Any

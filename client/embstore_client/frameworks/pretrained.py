@@ -1,7 +1,7 @@
-"""Rows that a table begins with, where they were trained elsewhere.
+"""Initial rows of a table that were trained elsewhere.
 
-They are compared with what is there, and written where they differ: a program that runs again, and
-the ranks of one, write nothing. A table that has been trained keeps its rows, so that a trainer
+They are compared with the table's rows, and written where they differ: a program that runs again,
+and the ranks of one, write nothing. A table that has been trained keeps its rows, so that a trainer
 that is started again goes on where it was.
 """
 
@@ -15,7 +15,7 @@ from embstore.handles.table import Table
 from embstore.layout import ELEMENT_BYTES
 
 _BYTES = 1 << 24
-"""Of the rows of a call."""
+"""The bytes of the rows of a call."""
 
 
 def begin_with(table: Table, count: int, rows_of: Callable[[slice], Rows]) -> None:

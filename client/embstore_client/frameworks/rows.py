@@ -1,12 +1,12 @@
-"""Where the rows of a forward come from: the store, or an announced step of a session.
+"""The source of a forward's rows: the store, or an announced step of a session.
 
 The store returns a row for each id, for all tables by one call; that keys travel once each is the
 client's doing. The rows of a step come once for each key, with the row of each id, at its first
 forward; later ones of the same step (micro-batches, a forward that is computed again) find their
 keys among the announced ones.
 
-Of a store in this process, or of a server that shares its GPU's memory, rows and gradients may be
-in the device's memory: in arrays of the framework, which makes them (`MakeRows`).
+With a store in this process, or a server that shares its GPU's memory, rows and gradients may be in
+the device's memory: in arrays of the framework, which makes them (`MakeRows`).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from embstore.results import AcknowledgedUpdate
 
 
 class Positions(NamedTuple):
-    """Ids of a step, by which of its distinct keys each is."""
+    """Ids of a step, as indices into its distinct keys."""
 
     places: NDArray[np.int32]
     """(n,)"""
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     """The rows of one table in one forward."""
 
     rows: Rows
-    """(u, dim), of the host, or what the framework has made for them"""
+    """(u, dim), of the host, or in arrays of the framework"""
     inverse: NDArray[np.int32] | None
     """(n,), the row of each id; None: u is n, in the order of the ids."""
 
@@ -65,13 +65,13 @@ class AnnouncedStep:
         self, step: Any, keys: Mapping[str, Keys], given: Any = None, looks: str = "evaluate"
     ) -> None:
         """Use an `embstore_training.run.Step`, which was announced with `keys` by table, (n,);
-        `looks` says in messages what the caller does to look only."""
+        `looks` names, in messages, the caller's way to look only."""
         self._step = step
         self._looks = looks
         self.number: int = step.number
-        """In its session."""
+        """The step's number in its session."""
         self.given = given
-        """What else an adapter has made of its batch."""
+        """The adapter's other data of its batch."""
         self._keys = keys
         self._found: dict[str, Found] = {}  # Of all announced keys; none before the first forward.
 
@@ -127,7 +127,7 @@ class AnnouncedStep:
     ) -> AcknowledgedUpdate:
         """Finish the step by one update: the gradients of ids, by table.
 
-        What was announced and has no gradient is left out.
+        Announced keys without a gradient are left out.
         """
         self._check_open()
         given = {

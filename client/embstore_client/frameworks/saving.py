@@ -1,10 +1,10 @@
 """A checkpoint of the store and a file of a framework, under one label.
 
 The file is written and synced first, under a name that no other has, and the name goes into the
-metadata of the checkpoint. So the checkpoint is what makes both: where it fails, or the trainer is
-killed before it, a file is left that nothing names, and the label is free. A file goes when its
-checkpoint does: pushed out by the one that is saved, replaced by it, or undone by a restore. What a
-checkpoint of this store has named is removed, and nothing else.
+metadata of the checkpoint. The checkpoint completes both: where it fails, or the trainer is killed
+before it, a file is left that no checkpoint names, and the label is free. A file is removed with
+its checkpoint: pushed out by the one that is saved, replaced by it, or undone by a restore. Only
+files that a checkpoint of this store has named are removed.
 
 **Replacing** a checkpoint must not lose both by a kill in between. So the new one is made as
 LABEL/replacing first, then the label is dropped, and made again, which has little left to write.
@@ -30,33 +30,35 @@ from embstore.errors import (
 from embstore.handles.store import Store
 
 _REFUSALS = (CapacityError, CheckpointExistsError, InvalidArgumentError, PermissionDeniedError)
-"""After which there is no such checkpoint; after others there may be one, and it needs its file."""
+"""Errors after which there is no such checkpoint; after others there may be one, and it needs its
+file."""
 
 
 Parts = Mapping[str, Any]
-"""What is kept beside the store, by name."""
+"""The other parts of a checkpoint, by name."""
 
 
 class Saved(NamedTuple):
-    """What a file has."""
+    """The contents of a file."""
 
     last_step: int
     """The place of the session."""
     load: Callable[[], Any]
-    """Brings the parts to what it has, or returns them so."""
+    """Sets the parts to the saved values, or returns new ones with them."""
 
 
 class KeptFile(NamedTuple):
-    """The files of a framework: what they are called, in the metadata of checkpoints and on the
-    disk, and what is in them."""
+    """The files of a framework: their names, in the metadata of checkpoints and on the disk, and
+    their contents."""
 
     framework: str
     suffix: str
     writing: Callable[[Parts, int], Callable[[BinaryIO], object]]
-    """Returns what writes a file of parts and a place; InvalidArgumentError: some cannot be."""
+    """Returns a function that writes parts and a place; InvalidArgumentError: some cannot be
+    saved."""
     reading: Callable[[Path, str, Parts], Saved]
-    """Returns what the file of a label has for parts, and changes none; InvalidArgumentError: it is
-    of others."""
+    """Returns the contents of the file of a label for parts, and changes none;
+    InvalidArgumentError: it has other parts."""
 
     def save(
         self,
@@ -74,7 +76,7 @@ class KeptFile(NamedTuple):
 
         Raises
         ------
-        What `writing` and `Store.checkpoint` raise; then nothing is kept, and the label is free.
+        The errors of `writing` and `Store.checkpoint`; then nothing is kept, and the label is free.
         """
         write = self.writing(parts, last_step)
         path = Path(directory, f"{quote(label, safe='')}-{token_hex(8)}{self.suffix}")
@@ -109,7 +111,7 @@ class KeptFile(NamedTuple):
 
     @contextmanager
     def removing(self, store: Store, directory: str | os.PathLike[str]) -> Iterator[None]:
-        """Remove the files of checkpoints that are not kept any more after what is done within."""
+        """Remove the files of checkpoints that the block's work has dropped."""
         before = self._names(store)
         yield
         for name in before - self._names(store):
@@ -125,7 +127,7 @@ class KeptFile(NamedTuple):
     def find(
         self, store: Store, label: str, parts: Parts, directory: str | os.PathLike[str]
     ) -> Saved:
-        """Return what the file of a checkpoint has for the parts; changes nothing.
+        """Return the contents of a checkpoint's file for the parts; changes nothing.
 
         Raises
         ------
@@ -159,7 +161,7 @@ def check_parts(label: str, saved: Collection[str], given: Collection[str]) -> N
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value is of Python's own kinds, as a dict of progress is: not of tensors."""
+    """Return whether a value is of Python's own kinds, as a dict of progress is: not of tensors."""
     if isinstance(value, dict):
         return all(isinstance(name, str) for name in value) and all(map(is_plain, value.values()))
     if isinstance(value, list):
@@ -168,13 +170,13 @@ def is_plain(value: Any) -> bool:
 
 
 def filled(part: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Have a dict be as it was saved."""
+    """Set a dict to its saved contents."""
     part.clear()
     part.update(saved)
 
 
 def wrong_part(name: str, wanted: str, found: Any) -> InvalidArgumentError:
-    """Return what to raise of a part that cannot be kept."""
+    """Return the error for a part that cannot be kept."""
     return InvalidArgumentError(
         f"expected {name} to have {wanted}, or to be a dict of Python's own values, which load "
         f"fills, as {name}={{'step': 3}}; found {type(found).__name__}"
@@ -201,7 +203,7 @@ def _replace(store: Store, label: str, metadata: Mapping[str, str]) -> None:
 
 
 def _drop(store: Store, label: str) -> None:
-    """Keep a checkpoint no more, also a protected one, if there is one."""
+    """Drop a checkpoint, also a protected one, if there is one."""
     for kept in store.checkpoints():
         if kept.label == label:
             if kept.protected:

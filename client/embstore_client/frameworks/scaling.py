@@ -1,4 +1,4 @@
-"""What a scaler of losses has found of a step, and what it must know of the store's part.
+"""The verdict of a scaler of losses on a step, and the overflow of the store's part.
 
 The loss is multiplied by a power of two, so that small gradients are not lost in float16, and the
 scaler looks for infinities when the dense optimizer steps. Where it finds one, the dense part is
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """What was found of one step. Without a scaler, nothing: all gradients must be finite."""
+    """The verdict on one step. Without a scaler all gradients must be finite."""
 
     scale: float = 1.0
-    """What gradients were multiplied by."""
+    """The factor by which gradients were multiplied."""
     is_overflow: bool = False
     """The dense part was skipped."""
     lower: Callable[[], object] | None = None
-    """Has the scaler lower its scale; None: there is none that can."""
+    """Has the scaler lower its scale; None: no scaler can."""

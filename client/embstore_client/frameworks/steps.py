@@ -2,9 +2,9 @@
 
 Outside, lookups go to the store, and a step is an update of its own. Within a loop, both are those
 of the announced step at hand: its tables have no other writer, and its place is part of every
-checkpoint. A step that the loop does not finish is released by the run, which warns of it where
-its rows were used. Of several ranks one that has gone through its batches says so, and the others
-go on without it (`ending`).
+checkpoint. A step that the loop does not finish is released by the run, which warns of it where its
+rows were used. A rank that has gone through its batches says so, and the others go on without it
+(`ending`).
 """
 
 import os
@@ -39,16 +39,16 @@ class Announced(NamedTuple):
 
     batch: Any
     keys: dict[str, Keys]
-    """That its forwards look up, by table, (n,)."""
+    """The keys that its forwards look up, by table, (n,)."""
     given: Any = None
-    """What else an adapter has made of it."""
+    """The adapter's other data of it."""
     prepare: Callable[[Mapping[str, Any]], object] | None = None
     """Takes its distinct keys, {table: (keys (u,), inverse (n,) int32)}, in the thread that reads
     batches."""
 
 
 def _warn_of_nothing(stats: Any, name: str | None) -> None:
-    """Warn of a loop whose batches were all left out, as those of an epoch of its own are."""
+    """Warn of a loop whose batches were all left out, as for batches of an epoch of its own."""
     if stats.skipped and not stats.steps:
         warnings.warn(
             f"the loop {name!r} trained nothing: all of its {stats.skipped} batches were left out "
@@ -80,7 +80,7 @@ class Ranks(NamedTuple):
     rank: int = 0
     world_size: int = 1
     group: Any = None
-    """What the framework calls them, if it does."""
+    """The framework's object for them, if it has one."""
 
 
 ALONE = Ranks()
@@ -117,12 +117,12 @@ class Steps:
         last_step: int = 0,
         frozen: Collection[str] = (),
     ) -> None:
-        """Have no gradients, and be outside a loop.
+        """Begin without gradients, outside a loop.
 
         Parameters
         ----------
         forgets : the module's verb that forgets gradients, for messages
-        looks : what the caller does to look only, likewise
+        looks : the caller's way to look only, likewise
         accumulates : its `ahead` has `accumulate`, for messages
         synchronize : waits for gradients that are on their way
         join, frozen : see `KeptGradients`
@@ -134,14 +134,14 @@ class Steps:
         self._ending: Ending | None = None  # Of the loop before, until it was waited for.
         self._settings = forgets, looks, synchronize, join, accumulates
         self._last_step = last_step
-        self._is_given_up = False  # What gradients there are.
+        self._is_given_up = False  # Gradients that are kept now.
         self._is_loaded = False  # Or has had a loop of each of these names:
         self._names: set[str | None] = set()
         self._stats: Callable[[], Any] = nothing
         self.report: str | os.PathLike[str] | None = None
-        """Where loops write what they did; None: nowhere."""
+        """The file to which loops write their history; None: none."""
         self.ranks = ALONE
-        """Those that share the steps of the loop; outside one this trainer is alone."""
+        """The ranks that share the steps of the loop; outside one this trainer is alone."""
 
     def __reduce__(self) -> tuple[type["Steps"], tuple[Any, ...]]:
         """A copy of a module has neither gradients nor a step at hand."""
@@ -200,7 +200,7 @@ class Steps:
 
         Raises
         ------
-        What the store does, with what to do about gradients that stay, or a loop that holds a table
+        The store's errors, with advice on gradients that stay, or a loop that holds a table
         """
         step = self.at_hand
         try:
@@ -224,8 +224,8 @@ class Steps:
         return summed({table: (keys[table], on_host(rows)) for table, (_, rows) in kept.items()})
 
     def give_up(self) -> None:
-        """Have the gradients that there are forgotten where the loop goes on, and its step be
-        skipped: nobody is going to send them."""
+        """Have the gradients forgotten where the loop goes on, and its step skipped: they will not
+        be sent."""
         self._is_given_up = True
 
     def clear(self) -> None:
@@ -238,7 +238,7 @@ class Steps:
             step.skip()
 
     def go_back(self, last_step: int) -> None:
-        """Be at the place of a checkpoint, outside a loop."""
+        """Take the place of a checkpoint, outside a loop."""
         self.clear()
         self._last_step = last_step
         self._is_loaded = True
@@ -280,7 +280,7 @@ class Steps:
             )
 
     def synchronize(self) -> None:
-        """Wait until the store has all that is finished here: what a checkpoint is made of.
+        """Wait until the store has all steps that are finished here: the state of a checkpoint.
 
         Raises
         ------
@@ -303,7 +303,7 @@ class Steps:
     ) -> Generator[tuple[AnnouncedStep, Announced], None, None]:
         """Yield the steps of a session with their batches, whose rows come ahead of the loop.
 
-        Ranks may have unequal numbers of batches, but with waits="none", where each step is a
+        Ranks may have unequal numbers of batches, except with waits="none", where each step is a
         meeting of all. `wait_for_ranks` waits for the others.
 
         Parameters

@@ -1,4 +1,4 @@
-"""Which tables a module has, and which features are looked up in them, and how.
+"""The tables of a module, and the features that are looked up in them.
 
 An **entry** is an `Ids` or a `Bag`. Several may name one table, whose features then come out in
 several ways: as a sum and as a mean, or pooled and id by id. It stays one table: one lookup, one
@@ -7,7 +7,7 @@ TorchRec calls them.
 
 Ids are keys of a table, or they are **hashed** (`ids="hash"`): the features of one table share its
 keys then, too, as the seed of the hash is the table's name. A table without `rows` has sparse keys:
-any 64 bits are one but those of -1, which is padding everywhere.
+any 64 bits are one except -1, which is padding everywhere.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from embstore_client.frameworks.padding import PADDING
 
 BagMode = Literal["sum", "mean"]
 IdKind = Literal["keys", "hash"]
-"""What ids are: keys of the table, or of any kind, and hashed."""
+"""The kind of ids: keys of the table, or ids of any kind, which are hashed."""
 
 ROWS_OF_INITIALIZER_MAX = 1 << 20
 """Rows that the default initializer counts. TorchRec's rule is made for tables whose every row is
@@ -37,8 +37,8 @@ trained often; at 2**40 hashed ids its rows would begin at 5e-7, from where SGD 
 
 
 def default_initializer(rows: int | None) -> Uniform:
-    """Return what rows hold before they are written where nothing else is said: uniform in
-    +-1/sqrt(rows), as TorchRec has it, and at least in +-2**-10, as those of sparse keys (None)."""
+    """Return the default initial value of rows: uniform in +-1/sqrt(rows), as TorchRec has it, and
+    at least in +-2**-10, which also holds for sparse keys (None)."""
     count = ROWS_OF_INITIALIZER_MAX if rows is None else max(rows, 1)
     bound = 1 / sqrt(min(count, ROWS_OF_INITIALIZER_MAX))
     return Uniform(-bound, bound)
@@ -49,28 +49,29 @@ class Ids:
     """A table whose rows come id by id, and the features that are looked up in it."""
 
     name: str
-    """Of the table in the store."""
+    """The name of the table in the store."""
     _: KW_ONLY
     dim: int
     rows: int | None = None
     """Ids are below this; None: keys are sparse, and any int64 or uint64 is an id."""
     features: Sequence[str]
-    """Of one that is in another table of the module too, activations are `feature@table`."""
+    """The features. If one is in another table of the module too, activations are
+    `feature@table`."""
     optimizer: Optimizer
-    """Of the store, which applies it."""
+    """The store's optimizer, which it applies."""
     initializer: Initializer | None = None
-    """None: what a table that is there has; for a new one `default_initializer`."""
+    """None: an existing table keeps its own; for a new one `default_initializer`."""
     seed: int | None = None
     """None: derived from the name."""
     padding_idx: int | str | None = None
-    """An id that is padding, as -1 always is: it has zeros, and is not trained. Of ids that are
-    hashed any one, as text; "" has missing ones be padding. Of sparse keys any integer."""
+    """An id that is padding, as -1 always is: it has zeros, and is not trained. For hashed ids any
+    one, as text; "" makes missing ones padding. For sparse keys any integer."""
     trainable: bool = True
     """False: the module begins with the table frozen; it has no update, and its t stays."""
     ids: IdKind = "keys"
-    """"hash": ids are integers of 64 bits or text, in tensors or lists, of which keys are made as
-    `embstore.hash_ids(ids, feature=name, rows=rows)` does, of the table's name: those of sparse
-    keys are the hashes."""
+    """"hash": ids are integers of 64 bits or text, in tensors or lists, and keys are made of them
+    as `embstore.hash_ids(ids, feature=name, rows=rows)` does, with the table's name: sparse keys
+    are the hashes."""
 
     def __post_init__(self) -> None:
         if isinstance(self.features, str) or not self.features:
@@ -94,7 +95,7 @@ class Ids:
 
     @property
     def padding_key(self) -> int | None:
-        """The key that is padding, as int64, as -1 always is: of hashed ids none else."""
+        """The key that is padding, as int64, as -1 always is: for hashed ids there is no other."""
         padding = self.padding_idx
         if not isinstance(padding, int) or self.hashes:
             return None
@@ -115,7 +116,7 @@ class Ids:
 
         Raises
         ------
-        InvalidArgumentError : what `embstore.hash_ids` refuses; one id, in no list. (Of the
+        InvalidArgumentError : ids that `embstore.hash_ids` refuses; one id, in no list. (Among the
             features of `ahead` a list is one of forwards, and ids are an array, or in a tuple.)
         """
         hashes = hash_ids(ids, feature=self.name)
@@ -131,8 +132,8 @@ class Ids:
     def create(self, store: Store) -> None:
         """Make the table, unless it is there; see `Store.create_table`.
 
-        Without an initializer a table that is there keeps its own, as one that has grown does: the
-        default is of the rows that it was made with.
+        Without an initializer an existing table keeps its own, also after it has grown: the default
+        is for the rows that it was made with.
         """
         made: dict[str, Any] = {
             "dim": self.dim,
@@ -157,7 +158,7 @@ class Bag(Ids):
 
     _: KW_ONLY
     mode: BagMode = "sum"
-    """"sum", as of a table of TorchRec; or "mean": the sum divided by the number of ids."""
+    """"sum", as for a table of TorchRec; or "mean": the sum divided by the number of ids."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,14 +173,14 @@ class FeatureLookup:
     """A feature as it is looked up in one table."""
 
     name: str
-    """Of its activations: the feature's, or `feature@table`."""
+    """The name of its activations: the feature's, or `feature@table`."""
     feature: str
     of: Ids
     """The table, and how its rows are pooled."""
 
 
 _OF_TABLE = ("dim", "rows", "optimizer", "initializer", "seed", "trainable", "ids")
-"""What all entries of one table have in common."""
+"""The fields that all entries of one table have in common."""
 
 
 def checked(entries: Iterable[Any], *kinds: type[Ids]) -> tuple[Any, ...]:
@@ -224,7 +225,7 @@ def by_name(entries: Iterable[Ids]) -> dict[str, Ids]:
 
 
 def lookups_of(entries: Sequence[Ids]) -> tuple[FeatureLookup, ...]:
-    """Return what is looked up, in the order of the entries and of their features."""
+    """Return the lookups, in the order of the entries and of their features."""
     counts = Counter(feature for entry in entries for feature in entry.features)
     return tuple(
         FeatureLookup(
@@ -236,7 +237,7 @@ def lookups_of(entries: Sequence[Ids]) -> tuple[FeatureLookup, ...]:
 
 
 def by_feature(lookups: Sequence[FeatureLookup], given: Any) -> Iterator[tuple[str, Ids, Any]]:
-    """Yield the name of each lookup, its entry, and what a mapping has for its feature.
+    """Yield the name of each lookup, its entry, and the value of its feature in a mapping.
 
     Raises
     ------
@@ -255,7 +256,7 @@ def by_feature(lookups: Sequence[FeatureLookup], given: Any) -> Iterator[tuple[s
 
 
 def refused_ids(what: str, expected: str, ids: Any) -> InvalidArgumentError:
-    """Return the error that ids are no keys; `what` names them."""
+    """Return the error that ids are no keys, with `what` as their name."""
     found = getattr(ids, "dtype", type(ids).__name__)
     return InvalidArgumentError(
         f'{what}: expected {expected}, found {found}; {of_other_ids()}, or make it with ids="hash"'
@@ -263,8 +264,8 @@ def refused_ids(what: str, expected: str, ids: Any) -> InvalidArgumentError:
 
 
 def as_they_are(entries: Iterable[Ids], store: Store | None, frozen: Collection[str]) -> list[Ids]:
-    """Return entries with the learning rates that the store has now, as they were made where it
-    cannot be asked; those of frozen tables as not trainable."""
+    """Return entries with the learning rates that the store has now, or as they were made where it
+    cannot be asked; entries of frozen tables as not trainable."""
     made = [replace(entry, trainable=entry.name not in frozen) for entry in entries]
     try:
         facts = {} if store is None else store.table_facts()
@@ -279,7 +280,7 @@ def as_they_are(entries: Iterable[Ids], store: Store | None, frozen: Collection[
 
 
 def config_of(table: Ids) -> dict[str, Any]:
-    """Return a table in what JSON has; `table_of` is the way back."""
+    """Return a table in values that JSON has; `table_of` is the way back."""
     config = {field.name: getattr(table, field.name) for field in fields(table)}
     for part in ("optimizer", "initializer"):
         if config[part] is not None:

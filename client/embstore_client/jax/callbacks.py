@@ -2,15 +2,15 @@
 
 The function of ids has a gradient of its own (`jax.custom_vjp`): on the way back the gradients of
 its outputs go to the host by a second callback, and are kept there until `Embeddings.step`. JAX
-goes back only through what depends on what is differentiated, and ids do not; so there is one more
-argument, the **anchor**, a scalar whose gradient is asked for, and is 0.
+goes back only through values that depend on differentiated ones, and ids do not; so there is one
+more argument, the **anchor**, a scalar whose gradient is asked for, and is 0.
 
 Forward and backward callbacks are ordered: JAX runs each as often as the program says, and in its
 order. The number of a forward travels to its backward pass through the program, so nothing is kept
 of a forward that has none. Without differentiation nothing is admitted to the cache: that is
 evaluation. An output that the loss does not use has no gradient (`symbolic_zeros`).
 
-JAX flushes denormals in the threads that run callbacks; what computes on the host keeps them
+JAX flushes denormals in the threads that run callbacks; code that computes on the host keeps them
 (`embstore.arithmetic.denormals`).
 """
 
@@ -35,12 +35,12 @@ from embstore_client.frameworks.tables import FeatureLookup, Ids
 LookUp = Callable[[Mapping[str, Keys], bool], dict[str, Found]]
 """Returns the rows of keys (n,) by table; whether missing ones are admitted to the cache."""
 _INT32_ROWS = 1 << 31
-"""A table with more rows has ids that int32 has not."""
+"""A table with more rows has ids beyond int32."""
 
 
 @dataclass(eq=False)
 class Host:
-    """What callbacks are of. Compiled functions keep it, and know it by its identity."""
+    """The host's side of callbacks. Compiled functions keep it, and know it by its identity."""
 
     tables: Mapping[str, Ids]
     lookups: Sequence[FeatureLookup]

@@ -1,6 +1,6 @@
 """Tables of a store (`frameworks.backed`) for programs in JAX: batches with rows, and updates.
 
-Rows are no parameters. A compiled function gets those of a batch as a pytree, and returns their
+Rows are no parameters. A compiled function gets the rows of a batch as a pytree, and returns their
 gradients; or it looks them up itself (`callbacks`).
 
 Not to be shared between threads; callbacks run in JAX's own.
@@ -28,7 +28,7 @@ _LOOKS = "lookup(features, admit=False) of the embeddings does"
 
 
 class Loaded(NamedTuple):
-    """What `Embeddings.load` returns."""
+    """The result of `Embeddings.load`."""
 
     last_step: int
     """The place: so many steps of the session are done."""
@@ -61,7 +61,7 @@ class Embeddings(StoreBacked):
         tables = "".join(f"\n  {table!r}" for table in self._tables_now())
         return f"{type(self).__name__}({tables}\n)"
 
-    # Outside of what is compiled
+    # Outside of compiled functions
 
     def lookup(self, features: Mapping[str, Any], *, admit: bool = True) -> Step:
         """Return the rows of a batch, without a session; each update is one of its own.
@@ -113,7 +113,7 @@ class Embeddings(StoreBacked):
         ------
         InvalidArgumentError : there are gradients that `step` has not sent, at the beginning or
             when the loop takes its next batch; within another loop.
-        What `Store.session` and its `Run` raise.
+        The errors of `Store.session` and its `Run`.
         """
         how: dict[str, Any] = {"lookahead": lookahead, "name": name}
         ranks = Ranks(rank, world_size)
@@ -135,20 +135,20 @@ class Embeddings(StoreBacked):
         given = given_of(self.lookups, features)
         return Announced(batch, keys_by_table(given), given)
 
-    # Within what is compiled
+    # Within compiled functions
 
     def callback(self, features: Mapping[str, Any], anchor: Any) -> dict[str, Any]:
         """Return the activations of each feature, looked up while a compiled function runs.
 
         The gradients are kept on the way back, until `step`. Differentiated, a lookup admits rows
-        to the cache; else it only reads. In a loop of `ahead`, ids are those of its step. On one
+        to the cache; else it only reads. In a loop of `ahead`, ids belong to its step. On one
         device; not within `jax.vmap` or `jax.checkpoint`, which have no ordered effects.
 
         Parameters
         ----------
         features : as `lookup` takes them, of JAX's arrays; there is no gradient of weights
-        anchor : a float scalar among what is differentiated, as the loss's parameters: JAX goes
-            back to callbacks through it alone. Its gradient is 0
+        anchor : a float scalar that is differentiated, as the loss's parameters are: JAX goes back
+            to callbacks through it alone. Its gradient is 0
 
         Returns
         -------
@@ -158,7 +158,7 @@ class Embeddings(StoreBacked):
         Raises
         ------
         InvalidArgumentError : when the function is compiled: a feature is missing, or has another
-            shape or dtype. What happens in a callback is a JaxRuntimeError of JAX that names it.
+            shape or dtype. An error in a callback is a JaxRuntimeError of JAX that names it.
         """
         names = dict.fromkeys(lookup.feature for lookup in self.lookups)
         own = {name: features[name] for name in names if name in features}
@@ -183,7 +183,7 @@ class Embeddings(StoreBacked):
 
         Returns
         -------
-        What the store says; None: there were no gradients, and no step had to be finished.
+        The store's answer; None: there were no gradients, and no step had to be finished.
 
         Raises
         ------
@@ -200,8 +200,8 @@ class Embeddings(StoreBacked):
 
     def grad_norm(self) -> float:
         """Return the L2 norm of the gradients that passes through `callback` have left, over the
-        rows of all tables: a row's is the sum over its occurrences. Of ranks that share steps each
-        has its own."""
+        rows of all tables: a row's gradient is the sum over its occurrences. If ranks share steps
+        each has its own."""
         return super().grad_norm()
 
     def zero_grad(self) -> None:
@@ -220,17 +220,16 @@ class Embeddings(StoreBacked):
         force: bool = False,
         **parts: Any,
     ) -> Loaded:
-        """Go back to what `save` has kept: the store, the session's place, and the pytrees.
+        """Go back to a checkpoint of `save`: the store, the session's place, and the pytrees.
 
-        Outside a loop. A loop of the session's name goes on behind the place, and its batches must
-        too: `itertools.islice(batches, place, None)`.
+        Outside a loop. A loop of the session's name continues after the place, and its batches must
+        do the same: `itertools.islice(batches, place, None)`.
 
         Parameters
         ----------
         rank : 0 restores the store; others read the file alone, and wait for rank 0 before their
             loop
-        wait_s, force : what to do about open sessions, as of a trainer that was killed: see
-            `Store.restore`
+        wait_s, force : for open sessions, as a killed trainer's: see `Store.restore`
         parts : pytrees as those that were saved, whose values do not matter
 
         Raises

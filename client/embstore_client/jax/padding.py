@@ -3,12 +3,12 @@
 Functions are compiled for shapes, and no two batches have as many distinct ids. So rows are padded
 to a **size**: the smallest of 8, 12, 16, 24, 32, 48, ... that has room for them and a quarter more.
 A table keeps its size until a batch outgrows it, and so does a feature with offsets, for its ids.
-So a function is compiled again only then: after a few batches no more, and 26 tables do not come to
-2**26 combinations of sizes. Behind the distinct rows is one row of zeros at least.
+Therefore a function is compiled again only then: after a few batches no more, and 26 tables do not
+come to 2**26 combinations of sizes. Behind the distinct rows is one row of zeros at least.
 
-Padding has no effect: what stands in a padded place of `inverse` points to the row of zeros behind
-the distinct ones, and is in no bag, or at an id that is padding itself. Gradients of rows behind
-the distinct ones are cut off.
+Padding has no effect: an entry of `inverse` in a padded place points to the row of zeros behind the
+distinct ones, and is in no bag, or at an id that is padding itself. Gradients of rows behind the
+distinct ones are cut off.
 
 Rejected: sizes of powers of two, which waste twice as much; and the number of ids as the size,
 which is compiled once, but moves every repeated row.
@@ -27,7 +27,7 @@ from embstore.arrays import Rows
 from embstore_client.frameworks.occurrences import Occurrences
 
 SMALLEST = 8
-"""Of all sizes."""
+"""The smallest of all sizes."""
 
 
 def size_for(count: int) -> int:
@@ -44,7 +44,7 @@ class Sizes:
         self._sizes: dict[tuple[str, str], int] = {}
 
     def of_table(self, name: str, count: int, rows: int | None) -> int:
-        """Return the size of a table of so many rows, None of sparse keys: more than `count`."""
+        """Return the size of a table with `count` distinct ids, `rows` None for sparse keys."""
         return self._size(("table", name), count + 1, None if rows is None else rows + 1)
 
     def of_feature(self, name: str, count: int) -> int:
@@ -60,13 +60,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the ids of a feature are among the padded rows of its table; a pytree of arrays."""
+    """The positions of a feature's ids among the padded rows of its table; a pytree of arrays."""
 
     inverse: Any
-    """(size,) int32, the row of each id; of single ids in their own shape."""
+    """(size,) int32, the row of each id; single ids keep their own shape."""
     bags: Any
-    """(size,) int32, the bag of each id, rising; that of padding is the number of bags. None of
-    single ids."""
+    """(size,) int32, the bag of each id, rising; for padding the number of bags. None for single
+    ids."""
     counts: Any
     """(bags,) float32, ids of each bag, or None."""
     weights: Any
@@ -76,7 +76,7 @@ class Places:
 
 
 def padded_rows(rows: Rows, size: int) -> Any:
-    """Return rows (u, dim) as (size, dim), of which the last are zeros."""
+    """Return rows (u, dim) as (size, dim), whose last rows are zeros."""
     padded = np.zeros((size, rows.shape[1]), np.float32)
     padded[: len(rows)] = rows
     return jnp.asarray(padded)
@@ -109,7 +109,7 @@ def places_of(
 def pool(rows: Mapping[str, Any], places: Mapping[str, Places]) -> dict[str, Any]:
     """Return the pooled rows of each feature, {feature: (bags, dim)}, or (*, dim) of single ids.
 
-    A pure function of `Step.rows` and `Step.places`, to be called within what is compiled and
+    A pure function of `Step.rows` and `Step.places`, to be called in code that is compiled and
     differentiated. The order of the sums, forwards and backwards, is XLA's.
 
     Parameters

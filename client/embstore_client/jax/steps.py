@@ -1,9 +1,9 @@
-"""One batch: its rows for a compiled function, and the update by what that function returns.
+"""One batch: its rows for a compiled function, and the update by that function's gradients.
 
 A step has its rows in two forms. **Activations** are pooled on the host by the contract (rule 8);
-the function is differentiated with respect to them, and what it returns are gradients of bags, to
-which the store's own order of sums applies. **Rows** are the distinct ones, padded, which the
-function pools itself; what it returns are gradients of rows, summed by XLA.
+the function is differentiated with respect to them, and returns gradients of bags, to which the
+store's own order of sums applies. **Rows** are the distinct ones, padded, which the function pools
+itself; it returns gradients of rows, summed by XLA.
 """
 
 from collections.abc import Collection, Mapping
@@ -45,7 +45,7 @@ class PlainStep:
         self._found = {table: Found(rows, once[table][1]) for table, rows in found.items()}
 
     def rows(self, keys: Mapping[str, Keys]) -> dict[str, Found]:
-        """Return the rows of all the batch's keys, whatever `keys` is."""
+        """Return the rows of all the batch's keys, for any `keys`."""
         return self._found
 
     def update(
@@ -67,11 +67,11 @@ class PlainStep:
 
 
 Source = AnnouncedStep | PlainStep
-"""Where a step's rows come from, and its update goes."""
+"""The source of a step's rows, and the receiver of its update."""
 
 
 class Step:
-    """One batch of a loop of `ahead`, or what `lookup` returns."""
+    """One batch of a loop of `ahead`, or the result of `lookup`."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Step:
         self.batch = batch
         """The batch, as the iterator gave it."""
         self.number = number
-        """Of the step in its session; 0 without one."""
+        """The step's number in its session; 0 without one."""
         self._source = source
         self._tables = tables
         self._given = given
@@ -119,7 +119,7 @@ class Step:
 
     @cached_property
     def places(self) -> dict[str, Places]:
-        """Where the ids of each feature are among `rows`, for `pool`."""
+        """The positions of each feature's ids among `rows`, for `pool`."""
         found, result = self._found, {}
         for feature, of, place in places(self._given):
             inverse = found[of.table].inverse
@@ -140,16 +140,17 @@ class Step:
 
         Parameters
         ----------
-        gradients : {feature: as `activations`}, of any float dtype; what is left out, or None, has
-            no gradient. A table without any is not updated, and its t stays; nor is a frozen one
+        gradients : {feature: as `activations`}, of any float dtype; a feature that is left out, or
+            None, has no gradient. A table without any is not updated, and its t stays; nor is a
+            frozen one
         learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
             tables'
         gradient_scale : None: 1 / world_size of the loop, so that the update is the ranks' mean
-        on_nonfinite : "refuse", or "skip" what has gradients that are not finite
+        on_nonfinite : "refuse", or "skip" an update with gradients that are not finite
 
         Returns
         -------
-        What the store says; None: there were no gradients, and no step to be finished.
+        The store's answer; None: there were no gradients, and no step to be finished.
 
         Raises
         ------
@@ -197,11 +198,11 @@ class Step:
 
     def grad_norm(self, gradients: Mapping[str, Any]) -> float:
         """Return the L2 norm of gradients of activations, as `update` takes them, over the rows of
-        all tables: a row's is the sum over its occurrences. To clip, give `update` what gradients
-        are to be multiplied by as `gradient_scale`.
+        all tables: a row's gradient is the sum over its occurrences. To clip, give `update` the
+        factor for the gradients as `gradient_scale`.
 
-        Of gradients of `rows` it is the norm of the pytree. Of ranks that share the step each has
-        its own.
+        For gradients of `rows` it is the norm of the pytree. If ranks share the step each has its
+        own.
 
         Raises
         ------
@@ -218,7 +219,7 @@ class Step:
         return self._source.release()
 
     def _by_table(self, gradients: Mapping[str, Any]) -> dict[str, tuple[Keys, Rows]]:
-        """Return the gradients of ids, from those of activations."""
+        """Return the gradients of ids, from gradients of activations."""
         sent = _on_host(gradients, self._given, "features")
         kept = KeptGradients(frozen=self._frozen)
         for index, (name, of) in enumerate(self._given.items()):
@@ -234,7 +235,7 @@ class Step:
 
 
 def _on_host(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the gradients that there are, by names that are known."""
+    """Return the gradients that are not None, under known names."""
     sent = {name: of for name, of in given.items() if of is not None}
     unknown = [name for name in sent if name not in known]
     if unknown:

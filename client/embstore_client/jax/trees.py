@@ -1,10 +1,10 @@
-"""Pytrees in a file of NumPy, beside a checkpoint of the store. Nothing is pickled.
+"""Pytrees in a file of NumPy, kept with a checkpoint of the store. Nothing is pickled.
 
     arr_0           JSON: {"last_step": place, "parts": {name: [[path, shape, dtype], ...]}}
     arr_1, ...      the bytes of the leaves, one part after the other
 
 A tree is known by the paths of its leaves: the trees that `load` is given must have the same, with
-leaves of the same shapes and dtypes. What is read has their form: containers, JAX's arrays
+leaves of the same shapes and dtypes. The loaded trees have their form: containers, JAX's arrays
 with their sharding and keys of random numbers, NumPy's arrays, and Python's numbers.
 """
 
@@ -23,7 +23,7 @@ from embstore_client.frameworks.saving import KeptFile, Saved, check_parts
 
 
 class _Leaf(NamedTuple):
-    """What a leaf must be, to be read in place of another."""
+    """The properties that a leaf must have to be read in place of another."""
 
     path: str
     shape: list[int]
@@ -31,7 +31,7 @@ class _Leaf(NamedTuple):
 
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
-    """Return what writes some pytrees."""
+    """Return a function that writes some pytrees."""
     leaves = {name: _leaves(name, tree) for name, tree in parts.items()}
     described = {name: [leaf for leaf, _ in of] for name, of in leaves.items()}
     content = json.dumps({"last_step": last_step, "parts": described}).encode()

@@ -10,22 +10,23 @@
 
     features    ids in the shapes of TensorFlow, taken apart into ids and bags
     forward     a call: rows to activations, and their gradients on the way back
-    layer       what all layers are
+    layer       the base class of all layers
     layers      the four of them
     stepping    a step for each batch of `fit`
     datasets    batches for `fit`, read on demand
-    clipping    gradients of variables and those of rows, clipped together
-    scaling     what a LossScaleOptimizer has found
+    clipping    gradients of variables and of rows, clipped together
+    scaling     the verdict of a LossScaleOptimizer
     saving      a checkpoint of the store, and a file of variables, under one label
 
-What a step is, and how exact, `frameworks.backed` says. Lookups and what a backward pass does are
+`frameworks.backed` describes a step, and its exactness. Lookups and the work of a backward pass are
 Python functions in TensorFlow's graph, so it is the same when a step is compiled.
 
-**Why a backward pass comes by.** TensorFlow goes back through what depends on something that a tape
-watches. Each layer has one scalar that every tape watches (`forward.Watched`), which is no variable
-of Keras: nothing trains, counts or saves it.
+**Why a backward pass comes by.** TensorFlow goes back through values that depend on something that
+a tape watches. Each layer has one scalar that every tape watches (`forward.Watched`), which is no
+variable of Keras: it is not trained, counted or saved.
 
-Activations are pooled by rule 8 of contract.md, so they are bit by bit those of `lookup_pooled`.
+Activations are pooled by rule 8 of contract.md, so they are bit by bit the same as in
+`lookup_pooled`.
 
 Rejected: gradients as tf.IndexedSlices of a variable that stands for a table, which Keras's
 optimizers would apply, and sum in an order of their own; and a `train_step` for models to inherit,

@@ -1,8 +1,8 @@
-"""Clipping by the norm of all gradients, those of variables and those of rows, as
-`tf.clip_by_global_norm` does it for variables.
+"""Clipping by the norm of all gradients, of variables and of rows, as `tf.clip_by_global_norm` does
+it for variables.
 
 Rows are no variables, so that an optimizer's `global_clipnorm` leaves them out, and clips within
-what is compiled, where it cannot see them.
+compiled code, where it cannot see them.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ def clip_by_global_norm(
     gradients: Sequence[Any], clip_norm: float, *layers: StoreLayer
 ) -> tuple[list[Any], float]:
     """Clip gradients of variables and of layers of a store together, between backward pass and
-    steps, as `tf.clip_by_global_norm` clips those of variables.
+    steps, as `tf.clip_by_global_norm` clips gradients of variables.
 
     The norm is L2, over all of them as one vector; a row's gradient is the sum over its
     occurrences.
 
     Parameters
     ----------
-    gradients : of variables; None: there is none
-    clip_norm : of all gradients
-    layers : those that are trained with them; their gradients are changed
+    gradients : the gradients of variables; None: there is none
+    clip_norm : the bound of the norm of all gradients
+    layers : the layers that are trained with them; their gradients are changed
 
     Returns
     -------

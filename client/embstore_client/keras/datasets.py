@@ -11,8 +11,8 @@ import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused
 
 
 def on_demand(batches: Callable[[], Iterator[Any]], like: Any) -> Any:
-    """Return a dataset of what `batches()` yields in each epoch, as many and of the form of `like`,
-    a tf.data.Dataset."""
+    """Return a dataset of the batches that `batches()` yields in each epoch, with the number and
+    the form of `like`, a tf.data.Dataset."""
     found = tf.data.Dataset.from_generator(batches, output_signature=like.element_spec)
     count = int(like.cardinality())
     if count >= 0:  # neither unknown nor without end

@@ -19,7 +19,7 @@ from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_featur
 
 
 class Given(NamedTuple):
-    """The ids of one feature in one call. All parts are tensors, empty where there is nothing."""
+    """The ids of one feature in one call. All parts are tensors, empty where they are not used."""
 
     keys: Any
     """(n,) int64, one after the other."""
@@ -30,13 +30,13 @@ class Given(NamedTuple):
     is_pooled: bool
     is_weighted: bool
     shape: Any
-    """Of the activations but for dim, as a tensor of integers."""
+    """The shape of the activations, without dim, as a tensor of integers."""
     static_shape: Any
     """The same, as far as it is known when a graph is made."""
 
     @property
     def tensors(self) -> tuple[Any, Any, Any]:
-        """What is known when it runs."""
+        """The parts that are known when it runs."""
         return self.keys, self.offsets, self.weights
 
 
@@ -45,7 +45,7 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given
 
     Raises
     ------
-    InvalidArgumentError : it is no mapping; a feature is missing, or what `bags_of` refuses.
+    InvalidArgumentError : it is no mapping; a feature is missing, or is refused by `bags_of`.
     """
     given = {}
     for name, table, value in by_feature(lookups, features):
@@ -59,7 +59,7 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given
 
 
 def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> Given:
-    """Return the bags of a feature of a `Bag`; `what` names it in errors.
+    """Return the bags of a feature of a `Bag`; errors name it by `what`.
 
     Raises
     ------

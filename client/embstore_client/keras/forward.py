@@ -2,14 +2,15 @@
 
 The lookup of all features is one Python function of TensorFlow, which gives the call its number
 when it runs: within a graph such functions run in the order of the program. Each feature is then
-passed on by an operation of its own, whose backward pass hands what it gets to another Python
-function. So a feature that the loss does not use leaves no gradient, and none of zeros. (Where a
-call is in a tf.function, and its tape outside, TensorFlow makes zeros of what is not used.) That
-function returns the gradient of what is watched: a graph leaves out what nothing depends on.
+passed on by an operation of its own, whose backward pass hands its gradient to another Python
+function. A feature that the loss does not use leaves no gradient, and none of zeros. (Where a call
+is in a tf.function, and its tape outside, TensorFlow makes zeros of unused outputs.) That function
+returns the gradient of the watched scalar: a graph leaves out operations whose results are not
+used.
 
-What the way back needs travels in tensors. Nothing is left behind by a call without one.
+The arguments of the way back travel in tensors. A call without one leaves nothing behind.
 
-TensorFlow runs both in threads that flush denormals; what is computed here keeps them.
+TensorFlow runs both in threads that flush denormals; the code here keeps them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ LookUp = Callable[[dict[str, Keys]], dict[str, Found]]
 
 
 class Watched:
-    """A scalar that every tape watches, so that it goes back through what depends on it.
+    """A scalar that every tape watches, so that it goes back through values that depend on it.
 
     Kept in an object of its own, where Keras looks for no variables.
     """
@@ -66,7 +67,8 @@ class Forward:
         Parameters
         ----------
         look_up : returns the rows of keys (n,) by table, when it runs
-        gradients : where those of activations go; None: nowhere, and weights alone get theirs
+        gradients : takes the gradients of activations; None: they are dropped, and weights alone
+            get gradients
         """
         self._look_up = look_up
         self._gradients = gradients
@@ -126,8 +128,8 @@ class Forward:
         return [np.int64(number), *outputs, *weighted]
 
     def _keep(self, index: int, number: Any, *arrays: Any) -> tuple[Any, Any]:
-        """Keep the gradient of a feature's activations; return those of what is watched, which is
-        0, and of its weights."""
+        """Keep the gradient of a feature's activations; return the gradients of the watched scalar,
+        which is 0, and of its weights."""
         lookup, given = self._features[index]
         of, (rows, gradient) = _occurrences(lookup, given, arrays[:3]), arrays[3:]
         if self._gradients is not None:
@@ -179,12 +181,12 @@ def _of_means(products: Any, weights: Any, of: Occurrences) -> Any:
 
     Parameters
     ----------
-    products : (n,) those of what came of the division, which are the weights of `of`
+    products : (n,) the gradients of the quotients, which are the weights of `of`
     """
     assert of.offsets is not None
     totals = totals_of(weights, of.offsets)
     bags = np.repeat(np.arange(len(totals)), of.counts)
     common = np.bincount(bags, of.weights * products, len(totals))
-    # A total of 0 is not divided by, whatever its weights are.
+    # A total of 0 is not divided by, even if its weights are not 0.
     common, divisors = np.where(totals == 0, 0, common), np.where(totals == 0, 1, totals)
     return (products - common[bags]) / divisors[bags]

@@ -1,4 +1,4 @@
-"""What all layers are: tables of a store (`frameworks.backed`), calls over some features, a step.
+"""The base class of layers: tables of a store (`frameworks.backed`), calls over features, a step.
 
 One thread at a time; calls and backward passes may run in TensorFlow's own.
 """
@@ -28,7 +28,7 @@ from embstore_client.keras.features import Given
 from embstore_client.keras.forward import Forward, Watched, occurrences_of
 
 _MARKER = "embstore"
-"""By which a file of Keras has `frameworks.marker`."""
+"""The name by which a file of Keras has `frameworks.marker`."""
 _LOOKS = "call with training=False"
 
 
@@ -84,7 +84,8 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         return f"<{type(self).__name__} name={self.name}, tables=[{tables}]>"
 
     def save_own_variables(self, store: Any) -> None:
-        """Write what Keras's files have in place of rows: the store's id, and t of each table."""
+        """Write the marker that Keras's files have in place of rows: the store's id, and t of each
+        table."""
         super().save_own_variables(store)
         store[_MARKER] = np.frombuffer(self._marker(), np.uint8)
 
@@ -128,24 +129,24 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         """Send the gradients that backward passes have left, as one update of all their tables.
 
         A table without any is not updated, and its t stays. In a loop of `ahead` the step is
-        finished by it. Of `fit`, `StoreStep` calls it.
+        finished by it. With `fit`, `StoreStep` calls it.
 
         Parameters
         ----------
-        verdict : what a `LossScale` has found, behind the optimizer's step: the store's part is
+        verdict : the verdict of a `LossScale`, behind the optimizer's step: the store's part is
             skipped where the dense part was; where the store's own gradients overflow, only the
             store's is, and the scale is lowered
         learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
             tables'
-        on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
+        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update;
             None: "skip" with a verdict, else "refuse"
-        gradient_scale : what sums of gradients are multiplied by
-        max_norm : of what is sent: the layer's gradients alone are clipped by their `grad_norm`,
-            behind `gradient_scale`
+        gradient_scale : multiplies sums of gradients
+        max_norm : the bound of the norm of the sent gradients: the layer's gradients alone are
+            clipped by their `grad_norm`, behind `gradient_scale`
 
         Returns
         -------
-        What the store says; None: there were no gradients, or the dense part was skipped, and no
+        The store's answer; None: there were no gradients, or the dense part was skipped, and no
         step had to be finished.
 
         Raises
@@ -167,7 +168,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         )
 
     def clear_gradients(self) -> None:
-        """Forget the gradients that backward passes have left. `step` has done so too."""
+        """Forget the gradients that backward passes have left. `step` does so, too."""
         self._steps.clear()
 
     # Look-ahead
@@ -191,9 +192,9 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         Parameters
         ----------
         dataset : a tf.data.Dataset or any other iterable; a thread of its own iterates over it
-        features : returns of a batch what the layer is called with: one argument, or a tuple of
-            several; or a list of such, for calls of several micro-batches
-        name : of the session; one that was open under it is gone on with. None: one of its own
+        features : returns the layer's arguments for a batch: one argument, or a tuple of several;
+            or a list of such, for calls of several micro-batches
+        name : of the session; a session of this name that was open is resumed. None: one of its own
         lookahead : how many steps are announced ahead
         accumulate : so many batches of the dataset are one step: `step` is called behind the last
             of them, and behind the last one of the dataset
@@ -202,7 +203,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         Raises
         ------
         InvalidArgumentError : within a loop; or a batch ends with gradients that were not sent.
-        What `Store.session` and its `Run` raise.
+        The errors of `Store.session` and its `Run`.
         """
         if session.keys() & {"rank", "world_size"}:
             raise InvalidArgumentError("expected no ranks: a layer of Keras is one trainer's")
@@ -210,7 +211,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         yield from self._batches(dataset, features, accumulate=accumulate, **how, **session)
 
     def ahead_dataset(self, dataset: Any, *, features: Callable[[Any], Any], **session: Any) -> Any:
-        """Return a dataset for `fit` whose batches are those of `ahead`; each epoch is a loop.
+        """Return a dataset for `fit` with the batches of `ahead`; each epoch is a loop.
 
         It reads nothing before it is asked, so that `StoreStep` has finished the step before: do
         not add `prefetch`, which `dataset` may have, nor give `fit` a `class_weight`, which does.

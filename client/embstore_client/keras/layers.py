@@ -66,12 +66,12 @@ class EmbeddingBag(StoreLayer):
         super().__init__(store, [described], **layer)
 
     def call(self, ids: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Return the pooled rows of bags, (bags, dim); those of an empty bag are zeros.
+        """Return the pooled rows of bags, (bags, dim); an empty bag gets zeros.
 
         Parameters
         ----------
         ids : (bags, length) int32 or int64; (bags,), one id a bag; or a RaggedTensor. With
-            ids="hash" also tf.string, and what else `embstore.hash_ids` takes
+            ids="hash" also tf.string, and any other ids that `embstore.hash_ids` takes
         weights : floats, in the shape of the ids; they may require a gradient. A mean is then the
             weighted sum divided by the sum of the bag's weights
         training : False: rows are not brought into the cache, and no gradient is kept
@@ -129,7 +129,7 @@ class Embedding(StoreLayer):
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
         """Return a row for each id, (*, dim), of int32 or int64 ids of any shape; with ids="hash"
-        also of tf.string, and of what else `embstore.hash_ids` takes."""
+        also of tf.string, and of any other ids that `embstore.hash_ids` takes."""
         (output,) = self._activations(self._given(ids), training).values()
         return output
 
@@ -142,9 +142,9 @@ class Collection(StoreLayer):
     """Several tables, by feature; one call to the store for each call and step."""
 
     def call(self, features: Any, training: bool | None = None) -> dict[str, Any]:
-        """Return the activations of each feature, in the tables' order: of a `Bag` its pooled rows,
-        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}. Those of a feature
-        that is in several tables are called `feature@table`.
+        """Return the activations of each feature, in the tables' order: for a `Bag` its pooled
+        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. Activations
+        of a feature that is in several tables are called `feature@table`.
 
         Parameters
         ----------

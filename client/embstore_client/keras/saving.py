@@ -28,7 +28,7 @@ _JSON = "json"
 
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
-    """Return what writes the variables of parts, and dicts."""
+    """Return a function that writes the variables of parts, and dicts."""
     content: dict[str, Any] = {
         f"{name}/{place}": array
         for name, part in parts.items()
@@ -67,7 +67,7 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
 def _loading(
     label: str, name: str, arrays: dict[str, NDArray[Any]], part: Any
 ) -> Callable[[], None]:
-    """Return what brings a part to arrays of a file, once they are known to fit."""
+    """Return a function that sets a part to arrays of a file, once they are known to fit."""
     is_dict = type(part) is dict
     if is_dict != (_JSON in arrays):
         raise InvalidArgumentError(

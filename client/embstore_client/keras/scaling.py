@@ -1,4 +1,4 @@
-"""What a LossScaleOptimizer has found of a step (`frameworks.scaling`).
+"""The verdict of a LossScaleOptimizer on a step (`frameworks.scaling`).
 
 Keras keeps no verdict, but two public variables show it: a step that was skipped halves
 `dynamic_scale` and leaves `iterations`; one that was done adds 1 to `iterations`, and leaves the
@@ -29,8 +29,8 @@ class LossScale:
 
         Parameters
         ----------
-        optimizer : a keras.optimizers.LossScaleOptimizer; of another one the `loss_scale_factor`,
-            which does not change
+        optimizer : a keras.optimizers.LossScaleOptimizer; of any other one the `loss_scale_factor`
+            is used, which does not change
 
         Raises
         ------
@@ -52,7 +52,7 @@ class LossScale:
             )
 
     def verdict(self) -> Verdict:
-        """Return what was found of the step that the optimizer has just done.
+        """Return the verdict on the step that the optimizer has just done.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class LossScale:
         return Verdict(before.scale, steps == 0, partial(self.lower, before.scale * 0.5))
 
     def lower(self, scale: float) -> None:
-        """Go on with a lower scale."""
+        """Continue with a lower scale."""
         self._optimizer.dynamic_scale.assign(scale)
         self._optimizer.step_counter.assign(0)
         self._before = self._state()

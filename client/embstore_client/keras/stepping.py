@@ -1,7 +1,7 @@
 """A step for each batch of `fit`: a callback, which runs in Python behind the compiled step.
 
-So it is the same whether the step is compiled or not. What it cannot see is refused where training
-begins: several steps in one execution, whose gradients would be one update.
+It works the same for compiled and for other steps. A setting that hides steps from it is refused
+where training begins: several steps in one execution, whose gradients would be one update.
 """
 
 from typing import Any
@@ -24,8 +24,9 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
 
         Parameters
         ----------
-        max_norm : of the gradients of each layer alone, as in `StoreLayer.step`: Keras clips those
-            of the dense part, by `global_clipnorm` of its optimizer, where no other can be seen
+        max_norm : bound of the norm of the gradients of each layer alone, as in `StoreLayer.step`:
+            Keras clips the dense part's gradients, by `global_clipnorm` of its optimizer, where it
+            sees no others
 
         Raises
         ------
@@ -44,7 +45,7 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         InvalidArgumentError : `steps_per_execution` is not 1; nothing else is trained, so that
-            Keras computes no gradients; or what `LossScale` says.
+            Keras computes no gradients; or an error of `LossScale`.
         """
         if self.model.steps_per_execution != 1:
             raise InvalidArgumentError(
@@ -65,7 +66,7 @@ class StoreStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
             layer.end_loop()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Step; raises what `StoreLayer.step` does."""
+        """Step; raises the errors of `StoreLayer.step`."""
         assert self._scale is not None
         verdict = self._scale.verdict()
         for layer in self._layers:

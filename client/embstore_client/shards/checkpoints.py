@@ -1,16 +1,16 @@
-"""Checkpoints of a cluster: kept, listed, dropped, and gone back to.
+"""Checkpoints of a cluster: kept, listed, dropped, and restored.
 
 A label is kept on every shard while none of them takes a write, at one boundary (`boundary`), also
-beside other writers. What each shard's checkpoint holds is compared with the boundary afterwards: a
-shard whose lease has run out, or that was started again, may have written in between. Then there is
-no checkpoint, and it is tried again.
+while other clients write. The state of each shard's checkpoint is compared with the boundary
+afterwards: a shard whose lease has run out, or that was started again, may have written in between.
+Then there is no checkpoint, and it is tried again.
 
-Who may not pause the writes of others (it takes the right "admin" on everything) keeps the label
-all the same, and it counts if the shards have kept the same tables with as many updates: what
-others write meanwhile is seen by t, and the label is tried again.
+A client that may not pause writes (it takes the right "admin" on everything) keeps the label all
+the same, and it counts if the shards have kept the same tables with as many updates: t shows writes
+of others in between, and the label is tried again.
 
-Which labels are the cluster's is in the labels themselves (`embstore.cluster_checkpoints`). What a
-client that died has left of one is dropped by the next who keeps that label.
+The labels themselves show which are the cluster's (`embstore.cluster_checkpoints`). A label that a
+client left incomplete when it died is dropped by the next client that keeps it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _LEASE_MS = 30_000
-"""For as long a shard takes no writes at most, where who has paused them has died."""
+"""The longest time without writes on a shard, if the client that paused them has died."""
 
 
 def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpoint:
@@ -73,7 +73,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
 
 
 def _are_one(found: list[KeptCheckpoint], boundaries: list[Boundary]) -> bool:
-    """Whether what the shards have kept is what they had at one boundary."""
+    """Return whether the shards' checkpoints are of one boundary."""
     at = [one.state.command for one in found]
     is_same = all(one.state.tables == found[0].state.tables for one in found)
     return is_same and (not boundaries or at == [one.command for one in boundaries])
@@ -81,7 +81,8 @@ def _are_one(found: list[KeptCheckpoint], boundaries: list[Boundary]) -> bool:
 
 @contextmanager
 def _paused(router: Router, call: Call) -> Iterator[list[Boundary]]:
-    """Have no shard take writes; yield where each stands: nothing, where they cannot be paused."""
+    """Pause the writes of all shards; yield the position of each: none, where they cannot be
+    paused."""
     by = f"a checkpoint, {token_hex(8)}"
     boundaries: list[Boundary] = []
     with suppress(PermissionDeniedError, InvalidArgumentError):  # or they are served as no shards
@@ -97,7 +98,7 @@ def _paused(router: Router, call: Call) -> Iterator[list[Boundary]]:
 
 
 def _drop_left(router: Router, label: str) -> None:
-    """Drop what a try that was cut short has left of a label."""
+    """Drop the checkpoints of a label that an interrupted try has left."""
     found = _each(router.all(_LIST), label)
     identities = [None if one is None else identity_of(one) for one in found]
     if len({*identities}) > 1:
@@ -116,7 +117,7 @@ def set_retention(router: Router, command: c.SetRetention, call: Call) -> KeptCh
 def list_checkpoints(
     router: Router, command: c.ListCheckpoints, call: Call
 ) -> tuple[KeptCheckpoint, ...]:
-    """Those that all shards keep, of one boundary."""
+    """Return the checkpoints that all shards keep, of one boundary."""
     found = router.all(command, call)
     return tuple(unmarked(one) for one in found[0] if _is_whole(found, one.label))
 
@@ -131,7 +132,7 @@ def _each(found: list[tuple[KeptCheckpoint, ...]], label: str) -> list[KeptCheck
 
 
 def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
-    """Have every shard go back to a label that all of them keep, of one boundary."""
+    """Restore a label that all shards keep, of one boundary, on every shard."""
     with router.writing():
         kept = router.all(_LIST)
         for shard, one in enumerate(_each(kept, command.label)):

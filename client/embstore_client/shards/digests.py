@@ -1,8 +1,8 @@
-"""Digests and scans over shards: what each has, combined in the order of blocks and keys.
+"""Digests and scans over shards: the parts of each, combined in the order of blocks and keys.
 
 A block is in one partition, so its leaf is a shard's own (contract.md, rules 11 and 12); leaves are
 fetched page by page, so memory is bounded. A shard may have blocks of partitions that it gave away,
-or that are on their way to it (`moving`): a leaf counts that comes from the owner.
+or that are on their way to it (`moving`): only the owner's leaf counts.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
-    """The first rows of all shards: of each as many as are wanted, of those the lowest keys."""
+    """The first rows of all shards: as many of each as are wanted, and the lowest keys of these."""
     if router.tables.find(command.table, None).config.is_sparse:
         return _read_in_turn(router, command, call)
     pages = router.all(command, call)
@@ -131,8 +131,8 @@ def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
 
 
 def _read_in_turn(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
-    """Some rows of sparse keys: those of one shard after those of the other. `low` has the shard's
-    number above what the shard is to be asked for."""
+    """Some rows of sparse keys: one shard's rows after another's. `low` has the shard's number
+    above the `low` for that shard."""
     number, low = command.low >> KEY_BITS, command.low & KEY_MASK
     for shard in range(number, len(router.shards)):
         asked = replace(command, low=low if shard == number else 0)

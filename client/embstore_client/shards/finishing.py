@@ -1,19 +1,19 @@
 """Finishing a step on all shards.
 
-A step is finished when all shards have finished it: it may be sent again until they have, and those
-that had finished it are not sent it again. A trainer that ends within a step, so that some shards
-have it and some have not, takes its gradients with it: whoever goes on is told to restore a
-checkpoint.
+A step is finished when all shards have finished it: it may be sent again until they have, and
+shards that had finished it are not sent it again. A trainer that ends within a step, so that some
+shards have it and some have not, takes its gradients with it: a client that goes on gets an error
+that asks it to restore a checkpoint.
 
 Several ranks may each give gradients that rule 9 of contract.md accepts alone, and whose sum it
-does not. No shard could tell the others in time, so here a share is refused where a sum of so many
-like it might be: beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). A trainer of one rank is
-told exactly. Where ranks have met, and applied the update themselves
+does not. No shard could notify the others in time, so here a share is refused where a sum of so
+many like it might be: beyond 1e38 / ranks or 7e16 / (ranks * gradient_scale). A trainer of one rank
+gets the exact answer. Where ranks have met, and applied the update themselves
 (`embstore_training.write_behind`), they know, and say.
 
-Each shard compares the checksum of its own rows with that of the trainer's, before it applies its
-part. So where the trainer has a wrong row, its shard refuses the step, and the others, whose rows
-were right, have it: the session ends, and the cluster goes back to a checkpoint. Rejected: that all
+Each shard compares the checksum of its own rows with the trainer's, before it applies its part. So
+where the trainer has a wrong row, its shard refuses the step, and the others, whose rows were
+right, have it: the session ends, and the cluster goes back to a checkpoint. Rejected: that all
 shards compare before the first applies anything, as a call more for each step.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def update_step(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
-    """One rank's gradients of a step: to each shard, those of its keys."""
+    """One rank's gradients of a step: each shard gets the gradients of its keys."""
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
     if known is None:
@@ -75,7 +75,8 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
 
 
 def _checksum(command: c.UpdateStep, places: Splits, shard: int) -> int | None:
-    """Return the checksum of a shard's rows; None: only that of all rows is known, if any."""
+    """Return the checksum of a shard's rows; None: only the checksum of all rows is known, if
+    any."""
     of_all = command.rows_checksum
     if of_all is None or isinstance(of_all, int):
         return None
@@ -128,7 +129,7 @@ def _named(step: c.StepKeys, given: list[c.StepGradients]) -> list[c.TableGradie
 def _refusal(
     step: c.StepKeys, given: list[c.StepGradients], command: c.UpdateStep
 ) -> InvalidArgumentError:
-    """Return why a share is refused that rule 9 refuses, or too large for the others."""
+    """Return the error for a share that rule 9 refuses, or that is too large for the others."""
     found = refused([_named(step, given)], command.options.gradient_scale)
     if found is None:
         return InvalidArgumentError(
@@ -164,7 +165,7 @@ def _finished(
 
 
 def _repeated(router: Router, command: c.UpdateStep, call: Call) -> AcknowledgedUpdate:
-    """Return what became of a step that all shards have finished."""
+    """Return the answer for a step that all shards have finished."""
     facts = router.all(c.RenewLease(command.member))
     if min(one.last_step for one in facts) < command.step:
         announced(router, command)

@@ -1,12 +1,12 @@
 """A cluster by its newest map: commands are sent again by that when partitions have moved.
 
-A shard that has a newer map refuses what was split by an older one, and every shard knows the map.
-So a client notices with its next command, connects to shards that are new to it, and sends the
-command once more, split anew. It is applied once: maps change at a boundary, where whatever was
-sent has been applied by all shards or by none (`embstore_client.boundary`).
+A shard that has a newer map refuses a command that was split by an older one, and every shard knows
+the map. The client thus notices with its next command, connects to shards that are new to it, and
+sends the command once more, split anew. It is applied once: maps change at a boundary, where every
+sent command has been applied by all shards or by none (`embstore_client.boundary`).
 
 Sessions end with their map, as with a restart of a server; a loop over one goes on by the way it
-has for that (`embstore_training.rank_session`): the name of the process, which is that of all
+has for that (`embstore_training.rank_session`): the name of the process, which is made of all
 shards, has the map's version in it. The epoch of the cluster is the sum of its shards', and a shard
 that comes or leaves does not change it.
 """
@@ -25,7 +25,7 @@ from embstore_client.shards.router import Router
 R = TypeVar("R")
 
 _MAPS_MAX = 100
-"""That one command may meet: far more than change while it is under way."""
+"""The most newer maps that one command may meet: far more than change while it is under way."""
 
 
 class Following:
@@ -36,7 +36,7 @@ class Following:
     def __init__(self, router: Router, connect_to: Callable[[str], Executor]) -> None:
         """Begin with `router`; `connect_to` returns the executor of the shard at an address."""
         self.router = router
-        """By the newest map that is known here; replaced whole."""
+        """The router by the newest map that is known here; replaced whole."""
         self.rounds_rows = router.rounds_rows
         self._connect_to = connect_to
         self._every = list(router.shards)
@@ -97,7 +97,7 @@ class Following:
                 shard.close()
 
     def _follow(self, router: Router, moved: MovedError) -> None:
-        """Go by the newest map that a shard has; raise `moved` where that is no newer one."""
+        """Use the newest map that a shard has; raise `moved` where that is no newer one."""
         with self._looking:
             if self.router is not router or self._is_closed:
                 return  # another thread was here

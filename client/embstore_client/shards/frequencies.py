@@ -1,4 +1,4 @@
-"""Profiles and hot sets over shards: each shard is told of its own rows, and what they count is
+"""Profiles and hot sets over shards: each shard gets the part of its own rows, and the counts are
 merged. A recording of the order of calls (`Profile.trace`) is each shard's own, and is left out."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def export_profile(router: Router, command: c.ExportProfile, call: Call) -> Prof
 def _merged(tables: list[TableProfile]) -> TableProfile:
     keys, places = np.unique(
         np.concatenate([table.keys for table in tables]), return_inverse=True
-    )  # a shard counted what it gave away since
+    )  # a shard may have counted rows that it gave away since
     every = np.concatenate([table.counts for table in tables])
     counts = np.zeros(len(keys), every.dtype)
     np.add.at(counts, places, every)
@@ -47,7 +47,7 @@ def _merged(tables: list[TableProfile]) -> TableProfile:
 
 
 def import_profile(router: Router, command: c.ImportProfile, call: Call) -> None:
-    """Rank the rows of each shard by what a profile says of them."""
+    """Rank the rows of each shard by a profile."""
     given = command.profile.tables
     keys = {name: table.keys for name, table in given.items()}
     splits = _splits(router, command, call, keys, command.rename)
@@ -83,7 +83,7 @@ def _splits(
 
 
 def get_hot_set(router: Router, command: c.GetHotSet, call: Call) -> HotSet | None:
-    """The hot set, of which every shard has its rows pinned."""
+    """The hot set, whose rows are pinned, each on its shard."""
     found = [one for one in router.all(command, call) if one is not None]
     if not found:
         return None
@@ -108,7 +108,7 @@ def pin_hot_set(router: Router, command: c.PinHotSet, call: Call) -> HotSetFacts
 
 
 def unpin_hot_set(router: Router, command: c.UnpinHotSet, call: Call) -> HotSetFacts:
-    """Have every shard pin nothing."""
+    """Unpin the hot set on every shard."""
     return _facts(router.all(command, call), 0)
 
 

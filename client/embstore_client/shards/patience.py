@@ -1,9 +1,10 @@
-"""A shard that cannot take a command yet is given it again, until it does or the time is over.
+"""The retry policy for a shard that cannot take a command yet: repeat it until a deadline.
 
-A shard refuses what writes while its writes are paused (`boundary`): it has done nothing then, but
-another shard may have its part of the same command. So only the part that was refused is sent
-again, and the command is applied once by each. Whoever pauses writes looks for a boundary at which
-no command is half done, so what was sent to some shards gets to the others before partitions move.
+A shard refuses commands that write while its writes are paused (`boundary`): it has done nothing
+then, but another shard may have its part of the same command. So only the part that was refused is
+sent again, and the command is applied once by each. A client that pauses writes looks for a
+boundary at which no command is half done, so commands that some shards got reach the others before
+partitions move.
 
 A shard that has another map than the router is either behind, and gets the map in a moment, or the
 router is: then the whole command is split anew (`following`). In the latter case no shard has its
@@ -22,18 +23,18 @@ from embstore.sharding import ShardMap
 T = TypeVar("T")
 
 TIMEOUT_S = 60.0
-"""As a connection's, where nobody says."""
+"""The time to repeat a command, if none is given; as a connection's timeout."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.1
 
 
 def until_taken(send: Callable[[], T], check: Callable[[], None], timeout_s: float) -> T:
-    """Return what a shard answers to a command that is sent by `send`.
+    """Return a shard's answer to a command that is sent by `send`.
 
-    `check` raises what ends it: a newer map.
+    `check` raises the error that ends the repetition: a newer map.
 
     Raises
     ------
-    WritesPausedError, MovedError : it was refused so for that long.
+    WritesPausedError, MovedError : the shard refused it so for that long.
     """
     until, pause = monotonic() + timeout_s, _PAUSE_FIRST_S
     while True:

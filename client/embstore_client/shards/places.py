@@ -1,7 +1,7 @@
-"""What a router knows of the members of sessions: where they stand, what they announced and sent.
+"""A router's knowledge of the members of sessions: their positions, announced and sent steps.
 
-A step that some shards have finished, and some have not, is the trainer's alone who sent it: it has
-the gradients, and sends the rest. Whoever else goes on is told so.
+A step that some shards have finished, and some have not, belongs to the trainer that sent it: it
+has the gradients, and sends the rest. Any other client that goes on gets an error.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from embstore_client.shards.split import Split
 
 Splits = Mapping[str, "Split"]
-"""By table: which of a step's keys each shard has."""
+"""For each table, which of a step's keys each shard has."""
 
 
 _SENT_MAX = 64
-"""Steps of a rank that are remembered as sent: more than it may have out (`depth`)."""
+"""The number of steps of a rank that are remembered as sent: more than it may have out
+(`depth`)."""
 
 
 @dataclass
 class Place:
-    """What is known of a member."""
+    """The facts about a member."""
 
     name: str = ""  # of the session; "": another client has joined it
     rank: int = 0
@@ -36,7 +37,7 @@ class Place:
     map_version: int = 0  # of the map by which it was joined, and its steps were split
     joined_at: tuple[int, ...] = ()  # the last finished step of each shard when it was joined
     steps: dict[int, tuple[c.StepKeys, Splits]] = field(default_factory=dict)
-    """Announced, and not finished."""
+    """The steps that are announced, and not finished."""
     has_left: bool = False
     """Its rank joins again, or has, by another name."""
 
@@ -46,14 +47,14 @@ class Place:
 
 
 class Places:
-    """What a router knows of the members of sessions. Any thread."""
+    """A router's knowledge of the members of sessions. Any thread."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._sent: dict[tuple[str, int], dict[int, type | None]] = {}
-        """By session and rank: the last steps that were sent from here, and how they were to end,
-        None: first so, then otherwise. A trainer that waits for nothing has several out, and a
-        shard may be behind by all of them."""
+        """By session and rank: the last steps that were sent from here, and the verb that ends
+        each, None: the verb was changed between two tries. A trainer with waits="none" has several
+        out, and a shard may be behind by all of them."""
         self._lock = threading.Lock()
 
     def joined(self, found: list[Membership], world_size: int, map_version: int) -> None:
@@ -79,7 +80,7 @@ class Places:
             )
 
     def of(self, member: str) -> Place:
-        """Return what is known of a member; of one that has joined elsewhere nothing."""
+        """Return the facts about a member; empty ones if it has joined elsewhere."""
         with self._lock:
             return self._of(member)
 
@@ -92,8 +93,8 @@ class Places:
             self._places.setdefault(member, Place()).steps.update(steps)
 
     def may_send(self, member: str, command: Any, *, is_partial: bool) -> bool:
-        """Return whether a step may be sent, and note that it is; the rest of one that some shards
-        have finished is this trainer's alone, who sent it to those, and never otherwise."""
+        """Return whether a step may be sent, and note that it is. If some shards have finished it,
+        the rest is for the trainer that sent it to those, and always in the same way."""
         with self._lock:
             place = self._of(member)
             sent = self._sent.get((place.name, place.rank), {})
@@ -115,21 +116,21 @@ class Places:
                 del steps[number]
 
     def left(self, member: str) -> None:
-        """Forget where a member stands: it joins again, maybe by another name, and what its rank
-        has sent is still its own."""
+        """Forget the position of a member: it joins again, maybe by another name, and the steps
+        that its rank has sent are still its own."""
         with self._lock:
             if (place := self._places.get(member)) is not None:
                 self._places[member] = Place(place.name, place.rank, has_left=True)
 
     def closed(self, member: str) -> None:
-        """Forget a member and what its rank has sent."""
+        """Forget a member and the steps that its rank has sent."""
         with self._lock:
             place = self._places.pop(member, None)
             if place is not None and place.name:
                 self._forget(place.name, place.rank)
 
     def ended(self, name: str | None) -> None:
-        """Forget a session; None: all of them, which have gone back, and what was sent since."""
+        """Forget a session and the steps sent in it; None: all of them, which have gone back."""
         with self._lock:
             self._forget(name)
 
@@ -140,7 +141,7 @@ class Places:
             del self._sent[of]
 
     def _members_of(self, name: str | None, rank: int | None = None) -> list[str]:
-        """Return the members of a session's rank; None: of any."""
+        """Return the members of a session's rank; None: of any rank."""
         return [
             member
             for member, place in self._places.items()

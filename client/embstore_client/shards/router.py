@@ -1,7 +1,7 @@
 """The router: an executor over the executors of a cluster's shards, by one map of it.
 
-It never changes its map: `following` makes another one, that goes on with what is `Shared` between
-them, so that a command is split, sent and joined by one map, whatever other threads are told.
+It never changes its map: `following` makes another one, that goes on with the `Shared` state of
+both, so that a command is split, sent and joined by one map, whichever map other threads learn of.
 """
 
 import threading
@@ -48,7 +48,7 @@ _THREADS_MAX = 1 << 20
 """No bound: a thread is made when none is idle, as calls of ranks wait for one another."""
 
 _LOOK_S, _LOOK_MAX_S = 1.0, 16.0
-"""How long a shard may take to answer before it is looked whether it has left."""
+"""Seconds that a shard may take to answer before the router checks whether it has left."""
 
 HANDLERS: dict[type[Command[Any]], Any] = (
     rows.HANDLERS
@@ -60,7 +60,7 @@ HANDLERS: dict[type[Command[Any]], Any] = (
     | digests.HANDLERS
     | frequencies.HANDLERS
 )
-"""handler(router, command, call) of each command that does not say how its answers are joined."""
+"""handler(router, command, call) of each command without a join of answers."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Router:
         self._limits: Limits | None = None
 
     def check_device(self, name: str | None = None) -> None:
-        """Refuse rows of several shards; of one, what its executor does."""
+        """Refuse rows of several shards; for one shard, ask its executor."""
         if len(self.shards) > 1:
             raise InvalidArgumentError(
                 f"expected rows of steps on the host, where those of {len(self.shards)} shards are "
@@ -142,7 +142,7 @@ class Router:
             return cast(R, HANDLERS[type(command)](self, command, call))
 
     def _joined(self, command: Command[R], join: Join, call: "Call") -> R:
-        """Have every shard execute a command, and make one answer of theirs."""
+        """Have every shard execute a command, and join their answers."""
         is_write = command.effect is Effect.WRITES
         if is_write:  # a table that it names may be another one after it
             self.tables.forget(getattr(command, "table", ""))
@@ -166,7 +166,7 @@ class Router:
             shard.warm_up()
 
     def close(self) -> None:
-        """End every shard's executor. A command says so from then on, as theirs do."""
+        """End every shard's executor. Later commands raise an error, as on the executors."""
         self.shared.close()
         for shard in self.shards:
             shard.close()
@@ -176,11 +176,11 @@ class Router:
     def first(
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> R:
-        """Return what the first shard answers, of what all would answer alike."""
+        """Return the first shard's answer to a command that all would answer alike."""
         return self._at(0, command, call or Call(timeout_s=timeout_s))
 
     def _at(self, shard: int, command: Command[R], call: Call) -> R:
-        """Return what one shard answers."""
+        """Return one shard's answer."""
         send = partial(
             self.shards[shard].execute,
             command,
@@ -193,7 +193,7 @@ class Router:
         return until_taken(send, check, call.timeout_s or self.timeout_s)
 
     def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
-        """Return what every shard says of itself.
+        """Return every shard's facts about itself.
 
         Raises MovedError as soon as one has a newer map: others may have left, and answer no more.
         """
@@ -207,7 +207,7 @@ class Router:
         return found
 
     def newest_map(self, timeout_s: float | None = None) -> ShardMap:
-        """Return the first map that a shard tells which is newer than this one, or this one."""
+        """Return the first map from a shard that is newer than this one, or this one."""
         for future in as_completed(self._asked(Call(timeout_s=timeout_s))):
             if future.exception() is None:
                 found = future.result().shard_map
@@ -216,7 +216,7 @@ class Router:
         return self.shard_map
 
     def _asked(self, call: "Call") -> "list[Future[ServerInfo]]":
-        """Begin to ask every shard what it is."""
+        """Begin to ask every shard for its facts."""
         ask = c.GetServerInfo()
         shards = range(len(self.shards))
         futures = self.shared.begin({n: partial(self._at, n, ask, call) for n in shards})
@@ -231,12 +231,12 @@ class Router:
             check_newest(found, self.shard_map)
 
     def each(self, commands: Mapping[int, Command[R]], call: Call | None = None) -> dict[int, R]:
-        """Return what shards answer to a command each, by shard; all have answered.
+        """Return the answers of shards to a command each, by shard; all have answered.
 
         Raises
         ------
-        EmbstoreError : the first, by shard, of those that were raised.
-        MovedError : one has left the cluster, and answers no more.
+        EmbstoreError : the first, by shard, of the errors that were raised.
+        MovedError : one has left the cluster, and does not answer any more.
         """
         call = call or Call()
         done = _Sums(len(commands), call.progress)
@@ -254,7 +254,7 @@ class Router:
             return dict.fromkeys(commands, self.first(next(iter(commands.values()))))
         try:
             left = self._wait(futures)
-        except BaseException:  # an interrupt: what comes next must not overtake what is out
+        except BaseException:  # an interrupt: the next command must not overtake this one
             wait(futures.values())
             raise
         errors = [left.get(shard) or future.exception() for shard, future in futures.items()]
@@ -265,8 +265,8 @@ class Router:
         return {shard: future.result() for shard, future in futures.items()}
 
     def _wait(self, futures: "Mapping[int, Future[Any]]") -> dict[int, MovedError]:
-        """Wait until all shards have answered; return those that have left instead: their calls
-        end by their deadlines, and by then have done nothing."""
+        """Wait until all shards have answered; return the shards that have left the cluster
+        instead: their calls end by their deadlines, without effect."""
         left: dict[int, MovedError] = {}
         out, pause_s = set(futures.values()), _LOOK_S
         while out := wait(out, pause_s).not_done:
@@ -281,14 +281,14 @@ class Router:
     def all(
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> list[R]:
-        """Return what every shard answers to one command."""
+        """Return every shard's answer to one command."""
         commands = dict.fromkeys(range(len(self.shards)), command)
         return list(self.each(commands, call or Call(timeout_s=timeout_s)).values())
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Have every shard get what is sent meanwhile before what another thread of this router
-        sends."""
+        """Have every shard get the commands that are sent in the block before commands of another
+        thread of this router."""
         with self.shared.writing:
             yield
 
@@ -296,7 +296,7 @@ class Router:
 
     @property
     def limits(self) -> Limits:
-        """Of the cluster: its first shard's."""
+        """The limits of the cluster: its first shard's."""
         if self._limits is None:
             self._limits = self.first(c.GetServerInfo()).limits
         return self._limits
@@ -323,16 +323,17 @@ class Router:
 
 
 class Shared:
-    """What routers by different maps of one cluster have in common. Any thread."""
+    """The state that routers by different maps of one cluster share. Any thread."""
 
     def __init__(self) -> None:
         self.places = Places()
         self.writing = threading.RLock()
-        """Of commands that are to reach every shard in one order."""
+        """Guards commands that are to reach every shard in one order."""
         self.epochs = 0
-        """To be added to the sum of the shards' epochs: what left with shards, less what came."""
+        """Added to the sum of the shards' epochs: the epochs of shards that left, minus the new
+        ones'."""
         self.last_epochs: dict[Executor, int] = {}
-        """Of each shard, as it was last told: one that has left tells it no more."""
+        """The last known epoch of each shard: one that has left does not send it any more."""
         self._is_closed = False
         self._submitting = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS_MAX, "embstore-shard")
@@ -345,7 +346,7 @@ class Shared:
             return {shard: self._threads.submit(work) for shard, work in works.items()}
 
     def close(self) -> None:
-        """Begin nothing any more."""
+        """Begin no further work."""
         with self._submitting:
             self._is_closed = True
         self._threads.shutdown(wait=False)
@@ -366,7 +367,7 @@ def _check_not_half(
 
 
 class _Sums:
-    """What all shards have done, of how much."""
+    """The progress of all shards: the work done, and the whole."""
 
     def __init__(self, count: int, progress: Progress | None) -> None:
         self._done = [(0, 0)] * count
@@ -374,7 +375,7 @@ class _Sums:
         self._lock = threading.Lock()
 
     def of(self, place: int) -> Progress:
-        """Return what one shard tells."""
+        """Return the progress function of one shard."""
 
         def tell(done: int, of: int) -> None:
             with self._lock:

@@ -1,6 +1,6 @@
 """Commands that read and write rows, over shards.
 
-Bags are pooled here: a bag's rows are added in the order of the bag (rule 8), wherever they are.
+Bags are pooled here: a bag's rows are added in the order of the bag (rule 8), on any shards.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Handler = Callable[["Router", C, "Call"], R]
 
 
 def _of_named(handler: Handler[C, R]) -> Handler[C, R]:
-    """Have a handler get a command that is not too large for one call, with the ids that the names
-    of its tables have; once more, where these are other tables by now."""
+    """Have a handler get a command that is not too large for one call, with the ids that its table
+    names have; once more, where these are other tables by now."""
 
     @wraps(handler)
     def handle(router: Router, command: C, call: Call) -> R:
@@ -147,7 +147,8 @@ def update(router: Router, command: c.Update, call: Call) -> AcknowledgedUpdate:
 
 @_of_named
 def update_pooled(router: Router, command: c.UpdatePooled, call: Call) -> AcknowledgedUpdate:
-    """One update by the gradients of bags: of every occurrence its own, then as any other."""
+    """One update by the gradients of bags: each occurrence gets its own, then as any other
+    update."""
     tables = []
     for part in (_of_width(router, given) for given in command.tables):
         bags = part.bags
@@ -191,7 +192,7 @@ def _updated(
                 ),
                 options,
             )
-    elif options.on_nonfinite == "refuse":  # by a shard, in its words, of what it cannot accept
+    elif options.on_nonfinite == "refuse":  # by a shard, in its words
         commands[0] = c.UpdateRanks(wrong.ranks, options)
     else:
         config_of = router.tables.config_of
@@ -227,7 +228,7 @@ def assign(router: Router, command: c.Assign, call: Call) -> AcknowledgedUpdate:
 
 @_of_named
 def delete_rows(router: Router, command: c.DeleteRows, call: Call) -> Deleted:
-    """Have rows be as if they had never been written."""
+    """Delete rows: they are as if they had never been written."""
     if command.moved:
         raise _not_at_its_shard("deleted")
     part, split = command.keys, router.split(command.keys)

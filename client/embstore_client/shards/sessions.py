@@ -4,9 +4,9 @@ A step is announced to each shard with the keys that it has, of every table, als
 plans its own rows.
 
 **A shard that was started again** knows no member. Then the member leaves the other shards as well,
-and its trainer is told what a server that was started again tells it: it joins again, announces
-again what is not finished, and sends again what was out (`embstore_training.rank_session`). The
-place is that of the shard that is the furthest behind.
+and its trainer gets the same error as from a restarted server: it joins again, announces unfinished
+steps again, and repeats the calls that were out (`embstore_training.rank_session`). The place is
+the one of the shard that is the furthest behind.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionF
 
 
 def join_session(router: Router, command: c.JoinSession, call: Call) -> Membership:
-    """Take the place of a rank: on the first shard, and then, as nobody else has it, on all."""
+    """Take the place of a rank: on the first shard, and then, as no other client has it, on all."""
     is_given = bool(command.member)
     command = replace(command, member=command.member or token_hex(16))
     first = router.first(command, call)
@@ -58,7 +58,7 @@ def join_session(router: Router, command: c.JoinSession, call: Call) -> Membersh
         facts = router.first(c.RenewLease(first.member))
     except BaseException:
         if not is_given:
-            leave(router, command.member)  # nobody else knows the member
+            leave(router, command.member)  # no other client knows the member
         raise
     for name in facts.tables:
         router.tables.find(name, None)
@@ -68,8 +68,8 @@ def join_session(router: Router, command: c.JoinSession, call: Call) -> Membersh
 
 @contextmanager
 def leaving(router: Router, member: str) -> Iterator[None]:
-    """Leave a session everywhere once one shard knows its member no more; say what to do where one
-    has found a wrong row, as it tells whatever is sent to it after that."""
+    """Leave a session everywhere once one shard does not know its member any more; add advice to
+    the error of a shard that has found a wrong row, which it raises for all later calls."""
     try:
         yield
     except ReplicaMismatchError as exc:
@@ -84,8 +84,8 @@ def leaving(router: Router, member: str) -> Iterator[None]:
 
 
 def leave(router: Router, member: str) -> None:
-    """Leave a session everywhere, as one shard knows the member no more: it is joined anew, as if
-    all shards had forgotten it."""
+    """Leave a session everywhere, as one shard does not know the member any more: it is joined
+    anew, as if all shards had forgotten it."""
     with suppress(EmbstoreError):
         router.all(c.CloseSession(member), timeout_s=_LEAVE_S)
     router.places.left(member)
@@ -98,7 +98,7 @@ def end_session(router: Router, command: c.EndSession, call: Call) -> None:
 
 
 def announce(router: Router, command: c.Announce, call: Call) -> Announced:
-    """Say which keys coming steps will use: to each shard, which of its own."""
+    """Announce the keys that coming steps will use: to each shard its own."""
     split: dict[int, tuple[c.StepKeys, Splits]] = {}
     for step in command.steps:
         try:
@@ -125,8 +125,8 @@ def announce(router: Router, command: c.Announce, call: Call) -> Announced:
 
 
 def _split(router: Router, table: c.StepTable) -> Split:
-    """Return the shards of a step's keys, or raise what no shard takes: keys out of range, or
-    repeated, or a table that is not there."""
+    """Return the shards of a step's keys, or raise the error that every shard would: keys out of
+    range, or repeated, or a table that is not there."""
     check_on_host(table.keys, f"table {table.table!r}: ")
     split = router.split_keys(table.table, None, table.keys)
     if len(unique(table.keys)[0]) < len(table.keys):
@@ -135,7 +135,7 @@ def _split(router: Router, table: c.StepTable) -> Split:
 
 
 def _own(step: c.StepKeys, places: Splits, shard: int) -> c.StepKeys:
-    """Return what of a step a shard has."""
+    """Return the part of a step that a shard has."""
     tables = (c.StepTable(t.table, t.keys[places[t.table].of(shard)]) for t in step.tables)
     return c.StepKeys(step.step, tuple(tables))
 

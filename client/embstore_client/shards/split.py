@@ -14,7 +14,7 @@ from embstore.arrays import Keys
 from embstore.sharding import ShardMap
 
 Positions = NDArray[Any]
-"""(m,) int32 or int64, of some of a call's keys."""
+"""(m,) int32 or int64, indices into a call's keys."""
 
 
 def taken(rows: NDArray[Any], own: Positions) -> NDArray[Any]:

@@ -1,28 +1,28 @@
-"""Stats of a cluster: of what shards each have some, the sums.
+"""Stats of a cluster: the sums of stats of which each shard has a part.
 
 A client has the documents that shards answer, and not the declarations that they are made of
-(`embstore.stats`). Numbers add, but for a few that stand here by name; a test holds them against
-the declarations. Rates are computed from the sums, as those of a mean would favour the idle shard.
-What does not add is the first shard's.
+(`embstore.stats`). Numbers add, but for a few that stand here by name; a test compares them with
+the declarations. Rates are computed from the sums, as a mean of rates would favour the idle shard.
+Stats that do not add are the first shard's.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 PARTS = ("cache", "storage", "stages")
-"""Of the stats of a store, those of which shards have some each, as of tables. Of a session each
-has all."""
+"""The parts of a store's stats, apart from tables, of which each shard has some. Each shard has all
+sessions."""
 
 ALIKE = {"rows", "dim", "learning_rate", "t", "row_bytes", "skipped_updates", "commit"}
 """Numbers of a row, of a table or of a moment: all shards have the same, or each its own."""
 
 _ORIGINS = ("host", "log", "base", "initializer")
 LABELS = ("dim", "optimizer")
-"""What a pool is known by."""
+"""The stats that identify a pool."""
 
 
 def merged(found: list[dict[str, Any]], table: str) -> dict[str, Any]:
-    """Return the stats of a table, or of a store, given those of each shard."""
+    """Return the stats of a table, or of a store, given each shard's."""
     if table:
         return _of_part(found)
     parts = {name: _of_part([one[name] for one in found]) for name in PARTS}
@@ -53,7 +53,7 @@ def _of_layout(pool: Mapping[str, Any], pools: list[dict[str, Any]]) -> dict[str
 
 
 def _of_pools(hits: str, keys: str) -> Any:
-    """Return how a rate follows from the sums of a pool, or from those of all pools."""
+    """Return the function that computes a rate from the sums of a pool, or of all pools."""
 
     def rate(whole: Mapping[str, Any]) -> float | None:
         parts = whole.get("pools", [whole])

@@ -74,11 +74,11 @@ def _with_keys(router: Router, places: Splits) -> list[int]:
 
 
 def announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
-    """Return what was announced of a step.
+    """Return the announcement of a step.
 
     Raises
     ------
-    StepNotFoundError : nothing was here.
+    StepNotFoundError : none was made here.
     SessionExpiredError : there is no such member; some shards have finished the step.
     """
     place = router.places.of(command.member)
@@ -149,7 +149,7 @@ class _Prefetched:
 
 
 def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
-    """Ask every shard for its rows of a step; None: a lookup says what is wrong with it."""
+    """Ask every shard for its rows of a step; None: a lookup raises the error."""
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
     if known is None or len(place.behind(len(router.shards), command.step)) < len(router.shards):
@@ -191,7 +191,7 @@ def read_step(router: Router, command: c.ReadStep, call: Call) -> StepRecords:
     for part in command.tables:
         split = places.get(part.table)
         if split is None or (len(part.positions) and part.positions[-1] >= len(split)):
-            return router.first(command, call)  # says what is wrong
+            return router.first(command, call)  # raises the error
     within: dict[tuple[int, str], Any] = {}
     commands = {}
     for shard in range(len(router.shards)):

@@ -1,4 +1,4 @@
-"""Commands of the whole cluster whose parts, or answers, are like those of no other."""
+"""Commands of the whole cluster whose parts, or answers, are unlike any other's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> ServerInfo:
-    """What the cluster is: its first shard, with the memory of all. Its epoch grows with any."""
+    """The facts of the cluster: its first shard's, with the memory of all. Its epoch grows with
+    any."""
     found = router.infos(call)
     epoch = router.shared.epochs + sum(one.context.epoch for one in found)
     context = replace(found[0].context, epoch=epoch)
@@ -33,7 +34,7 @@ def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> Ser
 
 
 def get_stats(router: Router, command: c.GetStats, call: Call) -> dict[str, Any]:
-    """The stats of a table, or of the store: sums, and in "shards" those of each."""
+    """The stats of a table, or of the store: sums, and in "shards" each shard's own."""
     found = router.all(command, call)
     whole = stats.merged(found, command.table)
     return whole if command.table else whole | {"shards": found}
@@ -49,7 +50,8 @@ def resize_cache(router: Router, command: c.ResizeCache, call: Call) -> None:
 
 
 def list_tables(router: Router, command: c.ListTables, call: Call) -> tuple[TableDescription, ...]:
-    """What the first shard says of all tables, with t of the shard that is the furthest behind."""
+    """The first shard's descriptions of all tables, with t of the shard that is the furthest
+    behind."""
     first, *others = router.all(command, call)
     least = {one.table_id: one.t for one in first}
     for one in chain.from_iterable(others):

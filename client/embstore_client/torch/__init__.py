@@ -14,18 +14,18 @@
     pooling      rows to activations; their gradients are kept on the way back
     gpu          a GPU that Torch and an embedded store share: nothing leaves it
     announced    ids on it that the loader's thread has read
-    clipping     dense gradients and those of rows, clipped together
-    scaling      what a GradScaler says, and what it must know
-    ranks        those of torch.distributed
+    clipping     gradients of the dense part and of rows, clipped together
+    scaling      the verdict of a GradScaler, and its notice of an overflow of rows
+    ranks        the ranks of torch.distributed
     saving       a checkpoint of the store, and a file of Torch, under one label
     forwards     rows and activations of one forward, by these
-    embedding    what all modules are
+    embedding    the base class of all modules
     modules      the four of them
     pretrained   modules whose tables begin with given rows
     optimizer    tables as an optimizer of Torch, for schedules of their rates
 
-What a step is, and how exact, `frameworks.backed` says. The sums of the forward are Torch's own, on
-the device of the ids, and promise what Torch promises.
+`frameworks.backed` describes a step, and its exactness. The sums of the forward are Torch's own, on
+the device of the ids, with Torch's guarantees.
 
 Rejected: `lookup_pooled`, which sends less where bags are long, but has neither gradients of
 weights nor early rows nor several tables in one call; and Torch's autograd through the pooling,

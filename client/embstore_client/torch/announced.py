@@ -1,10 +1,10 @@
 """Ids on a GPU that were announced: read in the loader's thread, so that no forward waits for them.
 
-What a forward is given has to be looked at on the host: where bags begin, which announced key each
-id is. The thread that reads batches does that, ahead of the loop, and sends back to the GPU what
-the forward needs of it. A forward knows tensors again by their memory, and by how often Torch has
-changed them (`_version`): views too, as the features of a KeyedJaggedTensor. What it does not know,
-it reads when it comes.
+The ids of a forward have to be examined on the host: where bags begin, and which announced key each
+id is. The thread that reads batches does that, ahead of the loop, and sends back to the GPU the
+arrays that the forward needs. A forward recognizes tensors by their memory, and by how often Torch
+has changed them (`_version`): views too, as the features of a KeyedJaggedTensor. It reads other
+tensors when it comes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ class Unpadded(NamedTuple):
     """The ids of a feature without padding."""
 
     keys: Any
-    """(u,), where the ids are."""
+    """(u,), on the device of the ids."""
     are_ids: NDArray[np.bool_] | None = None
-    """(n,), which of all are there; None: no one is padding."""
+    """(n,), which of all ids are kept; None: none is padding."""
 
 
 @dataclass(eq=False)
 class Place:
-    """Where the rows of a feature's ids are; of ids that are announced it is prepared."""
+    """The place of the rows of a feature's ids; for announced ids it is prepared."""
 
     named: Any = None
     """The ids, as `frameworks.rows.Named`, or a tensor of keys; None: it is not prepared."""
@@ -45,12 +45,12 @@ class Place:
     offsets: Any = None
     """(bags + 1,) int64 tensor; None: one id a bag, or no bags."""
     unpadded: Any = None
-    """`Unpadded`; None: nobody has looked for padding."""
+    """`Unpadded`; None: padding has not been looked for."""
 
 
 class Read:
-    """What was made of the tensors of one batch; within a with block `once` takes it from here. One
-    thread at a time."""
+    """The results for the tensors of one batch; within a with block `once` takes them from here.
+    One thread at a time."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, Sequence[Any]]] = {}
@@ -64,7 +64,7 @@ class Read:
         _READ.reset(self._token)
 
     def made(self, make: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Return make(*arguments), made once of tensors of a GPU that nobody changes."""
+        """Return make(*arguments), made once for tensors of a GPU that are not changed."""
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         if all(tensor.device.type != "cuda" for tensor in tensors):
             return make(*arguments)  # NumPy may change them, which Torch does not count
@@ -79,12 +79,12 @@ class Read:
         device: Any,
         once: Mapping[str, Any],
     ) -> None:
-        """Send to the GPU what forwards need of their ids, and note where that is.
+        """Send to the GPU the arrays that forwards need for their ids, and note their places.
 
         Parameters
         ----------
-        forwards : `Given` of all features of each, whose ids are those of the step, in its order
-        once : of the step, {table: (keys, inverse (n,) int32)}
+        forwards : `Given` of all features of each, with the ids of the step, in its order
+        once : for the step, {table: (keys, inverse (n,) int32)}
         """
         lookups = by_table(*forwards)
         every = chain.from_iterable(lookups.values())
@@ -104,7 +104,7 @@ class Read:
                 begin = at.stop
 
     def use(self) -> None:
-        """Have the current stream use what was sent."""
+        """Have the current stream use the sent arrays."""
         if self._sent is not None:
             self._sent.here()
 
@@ -113,7 +113,8 @@ _READ: ContextVar[Read | None] = ContextVar("embstore_torch_read", default=None)
 
 
 def once(make: Callable[..., T], *arguments: Any) -> T:
-    """Return make(*arguments), or what was made of the same tensors before, as they are still."""
+    """Return make(*arguments), or the earlier result for the same tensors, if they are
+    unchanged."""
     read = _READ.get()
     if read is None:
         return make(*arguments)
@@ -126,7 +127,7 @@ def _identity(given: Any) -> Any:
         return id(given)  # a module's, which lasts
     if not isinstance(given, torch.Tensor):
         return given
-    if given.is_inference():  # nobody counts how often it is changed
+    if given.is_inference():  # its changes are not counted
         return object()
     shape = tuple(given.shape), given.stride(), given.dtype
     return given.data_ptr(), *shape, given._version

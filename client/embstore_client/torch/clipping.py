@@ -1,5 +1,5 @@
-"""Clipping by the norm of all gradients, dense ones and those of rows, as
-`torch.nn.utils.clip_grad_norm_` does it for dense ones.
+"""Clipping by the norm of all gradients, of the dense part and of rows, as
+`torch.nn.utils.clip_grad_norm_` does it for the dense part.
 
 Rows have no parameters, so that Torch's own function leaves them out. On a GPU that Torch shares
 with the store the norm is computed there, of sums in float64, and the host does not wait for it.
@@ -41,21 +41,21 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
 ) -> Any:
     """Clip the gradients of parameters and of modules of a store together, between backward pass
-    and steps, as `torch.nn.utils.clip_grad_norm_` clips those of parameters.
+    and steps, as `torch.nn.utils.clip_grad_norm_` clips gradients of parameters.
 
     The norm is L2, over all of them as one vector; a row's gradient is the sum over its
-    occurrences. Those that come later are not clipped.
+    occurrences. Gradients that come later are not clipped.
 
     Parameters
     ----------
     parameters : tensors, or one, of the dense part; their gradients are changed in place
-    max_norm : of all gradients; `float("inf")` changes none
-    modules : those of a store that are trained with them
+    max_norm : the bound of the norm of all gradients; `float("inf")` changes none
+    modules : the modules of a store that are trained with them
     scaler : a `torch.amp.GradScaler`, whose `unscale_(optimizer)` was called before: gradients of
         rows are taken as divided by its scale, which `step(scaler)` does. Where one of them is not
         finite, the scaler's steps are skipped as where a dense one is
-    group : of torch.distributed, over all of whose ranks gradients of rows are averaged; None: that
-        of the modules' loops. Every rank calls it
+    group : of torch.distributed, over all of whose ranks gradients of rows are averaged; None: the
+        group of the modules' loops. Every rank calls it
     error_if_nonfinite : raise RuntimeError where the norm is not finite
 
     Returns

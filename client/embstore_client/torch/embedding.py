@@ -1,4 +1,4 @@
-"""What all modules are: tables of a store (`frameworks.backed`), forwards over features, a step.
+"""The base class of modules: tables of a store (`frameworks.backed`), forwards, a step.
 
 Not to be shared between threads; backward passes may run in Torch's own.
 """
@@ -44,7 +44,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         Parameters
         ----------
         tables : each a `Bag` or an `Ids`, as the class says; several may name one table
-        dtype : of activations; None: float32, or that of per-sample weights
+        dtype : of activations; None: float32, or the dtype of per-sample weights
         """
         super().__init__()
         self.dtype = dtype
@@ -57,7 +57,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze the tables (False), or train them again; return the module.
 
-        What frozen tables return requires no gradient, so that `step` does not update them, and t
+        The outputs of frozen tables require no gradient, so that `step` does not update them, and t
         stays. Some tables alone are frozen by `freeze`, or made with `trainable=False`. The module
         has no parameters, so that freezing a model does not reach it: freeze it itself.
         """
@@ -66,7 +66,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         return self
 
     def _apply(self, fn: Callable[[Any], Any], *arguments: Any, **options: Any) -> Self:
-        """Have activations be of the dtype that a model around the module is brought to, as by its
+        """Give activations the dtype to which a model around the module is converted, as by its
         `double()`; return the module. Rows stay float32."""
         before = self.dtype or torch.float32
         now = fn(torch.empty(0, dtype=before)).dtype
@@ -77,7 +77,8 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     # Forward
 
     def _activations(self, *arguments: Any) -> dict[str, Any]:
-        """Return the activations of every lookup, in their order, of what `forward` is given."""
+        """Return the activations of every lookup, in their order, for the arguments of
+        `forward`."""
         step = self._steps.at_hand if self.training else None
         with nullcontext() if step is None else step.given:
             given: Any = self._given(*arguments)
@@ -101,7 +102,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         """Send the gradients that backward passes have left, as one update of all their tables.
 
         A table without any is not updated, and its t stays. In a loop of `ahead` the step is
-        finished by it. Of several ranks every one calls it.
+        finished by it. If there are several ranks every one calls it.
 
         Parameters
         ----------
@@ -110,19 +111,20 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
             store's is, and the scaler lowers its scale
         learning_rate : for this update only, of all tables or by table, {name: rate}; None: the
             tables'
-        on_nonfinite : of gradients that are not finite: "refuse" raises, "skip" skips the update;
+        on_nonfinite : for gradients that are not finite: "refuse" raises, "skip" skips the update;
             None: "skip" with a scaler, else "refuse"
-        gradient_scale : what sums of gradients are multiplied by
-        max_norm : of what is sent: the module's gradients alone are clipped by their `grad_norm`,
-            behind `gradient_scale`. `clip_grad_norm_` clips them with others
-        group : of torch.distributed; None: that of the loop, else this trainer is alone. Gradients
-            are divided by its number of ranks, as DistributedDataParallel divides those of the
+        gradient_scale : multiplies sums of gradients
+        max_norm : the bound of the norm of the sent gradients: the module's gradients alone are
+            clipped by their `grad_norm`, behind `gradient_scale`. `clip_grad_norm_` clips them with
+            others
+        group : of torch.distributed; None: the group of the loop, else this trainer is alone.
+            Gradients are divided by its number of ranks, as DistributedDataParallel does in the
             dense part. In a loop of `ahead` the ranks' gradients are one update, the mean. Outside,
             each rank's is an update of its own, in any order: for `Sgd` the sum is the same.
 
         Returns
         -------
-        What the store says; None: there were no gradients, or the dense part was skipped, and no
+        The store's answer; None: there were no gradients, or the dense part was skipped, and no
         step had to be finished.
 
         Raises
@@ -141,13 +143,13 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
     def grad_norm(self, scaler: Any = None, *, group: Any = None) -> float:
         """Return the L2 norm of the gradients that backward passes have left, over the rows of all
-        tables: a row's is the sum over its occurrences. 0 without any.
+        tables: a row's gradient is the sum over its occurrences. 0 without any.
 
         Parameters
         ----------
         scaler : a `torch.amp.GradScaler`, by whose scale they are divided
-        group : of torch.distributed, whose ranks all call it: the norm of the mean of theirs. None:
-            that of the loop, else this trainer is alone
+        group : of torch.distributed, whose ranks all call it: the norm of the mean of their
+            gradients. None: the group of the loop, else this trainer is alone
         """
         return float(self._norm_tensor(group)) / scale_of(scaler)
 
@@ -158,7 +160,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         return float(norm_of_rows(self._steps, ranks))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients that backward passes have left. `step` has done so too."""
+        """Forget the gradients that backward passes have left. `step` does so, too."""
         self._steps.clear()
 
     # Look-ahead
@@ -176,14 +178,14 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
     ) -> Iterator[Any]:
         """Yield the batches of a loader, whose rows are brought into the cache ahead of the loop.
 
-        The body computes forwards of what was announced, and calls `step` once; a step that it does
+        The body computes forwards of announced features, and calls `step` once; a step that it does
         not finish is released, with a warning if its rows were used.
 
         Parameters
         ----------
         loader : any iterable, which a thread of its own iterates over
-        features : returns what `forward` takes, of a batch: one argument, a tuple of several, or a
-            list of such, of several forwards; called in that thread
+        features : returns the arguments of `forward` for a batch: one argument, a tuple of several,
+            or a list of such, for several forwards; called in that thread
         name : by which the session goes on after `load`, and its ranks find each other
         lookahead : steps that are announced ahead
         accumulate : so many batches of the loader are one step: `step` is called behind the last of
@@ -196,7 +198,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         ------
         InvalidArgumentError : there are gradients that `step` has not sent, at the beginning or
             when the loop takes its next batch; within another loop.
-        What `Store.session` and its `Run` raise.
+        The errors of `Store.session` and its `Run`.
         """
         how: dict[str, Any] = {"lookahead": lookahead, "name": name, "ranks": ranks_of(group)}
         yield from self._batches(loader, features, accumulate=accumulate, **how, **session)
@@ -210,7 +212,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         return Announced(batch, keys, read, None if device is None else prepare)
 
     def _ranks(self, group: Any) -> Ranks:
-        """Return the ranks of a group; None: those of the loop."""
+        """Return the ranks of a group; None: the ranks of the loop."""
         return self._steps.ranks if group is None else ranks_of(group)
 
     # Saving
@@ -220,9 +222,10 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def get_extra_state(self) -> Any:
-        """Return what `state_dict()` has in place of rows: the store's id, and t of each table.
+        """Return the marker that `state_dict()` has in place of rows: the store's id, and t of each
+        table.
 
-        A uint8 tensor, (n,), which everything takes that takes the tensors of a state.
+        A uint8 tensor, (n,), which is accepted wherever the tensors of a state are.
         """
         return torch.frombuffer(bytearray(self._marker()), dtype=torch.uint8)
 
@@ -247,14 +250,14 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         Parameters
         ----------
         directory, replace, protect : as there
-        group : of torch.distributed; None: that of the loop, else this trainer is alone
-        parts : what has `state_dict()`, by name: dense=..., optimizer=..., scaler=...; and dicts of
-            Python's own values
+        group : of torch.distributed; None: the group of the loop, else this trainer is alone
+        parts : objects with `state_dict()`, by name: dense=..., optimizer=..., scaler=...; and
+            dicts of Python's own values
 
         Raises
         ------
         InvalidArgumentError : there are gradients that `step` has not sent; a part has no state.
-        What `Store.checkpoint` raises. The label can be used then.
+        The errors of `Store.checkpoint`. The label can be used then.
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
         self._steps.synchronize()  # of every rank
@@ -272,7 +275,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         force: bool = False,
         **parts: Any,
     ) -> int:
-        """Go back to what `save` has kept as `StoreBackedModule.load` does, and return the place.
+        """Go back to a checkpoint of `save` as `StoreBackedModule.load` does, and return the place.
         Every rank of a group calls it; rank 0 restores the store, the others wait.
 
         Parameters
@@ -282,7 +285,7 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
 
         Raises
         ------
-        What it raises.
+        Its errors.
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)

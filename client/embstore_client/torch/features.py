@@ -10,9 +10,9 @@
 Ids are tensors of keys. Those of a table that hashes them may be of other kinds, as lists of text,
 and become such tensors first (`keys_for`); of a GPU, their host waits for them.
 
-What is returned of tensors of the host is a copy: a trainer may use its tensors again before
-`step`. Ids on a GPU stay there until it is known where they are needed; whether some are padding
-is asked once, for all features (`given_of`, `given_one`).
+The results for tensors of the host are copies: a trainer may use its tensors again before `step`.
+Ids on a GPU stay there until it is known where they are needed; whether some are padding is asked
+once, for all features (`given_of`, `given_one`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +34,16 @@ _ID_DTYPES = (torch.int32, torch.int64)
 
 
 class Given(NamedTuple):
-    """The ids of one feature in one forward, and what stays where they were."""
+    """The ids of one feature in one forward, and the tensors that stay where they were."""
 
     of: Occurrences
     """Without the weights. Keys on a GPU are a tensor there, the caller's."""
     weights: Any
     """(n,) tensor of the ids' weights, or None."""
     device: Any
-    """Where activations go."""
+    """The device of the activations."""
     place: Place
-    """Of ids that were announced."""
+    """The place of the rows of announced ids."""
     padding_idx: int | None
     nested: Any = None
     """(bags + 1,) tensor, the offsets of a nested tensor of ids that are not pooled; or None."""
@@ -68,7 +68,7 @@ def bags_of(
     has_last: bool = False,
     what: str,
 ) -> Given:
-    """Return the bags of a feature of a `Bag`, with padding; `what` names it in errors.
+    """Return the bags of a feature of a `Bag`, with padding; errors name it by `what`.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def bags_of(
 
     Raises
     ------
-    InvalidArgumentError : any of that does not hold.
+    InvalidArgumentError : an argument is wrong.
     """
     ids = _keys(ids, f"{what}: ids")
     if ids.is_nested:
@@ -107,7 +107,7 @@ def bags_of(
 
 
 def _bags(table: Any, ids: Any, offsets: Any, has_last: bool, what: str) -> Given:
-    """Return bags as they are without weights: a sum of one id is its row."""
+    """Return bags without weights: a sum of one id is its row."""
     plain = _ids(table, ids)
     if offsets is None and ids.dim() == 2 and ids.shape[1] == 1:
         return plain._replace(of=plain.of._replace(shape=(len(ids),)))
@@ -200,7 +200,7 @@ def _without_padding(given: Mapping[str, Given]) -> dict[str, Given]:
 
 
 def _look_for_padding(every: Sequence[Given]) -> None:
-    """Note what of these ids is padding: of those on a GPU by one question, if none is."""
+    """Note which of these ids are padding: for those on a GPU by one question, if none is."""
     on_gpus: dict[Any, list[tuple[Given, Any]]] = {}
     for own in every:
         are_ids = is_id(own.keys, own.padding_idx)
@@ -218,12 +218,12 @@ def _look_for_padding(every: Sequence[Given]) -> None:
 
 
 def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
-    """Return keys (n,) that are marked: beside them, and on the host."""
+    """Return the keys (n,) that are marked: as `keys` are, and the marks on the host."""
     return Unpadded(keys) if are_ids.all() else Unpadded(keys[marks], are_ids)
 
 
 def _unpadded(own: Given) -> Given:
-    """Return the same ids without what was found to be padding."""
+    """Return the same ids without padding."""
     keys, are_ids = own.place.unpadded
     if are_ids is None:
         return own
@@ -243,7 +243,7 @@ def _of_jagged(jagged: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
 
     Raises
     ------
-    InvalidArgumentError : it is none.
+    InvalidArgumentError : it is no KeyedJaggedTensor.
     """
     if not all(callable(getattr(jagged, part, None)) for part in ("keys", "values")):
         raise InvalidArgumentError(
@@ -275,7 +275,7 @@ def _parts(jagged: Any, features: int) -> list[tuple[slice, Any]]:
 def _parted(
     given: Any, are_offsets: bool, features: int, strides: tuple[int, ...] | None
 ) -> list[tuple[slice, Any]]:
-    """Return the same of the offsets, or the lengths, of all bags.
+    """Return the same from the offsets, or the lengths, of all bags.
 
     strides : how many bags each feature has; None: all have as many
     """

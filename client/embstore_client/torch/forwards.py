@@ -29,9 +29,9 @@ class LookedUp(NamedTuple):
     """The rows of one forward."""
 
     found: Mapping[str, Found]
-    """By table."""
+    """The rows, by table."""
     places: Mapping[str, Place]
-    """By feature, where its ids are among them."""
+    """The places of the ids among them, by feature."""
     is_there: bool
     """They are on the GPU where the ids are, and gradients may stay there."""
 
@@ -44,7 +44,7 @@ def look_up(
     *,
     admit: bool,
 ) -> LookedUp:
-    """Return the rows of a forward: of the step at hand; None: of the store."""
+    """Return the rows of a forward, from the step at hand; None: from the store."""
     device = device_of(store, given)
     if device is None or (step is not None and not step.reaches_device):
         keys: Any = keys_on_host(given)
@@ -66,7 +66,7 @@ def look_up(
 
 
 def _prepared(given: Mapping[str, Given]) -> dict[str, Place]:
-    """Return where ids are that were announced; perhaps without the weights that they have now."""
+    """Return the places of announced ids; perhaps without the weights that they have now."""
     return {
         feature: own.place
         if own.of.offsets is None or own.place.offsets is not None
@@ -80,7 +80,7 @@ def _places(
     found: Mapping[str, Found],
     keys: Mapping[str, Any],
 ) -> dict[str, Place]:
-    """Return where ids are among the rows of `keys`, those of the forward by table."""
+    """Return the places of ids among the rows of `keys`, the forward's by table."""
     result = {}
     for feature, own, at in places(given):
         of, inverse = own.of, found[own.of.table].inverse
@@ -104,7 +104,7 @@ def activations_of(
 
     Parameters
     ----------
-    gradients : where backward passes leave theirs; None: nowhere, nothing requires one
+    gradients : takes the gradients of backward passes; None: nothing requires one
     dtype : of activations; None: as they are
     """
     forward = 0 if gradients is None else gradients.next_forward()
@@ -121,7 +121,7 @@ def activations_of(
 
 
 def _as_sum(own: Given, place: Place) -> Given:
-    """Return ids whose weights are beside them, and a weighted mean as a weighted sum."""
+    """Return ids with weights on their device, and a weighted mean as a weighted sum."""
     if own.weights is None:
         return own
     weights = own.weights.to(own.device)
@@ -142,7 +142,7 @@ def _activation(own: Given, rows: Any, place: Place, keep: Callable[[Any], None]
 def _keep(
     gradients: KeptGradients | None, number: Number, own: Given, place: Place, *, is_there: bool
 ) -> Callable[[Any], None] | None:
-    """Return what takes the gradient of a feature's output."""
+    """Return a function that takes the gradient of a feature's output."""
     if gradients is None or not torch.is_grad_enabled() or own.of.table in gradients.frozen:
         return None
     weights = None if own.weights is None else own.weights.detach()

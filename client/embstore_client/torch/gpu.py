@@ -2,13 +2,13 @@
 
 The store is in this process, or a server's of this host that shares its GPU's memory.
 
-Torch makes the tensors that the store fills with rows, and those of gradients, which it sums; the
-store is shown where they are, and which stream Torch uses. So events order the work of both on the
-GPU, in both directions, and the host waits for neither. Torch's own `__cuda_array_interface__`
-names no stream: a call that fills such a tensor would have to wait.
+Torch makes the tensors that the store fills with rows, and the tensors of gradients, which it sums;
+the store gets their addresses, and Torch's stream. So events order the work of both on the GPU, in
+both directions, and the host waits for neither. Torch's own `__cuda_array_interface__` names no
+stream: a call that fills such a tensor would have to wait.
 
-What is made in one stream and used in another has to be said to Torch's allocator, which gives
-memory away again in the order of the first one: `here` does so.
+A tensor that is made in one stream and used in another has to be reported to Torch's allocator,
+which reuses memory in the order of the first one: `here` does so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from embstore_client.frameworks.rows import Positions
 _LEGACY_STREAM = 1
 """The default stream, in `__cuda_array_interface__`; Torch has 0 for it."""
 _REACHED: WeakKeyDictionary[Store, dict[str, bool]] = WeakKeyDictionary()
-"""Of stores, whether their rows are on a GPU: `Sessions.reaches`, which asks the store."""
+"""For each store, whether its rows are on a GPU: `Sessions.reaches`, which asks the store."""
 
 
 class Shown:
@@ -83,7 +83,7 @@ def there(array: NDArray[Any], device: Any) -> Any:
 
 class OccurrencesThere(NamedTuple):
     """The ids of one feature in one forward, as `frameworks.occurrences.Occurrences`, whose
-    gradient is a tensor of a GPU, and so is what it is multiplied by."""
+    gradient is a tensor of a GPU, and so is its factor."""
 
     table: str
     keys: Any
@@ -94,13 +94,13 @@ class OccurrencesThere(NamedTuple):
     """(bags + 1,) int64 tensor; None: a row for each id."""
     mode: str
     weights: Any
-    """(n,) float32 tensor, nobody else's; or None."""
+    """(n,) float32 tensor, used by no other code; or None."""
     inverse: Any
     """(n,) int64 tensor, `Positions` there; None of a tensor of keys."""
 
     @classmethod
     def of(cls, own: Any, place: Any, weights: Any) -> Self:
-        """Return those of a feature, by its `Given`, and its `Place` among the rows."""
+        """Return the occurrences of a feature, by its `Given`, and its `Place` among the rows."""
         if weights is not None:
             weights = weights.to(torch.float32, copy=True)
         of = own.of
@@ -109,15 +109,15 @@ class OccurrencesThere(NamedTuple):
         )
 
     def by_key(self, gradients: Any) -> Any:
-        """Return the gradient of each id, (n, dim), from those of bags or ids (contract.md, rule
-        8). Bags are not sent as such: the store would have to be told on the host which they are.
+        """Return the gradient of each id, (n, dim), from gradients of bags or ids (contract.md,
+        rule 8). Bags are not sent as such: the store would need their offsets on the host.
         """
         if self.offsets is None:
             return gradients
         counts = self.offsets.diff()
         if self.mode == "mean":
             gradients = gradients / counts[:, None]
-        # Of a size that is said, which the host would wait for.
+        # The size is given, as the host would wait for it otherwise.
         rows = gradients.repeat_interleave(counts, dim=0, output_size=self.ids)
         return rows if self.weights is None else self.weights[:, None] * rows
 
@@ -138,7 +138,7 @@ def device_of(store: Store, *forwards: Mapping[str, Any]) -> Any:
 
 
 def rows_on(device: Any) -> MakeRows:
-    """Return what makes tensors of a GPU that are to be filled with rows."""
+    """Return a function that makes tensors of a GPU that are to be filled with rows."""
 
     def make(_: Sequence[str], shapes: Sequence[tuple[int, int]]) -> list[Shown]:
         return [Shown(torch.empty(shape, dtype=torch.float32, device=device)) for shape in shapes]

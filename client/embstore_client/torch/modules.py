@@ -22,7 +22,7 @@ class OneTable(StoreModule):
     """A module of one table, which is called as the modules of `torch.nn` are."""
 
     def __getattr__(self, name: str) -> Any:
-        """Say where rows are, to those that look for them where Torch has them."""
+        """Raise an error that says where rows are, for code that looks for Torch's attributes."""
         if name == "weight":
             (table,) = self.tables
             raise AttributeError(
@@ -43,23 +43,23 @@ class OneTable(StoreModule):
         optimizer: Optimizer | None = None,
         **module: Any,
     ) -> Self:
-        """Return a module whose table begins with these rows, as those of `torch.nn`.
+        """Return a module whose table begins with these rows, as the modules of `torch.nn` do.
 
-        A table that was never trained is given them, where its rows are others. One that was
-        keeps its rows, which a warning says: a trainer that is started again goes on.
+        A table that was never trained gets them, where its rows are others. One that was keeps its
+        rows, and a warning says so: a trainer that is started again goes on.
 
         Parameters
         ----------
         weights : (rows, dim) tensor of any float dtype; rows are float32
-        freeze : train it no more, until `requires_grad_()`
+        freeze : do not train it, until `requires_grad_()`
         optimizer : None: `Sgd(0.01)`, with `freeze` only
         module : other arguments of the class; `rows`, where there are more than of the weights, or
-            None for sparse keys: row i of the weights is that of id i; `Table.assign` sets others
+            None for sparse keys: row i of the weights belongs to id i; `Table.assign` sets others
 
         Raises
         ------
         InvalidArgumentError : weights of another shape; no optimizer, and `freeze` is False.
-        What the class raises.
+        The errors of the class.
         """
         module["trainable"] = not freeze
         made: Self = module_of(cls, store, name, weights, optimizer, **module)
@@ -97,7 +97,7 @@ class EmbeddingBag(OneTable):
         initializer, seed, trainable, ids : as in `Bag`
         padding_idx : an id that is left out of its bag, as -1 always is
         include_last_offset : offsets have one more element, the number of ids
-        dtype : of activations; None: float32, or that of per-sample weights
+        dtype : of activations; None: float32, or the dtype of per-sample weights
         """
         table = Bag(
             name,
@@ -117,7 +117,7 @@ class EmbeddingBag(OneTable):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
-        """Return the pooled rows of bags, (bags, dim); those of an empty bag are zeros.
+        """Return the pooled rows of bags, (bags, dim); an empty bag gets zeros.
 
         Parameters
         ----------
@@ -200,16 +200,16 @@ class Collection(StoreModule):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, features: Any) -> dict[str, Any]:
-        """Return the activations of each feature, in the tables' order: of a `Bag` its pooled rows,
-        {feature: (bags, dim)}; of `Ids` a row for each id, {feature: (*, dim)}. Those of a feature
-        that is in several tables are called `feature@table`.
+        """Return the activations of each feature, in the tables' order: for a `Bag` its pooled
+        rows, {feature: (bags, dim)}; for `Ids` a row for each id, {feature: (*, dim)}. Activations
+        of a feature that is in several tables are called `feature@table`.
 
         Parameters
         ----------
-        features : a mapping with the ids of each feature. Of a `Bag`: (bags, length); (bags,), one
-            id a bag; or a tuple of the arguments of `EmbeddingBag.forward`. Of `Ids`: any shape. Or
-            a KeyedJaggedTensor: what has `keys()`, `values()` and `offsets()` or `lengths()`; of
-            `Ids` those of a feature are (n,). Other features may be in it too.
+        features : a mapping with the ids of each feature. For a `Bag`: (bags, length); (bags,), one
+            id a bag; or a tuple of the arguments of `EmbeddingBag.forward`. For `Ids`: any shape.
+            Or a KeyedJaggedTensor: an object with `keys()`, `values()` and `offsets()` or
+            `lengths()`; for `Ids` the ids of a feature are (n,). Other features may be in it too.
         """
         return self._activations(features)
 

@@ -1,14 +1,14 @@
-"""The tables of a module as an optimizer of Torch, for what drives the rates of one.
+"""The tables of a module as an optimizer of Torch, for schedulers of learning rates.
 
 Schedulers of Torch want a `torch.optim.Optimizer`, and set the rates of its groups. So there is one
 whose groups are tables, and whose step is the module's, at their rates. It has an empty parameter
 in each group, because Torch refuses groups without any.
 
 **A GradScaler** looks at the gradients of an optimizer's parameters, multiplies them by the
-reciprocal of its scale, and steps where all are finite. So the first parameter has a gradient that
-stands for those of all rows: 1, or infinity where their norm is not finite. What the scaler makes
-of the 1 is what the rows' gradients are multiplied by when they are sent. Where it does not step,
-a step of `ahead` is skipped.
+reciprocal of its scale, and steps where all are finite. The first parameter has a gradient that
+represents the gradients of all rows: 1, or infinity where their norm is not finite. The scaler
+multiplies the 1 by a factor, by which the rows' gradients are multiplied when they are sent. Where
+it does not step, a step of `ahead` is skipped.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from embstore_client.torch.scaling import scale_is_no_power
 
 
 class _Sign(torch.nn.Parameter):  # type: ignore[misc, unused-ignore]
-    """A parameter whose gradient says whether those of rows are finite."""
+    """A parameter whose gradient says whether the gradients of rows are finite."""
 
     said: Any = None
-    """The gradient, once somebody has asked for it; until the step, or `zero_grad`."""
+    """The gradient, once it has been read; until the step, or `zero_grad`."""
     norm: Callable[[], float] | None = None
-    """Of the gradients of rows; None: of a copy, which has none."""
+    """The norm of the gradients of rows; None: for a copy, which has none."""
 
     @property
     def grad(self) -> Any:
@@ -80,11 +80,11 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
         ----------
         closure : computes the loss and its gradients first; the loss is returned then, as by the
             optimizers of Torch
-        options : those of the module's `step`, but for the learning rate
+        options : the options of the module's `step`, except the learning rate
 
         Raises
         ------
-        What it raises.
+        The errors of the module's `step`.
         """
         loss = None
         if closure is not None:
@@ -99,7 +99,8 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
         return done if closure is None else loss
 
     def _unscaled(self) -> float:
-        """Return what a scaler multiplies gradients by, if one has looked at them."""
+        """Return the factor by which a scaler has multiplied gradients, if one has looked at
+        them."""
         said = self._sign.said
         found = 1.0 if said is None else float(said)
         if isfinite(found) and frexp(found)[0] != 0.5:

@@ -1,11 +1,11 @@
 """Rows to activations, as nodes of autograd whose gradients are kept instead of passed on.
 
-What autograd goes back to is a **root**: a leaf as large as an activation, without memory, whose
-gradient Torch accumulates as that of a parameter, and `keep` takes. So it is Torch that knows
-whether somebody else has the gradient too, and copies it only then (`_own` looks for views of it,
-which Torch does not for its parameters). What is kept is that of bags, (bags, dim), however many
-ids they have. A node that is computed again (torch.utils.checkpoint) is asked back once, in
-whichever of its copies Torch goes through. `keep` None: nothing is kept (evaluation).
+Autograd goes back to a **root**: a leaf as large as an activation, without memory, whose gradient
+Torch accumulates as it does a parameter's, and `keep` takes. So Torch knows whether the gradient
+has other users, and copies it only then (`_own` looks for views of it, which Torch does not for its
+parameters). The kept gradients are of bags, (bags, dim), however many ids they have. A node that is
+computed again (torch.utils.checkpoint) is asked back once, in whichever of its copies Torch goes
+through. `keep` None: nothing is kept (evaluation).
 
 Weights are float32 or float64, and the bags' sums of the same dtype, so that their gradient can be
 checked numerically. It needs the rows, which are saved for it alone.
@@ -20,15 +20,15 @@ from torch.autograd.function import (  # type: ignore[import-not-found, unused-i
 )
 
 Keep = Callable[[Any], None] | None
-"""Takes the gradient of an output, which nobody else has."""
+"""Takes the gradient of an output, which has no other user."""
 
 
 _OWN_USERS = 2
-"""Of the storage of a tensor that alone has it: the tensor, and who asks."""
+"""The users of a storage that one tensor alone has: the tensor, and the object that is asked."""
 
 
 class Places(NamedTuple):
-    """Where the ids of a feature are among the rows of a forward. All on one device."""
+    """The positions of a feature's ids among the rows of a forward. All on one device."""
 
     inverse: Any
     """(n,) int64 tensor, the row of each id; None: each has the next one."""
@@ -42,7 +42,7 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
 
     Parameters
     ----------
-    rows : (u, dim) float32 tensor, which nobody else uses
+    rows : (u, dim) float32 tensor, without other users
     weights : (n,) tensor, or None; with mode "sum" only, which `shares` makes of a mean
     """
     if weights is not None:
@@ -54,7 +54,7 @@ def activations(rows: Any, places: Places, weights: Any, keep: Keep) -> Any:
 
 
 def shares(weights: Any, offsets: Any) -> Any:
-    """Return weights (n,) divided by the sum of those of their bag, or by 1 where that is 0. Their
+    """Return weights (n,) divided by the sum of their bag's weights, or by 1 where that is 0. Their
     sum of rows is the weighted mean, and autograd passes through both."""
     totals = torch.segment_reduce(weights, "sum", offsets=offsets, unsafe=True, initial=0)
     totals = torch.where(totals == 0, 1, totals)
@@ -134,7 +134,7 @@ class _Weighted(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         if not ctx.needs_input_grad[2]:
             return of_root, None, None, None
         (rows,) = ctx.saved_tensors
-        # Of a size that is told, for which the host does not wait.
+        # The size is given, so that the host does not wait for it.
         lengths = ctx.places.offsets.diff()
         of_ids = gradient.repeat_interleave(lengths, dim=0, output_size=ctx.count)
         rows = _spread(rows.to(gradient.dtype), ctx.places.inverse)

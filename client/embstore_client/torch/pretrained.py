@@ -10,7 +10,7 @@ from embstore.handles.store import Store
 from embstore_client.frameworks.pretrained import begin_with
 
 _OF_FROZEN = Sgd(0.01)
-"""Of a frozen table that is made without an optimizer: the one whose rows are smallest."""
+"""The optimizer of a frozen table that is made without one: the one whose rows are smallest."""
 
 
 def module_of(
@@ -25,7 +25,7 @@ def module_of(
 
     Raises
     ------
-    InvalidArgumentError : weights of another shape; no optimizer of a table that is trained.
+    InvalidArgumentError : weights of another shape; no optimizer, for a table that is trained.
     """
     if not isinstance(weights, torch.Tensor) or weights.dim() != 2:
         found = tuple(getattr(weights, "shape", ())) or type(weights).__name__

@@ -1,7 +1,7 @@
-"""Ranks of a group of torch.distributed, and what rank 0 does for all of them.
+"""Ranks of a group of torch.distributed, and work of rank 0 for all of them.
 
-A group None is this process alone. What one rank does for all is done when all have come, and what
-became of it is sent to the others: none goes on before it, or waits for what has failed.
+A group None is this process alone. Work of one rank for all is done when all have come, and its
+outcome is sent to the others: none goes on before it, or waits for work that has failed.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def ranks_of(group: Any) -> Ranks:
 
 
 def gathered(ranks: Ranks, own: Any) -> list[Any]:
-    """Return what each rank has given, in rank order. Every rank calls it."""
+    """Return the contribution of each rank, in rank order. Every rank calls it."""
     every: list[Any] = [None] * ranks.world_size
     torch.distributed.all_gather_object(every, own, group=ranks.group)
     return every

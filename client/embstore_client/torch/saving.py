@@ -1,4 +1,4 @@
-"""The dense part of a trainer in a file of Torch, beside a checkpoint of the store.
+"""The dense part of a trainer in a file of Torch, kept with a checkpoint of the store.
 
 file    {"last_step": place, "states": {name: state_dict(), or a dict}}
 """
@@ -29,7 +29,7 @@ _warned: set[str] = set()
 
 
 def has_rows() -> bool:
-    """Tell whether a state is saved or loaded with a checkpoint, which has the rows."""
+    """Return whether a state is saved or loaded with a checkpoint, which has the rows."""
     return _HAS_ROWS.get()
 
 
@@ -55,14 +55,14 @@ def warn_of_rows(tables: Iterable[str]) -> None:
 
 
 def _writing(parts: Mapping[str, Any], last_step: int) -> Callable[[BinaryIO], None]:
-    """Return what writes the states of parts."""
+    """Return a function that writes the states of parts."""
     with _with_rows():
         states = {n: _having(part, n, "state_dict")() for n, part in parts.items()}
     return partial(_write, {"last_step": last_step, "states": states})
 
 
 def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write what can also be read: `_reading` takes nothing that may run code.
+    """Write states that can also be read: `_reading` takes nothing that may run code.
 
     Raises
     ------
@@ -100,8 +100,8 @@ def _reading(path: Path, label: str, parts: Mapping[str, Any]) -> Saved:
 
 
 def _misfit(part: Any, state: Any) -> str:
-    """Return why a model or optimizer cannot load a state, as far as names and shapes tell; "": it
-    can, or says so itself."""
+    """Return why a model or optimizer cannot load a state, as far as names and shapes show; "": it
+    can, or raises an error itself."""
     if type(part) is dict:
         return "" if is_plain(state) else "a dict in place of what has tensors"
     if isinstance(part, torch.optim.Optimizer):
@@ -129,7 +129,7 @@ def _misfit(part: Any, state: Any) -> str:
 
 
 def _having(part: Any, name: str, method: str) -> Callable[..., Any]:
-    """Return a method of a part: its own, or what stands for it of a dict."""
+    """Return a method of a part: its own, or its replacement for a dict."""
     if type(part) is dict and is_plain(part):
         return part.copy if method == "state_dict" else partial(filled, part)
     found = getattr(part, method, None)

@@ -1,7 +1,7 @@
-"""What a GradScaler says of a step (`frameworks.scaling`), and how it is told of the store's part.
+"""The verdict of a GradScaler on a step (`frameworks.scaling`), and its notice of the store's part.
 
-Torch has no public way to ask for a verdict before `update`; `_per_optimizer_states` is what
-`GradScaler` itself goes by, since it exists.
+Torch has no public way to ask for a verdict before `update`; `GradScaler` itself uses
+`_per_optimizer_states`, since it exists.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.scaling import Verdict
 
 _OWN = "embstore"
-"""In place of an optimizer: what modules of a store have told a scaler, no verdict on the dense
-part."""
+"""A key in place of an optimizer: notices of modules of a store to a scaler, no verdict on the
+dense part."""
 
 
 def verdict_of(scaler: Any) -> Verdict:
-    """Return what a scaler has found of the step at hand; None: there is none.
+    """Return the verdict of a scaler on the step at hand; None: there is none.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def verdict_of(scaler: Any) -> Verdict:
 
 
 def scale_is_no_power(scale: float) -> InvalidArgumentError:
-    """Return what to raise of a scale that cannot be taken off without a trace."""
+    """Return the error for a scale whose factor cannot be removed exactly."""
     return InvalidArgumentError(
         f"expected a scale that is a power of two, which leaves no trace, found {scale}: "
         "give GradScaler such init_scale, growth_factor and backoff_factor"
@@ -50,7 +50,7 @@ def scale_is_no_power(scale: float) -> InvalidArgumentError:
 
 
 def scale_of(scaler: Any) -> float:
-    """Return what gradients were multiplied by; 1 without a scaler."""
+    """Return the factor by which gradients were multiplied; 1 without a scaler."""
     return 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
 
 

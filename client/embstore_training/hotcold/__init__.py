@@ -5,7 +5,7 @@
     packer         a stream of samples as all-hot and mixed batches
     scheduler      in which order these come, and a rate that follows the loss
     run            the loop: hot batches on a replica, mixed ones at the store
-    steps          what its body sees of a batch
+    steps          the interface of a batch for its body
     replica        the hot rows at the trainer
     rows           one table's hot rows, in slots
     update         one update of them, of all ranks

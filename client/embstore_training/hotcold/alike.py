@@ -1,7 +1,7 @@
 """Whether ranks have one hot set, which they ask as a loop begins.
 
-A rank with another would pack other batches, and fail at the first key that it has not, after
-updates which the others have done.
+A rank with another would pack other batches, and fail at the first missing key, after the other
+ranks have applied updates.
 """
 
 import hashlib

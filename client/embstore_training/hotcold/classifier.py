@@ -2,13 +2,13 @@
 
 A table's hot keys are a bitmap, one bit a row up to the largest hot key; ids beyond it are cold.
 Where such a bitmap would be large and nearly empty (a key space of hashes), they are looked up by
-their hash; searching the sorted keys takes a tenth of the memory beside them, and ten times as
-long. Either way an id is an integer all the way: FAE (Adnan et al., VLDB 2022) kept its hot slots
-as float32, which is exact to 2**24 only.
+hash; searching the sorted keys takes a tenth of the extra memory, and ten times as long. Either way
+an id is an integer all the way: FAE (Adnan et al., VLDB 2022) kept its hot slots as float32, which
+is exact to 2**24 only.
 
 Columns are looked at one after the other, and of each only the samples that are still hot. Ids that
 no table can have are refused nevertheless, wherever they stand: a mistake shall not hide behind a
-cold sample. Of a table whose rows nobody gives, these are ids of 2**63 or more, which are below 0
+cold sample. For a table whose rows are not given, these are ids of 2**63 or more, which are below 0
 as int64: they may be sparse keys, and rather are a mistake.
 """
 
@@ -104,7 +104,7 @@ def hot_keys(keys: Keys) -> HotKeys:
 
 
 class Classifier:
-    """Tells the hot samples of a chunk. It never changes; threads may share it."""
+    """Finds the hot samples of a chunk. It never changes; threads may share it."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class Classifier:
         Parameters
         ----------
         columns : the table of each column of ids; several columns may share one
-        rows : of the tables, `Table.rows`, for those where ids beyond the table shall be refused,
-            and those of sparse keys; of others 2**63
+        rows : `Table.rows` by table, for tables where ids beyond the table shall be refused, and
+            for tables of sparse keys; for others 2**63 is used
 
         Raises
         ------
@@ -238,17 +238,17 @@ def _all_of_sample(found: Flags) -> Flags:
 
 
 def _below(rows: int, joint: str = "") -> str:
-    """Return what an error says that keys are below."""
+    """Return the bound of keys as an error names it."""
     return "" if rows == _ROWS_UNKNOWN else f"{joint}< {rows}, the rows of the table"
 
 
 def _of_sparse(rows: int) -> str:
-    """Return how an error ends where nobody said what a table's keys are below."""
+    """Return the end of an error where a table's number of rows was not given."""
     return "; rows=... says that a table is of sparse keys" if rows == _ROWS_UNKNOWN else ""
 
 
 def _checked_rows(table: str, keys: Keys, rows: Any) -> int:
-    """Return the rows of a table, as many as its hot keys need; of None: nobody says how many."""
+    """Return the rows of a table, as many as its hot keys need; None: the number is unknown."""
     if rows is None:
         rows = _ROWS_UNKNOWN
     if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:

@@ -2,8 +2,9 @@
 
 Rows, gradients and their sums stay there: a hot step's lookup gathers and pools on the device, its
 update sums by key and applies there, by the store's own kernels (`embstore.handles.lent`). Keys,
-slots, t and what is dirty stay on the host, where keys come from. Rows go through the host on their
-way to the store and from it, and so do sums, of several ranks, which meet in the caller's hook.
+slots, t and the marks of dirty rows stay on the host, where keys come from. Rows go through the
+host on their way to the store and from it, and so do sums of several ranks, which meet in the
+caller's hook.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,7 +59,7 @@ class DeviceReplica(Replica):
 
         Raises
         ------
-        CapacityError : the device has no memory for them beside the cache.
+        CapacityError : the device has no memory for them outside the cache.
         """
         self._lent = lent
         super().__init__(store, hot_set, tables=tables)
@@ -86,7 +87,7 @@ class DeviceReplica(Replica):
         of: Of,
         rows: Any,
     ) -> tuple[Keys, Any]:
-        """Return distinct keys, and the gradients of them."""
+        """Return distinct keys, and their gradients."""
         own, found = once[name], occurring(name, once[name], of, rows)
         return own.keys if found.positions is None else own.keys[found.positions], found
 

@@ -1,19 +1,19 @@
 """A stream of samples becomes batches that are all hot, and mixed ones. No sample is lost or comes
 twice, and the order among the hot samples, and among the others, is the stream's.
 
-A **chunk** is what the stream brings: samples in columns, as many as there happen to be. A
-**mixed** batch holds the samples that are not hot (some of their ids may be). Samples are copied
-once, from the chunk into their place in a batch of their kind; batches belong to whoever receives
-them, and nothing of a chunk is kept.
+A **chunk** is a piece of the stream: samples in columns, in any number. A **mixed** batch holds the
+samples that are not hot (some of their ids may be). Samples are copied once, from the chunk into
+their place in a batch of their kind; a batch belongs to its receiver, and nothing of a chunk is
+kept.
 
 A **window** ends with the sample that completes its last batch, `window_batches` of both kinds
-together; then the scheduler orders them. So what comes out depends on the samples alone, and not on
+together; then the scheduler orders them. The batches thus depend on the samples alone, and not on
 how they were cut into chunks. The end of the stream ends the last window, in which the last batch
 of a kind may be short.
 
-Held at once: the batches of a window and an unfinished one of each kind, so at most
-(window_batches + 2) * batch_size samples, and what is left of the one chunk at hand. The next chunk
-is asked for only when nothing is left of it.
+Held at once: the batches of a window and an unfinished one of each kind, so at most (window_batches
++ 2) * batch_size samples, and the rest of the one chunk at hand. The next chunk is asked for only
+when no rest is left.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class PackerStats:
-    """What a packer has emitted, over all its streams."""
+    """The numbers of batches and samples that a packer has emitted, over all its streams."""
 
     hot_batches: int
     mixed_batches: int
@@ -57,7 +57,7 @@ class PackerStats:
     mixed_samples: int
     switches: int
     held_samples_max: int
-    """The most samples that were held at once, with those of the chunk at hand."""
+    """The most samples that were held at once, with the samples of the chunk at hand."""
 
 
 class Packer:
@@ -78,7 +78,7 @@ class Packer:
         batch_size : samples of a batch
         window_batches : batches that the scheduler orders at once; more of them make longer phases,
             and hold more samples
-        rate : percent of a window's batches of a kind that come in one phase, or what says it
+        rate : percent of a window's batches of a kind that come in one phase, or a controller of it
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Packer:
 
     @property
     def stats(self) -> PackerStats:
-        """What has been emitted so far."""
+        """The numbers so far."""
         return PackerStats(
             hot_batches=self._batches[True],
             mixed_batches=self._batches[False],
@@ -117,18 +117,18 @@ class Packer:
     def pack(self, chunks: Iterable[Chunk]) -> Iterator[Packed]:
         """Yield the samples of `chunks` in hot and mixed batches.
 
-        Who stops early loses the samples held.
+        A caller that stops early loses the samples held.
 
         Parameters
         ----------
-        chunks : their columns are arrays of one first length, or `Ragged` of as many samples; those
-            that the classifier names are ids, the others travel along; all chunks have the same
-            columns, of the same dtypes and shapes of a sample
+        chunks : their columns are arrays of one first length, or `Ragged` of as many samples;
+            columns that the classifier names have ids, the others travel along; all chunks have the
+            same columns, of the same dtypes and shapes of a sample
 
         Raises
         ------
-        InvalidArgumentError : a chunk is not so, or an id is refused by the classifier. Nothing of
-            that chunk, and of the samples held, is emitted.
+        InvalidArgumentError : a chunk is not so, or an id is refused by the classifier. No sample
+            of that chunk, and no held one, is emitted.
         """
         self.kept_samples = 0
         self._layout = None
@@ -216,7 +216,7 @@ class _Queue:
                 if isinstance(values, list):
                     values.append(piece[name][samples[begin:end]])
                     continue
-                # Places are never clipped, but another mode would make a copy of what it writes to.
+                # Places are never clipped, but another mode would make a copy of the output.
                 piece[name].take(
                     samples[begin:end], axis=0, out=values[self.filled : upto], mode="clip"
                 )
@@ -252,7 +252,7 @@ def _room(layout: _Layout, samples: int) -> Batch:
 
 
 def _filled(room: Batch, samples: int) -> Batch:
-    """Return the columns that were filled with so many samples."""
+    """Return the columns that were filled with `samples` samples."""
     return {
         name: Ragged.joined(values) if isinstance(values, list) else values[:samples]
         for name, values in room.items()

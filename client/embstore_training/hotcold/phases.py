@@ -1,15 +1,15 @@
 """The packed batches in phases: stretches of one kind, on all ranks alike.
 
-One rank goes by its packer alone: a phase lasts as long as the next batch is of its kind. Several
-ranks pack their own samples, and their phases are of different lengths. As each step is one of all
-ranks, they agree before each phase: every rank says of which kind its next batches are and how
-many there are of it. The phase is hot if all of these are, and as long as the shortest of them.
-Otherwise it is mixed, and a hot batch in it is trained as a mixed one, which it is as well: that
-costs a little traffic and changes no bit.
+One rank uses its packer alone: a phase lasts as long as the next batch is of its kind. Several
+ranks pack their own samples, and their phases are of different lengths. Because all ranks share
+each step, they agree before each phase: every rank announces the kind of its next batches and their
+number. The phase is hot if all of these are, and as long as the shortest of them. Otherwise it is
+mixed, and a hot batch in it is trained as a mixed one, which it is as well: that costs a little
+traffic and changes no bit.
 
 So is a hot batch whose rows, of all ranks together, are more than one push takes: trained at the
-trainer, it could never be sent. Ranks say beside how many bytes each of their hot batches may add
-to a push, and a phase ends where it would be the other way about.
+trainer, it could never be sent. Ranks also announce how many bytes each of their hot batches may
+add to a push, and a phase ends where it would be the other way about.
 
 A rank that has no batches left takes part with empty ones, which have all columns of its stream,
 until the last rank has none: the steps of the others need it, and no sample is lost. A stream
@@ -30,7 +30,8 @@ from embstore_training.hotcold.replica import Replica
 from embstore_training.replicas.ranks import AllGather, Verb, meet
 
 AGREED_BATCHES_MAX = 64
-"""Batches that ranks agree on at once, at most: a rank holds as many, beside the packer's."""
+"""The most batches that ranks agree on at once: a rank holds as many, in addition to the
+packer's."""
 
 
 class PhaseBatch(NamedTuple):
@@ -38,7 +39,7 @@ class PhaseBatch(NamedTuple):
 
     batch: Batch
     push_bytes: int
-    """That a hot one adds to the next push, of all ranks together, at most."""
+    """The bytes that a hot one adds to the next push, of all ranks together, at most."""
 
 
 class Phase(NamedTuple):
@@ -49,7 +50,7 @@ class Phase(NamedTuple):
 
 
 class PushRoom(NamedTuple):
-    """How much one push takes, and how much of it a hot batch may need."""
+    """The capacity of one push, and how much of it a hot batch may need."""
 
     bytes_max: int
     bytes_of: Callable[[Batch], int]
@@ -61,7 +62,7 @@ def push_bytes_of(
     """Return how many bytes a hot batch of a rank adds to the next push, at most.
 
     By its ids, repeated ones too; by its distinct keys only where such batches of all ranks might
-    be too much for one push. 0 where a push takes all hot rows that there are.
+    be too much for one push. 0 where a push takes all hot rows.
     """
     if replica.hot_bytes <= bytes_max:
         return 0
@@ -96,7 +97,7 @@ class Phases:
         Raises
         ------
         InvalidArgumentError : a rank had no chunk, and others have batches; at all ranks.
-        What the stream raises, and the hook.
+        Errors of the stream, and of the hook.
         """
         is_hot = self._is_next(True)
         if self._all_gather is None:
@@ -136,7 +137,7 @@ class Phases:
         return True
 
     def _is_next(self, is_hot: bool) -> bool:
-        """Tell whether a batch of this kind comes next."""
+        """Return whether a batch of this kind comes next."""
         return bool(self._ready or self._take()) and self._ready[0][0] == is_hot
 
     def _ahead(self, is_hot: bool) -> list[PhaseBatch]:

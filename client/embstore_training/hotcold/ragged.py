@@ -1,8 +1,8 @@
 """Columns of ids: one of a sample, as many of each, or of each as many as there are (ragged).
 
-Whatever the form, a column's ids lie end to end, of each sample after sample, and its **bounds**
-say where those of a sample end. A table's keys are the ids of its columns, one column after the
-other; so are the bags of its samples.
+In each form, a column's ids lie end to end, sample after sample, and its **bounds** give the end of
+each sample's ids. A table's keys are the ids of its columns, one column after the other; so are the
+bags of its samples.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,17 +20,17 @@ Bounds = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """A column of ids, of each sample as many as there are; none, too.
+    """A column of ids, with any number of ids in a sample; none, too.
 
     Indexed by samples, a slice or their places, it is the column of these.
 
     Raises
     ------
-    InvalidArgumentError : on construction, if a field is not what is written beside it.
+    InvalidArgumentError : on construction, if a field is not as its description says.
     """
 
     values: NDArray[Any]
-    """(m,) integers: the ids, of each sample after sample."""
+    """(m,) integers: the ids, sample after sample."""
     offsets: Bounds
     """(n + 1,) int64, from 0 to m, none below the one before: where the ids of a sample begin."""
 
@@ -68,7 +68,7 @@ class Ragged:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the ids."""
+        """The dtype of the ids."""
         return self.values.dtype
 
     @property
@@ -94,7 +94,7 @@ def bounds_of(column: Any) -> Bounds:
 
 
 def keys_of(batch: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Keys]:
-    """Return a batch's keys by table; `columns` says which of them have a table's ids."""
+    """Return a batch's keys by table; `columns` names the table of each column of ids."""
     parts: dict[str, list[Keys]] = {table: [] for table in columns.values()}
     for column, table in columns.items():
         parts[table].append(_ids_of(batch[column]))

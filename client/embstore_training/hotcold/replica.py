@@ -2,29 +2,29 @@
 
 A replica holds the rows of a hot set in **slots**, one array of weights and one of state a table,
 and the table's t and learning rate. It trains them by `embstore.arithmetic`, as the engine would,
-so that rows, state and t are after any number of updates what they would be in the store, bit for
-bit. Where rows are is exchanged, not averaged:
+so that rows, state and t are after any number of updates the same as in the store, bit for bit.
+Where rows are is exchanged, not averaged:
 
     pull     the store's rows come here                           stale -> not stale
     update   rows and t change here                               dirty; t is ahead of the store's
     push     the dirty rows go to the store, with the t to add    not dirty; t is the store's
 
 A **stale** row was changed in the store since it was pulled, or never pulled; it may not be looked
-up. A **dirty** row was changed here since it was pushed; while there are any, or t is ahead,
-nothing may be pulled. Nobody else may write to these rows meanwhile: whoever uses a replica holds
-its tables by a session (`run.py` does).
+up. A **dirty** row was changed here since it was pushed; while there are any, or t is ahead, the
+replica pulls nothing. No other client may write to these rows meanwhile: the user of a replica
+holds its tables by a session (`run.py` does).
 
-A push is one command for all tables: the store is as at one exchange or as at the next, whatever
-happens in between. So whoever trains pushes before the dirty rows are more than a call takes
+A push is one command for all tables: the store is as at one exchange or as at the next, even after
+a crash in between. The trainer therefore pushes before the dirty rows are more than a call takes
 (`unsent_bytes`). If it is not known whether a push arrived, the next one finds out by the table's
 t, which only this replica can have moved.
 
-Of several ranks each has a replica of the same rows, and sums of gradients meet in a hook of the
-caller (`replicas.ranks`), are added in rank order (contract.md, rule 6) and applied by each rank
-alike. A learning rate that changes at the store while one rank has pulled and another has not is
-none to part by: after a refresh all take rank 0's.
-Rejected: rank 0 training for all, who would have to send rows instead of sums; and each rank
-pushing its part, which would be as many commands.
+If there are several ranks, each has a replica of the same rows; sums of gradients meet in a hook of
+the caller (`replicas.ranks`), are added in rank order (contract.md, rule 6) and applied by each
+rank alike. A learning rate that changes at the store while one rank has pulled and another has not
+must not make them differ: after a refresh all take rank 0's. Rejected: rank 0 training for all,
+which would have to send rows instead of sums; and each rank pushing its part, which would be as
+many commands.
 """
 
 from collections.abc import Iterable, Mapping
@@ -74,7 +74,7 @@ class Replica:
         Parameters
         ----------
         store : an `embstore.Store`, embedded or of a server
-        tables : those of the hot set whose rows are wanted; None: all
+        tables : the tables of the hot set whose rows are wanted; None: all
 
         Raises
         ------
@@ -116,12 +116,12 @@ class Replica:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether something was trained here that the store has not. Any thread."""
+        """Whether updates were made here that the store lacks. Any thread."""
         return any(table.t != table.stored_t for table in self._tables.values())
 
     @property
     def row_count(self) -> int:
-        """Rows of all tables."""
+        """The number of rows of all tables."""
         return sum(len(table.index.keys) for table in self._tables.values())
 
     @property
@@ -136,7 +136,7 @@ class Replica:
         return sum(len(t.index.keys) * t.row_bytes for t in self._tables.values())
 
     def push_bytes(self, counts: Mapping[str, int]) -> int:
-        """Return how many bytes a push of so many hot rows of each table would send, at most."""
+        """Return how many bytes a push of `counts` hot rows by table would send, at most."""
         return sum(self._table(name).push_bytes(count) for name, count in counts.items())
 
     # Pulling
@@ -146,18 +146,18 @@ class Replica:
 
         Parameters
         ----------
-        keys : by table, those of its rows that are wanted; None: all rows of all tables
+        keys : by table, the keys of the wanted rows; None: all rows of all tables
 
         Raises
         ------
-        InvalidArgumentError : a key is not hot; or something was trained here and not pushed.
+        InvalidArgumentError : a key is not hot; or updates made here were not pushed.
         """
         if keys is None:
             return self._pull({n: np.arange(len(t.index.keys)) for n, t in self._tables.items()})
         return self._pull({name: self._table(name).slots(k) for name, k in keys.items()})
 
     def refresh(self) -> int:
-        """Read the stale rows, and of each table t and learning rate; return how many rows."""
+        """Read the stale rows, and t and learning rate of each table; return how many rows."""
         return self._pull({n: np.flatnonzero(t.is_stale) for n, t in self._tables.items()})
 
     def mark_stale(self, keys: Mapping[str, Keys]) -> None:
@@ -230,8 +230,8 @@ class Replica:
         gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
         learning_rate : of all tables, or by table; None: the tables', as they were when they were
             pulled
-        all_gather : of several ranks, which all call this; what they give is added in their order
-        receipt : a new one, which tells whether this was done, if it is interrupted
+        all_gather : for several ranks, which all call this; their sums are added in rank order
+        receipt : a new one, which shows whether this was done, if it is interrupted
 
         Returns
         -------
@@ -240,7 +240,7 @@ class Replica:
         Raises
         ------
         InvalidArgumentError : shape, dtype, a key that is not hot; a sum that is not finite; ranks
-            that give other options, or whose replicas have parted. Nothing has changed.
+            that give other options, or whose replicas differ. Nothing has changed.
         """
         self._receipt.synchronize()
         if self._pushing is not None:
@@ -283,7 +283,7 @@ class Replica:
             )
         return self._tables[name]
 
-    # What the trainer computes with
+    # The trainer's side of rows and gradients
 
     def pooled(self, name: str, keys: Keys, bags: StepBags) -> Any:
         """Return the pooled rows of bags of a table's distinct hot keys, (bags, dim)."""
@@ -299,12 +299,12 @@ class Replica:
         of: Of,
         rows: Any,
     ) -> tuple[Keys, Any]:
-        """Return what a step is given of a table as keys and gradients that `update` takes.
+        """Return a step's gradients of a table as keys and gradients that `update` takes.
 
         Parameters
         ----------
         keys, once : the step's keys, of all tables
-        of, rows : what gradients are of (`embstore_training.bags`), and they
+        of, rows : the unit of the gradients (`embstore_training.bags`), and the gradients
         """
         rows = self.to_store(rows)
         return (keys[name], rows) if of == "keys" else keyed(name, once[name], of, rows)
@@ -320,7 +320,8 @@ class Replica:
         return rows
 
     def to_host(self, rows: Any) -> Any:
-        """Return rows of the trainer as an array of the host; what is none is returned as it is."""
+        """Return rows of the trainer as an array of the host; another object is returned as it
+        is."""
         return rows
 
     # Pushing
@@ -334,7 +335,7 @@ class Replica:
 
         Raises
         ------
-        EmbstoreError : what the store says. The rows are still here, and may be pushed again.
+        EmbstoreError : the store's error. The rows are still here, and may be pushed again.
         """
         self._receipt.synchronize()
         if self._pushing is not None:  # Its end was not seen: the store knows whether it arrived.
@@ -351,7 +352,7 @@ class Replica:
         return done
 
     def note_pushed(self) -> None:
-        """Note that the store has what was trained here, whichever rank has pushed it."""
+        """Note that the store has all updates made here, whichever rank has pushed them."""
         for table in self._tables.values():
             table.note_pushed()
         pushed, self._pushing = self._pushing, None

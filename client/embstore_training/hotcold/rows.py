@@ -1,4 +1,4 @@
-"""One table's hot rows in slots: where a key's row is, and what is known of it.
+"""One table's hot rows in slots: the place of each key's row, and its state.
 
 A key's **slot** is its place among the table's hot keys, which ascend. It is found by an int32 map
 from key to slot, or where keys reach beyond its bound by binary search in the keys: integers either
@@ -48,7 +48,7 @@ class SlotIndex:
 
 
 class HotTable:
-    """What is known of one table and its hot rows."""
+    """One table and its hot rows: slots, t, and the marks of stale and dirty rows."""
 
     def __init__(self, handle: Any, config: TableConfig, keys: Keys, rows: TrainersRows) -> None:
         if (error := outside(keys, config.rows, config.name)) is not None:
@@ -58,7 +58,7 @@ class HotTable:
         self.index = SlotIndex(keys)
         self.rows = rows
         self.t = 0
-        self.stored_t = 0  # In the store, as far as is known: `t` is what it is to become.
+        self.stored_t = 0  # In the store, as far as is known; `t` is the value to come.
         self.learning_rate = 0.0
         self.is_stale = np.ones(len(keys), np.bool_)
         self.is_dirty = np.zeros(len(keys), np.bool_)
@@ -75,7 +75,7 @@ class HotTable:
         return 8 + VALUE_BYTES * (self.config.dim + self.config.state_dim)
 
     def push_bytes(self, count: int) -> int:
-        """Return how many bytes a push of so many rows would send, at most."""
+        """Return how many bytes a push of `count` rows would send, at most."""
         return min(count, len(self.index.keys)) * self.row_bytes
 
     def take(self, facts: TableFacts) -> None:
@@ -106,7 +106,7 @@ class HotTable:
         return slots
 
     def pulled(self, slots: Slots, rows_max: int, called: Callable[..., Any]) -> Iterator[int]:
-        """Read rows from the store, at most so many by a call; yield how many came by each."""
+        """Read rows from the store, at most `rows_max` by a call; yield how many came by each."""
         for first in range(0, len(slots), rows_max):
             part = slots[first : first + rows_max]
             weights, state = called(self.handle.read_rows, self.index.keys[part])
@@ -127,7 +127,7 @@ class HotTable:
         return once, rows if len(once) == len(inverse) else sum_by_key(inverse, len(once), rows)
 
     def note_pushed(self) -> None:
-        """Note that the store has what was trained here."""
+        """Note that the store has all updates made here."""
         self.stored_t, self.dirty_count = self.t, 0
         self.is_dirty[:] = False
 

@@ -4,40 +4,39 @@
                                   hot     steps on the replica, here
 
 One look-ahead session is held over all phases, so that it is the only writer of its tables. In a
-mixed phase its steps are announced ahead; in a hot phase nobody calls the store at all, but for the
-thread that renews the session's lease. Between phases rows are exchanged, and nothing is announced
-then:
+mixed phase its steps are announced ahead; in a hot phase only the thread that renews the session's
+lease calls the store. Between phases rows are exchanged, and nothing is announced then:
 
     mixed -> hot   the hot rows that mixed batches touched are pulled (the keys were known here)
     hot -> mixed   the rows trained since are pushed, in one command, with the updates to count
 
 A mixed batch may touch hot rows too, which is why both are needed. So rows, state and t are at any
-exchange what plain updates in the order of the steps would have made them, bit for bit. In a hot
-phase the store is as at the last exchange, exactly.
+exchange the same as after plain updates in the order of the steps, bit for bit. In a hot phase the
+store is as at the last exchange, exactly.
 
 One push is one call, so it may not be larger than a call. Before a hot step that could make it so,
-what was trained is pushed; a batch whose rows alone are more than a push takes is trained as a
-mixed one.
+the dirty rows are pushed; a batch whose rows alone are more than a push takes is trained as a mixed
+one.
 
 How many batches of the stream the store has is `stats()["stored_batches"]`: t does not say it, as
 batches that were skipped or released add nothing to it. With the same chunks, batch size, window
-and rate, `steps(chunks, skip=...)` goes on behind so many.
+and rate, `steps(chunks, skip=...)` continues after that many.
 
-Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes what was trained. If the
-store does not answer, or the session has ended, that is lost, and the store is as at the last
+Leaving the loop in a hot phase, by break, an exception or Ctrl-C, pushes the dirty rows. If the
+store does not answer, or the session has ended, they are lost, and the store is as at the last
 exchange. A mixed step that is left while its update is out is not counted, and may be done
 nevertheless, as any call whose answer is lost.
 
 Several ranks share every step, as they do in a session. In hot phases they meet in the caller's
-`all_gather` hook (`ranks.py`); rank 0 alone pushes, and the others wait for that in the hook; what
-it pushes as it leaves, it alone knows of. A rank that fails leaves the others waiting in the hook,
-which is the caller's to end, as it is for the gradients of the rest of the model; only a push that
-fails is told to all.
+`all_gather` hook (`replicas.ranks`); rank 0 alone pushes, and the others wait for that in the hook;
+only rank 0 knows of the push that it makes as it leaves. A rank that fails leaves the others
+waiting in the hook, which is the caller's to end, as it is for the gradients of the rest of the
+model; only a push that fails is reported to all.
 
-The store's own counts of accesses know nothing of those to a replica.
+The store's own counts of accesses do not include accesses to a replica.
 
 FAE (Adnan et al., VLDB 2022) exchanges whole hot tables, without their optimizer state, at every
-switch; here only what has changed travels, with it.
+switch; here only changed rows travel, with their state.
 """
 
 import itertools
@@ -78,7 +77,7 @@ class HotColdRun:
                 ...
                 step.update({"sites": site_gradients, "ads": ad_gradients})
 
-    What a step is, and in which order its rows are: see `HotColdStep`.
+    `HotColdStep` describes a step, and the order of its rows.
     """
 
     def __init__(
@@ -108,7 +107,8 @@ class HotColdRun:
         batch_size, window_batches, rate : see `Packer`
         lookahead, name, rank, world_size, session : see `Store.session`, of which `planner`,
             `lease_ms`, `rank_timeout_ms`, `wait_s` and `rows` may be given as well
-        all_gather : of several ranks: returns what each rank gave it, in rank order (`ranks.py`)
+        all_gather : for several ranks: returns the shares of all ranks, in rank order
+            (`replicas.ranks`)
         replica : makes the replica, of (store, hot_set, tables=...): `Replica`, or
             `partial(TorchReplica, device=...)`, by which rows are tensors. With rows="device" it is
             in the memory of the store's device, and so are rows and gradients of every step
@@ -125,7 +125,7 @@ class HotColdRun:
         )
         packer = partial(Packer, classifier, batch_size)
         self._make_packer = partial(packer, window_batches=window_batches, rate=rate)
-        self._make_packer()  # What is wrong with its arguments is to be said here.
+        self._make_packer()  # Errors in its arguments are to be raised here.
         self._columns = dict(columns)
         self._store, self._make_replica = store, _checked(session, store, replica)
         self._tables = tuple(dict.fromkeys(columns.values()))
@@ -156,9 +156,9 @@ class HotColdRun:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Push what was trained and is not at the store, and leave the session.
+        """Push the dirty rows, and leave the session.
 
-        After a failure, that the push failed as well is only noted on it.
+        After a failure, an error of the push is only added to it as a note.
         """
         reason = failure
         try:
@@ -194,13 +194,14 @@ class HotColdRun:
     # Looking
 
     def stats(self) -> dict[str, int]:
-        """Return what the run did so far.
+        """Return the counts of the run so far.
 
         "hot_batches", "mixed_batches", "hot_samples", "mixed_samples" by where they were trained;
-        "stored_batches", those of the loop's stream that the store has, `skip` included, for the
-        loop at hand or the last one in the with block; "switches" between phases; "store_calls",
-        without the renewals of the lease, which a thread does however long a phase is;
-        "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and "hot_set_version".
+        "stored_batches", the batches of the loop's stream that the store has, `skip` included, for
+        the loop at hand or the last one in the with block; "switches" between phases;
+        "store_calls", without the renewals of the lease, which a thread does however long a phase
+        is; "pulled_rows", "pushed_rows" and "bytes" of the exchanges; "hot_rows" and
+        "hot_set_version".
         """
         stored, replica = self._tally.stored(self._is_hot), self._replica
         return self._tally.counts | {
@@ -216,7 +217,7 @@ class HotColdRun:
     @property
     def last_step(self) -> int:
         """The last finished step of the session, 0 for none: its mixed batches, in all runs of its
-        name. Hot ones are no steps of it, so `skip` of a loop is what `exchange` has returned."""
+        name. Hot ones are no steps of it, so `skip` of a loop is the result of `exchange`."""
         return self._session.last_step
 
     # The loop
@@ -230,16 +231,16 @@ class HotColdRun:
 
         Parameters
         ----------
-        chunks : samples in columns, of any number; a thread may iterate over them. Ids of a
-            sample are one, or of arrays of two dimensions several, or of `Ragged` any number
-        skip : batches to leave out at the beginning, because the store has them already: what
-            "stored_batches" of `stats` was
+        chunks : samples in columns, of any number; a thread may iterate over them. A sample has one
+            id, in arrays of two dimensions several, or in `Ragged` any number
+        skip : batches to leave out at the beginning, because the store has them already: the former
+            "stored_batches" of `stats`
 
         Raises
         ------
         InvalidArgumentError : outside the with block, within another loop, or after one that was
             left early; a chunk is wrong; ranks have other hot sets, or one of them has no chunk.
-        What `chunks` raise, and the store.
+        Errors of `chunks`, and of the store.
         """
         self._joined()
         if not self._may_loop:
@@ -294,9 +295,9 @@ class HotColdRun:
     # Exchanging rows
 
     def exchange(self) -> int:
-        """Push what was trained on hot rows, so that the store has every batch finished by now.
+        """Push the dirty rows, so that the store has every batch finished by now.
 
-        For a checkpoint within the loop. Of several ranks, all call it at the same step.
+        For a checkpoint within the loop. If there are several ranks, all call it at the same step.
 
         Returns
         -------
@@ -306,7 +307,7 @@ class HotColdRun:
         Raises
         ------
         InvalidArgumentError : outside the with block; or other ranks do something else.
-        EmbstoreError : what the store says. What was trained is still here, to be pushed again.
+        EmbstoreError : the store's error. The rows are still here, to be pushed again.
         """
         self._joined()
         if self._is_hot:
@@ -315,8 +316,8 @@ class HotColdRun:
         return self._tally.stored(self._is_hot)
 
     def _unsent(self) -> str:
-        """Return what a checkpoint of the store would lack now. Of several ranks the first says it:
-        it pushes, and the others may have gone on."""
+        """Return a text about the updates that a checkpoint of the store would lack now. The first
+        of several ranks gives it: it pushes, and the others may have gone on."""
         if self._rank or self._replica is None or not self._replica.is_ahead:
             return ""
         return (
@@ -346,7 +347,7 @@ class HotColdRun:
         self._has_refreshed = True
 
     def _push(self) -> None:
-        """Send what was trained here: rank 0, while the others wait for it."""
+        """Send the dirty rows: rank 0, while the others wait for it."""
         replica = self._joined()
         if self._rank == 0:
             try:
@@ -370,8 +371,8 @@ def _sparse_rows(store: Any, hot_set: HotSet, columns: Mapping[str, str]) -> dic
 def _checked(
     session: dict[str, Any], store: Any, replica: Callable[..., Replica]
 ) -> Callable[..., Replica]:
-    """Take out of a session's options what a hot/cold run has for itself; refuse what it has
-    otherwise. Return what makes its replica."""
+    """Take the options of a hot/cold run out of a session's options, and refuse options that do not
+    fit. Return the function that makes its replica."""
     if session.pop("shared", False):
         raise InvalidArgumentError(
             "expected the run to be the only writer of its tables, found shared=True"
@@ -405,7 +406,7 @@ def _gathering(all_gather: AllGather | None, rank: int, world_size: int) -> AllG
 
 
 class _CountedSessions:
-    """A store's sessions, their calls counted; but not those of the lease's thread."""
+    """A store's sessions, whose calls are counted, without the calls of the lease's thread."""
 
     def __init__(self, sessions: Any) -> None:
         self._sessions = sessions
@@ -414,7 +415,7 @@ class _CountedSessions:
 
     def __getattr__(self, verb: str) -> Any:
         call = getattr(self._sessions, verb)
-        if verb == "renew" or not callable(call):  # what the sessions are is no call
+        if verb == "renew" or not callable(call):  # a property is no call
             return call
 
         def counted(*args: Any, **options: Any) -> Any:

@@ -27,11 +27,11 @@ RATE_MIN, RATE_MAX = 1, 100
 
 
 class RateController(Protocol):
-    """What says the rate, in percent, whenever a phase begins."""
+    """Gives the rate, in percent, whenever a phase begins."""
 
     @property
     def rate(self) -> int:
-        """The rate of now, from 1 to 100."""
+        """The present rate, from 1 to 100."""
 
 
 class LossRate:
@@ -53,7 +53,7 @@ class LossRate:
         InvalidArgumentError : no such rate, or `raise_after` is below 1.
         """
         self.rate = as_rate(start)
-        """The rate of now, in percent."""
+        """The present rate, in percent."""
         self._raise_after = integer(raise_after, "raise_after", 1)
         self._loss_before: float | None = None
         self._good_reports = 0
@@ -78,7 +78,7 @@ class FixedRate:
     """A rate that stays."""
 
     rate: int
-    """In percent."""
+    """The rate in percent."""
 
 
 def batch_kinds(
@@ -102,7 +102,7 @@ def batch_kinds(
 
 
 def as_controller(rate: Any) -> RateController:
-    """Return what says the rate: `rate` itself, or a number as one that stays."""
+    """Return a controller of the rate: `rate` itself, or a number as one that stays."""
     controller: RateController = rate if hasattr(rate, "rate") else FixedRate(rate)
     as_rate(controller.rate)
     return controller

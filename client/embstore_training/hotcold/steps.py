@@ -1,8 +1,8 @@
 """Steps of a hot/cold run, for the body of its loop: on the replica, or at the store.
 
-Both are `embstore_training.step.Step`, and differ in their exchange. A hot step calls no store; of
-several ranks, each way to finish it is a meeting of all of them. The replica pools its bags: on the
-store's device by the store's kernel, else on the host, to the same bits.
+Both are `embstore_training.step.Step`, and differ in their exchange. A hot step calls no store;
+with several ranks, each way to finish it is a meeting of all of them. The replica pools its bags:
+on the store's device by the store's kernel, else on the host, to the same bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,8 +35,8 @@ _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 class HotColdStep(Step):
     """One step of a run, for the body of its loop.
 
-    A table's keys are those of its columns, one column after the other in the order in which the
-    run was given them, of each sample after sample. Rows and gradients are in this order.
+    A table's keys come from its columns, one column after the other in the run's order, sample
+    after sample. Rows and gradients are in this order.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HotColdStep(Step):
         self.is_hot = is_hot
         """Whether it is trained on the replica, and calls no store."""
         self.keys = keys_of(self.batch, columns)
-        """By table, (n,) int64."""
+        """The keys by table, (n,) int64."""
 
     @classmethod
     def hot(cls, exchange: "HotExchange", batch: Batch, columns: Mapping[str, str]) -> Self:
@@ -56,7 +56,7 @@ class HotColdStep(Step):
 
     @classmethod
     def mixed(cls, replica: ReplicaNow, step: Step, columns: Mapping[str, str]) -> Self:
-        """Return a step at the store, as its session's loop has it."""
+        """Return a step at the store, made from its session's step."""
         exchange = MixedExchange(replica, step._exchange)
         return cls(exchange, step._entry, columns, is_hot=False)
 
@@ -104,7 +104,7 @@ class _OnceKeys(Mapping[str, OnceKeys]):
 
 
 class MixedExchange(Exchange):
-    """A session's exchange, of rows as the replica has them for the trainer."""
+    """A session's exchange, with rows in the replica's form for the trainer."""
 
     def __init__(self, replica: ReplicaNow, there: Exchange) -> None:
         self._replica, self._there = replica, there

@@ -1,7 +1,7 @@
 """Which batches of a loop's stream are finished, and which of them the store has.
 
-A step is counted by whoever asks next, without a call in between: an interrupt could part a step
-that is finished from the count of it.
+A step is counted when the next one is asked for, without a call in between: an interrupt could
+separate a step that is finished from the count of it.
 """
 
 from embstore_training.hotcold.steps import HotColdStep
@@ -10,14 +10,14 @@ _COUNTED = "hot_batches", "mixed_batches", "hot_samples", "mixed_samples", "swit
 
 
 class Tally:
-    """The batches of one run, those of all its loops in `counts`."""
+    """The batches of one run; `counts` covers all its loops."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(_COUNTED, 0)
         self.begin()
 
     def begin(self, skip: int = 0) -> None:
-        """Begin with a stream, of which so many batches are left out: the store has them."""
+        """Begin with a stream, whose first `skip` batches are left out: the store has them."""
         self.at_hand: HotColdStep | None = None
         """The body of the loop has it; not counted yet."""
         self._finished = self._stored = skip
@@ -34,9 +34,9 @@ class Tally:
         return self._finished
 
     def note_stored(self) -> None:
-        """Note that the store has all that are finished."""
+        """Note that the store has all finished batches."""
         self._stored = self.finished
 
     def stored(self, is_hot: bool) -> int:
-        """Return how many the store has; `is_hot`: only those at the last exchange."""
+        """Return how many batches the store has; `is_hot`: only those at the last exchange."""
         return self._stored if is_hot else self.finished

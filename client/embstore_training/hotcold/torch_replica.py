@@ -1,12 +1,12 @@
 """The hot replica in torch tensors, on the trainer's own device.
 
-Weights and state are tensors; keys, slots, t and what is dirty stay on the host, where keys come
-from. Gradients are summed by key on the host, by `embstore.arithmetic` (the order of the sum is
-part of its value, and an order is what a device's scatter does not keep), scaled and checked there,
+Weights and state are tensors; keys, slots, t and the marks of dirty rows stay on the host, where
+keys come from. Gradients are summed by key on the host, by `embstore.arithmetic` (the order of the
+sum is part of its value, and a device's scatter does not keep an order), scaled and checked there,
 and uploaded.
 
 An update runs the formulas of `embstore.optimizers` in torch operations that round each element
-once, in the order of the formulas. What that leaves out:
+once, in the order of the formulas. These are not used:
 
     addcmul, addcdiv, alpha=, fused or compiled ops   may contract a product and a sum into an FMA
     tensor / number                                   on CUDA a product with the reciprocal
@@ -15,10 +15,10 @@ once, in the order of the formulas. What that leaves out:
 
 So scalars are tensors of one element on the device, and a sum over dim is 32 partial sums, then
 folds (rule 3). Roots are taken in float64 and rounded to fp32, which gives the correctly rounded
-root (53 >= 2 * 24 + 2 bits), whatever library torch takes an fp32 root from.
+root (53 >= 2 * 24 + 2 bits), whichever library computes torch's fp32 roots.
 
-On the CPU the bits are those of NumPy, which a test compares. On CUDA they rest on IEEE division
-and float64 roots, which is what torch is compiled with there; other kinds of devices are refused.
+On the CPU the bits are the same as NumPy's, which a test compares. On CUDA they rest on IEEE
+division and float64 roots, with which torch is compiled there; other kinds of devices are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -119,7 +119,7 @@ class TorchRows(HostRows):
         return weights.cpu().numpy(), state.cpu().numpy()
 
     def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
-        """Return what weights and state of distinct slots are after an update, as tensors."""
+        """Return weights and state of distinct slots after an update, as tensors."""
         check_denormals()
         g = torch.from_numpy(gradients).to(self._device)
         return apply_update(self._kind, *self._both(slots), g, scalars)
@@ -134,8 +134,8 @@ class TorchRows(HostRows):
 class TorchReplica(Replica):
     """The hot rows of some tables in torch tensors. `lookup` returns tensors, `update` takes them.
 
-    Rows come without gradients: `requires_grad_()` makes leaves of them, and `.grad` is then what
-    `update` takes.
+    Rows come without gradients: `requires_grad_()` makes leaves of them, and `update` then takes
+    their `.grad`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class TorchReplica(Replica):
 
 
 def _tensor(rows: Any, device: Any) -> Any:
-    """Return rows as a tensor on a device; those of the host as a copy."""
+    """Return rows as a tensor on a device; rows of the host as a copy."""
     if isinstance(rows, torch.Tensor):
         return rows
     return torch.from_numpy(np.array(rows, np.float32)).to(device)

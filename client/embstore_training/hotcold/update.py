@@ -1,10 +1,10 @@
-"""What one update of a replica changes, put in place whole.
+"""The changes of one update of a replica, put in place whole.
 
-An update is computed beside the rows and then put in place, from a list that is kept until all of
-it is done. An interrupt in between (Ctrl-C) leaves that list, and what comes next does it again: to
-put a row in place twice is the same as once. So an update happens whole or not at all here, too. A
-**receipt** holds the list, and whoever gave the receipt can tell by it whether the update is taken:
-both become so by one assignment.
+An update is computed apart from the rows and then put in place, from a list that is kept until all
+of it is done. An interrupt in between (Ctrl-C) leaves that list, and the next call does it again:
+to put a row in place twice is the same as once. An update thus happens whole or not at all here,
+too. A **receipt** holds the list, and the caller that gave it can see by it whether the update is
+taken: both become so by one assignment.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from embstore_training.replicas.update import Sums, updated
 
 
 class Change(NamedTuple):
-    """What one update makes of one table; to put it in place twice is the same as once."""
+    """The change of one table by an update; to put it in place twice is the same as once."""
 
     table: HotTable
     slots: Slots
@@ -28,7 +28,7 @@ class Change(NamedTuple):
     dirty_count: int
 
     def put_in_place(self) -> None:
-        """Have the table's rows as this says."""
+        """Write the change to the table's rows."""
         table = self.table
         table.rows.write(self.slots, self.weights, self.state)
         table.is_dirty[self.slots] = True
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 
 def change(table: HotTable, sums: Sums, options: UpdateOptions) -> Change:
-    """Return what an update makes of a table, whose rows stay as they are for now."""
+    """Return the change of a table by an update; its rows stay as they are for now."""
     slots = table.pulled_slots(sums.keys)
     weights, state = updated(table.rows, table.trained, slots, sums.gradients, options)
     dirty_count = table.dirty_count + int(np.count_nonzero(~table.is_dirty[slots]))
@@ -44,7 +44,7 @@ def change(table: HotTable, sums: Sums, options: UpdateOptions) -> Change:
 
 
 class Receipt:
-    """By which whoever updates can tell whether it was done, though it ended by an interrupt."""
+    """Shows the caller of an update whether it was done, though it ended by an interrupt."""
 
     def __init__(self) -> None:
         self.changes: list[Change] | None = None

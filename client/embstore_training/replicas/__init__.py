@@ -2,7 +2,7 @@
 
     rows    weights and state, in slots
     update  one update of them: options, the sums of all ranks, the formulas
-    ranks   what ranks tell each other
+    ranks   the messages between ranks
 
-What trains hot rows (`hotcold`) and what runs ahead of the store (`write_behind`) share it.
+Hot rows (`hotcold`) and rows of a run ahead of the store (`write_behind`) share it.
 """

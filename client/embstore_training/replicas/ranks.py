@@ -1,11 +1,11 @@
-"""What ranks that train their replicas alike tell each other, through the caller's all-gather.
+"""The messages between ranks that train their replicas alike, through the caller's all-gather.
 
 The trainers meet without the store: in the hot phases of a hot/cold run, and where they run ahead
-of the store. A **hook** of the caller, `all_gather(x)`, returns what every rank gave it, in rank
-order, as `torch.distributed.all_gather_object` does. What is given has one form whatever it is for:
-by table, keys (k,) int64 and rows (k, d) float32. A rank says beside what it is about, as numbers
-under the name NUMBERS, which no table can have: so ranks that are not at the same place, or update
-with other options, are found out where they meet, and not by a digest that is wrong.
+of the store. A **hook** of the caller, `all_gather(x)`, returns the shares of all ranks, in rank
+order, as `torch.distributed.all_gather_object` does. A share has the same form for every purpose:
+by table, keys (k,) int64 and rows (k, d) float32. A rank also names its purpose, as numbers under
+the name NUMBERS, which no table can have: so ranks that are not at the same place, or update with
+other options, are found out where they meet, and not by a digest that is wrong.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,14 +27,14 @@ NUMBERS = ""
 
 
 class Verb(IntEnum):
-    """What ranks meet for."""
+    """The purposes for which ranks meet."""
 
     BEGIN = 0  # to compare their hot sets
     PHASE = 1  # to agree on the kind and length of the next phase
     UPDATE = 2
     RELEASE = 3
     SKIP = 4
-    REFRESH = 5  # to tell which rows mixed steps have touched
+    REFRESH = 5  # to exchange which rows mixed steps have touched
     RATES = 6  # to take rank 0's learning rates, once the rows are here
     EXCHANGE = 7  # to push before the phase ends
     PUSHED = 8  # rank 0 has sent the hot rows to the store
@@ -42,7 +42,7 @@ class Verb(IntEnum):
 
 
 class Message(NamedTuple):
-    """What one rank said."""
+    """The message of one rank."""
 
     numbers: list[int]
     share: Share
@@ -73,9 +73,9 @@ def meet(
     numbers: Sequence[int] = (),
     share: Share | None = None,
 ) -> list[Message]:
-    """Return what every rank says, in rank order; without a hook, there is one rank.
+    """Return every rank's message, in rank order; without a hook, there is one rank.
 
-    Who says that it FAILED may find the others here for anything.
+    A rank that sends FAILED may find the others here for any purpose.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def meet(
 
 
 def others_than(wanted: list[int], messages: Iterable[list[int]]) -> list[int]:
-    """Return the ranks that told other numbers."""
+    """Return the ranks that sent other numbers."""
     return [rank for rank, numbers in enumerate(messages) if numbers != wanted]
 
 

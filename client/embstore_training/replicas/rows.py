@@ -17,8 +17,8 @@ Slots = NDArray[np.int64]
 
 
 class TrainersRows(Protocol):
-    """Weights and state of one table's rows at a trainer, by slot, wherever they are; `HostRows`
-    says what each method does."""
+    """Weights and state of one table's rows at a trainer, by slot, in any memory; `HostRows`
+    describes each method."""
 
     def take(self, slots: Slots) -> Any: ...
     def read(self, slots: Slots) -> tuple[Rows, Rows]: ...
@@ -49,7 +49,7 @@ class HostRows:
         return self.take(slots), self._state.take(slots, axis=0, mode="clip")
 
     def updated(self, slots: Slots, gradients: Rows, scalars: Rows) -> tuple[Any, Any]:
-        """Return what weights and state of distinct slots are after an update; nothing changes.
+        """Return weights and state of distinct slots after an update; nothing changes.
 
         Raises
         ------
@@ -60,7 +60,7 @@ class HostRows:
         return weights, state
 
     def update(self, slots: Slots, gradients: Rows, scalars: Rows) -> None:
-        """Apply an update to distinct slots in place: what `updated` returns is written.
+        """Apply an update to distinct slots in place: write the result of `updated`.
 
         Raises
         ------
@@ -69,12 +69,12 @@ class HostRows:
         update_rows(self._kind, self._weights, self._state, slots, gradients, scalars)
 
     def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set weights and state of distinct slots: those of `updated`, or of the host."""
+        """Set weights and state of distinct slots, to arrays from `updated` or of the host."""
         self._weights[slots] = weights
         self._state[slots] = state
 
     def grow(self, count: int) -> None:
-        """Have so many slots, if there are fewer; those that there are stay as they are."""
+        """Grow to `count` slots, if there are fewer; the existing slots keep their rows."""
         for name in ("_weights", "_state"):
             before = getattr(self, name)
             if count > len(before):

@@ -1,7 +1,7 @@
 """Gradients of a trainer's rows on a device that a store has lent (`embstore.handles.lent`).
 
-The same as `bags` and `update` say of arrays of the host: which distinct keys have a gradient, and
-what all ranks make of them.
+The counterpart of `bags` and `update`, which work on arrays of the host: the distinct keys with a
+gradient, and the sums of all ranks.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from embstore_training.replicas.update import Sums, Trained, agreed, check_rates
 
 
 class Occurring(NamedTuple):
-    """Gradients of those of a step's distinct keys that have one."""
+    """Gradients of a step's distinct keys, without those that have none."""
 
     positions: NDArray[np.int64] | None  # (u,) ascending, of the keys; None: all
     rows: Any  # (n, dim), or (bags, dim)
@@ -34,12 +34,12 @@ class Occurring(NamedTuple):
 
 
 def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
-    """Return what a step is given of a table.
+    """Return a step's gradients of a table.
 
     Raises
     ------
-    InvalidArgumentError : not as many gradients as there are keys, or bags; an index that no key
-        has; bags that are none.
+    InvalidArgumentError : not as many gradients as there are keys, or bags; an index beyond the
+        keys; bags with wrong offsets.
     """
     rows, count = as_gradients(given, once, of, table), len(once.keys)
     if isinstance(rows, SomeGradients):
@@ -67,15 +67,15 @@ def agreed_there(
     tables: Mapping[str, Trained],
     all_gather: AllGather | None,
 ) -> dict[str, Sums] | None:
-    """Return the scaled sums of all ranks as `agreed` does; of one rank they stay on the device.
+    """Return the scaled sums of all ranks as `agreed` does; a single rank's stay on the device.
 
     Parameters
     ----------
-    keys, summed : this rank's, by table; of one rank scaled by `options`, of several not
+    keys, summed : this rank's, by table; a single rank's scaled by `options`, one of several's not
 
     Raises
     ------
-    As `agreed`.
+    The errors of `agreed`.
     """
     if all_gather is not None:
         rows = lent.to_host([own.sums for own in summed.values()])

@@ -1,7 +1,7 @@
-"""One update of rows at trainers: its options, the sums of all ranks, and what it makes of rows.
+"""One update of rows at trainers: its options, the sums of all ranks, and the updated rows.
 
-Ranks compare before they add. Options that differ are a caller's mistake, which all may mend; a t
-or a rate that differs says that their replicas are no longer alike, and nothing may be added.
+Ranks compare before they add. Options that differ are a caller's mistake, which all may correct; a
+t or a rate that differs means that their replicas are no longer alike, and nothing may be added.
 """
 
 from collections.abc import Iterable, Mapping
@@ -76,12 +76,12 @@ def agreed(
     ----------
     own : this rank's gradients, each key once
     options : `checked`
-    tables : of the replica, all of them
+    tables : all tables of the replica
 
     Raises
     ------
     InvalidArgumentError : a sum that rule 9 refuses and that is not to be skipped; a rate that an
-        optimizer does not take; ranks that give other options, or whose replicas have parted.
+        optimizer does not take; ranks that give other options, or whose replicas differ.
     """
     numbers, rates = numbers_of(options, tables), []
     for name in sorted(tables) if all_gather is not None else ():
@@ -120,7 +120,7 @@ def is_accepted(name: str, sums: Sums, options: UpdateOptions) -> bool:
 def updated(
     rows: TrainersRows, table: Trained, slots: Slots, gradients: Rows, options: UpdateOptions
 ) -> tuple[Any, Any]:
-    """Return what weights and state of distinct slots are after one more update of a table.
+    """Return weights and state of distinct slots after one more update of a table.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def scaled(shares: list[Share], gradient_scale: float) -> dict[str, Sums]:
     for name in names:
         parts = [share[name] for share in shares if name in share]
         keys, total = parts[0] if len(parts) == 1 else _added(parts)
-        # Times 1 every number is itself: a copy is saved, and nobody changes a sum.
+        # Times 1 every number is itself: a copy is saved, and sums are not changed later.
         sums[name] = Sums(keys, total if gradient_scale == 1 else scale_sums(total, gradient_scale))
     return sums
 

@@ -1,4 +1,4 @@
-"""What the steps of a run call that waits for nothing: rows that are here, updates applied here."""
+"""The calls of steps in a run with waits="none": rows that are here, updates applied here."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -34,7 +34,7 @@ _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 
 @dataclass
 class _Flight:
-    """What is known of one step beside its batch."""
+    """The state of one step, apart from its batch."""
 
     placed: dict[str, Placed]
     is_expected: bool = False  # Its rows have been asked for, if there are any to ask for.
@@ -66,7 +66,7 @@ class WriteBehind(SessionExchange):
     # A loop
 
     def begin_loop(self) -> None:
-        """Have no rows, and know t and rates: all steps before are finished.
+        """Drop all rows, and read t and rates: all steps before are finished.
 
         Raises
         ------
@@ -106,8 +106,8 @@ class WriteBehind(SessionExchange):
         )
 
     def begin(self, entry: Entry) -> None:
-        """Be at this step, whose rows have been asked for: of a loop's first step they are now, and
-        with them those of the next ones."""
+        """Take up this step, whose rows have been asked for; a loop's first step asks for them now,
+        and for the rows of the next ones."""
         self._current = entry
         if not entry.flight.is_expected:
             self._ask(entry)
@@ -146,9 +146,9 @@ class WriteBehind(SessionExchange):
             self._sending.synchronize()
 
     def close(self, failure: BaseException | None) -> None:
-        """Have what was sent acknowledged, and end the threads.
+        """Wait until the sent steps are acknowledged, and end the threads.
 
-        After a failure that is waited for as long as the store answers at all.
+        After a failure it waits as long as the store answers at all.
         """
         try:
             if failure is not None and self._sending is not None and self._sending.is_behind:
@@ -170,7 +170,7 @@ class WriteBehind(SessionExchange):
     # A step
 
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
-        """Return rows made of those of a step's distinct keys, which are here or on their way."""
+        """Return rows made from a step's distinct rows, which are here or on their way."""
         rows = self.rows(entry)
         self.send_for_next()
         return made(rows, entry, forms)
@@ -219,7 +219,7 @@ class WriteBehind(SessionExchange):
         sums: Mapping[str, Any] | None = None,
         options: UpdateOptions | None = None,
     ) -> AcknowledgedUpdate:
-        """Have a step "updated", "released" or "skipped" here, and sent to the store.
+        """Finish a step as "updated", "released" or "skipped" here, and send it to the store.
 
         Waits only while `depth` steps are not acknowledged.
         """
@@ -257,7 +257,7 @@ class WriteBehind(SessionExchange):
     ) -> tuple[dict[str, Any], dict[str, StepSums]]:
         """Return copies of a step's sums: as they are sent, and as they are applied.
 
-        Raises InvalidArgumentError: whatever the store would refuse.
+        Raises InvalidArgumentError: any error that the store would raise.
         """
         parts = tuple(step_gradients(name, given) for name, given in sums.items())
         command = checked(c.UpdateStep(self._session.member, entry.number, parts, options))

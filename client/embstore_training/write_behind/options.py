@@ -1,4 +1,4 @@
-"""How far a run may be ahead of the store, and what it needs for that."""
+"""How far a run may be ahead of the store, and the options that it needs for that."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from embstore.handles.sessions import Sessions
 from embstore_training.replicas.ranks import AllGather, CheckedGather
 
 DEPTH = 4
-"""Steps that are not acknowledged, where a run does not say: as long as the network takes for an
-answer a trainer goes on, if it computes for a quarter of that in a step."""
+"""The default number of steps that are not acknowledged: while the network takes this many steps'
+time for an answer a trainer goes on, if it computes for a quarter of that in a step."""
 
 
 @dataclass(frozen=True)
 class Behind:
-    """That a run waits for nothing, and how."""
+    """The options of a run that does not wait for updates."""
 
     depth: int
     all_gather: AllGather | None
-    """Of several ranks."""
+    """The hook of several ranks."""
 
 
 def behind_of(sessions: Sessions, options: RunOptions) -> Behind | None:

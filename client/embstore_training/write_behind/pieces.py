@@ -17,7 +17,7 @@ def pieces(
     Parameters
     ----------
     wanted : (n,) positions by table
-    row_bytes : of each table, of one row as it travels
+    row_bytes : for each table, the bytes of one row as it travels
     """
     piece: Wanted = {}
     left = bytes_max

@@ -1,6 +1,6 @@
-"""The rows in flight: those of the last steps, as of the step that the loop is at.
+"""The rows in flight: the rows of the last steps, as of the step that the loop is at.
 
-They are held in slots that the reader's thread has given out (`slots`). A step goes through four
+They are held in slots that the reader's thread has assigned (`slots`). A step goes through four
 hands, each time in the order of the steps but for the second:
 
     expected   there is room for its new rows: the loop, `depth` steps ahead
@@ -8,7 +8,7 @@ hands, each time in the order of the steps but for the second:
     admitted   other ranks' updates that they have not seen are applied: the loop, at its turn
     updated    its update has changed its rows: the loop
 
-**Rows may be put while the loop works.** The slots of a step's new rows are nobody else's by then:
+**Rows may be put while the loop works.** The slots of a step's new rows have no other user by then:
 a key that has lost one was last used more than 2 depth steps before, and the loop has finished all
 steps up to depth + 1 before when it expects a step.
 
@@ -61,7 +61,7 @@ class _Update(NamedTuple):
 
 
 Copies = Mapping[str, Callable[[], tuple[Rows, Rows]]]
-"""By table, what returns copies of weights and state."""
+"""By table, a function that returns copies of weights and state."""
 
 
 class Checksum:
@@ -86,7 +86,7 @@ class Checksum:
 
 
 MakeRows = Callable[[TableConfig, int], TrainersRows]
-"""Makes so many slots for the rows of a table."""
+"""Makes slots for a number of rows of a table."""
 
 
 class Table:
@@ -116,7 +116,7 @@ class Table:
             self.rows.write(slots, weights, state)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return the slots of those of some keys that are here, and which these are."""
+        """Return the slots of the keys that are here, and which these are."""
         occupied = np.flatnonzero(self.keys != EMPTY_KEY)
         places = places_in(self.keys[occupied], keys)
         is_here = places >= 0
@@ -133,11 +133,11 @@ class RowsInFlight:
         all_gather: AllGather | None,
         make_rows: MakeRows = HostRows,
     ) -> None:
-        """Have no rows yet. `tables` are as of the last finished step."""
+        """Begin without rows. `tables` are as of the last finished step."""
         self._tables = {name: Table(described, make_rows) for name, described in tables.items()}
         self._all_gather = all_gather
         self._updates: deque[tuple[int, dict[str, _Update]]] = deque(maxlen=window)
-        """Of several ranks: the updates of the last steps, by step."""
+        """For several ranks: the updates of the last steps, by step."""
 
     @property
     def t(self) -> dict[str, int]:
@@ -154,7 +154,7 @@ class RowsInFlight:
 
     @property
     def row_bytes(self) -> dict[str, int]:
-        """Of each table: bytes of a row where it travels, and of its position."""
+        """For each table: bytes of a row where it travels, and of its position."""
         return {
             name: POSITION_BYTES + VALUE_BYTES * (table.config.dim + table.config.state_dim)
             for name, table in self._tables.items()
@@ -175,7 +175,7 @@ class RowsInFlight:
     ) -> list[Came]:
         """Put the rows at some positions of a step in place. Any thread.
 
-        wanted : those that were asked for, (n,) by table
+        wanted : the positions that were asked for, (n,) by table
         """
         put: dict[str, Slots] = {}
         for part in records.tables:
@@ -190,7 +190,7 @@ class RowsInFlight:
     def admit(
         self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[Came]
     ) -> None:
-        """Have the rows of a step, all of which have been put, as of its turn."""
+        """Bring the rows of a step, all of which have been put, to the state of its turn."""
         if self._all_gather is None:
             return  # none that has come has missed an update, and none is looked for by its key
         for name, places in placed.items():
@@ -202,7 +202,7 @@ class RowsInFlight:
                         self._catch_up(self._tables[name], slots, updates[name])
 
     def _catch_up(self, table: Table, slots: Slots, update: _Update) -> None:
-        """Apply an update that rows have not seen, to those of them that it names."""
+        """Apply an update that rows have not seen, to the rows that it names."""
         places = places_in(table.keys[slots], update.sums.keys)
         is_named = places >= 0
         gradients = update.sums.gradients[is_named]

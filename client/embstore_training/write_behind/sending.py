@@ -4,14 +4,15 @@ Several calls are out at once, as one at a time would take a journey of the netw
 The store finishes them in the order of their numbers, whichever comes first. Their gradients are
 held there until then, so no more are out together than one call may have, but always one.
 
-The first failure is kept: nothing is sent after it, and whoever sends or waits next is told.
+The first failure is kept: no step is sent after it, and the next call that sends or waits raises
+it.
 
-A step is in the queue or it is not: its threads take steps from there themselves. So an interrupt
-(Ctrl-C) within `send` leaves none behind for which nobody comes, and which the end of the run would
-wait for; at most its threads have not been woken, which `synchronize` does.
+A step is in the queue or it is not: its threads take steps from there themselves. An interrupt
+(Ctrl-C) within `send` leaves no step behind that no thread takes, and for which the end of the run
+would wait; at most its threads have not been woken, which `synchronize` does.
 
-**Who goes first.** A thread that begins a call needs the interpreter for a millisecond or two, and
-so does the loop, which begins the next step at once. So a step that is sent waits until the loop
+**Priority.** A thread that begins a call needs the interpreter for a millisecond or two, and so
+does the loop, which begins the next step at once. A sent step therefore waits until the loop
 computes (`go_on`), or waits itself; but not for long, as the loop may do something else.
 """
 
@@ -24,7 +25,7 @@ from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
 
 _KEEP_BACK_S = 3e-3
-"""How long a step waits for the loop to go on: a few times what that takes for large steps."""
+"""The longest time a step waits for the loop to go on: a few times that time for large steps."""
 
 
 class _Step(NamedTuple):
@@ -45,8 +46,8 @@ class Sending:
         finished: Callable[[int], object],
         failed: Callable[[BaseException], object],
     ) -> None:
-        """Send steps of `session`; `finished` is told, on any thread, which are acknowledged, and
-        `failed`, once, why no more will be."""
+        """Send steps of `session`; `finished` is called, on any thread, with each acknowledged
+        step, and `failed`, once, with the error that ends sending."""
         self._session, self._depth, self._bytes_max = session, depth, bytes_max
         self._finished, self._failed = finished, failed
         lock = threading.Lock()  # Of all below.
@@ -74,30 +75,32 @@ class Sending:
             return self._failure is None and not self._is_done()
 
     def make_room(self) -> None:
-        """Wait until one more step may be sent; raise what has failed."""
+        """Wait until one more step may be sent; raise the failure, if there was one."""
         self._wait_until(lambda: len(self._waiting) + len(self._out) < self._depth)
 
     def send(
         self, number: int, verb: str, size: int, send: Callable[[str], AcknowledgedUpdate]
     ) -> None:
-        """Have the next step "updated", "released" or "skipped" by a call; wait for nothing."""
+        """Send the next step, to be "updated", "released" or "skipped" by a call; return at
+        once."""
         with self._given:
             self._is_kept_back = True
             self._waiting.append(_Step(number, verb, size, send))
             self._given.notify()
 
     def go_on(self) -> None:
-        """Let what was sent go, as the loop needs its thread for a while no more."""
+        """Release the steps that are held back, as the loop does not need its thread for a
+        while."""
         with self._gone_on:
             self._is_kept_back = False
             self._gone_on.notify_all()
 
     def synchronize(self) -> None:
-        """Wait until all that was sent is acknowledged; raise what has failed."""
+        """Wait until all sent steps are acknowledged; raise the failure, if there was one."""
         self._wait_until(self._is_done)
 
     def stop(self) -> None:
-        """Send nothing more; wait for nobody."""
+        """Send no further step; return at once."""
         with self._given:
             self._is_stopped = True
             self._wake_all()
@@ -139,7 +142,7 @@ class Sending:
             del step  # not kept while the next is waited for
 
     def _next(self) -> _Step | None:
-        """Take the first step that waits, once there is room for it; None: no more are sent."""
+        """Take the first step that waits, once the limits allow it; None: no more are sent."""
         with self._given:
             while not self._has_ended():
                 if self._has_room() and not self._is_kept_back:

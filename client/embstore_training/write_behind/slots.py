@@ -1,11 +1,11 @@
 """Which slot each key of a table's steps has, and which rows have to be asked for.
 
 A key has a slot from its first use until `window` steps have passed without one; then the slot is
-another key's. The keys that have one are kept in ascending order, beside their slots and last
-steps, so that a step's keys are found by binary search: a few milliseconds for 20,000 keys among
-160,000, in the reader's thread, which is `lookahead` steps ahead of the loop.
+another key's. The keys that have one are kept in ascending order, with their slots and last steps,
+so that a step's keys are found by binary search: a few milliseconds for 20,000 keys among 160,000,
+in the reader's thread, which is `lookahead` steps ahead of the loop.
 
-Slots are given out in the order of the steps, and rows are put in them in the same order. So a slot
+Slots are assigned in the order of the steps, and rows are put in them in the same order. A slot
 that step n gives to another key is not read for the old one any more: that would be by a step
 before n, which the loop has finished when it puts n's rows in place.
 """
@@ -20,7 +20,7 @@ from embstore_training.replicas.rows import Slots
 
 
 class Placed(NamedTuple):
-    """Where one table's keys of a step are."""
+    """The slots of one table's keys of a step."""
 
     slots: Slots  # (u,), of the step's keys
     new: Inverse  # ascending positions of the keys whose rows have to be asked for

@@ -1,9 +1,9 @@
-"""A run that waits for nothing whose rows in flight are in the memory of the store's device.
+"""A run with waits="none" whose rows in flight are in the memory of the store's device.
 
 The store is in the same process, and lends its device (`embstore.handles.lent`). The loop looks up,
-sums and updates there, and what it sends are the sums, as they lie there. Three things pass through
-the host: new rows on their way from the store, what the checksum of a step's rows is computed of,
-in the thread that sends the step, and, of several ranks, what meets in the caller's hook.
+sums and updates there, and sends the sums, as they lie there. Three things pass through the host:
+new rows on their way from the store, copies for the checksum of a step's rows, in the thread that
+sends the step, and, with several ranks, the sums that meet in the caller's hook.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +31,8 @@ from embstore_training.write_behind.slots import Placed
 
 
 class RowsThere(RowsInFlight):
-    """The rows in flight on a device; see `RowsInFlight`. Gradients of `StepSums` are `SlotSums`:
-    of one rank scaled, of several not."""
+    """The rows in flight on a device; see `RowsInFlight`. Gradients of `StepSums` are `SlotSums`: a
+    single rank's are scaled, the gradients of one of several are not."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RowsThere(RowsInFlight):
     def made(
         self, placed: Mapping[str, Placed], once: Mapping[str, OnceKeys], forms: Forms
     ) -> dict[str, Any]:
-        """Return what `forms` says of the weights of a step's keys, by table, new arrays of the
+        """Return the weights of a step's keys in the units of `forms`, by table, new arrays of the
         device."""
         return {t: self._made(t, placed[t].slots, once[t], of) for t, of in forms.items()}
 
@@ -126,7 +126,7 @@ def exchange_of(
     rows: RowsWhere,
     behind: Behind | None,
 ) -> SessionExchange:
-    """Return what the steps of a run call; `behind`: it waits for nothing."""
+    """Return the exchange of a run's steps; `behind`: it does not wait for updates."""
     how = sessions, session, times
     if behind is None:
         return SessionExchange(*how, rows)

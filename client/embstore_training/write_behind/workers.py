@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """A few threads that call what they are given, in order."""
+    """A few threads that call submitted functions, in order."""
 
     def __init__(self, count: int, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
@@ -21,13 +21,13 @@ class Workers:
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True).start()
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Have `work` called; the future has what it returns, or raises."""
+        """Have `work` called; the future gets its result, or its error."""
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future
 
     def stop(self) -> None:
-        """Call nothing more than what was given until now; wait for nobody."""
+        """Call only functions that were submitted before; return at once."""
         for _ in range(self._count):
             self._jobs.put(None)
 
@@ -36,6 +36,6 @@ class Workers:
             future, work = job
             try:
                 future.set_result(work())
-            except BaseException as failure:  # whoever asked for it is told
+            except BaseException as failure:  # the caller gets it by the future
                 future.set_exception(failure)
             del job, future, work  # not kept while the next is waited for
