@@ -173,7 +173,7 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
 
 
 def _is_before(engine: "Engine", until: Boundary, place: SessionPlace | None) -> bool:
-    """Tell whether a command that writes is to be applied up to a boundary: a step of a session by
+    """Return whether a command that writes is to be applied up to a boundary: a step of a session by
     its number, another one as long as a table lacks updates. Inside a call."""
     if place is not None:
         return any(

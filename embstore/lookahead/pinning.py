@@ -120,7 +120,7 @@ class Pinning:
             return 0  # the step's planning will find the same
 
     def _has_share(self, session: Session, step: Step, before: list[Step]) -> bool:
-        """Tell whether an owner's part of each pool has room for the pins of a step, beside those
+        """Return whether an owner's part of each pool has room for the pins of a step, beside those
         of the session's steps `before`, which may not be pinned yet."""
         with self._lock:
             live = list(self._sessions.values())
@@ -290,7 +290,7 @@ def _new_rows(part: Part, session: Session) -> int:
 
 
 def _has_pins(step: Step, pins: PoolPins, pinned: PinnedSlots | None = None) -> bool:
-    """Tell whether a step has pins in a pool, in some slots or in any."""
+    """Return whether a step has pins in a pool, in some slots or in any."""
     own = [part for part in step.parts if part.pool.pins is pins and part.pins is not None]
     if pinned is None:
         return bool(own)

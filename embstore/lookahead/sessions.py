@@ -105,7 +105,7 @@ class Sessions:
             return list(self._registry.sessions)
 
     def has(self, name: str, members: Iterable[str]) -> bool:
-        """Tell whether one of these members is of the session of this name."""
+        """Return whether one of these members is of the session of this name."""
         with self._planner.lock:
             found = (self._registry.facts(member, "") for member in members)
             return any(facts is not None and facts.name == name for facts in found)

@@ -233,7 +233,7 @@ class RecordReader:
 
 
 def _is_beyond(content: bytes, number: int, end: Place) -> bool:
-    """Tell whether a record in a piece of a segment says that the log was synced beyond a place.
+    """Return whether a record in a piece of a segment says that the log was synced beyond a place.
 
     What a segment that is written over had before is looked through at once, not head by head.
     """

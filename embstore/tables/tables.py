@@ -77,7 +77,7 @@ class Tables:
         return self.by_id[found]
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a table of this name. Any thread."""
+        """Return whether there is a table of this name. Any thread."""
         return name in self._ids
 
     def config_of(self, name: str, table_id: int | None = None) -> TableConfig:

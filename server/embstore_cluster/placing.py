@@ -2,7 +2,7 @@
 
 It is decided once, and kept in the plan: a shard's rows are on its node's disk, and its address is
 in the map. So a shard is tied to the IP of its node (Ray's resource `node:IP`), and waits for it
-where that is away. A Ray of one node is of this machine: the shards are on loopback then.
+where that is away. If Ray has one node, that is this machine: the shards are on loopback then.
 """
 
 from typing import Any

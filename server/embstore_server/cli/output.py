@@ -126,7 +126,7 @@ def drawn(text: "str | Callable[[], RenderableType]") -> "RenderableType":
 
 
 def is_terminal() -> bool:
-    """Tell whether standard output can be drawn over."""
+    """Return whether standard output can be drawn over."""
     return _console().is_terminal
 
 

@@ -51,5 +51,5 @@ class System:
         return int(text) if text.isdecimal() else None
 
     def has(self, path: str) -> bool:
-        """Tell whether there is such a file."""
+        """Return whether there is such a file."""
         return (self.root / path).exists()

@@ -62,7 +62,7 @@ def of_traces(environ: Mapping[str, str], found: dict[str, str]) -> Iterator[Fin
 
 
 def has_gpu(system: System) -> bool:
-    """Tell whether there is a driver of NVIDIA's."""
+    """Return whether there is a driver of NVIDIA's."""
     return system.has("proc/driver/nvidia/version") or system.has("dev/nvidia0")
 
 

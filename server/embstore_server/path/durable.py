@@ -72,7 +72,7 @@ class Durable:
         await future
 
     def has(self, mark: int) -> bool:
-        """Tell whether a read of this mark need not wait."""
+        """Return whether a read of this mark need not wait."""
         return self._has(mark, is_write=False)
 
     def _has(self, mark: int, is_write: bool) -> bool:

@@ -35,7 +35,7 @@ class Incoming(Protocol):
         """Return who calls, by when."""
 
     def has_room(self, count: int) -> bool:
-        """Tell whether `expect` of so many bytes has nothing to do."""
+        """Return whether `expect` of so many bytes has nothing to do."""
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
         """Have room for so many bytes of rows in the reply, on a reservation if that is bounded;

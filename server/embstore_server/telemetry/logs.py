@@ -88,7 +88,7 @@ class Seldom(logging.Filter):
         self._said: dict[tuple[str, ...], _Said] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is to be written; say in it how many like it were not."""
+        """Return whether a record is to be written; say in it how many like it were not."""
         key = _key(record)
         if not key:
             return True

@@ -80,7 +80,7 @@ class Health:
             self._watchers -= 1
 
     async def _is_known(self, context: Any) -> bool:
-        """Tell whether the service is known that a request asks for; end the call of one that does
+        """Return whether the service is known that a request asks for; end the call of one that does
         not come. A request that finds no place is taken to ask for the whole server."""
         if self._reads == READS_MAX:
             return True

@@ -110,7 +110,7 @@ def _path(scope: Scope) -> str:
 
 
 def _is_declared(headers: Headers, expected: str) -> bool:
-    """Tell whether the body is declared to be `expected`, or there is neither of both."""
+    """Return whether the body is declared to be `expected`, or there is neither of both."""
     declared = headers.get("content-type")
     if declared is None:
         return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers

@@ -16,12 +16,12 @@ def name_of(host: str) -> str | None:
 
 
 def is_private(name: str) -> bool:
-    """Tell whether a name is an address, or one that no public server resolves."""
+    """Return whether a name is an address, or one that no public server resolves."""
     return name.endswith(_PRIVATE_ENDS) or is_address(name)
 
 
 def is_address(name: str) -> bool:
-    """Tell whether a name is an IP address."""
+    """Return whether a name is an IP address."""
     try:
         ip_address(name)
     except ValueError:

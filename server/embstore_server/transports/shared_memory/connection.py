@@ -399,7 +399,7 @@ class SharedIncoming:
         return Received(asked.header, payload, copies, None, once, self.device)
 
     def has_room(self, count: int) -> bool:
-        """Tell whether `expect` of so many bytes has nothing to do."""
+        """Return whether `expect` of so many bytes has nothing to do."""
         area = self._area
         return count <= INLINE_BYTES or (
             area is not None and aligned(self._end) + count <= area.size

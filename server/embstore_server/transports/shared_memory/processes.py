@@ -45,7 +45,7 @@ class Processes:
         return process
 
     def is_watched(self, process: int) -> bool:
-        """Tell whether a process is watched, and has not ended."""
+        """Return whether a process is watched, and has not ended."""
         return process in self._descriptors
 
     def _has_ended(self, process: int) -> None:
