@@ -173,8 +173,8 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
 
 
 def _is_before(engine: "Engine", until: Boundary, place: SessionPlace | None) -> bool:
-    """Return whether a command that writes is to be applied up to a boundary: a step of a session by
-    its number, another one as long as a table lacks updates. Inside a call."""
+    """Return whether a writing command is to be applied up to a barrier: a step of a session by its
+    number, another command as long as a table lacks updates. Inside a call."""
     if place is not None:
         return any(
             one.session == place.session and place.place.step <= one.step for one in until.places

@@ -117,7 +117,7 @@ class ShardPlace:
             )
 
     def is_split_as(self, version: int) -> bool:
-        """Return whether a command that was split by the map of a version is split as by this one."""
+        """Return whether a command split by the map of a version is split as by this one."""
         return (self.since or self.shard_map.version) <= version <= self.shard_map.version
 
     def with_map(self, shard_map: ShardMap, commit: int) -> "ShardPlace":

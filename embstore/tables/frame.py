@@ -317,7 +317,7 @@ def _nothing(place: SessionPlace | None) -> bool:
 
 
 def _is_lack(exc: BaseException) -> bool:
-    """Return whether the system had no memory, or no thread, which is a lack of memory as a rule."""
+    """Return whether the system had no memory, or no thread, which usually means the same."""
     if isinstance(exc, RuntimeError):
         return "can't start new thread" in str(exc)
     return isinstance(exc, MemoryError)

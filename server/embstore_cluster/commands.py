@@ -135,7 +135,7 @@ def grow(
 ) -> None:
     """Have more shards, each with its share of the partitions, while clients read and write.
 
-    What fails half way leaves the partitions where they are; give the command again.
+    A failure half way leaves the partitions where they are; give the command again.
     """
     _change("grow", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
 
@@ -154,7 +154,7 @@ def drain(
 ) -> None:
     """Have fewer shards: the last ones give their partitions to the others, and end.
 
-    What fails half way leaves the partitions where they are; give the command again.
+    A failure half way leaves the partitions where they are; give the command again.
     """
     _change("drain", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
 

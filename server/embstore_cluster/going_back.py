@@ -7,9 +7,9 @@ goes back, as one, to the last checkpoint that all shards have:
 1. A shard's server looks at its directory before it opens it (`prepare`, in the server's process,
    which has the directory's lock, so that no server before it can write any more). A catalogue with
    a tail has lost commands: the process ends with LOST.
-2. Its actor tells the coordinator, which asks all actors which checkpoints are on their disks, and
-   takes the newest that all have. It notes that in its file, as going back number n, and has every
-   other shard's server ended. Only then does it answer.
+2. Its actor notifies the coordinator, which asks all actors which checkpoints are on their disks,
+   and takes the newest that all have. It notes that in its file, as going back number n, and has
+   every other shard's server ended. Only then does it answer.
 3. Each server, of any shard, that starts from then on is given n and the label. It restores that
    once: beside its directory is the number that it has gone back to last.
 
@@ -44,7 +44,7 @@ FIRST_LABEL = "cluster/start"
 
 
 def words(plan: Plan, shard: int) -> list[str]:
-    """Return the words by which the command line of a shard's server tells it to `prepare`."""
+    """Return the words by which the command line of a shard's server makes it `prepare`."""
     if plan.durability == "commands":
         return []
     back = plan.back

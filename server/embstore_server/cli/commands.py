@@ -68,7 +68,7 @@ def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[Typer
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             is_named = bool(args) and not (args[0].startswith("-") and args[0] not in _HELP)
-            is_typed = is_named or ctx.resilient_parsing  # else: a shell completes what comes next
+            is_typed = is_named or ctx.resilient_parsing  # else: a shell completes the next word
             return super().parse_args(ctx, args if is_typed or not default else [default, *args])
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -47,7 +47,7 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         from embstore_server.path.freed import share_freed_memory  # asyncio is nothing for --help
 
         share_freed_memory()
-        os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
+        os.umask(0o077)  # no other user may read rows, under any umask
         with _ending_at_once():
             with needing("server"):
                 _look_for_packages()

@@ -1,7 +1,7 @@
 """Lookups that have to wait for nothing, answered where they arrive.
 
-What it spares is a task for each, its time-out and turns of the event loop, which together cost
-more than to look up a thousand rows; and those that came together are one lookup.
+This saves a task for each, its time-out and its rounds of the event loop, which together cost more
+than to look up a thousand rows; and lookups that came together are done as one.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
     command: Lookup
     rows: ReplyRows
     bytes: int
-    """Of the rows, about."""
+    """The size of the rows, approximately."""
 
 
 class AtOnce:
@@ -69,7 +69,7 @@ class AtOnce:
                 _LOOKUP.framed(value, answered.context, places=own.blank)
                 for own, value in zip(rows, answered.value, strict=True)
             ]
-        except Exception:  # whichever it is of; the usual way says what is wrong
+        except Exception:  # of any of them; the usual way reports the error
             return []
         for call, caller, command, reply in zip(calls, callers, commands, replies, strict=True):
             caller.sent_bytes = reply.total_bytes if reply else 0
@@ -88,7 +88,7 @@ class AtOnce:
             arrived = self._service.arrived(_LOOKUP, caller, request)
             command: Any = arrived.command
             size = self._service.expected_bytes(command)
-        except Exception:  # the usual way says what is wrong
+        except Exception:  # the usual way reports the error
             return None
         is_plain = not arrived.stages and arrived.rows_dtype not in NARROW
         if not is_plain or size > bytes_max or not call.has_room(size):

@@ -2,7 +2,8 @@
 
 It is a file in memory without a name (memfd), so it needs no room in /dev/shm, and is gone with its
 last user. Its size is sealed. Its bytes count as in flight as long as the server keeps it
-(`Inflight.lend`); what a client still maps of one that was given up is the client's own memory.
+(`Inflight.lend`); the part of a released segment that a client still maps counts as the client's
+own memory.
 """
 
 import errno

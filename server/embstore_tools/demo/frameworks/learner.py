@@ -1,8 +1,8 @@
-"""What the loop of training asks of a framework.
+"""The interface of a framework for the training loop.
 
 In each step, in this order: `lookup` and `update` of the step come from the feed that `opened`
-gives, and `learn` is between them. So a learner whose adapter keeps what a lookup returned, and the
-gradients of it, may use those in place of the arrays.
+gives, and `learn` is between them. Therefore a learner whose adapter keeps the result of a lookup,
+and its gradients, may use those in place of the arrays.
 """
 
 from contextlib import AbstractContextManager
