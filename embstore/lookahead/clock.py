@@ -10,8 +10,8 @@ from time import monotonic
 
 STEP_MAX_S, _STEP_MIN_S = 1.0, 0.05
 _STEPS = 4
-"""Of a lease, at least: what a stop takes of it is less than a trainer leaves, which renews its
-lease with every third of it."""
+"""Ticks of a lease, at least: a stop then costs less of the lease than the two thirds that a
+trainer leaves, which renews it every third."""
 
 
 class Clock:
