@@ -1,6 +1,5 @@
-"""Checks of profiles and hot sets: the same for what a caller gives and for what a file says.
-
-Each raises InvalidArgumentError with what was expected and what was found.
+"""Checks of profiles and hot sets: the same for a caller's and for a file's. Each raises
+InvalidArgumentError with the expected and the found value.
 """
 
 from typing import Any
