@@ -94,7 +94,7 @@ class Scratch:
         try:
             return self._runtime.allocate(count, dtype, width=width)
         except CapacityError:
-            self._runtime.submit()  # what is recorded keeps its arrays
+            self._runtime.submit()  # recorded work keeps its arrays
             self.clear()
         try:
             return self._runtime.allocate(count, dtype, width=width)

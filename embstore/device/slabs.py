@@ -48,7 +48,7 @@ class SlabRows:
 
 
 def allocated_bytes(size: int) -> int:
-    """Return what an allocation of so many bytes takes of the device's memory."""
+    """Return the bytes of the device's memory that an allocation of `size` bytes takes."""
     return size if size < _GRAIN_BYTES // 2 else -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
 
 
@@ -146,7 +146,7 @@ class Slabs:
         self, source: DeviceArray, at: int, number: int, target: DeviceArray, target_at: int,
         item_bytes: int, shift: int,
     ) -> None:  # fmt: skip
-        """Copy the items of piece `number`; those of all begin at `at`."""
+        """Copy the items of piece `number`; the items of all pieces begin at `at`."""
         size, low = item_bytes << shift, at + (number * item_bytes << shift)
         self.runtime.copy(source[low : low + size], target[target_at : target_at + size])
 
