@@ -1,12 +1,13 @@
 """A store as a shard of a cluster: its map, writes that are paused, rows that are moved.
 
-What a store is among the shards is durable before anybody is told (`embstore.storage.shard`). While
-its writes are paused, the frame of calls refuses every command that writes, in its turn: so after
-the answer none is applied, whatever was queued before.
+A store's place among the shards is durable before it is acknowledged (`embstore.storage.shard`).
+While its writes are paused, the frame of calls refuses every command that writes, in its turn: so
+after the answer none is applied, not even one queued before.
 
 **Commands by a map.** A command that was split by a map is executed if the shard's map splits
-alike, in one turn with the look at it; else it is refused, and its sender looks for the newest map.
-What a session does is split by the map with which its ranks have joined: it ends with that map.
+alike, in one turn with the check; else it is refused, and its sender fetches the newest map. A
+session's commands are split by the map with which its ranks have joined: the session ends with that
+map.
 """
 
 from collections.abc import Callable
@@ -163,7 +164,7 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
             raise WritesPausedError(frame.lease.why)
         if command.lease_ms:
             ends = monotonic() + command.lease_ms / 1000
-            be(engine, engine.shard)  # nothing passes, but what `until` lets
+            be(engine, engine.shard)  # nothing passes, except commands up to `until`
             frame.lease = Lease(command.by, place.refusal, ends)
         else:
             _become(engine, place)

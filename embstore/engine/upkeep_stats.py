@@ -1,7 +1,6 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of commits, backups, scans, scrubbing and standbys, each read from what does them.
-
-They are here so that who shows them loads no compiled kernel.
+"""The stats of commits, backups, scans, scrubbing and standbys, each read from its source. They are
+here so that showing them loads no compiled kernel.
 """
 
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class ScanStats:
 
 @dataclass
 class ScrubStats:
-    """What was checked in the background since the store was opened."""
+    """The background checks of files since the store was opened."""
 
     scrub_bytes_per_s: int = gauge(
         "Rate at which files are checked in the background; 0: they are not.",
@@ -93,7 +92,7 @@ class ScrubStats:
 
 @dataclass
 class StandingStats:
-    """What the store is among its copies."""
+    """The store's replication role."""
 
     role: str = text("leader, standby, or replaced: by a standby that was promoted.")
     leader: str | None = text(
