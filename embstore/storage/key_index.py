@@ -1,8 +1,8 @@
-"""The key index of a run: which row keys it has, and where the record of each is.
+"""The key index of a run: its row keys, and the place of each one's record.
 
-Records of a run are in key order, so the place of a key is its **rank**: how many keys are below
-it. Keys go by groups of 32,768. A group has one entry in the **directory**, and a container that
-says which of its keys there are:
+Records of a run are in key order, so the place of a key is its **rank**: the number of keys below
+it. Keys go by groups of 32,768. A group has one entry in the **directory**, and a container with
+the set of its keys:
 
     keys           container                                                        bytes
     all            none                                                             0
@@ -10,9 +10,9 @@ says which of its keys there are:
                    how many are below (u16)                                         4,224
     fewer          the key of each within its group (u16), ascending                2 a key
 
-So the index takes what the rows take that there are, wherever their keys are: nothing where all
-rows of a table are there, a bit a key where most are, 2 bytes where few are, and 40 bytes a group.
-It is read in place, from the map of the file: a lookup reads two or three cache lines of it.
+The index's size depends on the number of rows, and not on their keys: nothing where all rows of a
+table are there, a bit a key where most are, 2 bytes where few are, and 40 bytes a group. It is read
+in place, from the map of the file: a lookup reads two or three cache lines of it.
 
 Rejected: an array of the keys (8 bytes a row, and a search of it reads several cold pages); the
 keys in the records themselves with a filter before them (a key that is not there then costs a read

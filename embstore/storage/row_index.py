@@ -274,7 +274,7 @@ class RowIndex:
         """Point each key at its newer position and account for it in `live`.
 
         A place that is `frozen` keeps its count: a kept checkpoint still needs the record that is
-        superseded. Of a repeated key the last counts.
+        superseded. The last position of a repeated key counts.
         """
         self.make_room(len(keys))
         move_keys(self._old, self._entries, keys)

@@ -105,7 +105,7 @@ class SparseAppender:
 
 
 class SparseStorage:
-    """What a pool of a sparse table uses of a storage."""
+    """The storage as a pool of a sparse table uses it."""
 
     def __init__(
         self, storage: "Storage", contents: Contents, workers: Workers, table_id: int
@@ -122,7 +122,7 @@ class SparseStorage:
 
     @property
     def is_changing(self) -> bool:
-        """Whether the running call has begun to change what it must not change by half."""
+        """Whether the running call has begun a change that must not be left half done."""
         return self._storage.is_changing
 
     @is_changing.setter
