@@ -1,9 +1,9 @@
 """Residency: rows are brought to slots, and keys to the index, so that a call finds them there.
 
-`make_resident` changes where rows are and never what they are, so it may be refused (a full disk, a
-corrupt record, no memory on the device) with nothing lost. Victims leave first (eviction.py); then
-missing rows are read, one staging buffer of them after the other, into slots that no key leads to
-yet; then all keys are inserted at once. From there an error is irreversible: it fails the store.
+`make_resident` changes the place of rows and never their content, so it may be refused (a full
+disk, a corrupt record, no memory on the device) without a loss. Victims leave first (eviction.py);
+then missing rows are read, one staging buffer of them after the other, into slots that no key leads
+to yet; then all keys are inserted at once. From there an error is irreversible: it fails the store.
 
 A call with more unique keys than slots is done in **parts** that fit, one after the other.
 """
@@ -91,13 +91,12 @@ class Residency:
         None: they do not fit at once (`parts`), and nothing was done.
 
         A lookup passes its `batch`, by whose positions hits are counted, each once or as often as
-        `counts` says; a write, whose rows were as a rule just looked up, would distort the
-        counters.
+        `counts` says; a write, whose rows were usually just looked up, would distort the counters.
 
         Raises
         ------
         CapacityError : no room in the log for the victims.
-        CorruptTableError : a stored record is not what was written.
+        CorruptTableError : a stored record is damaged.
         """
         count, finder = len(keys), self.finder
         asked = None if self.exchange is None else self.exchange.asked(keys)
@@ -144,7 +143,7 @@ class Residency:
         return slots
 
     def _count_missed(self, keys: Keys) -> None:
-        """Count row keys that a lookup brings in; those of a table are one after the other."""
+        """Count row keys that a lookup brings in; keys of one table are consecutive."""
         numbers = (keys & ~self.parameters.key_mask) >> KEY_BITS
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):
@@ -177,7 +176,7 @@ class Residency:
     def take(self, count: int, victims: Answer[Victims] | None) -> Slots:
         """Return slots for absent keys, whose victims leave.
 
-        victims : what `ask_victims` has returned for as many keys
+        victims : the answer of `ask_victims` for as many keys
 
         Raises
         ------
