@@ -35,7 +35,7 @@ class Deletion:
         self._pool, self._keys = pool, keys
         self._is_stored = pool.storage.rows.has(keys)
         self.tombstones = int(np.count_nonzero(self._is_stored))
-        """How many are logged: the room for these is to be reserved before `apply`."""
+        """The number of tombstones to log: room for these must be reserved before `apply`."""
 
     def apply(self) -> NDArray[np.bool_]:
         """Delete the rows; return which had been written."""

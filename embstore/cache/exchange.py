@@ -67,7 +67,7 @@ class Asked:
     free: int
     """Free slots of level one, where there may be more since."""
     rebuilds: int
-    """Of level two's index, in which keys inserted last may have had no place."""
+    """Rebuilds of level two's index, in which keys inserted last may have had no place."""
     missing: Answer[Missing]
     hits: Answer[tuple[int, int]] | None
     """A lookup's accesses, and its hits."""
@@ -85,7 +85,7 @@ class _Plan:
     left: Slots
     """Slots of victims whose keys are absent, or of their own; they are free then."""
     logged: int
-    """Of these rows, those that leave the cache, which are the first."""
+    """The number of these rows that leave the cache; they are the first."""
     dirty_down: int
 
 
@@ -105,7 +105,7 @@ class Exchange:
     counters: Counters
     parameters: TableParameters
     risen: list[Keys] | None = None
-    """Of dirty rows that came up, since somebody put a list here."""
+    """Keys of dirty rows that came up, since a list was put here."""
     _asked: Asked | None = None
     _full: tuple[int, int, int] | None = None
     """The `_arena_state` at which there was no slab for missing rows."""

@@ -27,7 +27,7 @@ _PER_OCTAVE = 50
 _DENSE_ROWS_MAX = 1 << 31
 _DENSE_ROWS_A_KEY = 64
 _SHORT_ROWS = 1 << 12
-"""So few are an array in any case."""
+"""Rows of a table that are an array in any case."""
 
 
 def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
@@ -81,7 +81,7 @@ class Ranks:
     def __init__(self, row_keys: RowKeys = DENSE) -> None:
         self._row_keys = row_keys
         self.tables: dict[int, RowLevels] = {}
-        """By id, of the tables that have a profile."""
+        """Row levels by id, for tables that have a profile."""
 
     def of(self, keys: Keys) -> NDArray[np.int64]:
         """Return the levels of row keys, (n,), 0 without a profile; in runs of one table."""

@@ -135,7 +135,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """How many rows may come before one has to leave, if the arena gives all that it may."""
+        """The rows that may come before one has to leave, if the arena gives all that it may."""
         slots = self.slots
         grown = slots.sizes.slots_max if slots.may_grow else slots.count
         return grown - slots.count + slots.free_count

@@ -192,8 +192,7 @@ class Prefetch:
         return count <= self.pool.pins.most
 
     def clear(self, batch: Batch, use: Use) -> int:
-        """Return the number of rows that should leave before a batch is planned, so that it finds
-        free slots.
+        """Return the number of rows that should leave before a batch is planned.
 
         Victims that must be logged cost many times as much as planning itself; so they leave
         before, a few at a time (`evict`), and calls run in between. A pool gets slabs here, and not

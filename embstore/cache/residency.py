@@ -37,7 +37,7 @@ _RANKED_SLOTS = 1 << 16
 
 @dataclass(eq=False)
 class Residency:
-    """Which rows of one pool are in its slots. Engine thread only."""
+    """Brings rows of one pool to its slots. Engine thread only."""
 
     device: Device
     storage: PoolStorage
@@ -54,7 +54,7 @@ class Residency:
     exchange: Exchange | None = None
     """With level two, where there is one."""
     missed_rows: Counter[int] = field(default_factory=Counter)
-    """By the number of a table (`RowKeys`): rows that lookups have brought in."""
+    """Rows that lookups have brought in, by the number of a table (`RowKeys`)."""
 
     # Parts of a call
 

@@ -1,5 +1,4 @@
-"""Reuse: the share of a pool's lookups that would miss, for every number of slots, measured as they
-come.
+"""Reuse: the share of a pool's lookups that would miss, for every number of slots, as measured.
 
 The **reuse time** of a lookup is the number of keys looked up in the pool since the last lookup of
 the same key. From their distribution follows the curve of misses by size (Hu et al., "Kinetic

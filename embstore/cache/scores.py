@@ -40,7 +40,7 @@ _LOWERED_SHARE = 64
 """Foreseen rows are queued until one slot in so many has been touched."""
 _DIGIT_BITS = 16
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
-"""Of queued slots one in so many more is read than are needed, and so many."""
+"""Queued slots read beyond the needed ones: one for each so many, and so many more."""
 
 Victims = tuple[Slots, SlotContents]
 """Slots, and their contents."""
@@ -210,8 +210,7 @@ class Scores:
         return int(here.scores[-1]) if len(slots) == count else PIN_ONE
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the contents of the next slots of the queue. Some more are read, as some have
-        changed."""
+        """Ask for the contents of the next slots of the queue, and some more: some have changed."""
         queue, begin = self._queue, self._next
         seen = slice(begin, begin + _seen(count))
         slots, scores = queue[seen], self._queued_scores[seen]

@@ -45,8 +45,7 @@ class Sizes:
         return self.slab_slots * self.slot_bytes
 
     def with_slabs(self, slab_slots: int, budget_bytes: int) -> "Sizes":
-        """Return the sizes of a level without index and staging, with slabs of `slab_slots`
-        slots."""
+        """Return the sizes of a level without index and staging, with other slabs."""
         slab_bytes = slab_slots * self.slot_bytes
         slots_max = max(budget_bytes // slab_bytes, 1) * slab_slots
         return replace(self, slab_slots=slab_slots, slots_max=slots_max, least_bytes=slab_bytes)

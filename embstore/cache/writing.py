@@ -24,11 +24,11 @@ from embstore.storage.storage import PoolStorage
 _LOOKED_AT = 1 << 16
 """Slots that are read at once for those that are dirty."""
 PIECE_BYTES = 2 << 20
-"""Of rows that are logged at once, while calls wait."""
+"""Bytes of rows that are logged at once, while calls wait."""
 
 
 class Place(NamedTuple):
-    """How far a pass over the slots of all levels is."""
+    """The progress of a pass over the slots of all levels."""
 
     level: int
     """0 of level one, 1 of level two."""

@@ -1,4 +1,4 @@
-"""Which device a name means, "cpu", "cuda:0" or "auto"; and how much of it "80%" is.
+"""The device of a name, "cpu", "cuda:0" or "auto"; and a share of its memory, as "80%".
 
 Each device's module is imported when it is chosen: the CPU's imports LLVM's loader, a GPU's CuPy.
 """

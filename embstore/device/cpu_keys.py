@@ -24,7 +24,7 @@ from embstore.kernels.unique import unique
 
 _NO_COUNTS = np.empty(0, np.int64)
 _KEY_MOVED_BYTES = 64
-"""Of memory that a key's probe reads: a bucket."""
+"""Bytes of memory that a key's probe reads: a bucket."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ from embstore.device.values import (
 from embstore.layout import Layout
 
 _VICTIM_BYTES = 16 << 20
-"""Of rows to be logged: storage packs and writes them in smaller pieces, at the same time."""
+"""Bytes of rows logged at once: storage packs and writes smaller pieces at the same time."""
 
 _Launch = tuple[Any, ...]
 

@@ -29,7 +29,7 @@ from embstore.layout import Layout
 METADATA_BYTES = 8 + 8 + 1
 _GRAIN_BYTES = 2 << 20
 FLAT_SHIFT = 62
-"""Of rows that are one slab."""
+"""The shift of rows that are one slab."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Located(NamedTuple):
     """The slots of the keys of a lookup."""
 
     moves: int
-    """How often a row had come to a slot or left one. Later they may be elsewhere."""
+    """The number of moves of rows to and from slots so far. Later rows may be elsewhere."""
     tables: list[tuple[int, int]]
     """Table id and count of keys, as they were named."""
     keys: DeviceArray  # (n,) int64

@@ -19,7 +19,7 @@ Array = Any
 Slots = NDArray[np.int64]
 Flags = NDArray[np.uint8]
 Counts = NDArray[np.int64]
-"""By position of a call: how many accesses of the caller it stands for."""
+"""The accesses of the caller that each position of a call stands for."""
 
 
 @dataclass

@@ -43,9 +43,9 @@ ROWS_LEAST = 1 << 20
 """Rows that left the cache since the last commit: fewer cause no commit by themselves."""
 _PASSES_MAX = 4
 _SEALED_LEAST = 1 << 15
-"""Of records: with so many a segment's index is worth to be written before the last piece."""
+"""Records of a segment for which it pays to write its index before the last piece."""
 _LOOK_S = 60.0
-"""So often the thread looks whether anybody still has the store."""
+"""Seconds after which the thread checks whether the store is still referenced."""
 _PAUSE_S = 10.0
 """After a commit that failed, where the log is long."""
 

@@ -103,7 +103,7 @@ class Engine:
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
-        """As found when the store was opened, or its stats were last asked for."""
+        """The device's facts, as of the store's opening or its last stats."""
         self.frequencies = Frequencies(
             storage.files,
             device,
@@ -121,7 +121,7 @@ class Engine:
         self.commits = OwnCommits(self.tables, options)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
-        """Which shard of a cluster it is; replaced whole, by `sharding`. None: of none."""
+        """The store's place in a cluster; replaced whole, by `sharding`. None: it is no shard."""
         self._is_abandoned = False
         self.is_left_to_log = False
         """Whether `close` makes no commit, since the command log has all that no commit has."""

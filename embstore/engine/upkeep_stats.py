@@ -117,7 +117,7 @@ class StandingStats:
 
 @dataclass
 class ShardStats:
-    """Which shard of a cluster the store is; none of it where it is none."""
+    """The store's shard of a cluster; without values where it is no shard."""
 
     cluster: str | None = text(
         "The cluster's own name.", lambda s: None if s is None else s.shard_map.cluster

@@ -37,7 +37,7 @@ from embstore.errors import EmbstoreError
 from embstore.tables.tables import Tables
 
 SECONDS = 30
-"""Of writing: the ceiling, where none is given."""
+"""Seconds of writing: the ceiling, where none is given."""
 _RATE, _RATE_LEAST = 256 << 20, 32 << 20
 """Bytes a second: until it is measured, and the least that is believed."""
 _MEASURED_BYTES = 64 << 20

@@ -40,7 +40,7 @@ class Frequencies:
         self.importing = threading.Lock()
         """Held while a profile is kept and ranked, so that both are the same."""
         self.profiled_rows: dict[int, int] = {}
-        """By table id: how many rows of it the imported profile ranks."""
+        """By table id: the number of rows that its imported profile ranks."""
         self._device = device
         self._looked_up = looked_up
 

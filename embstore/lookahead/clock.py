@@ -24,7 +24,7 @@ class Clock:
 
     @property
     def pause_s(self) -> float:
-        """How long it may go without being read."""
+        """Seconds for which it may go without being read."""
         return self._step_s / 2
 
     def keeps(self, lease_s: float | None) -> None:

@@ -25,7 +25,7 @@ _NONE = np.empty(0, np.uint32)
 
 
 class Readiness(IntEnum):
-    """How much of a step's rows can be read."""
+    """The part of a step's rows that can be read."""
 
     WAIT = 0
     EARLY = 1
@@ -46,7 +46,7 @@ class StepHandle:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call waits that does not say."""
+        """Seconds that a call without a time-out waits."""
         return self._session.rank_timeout_s
 
     @property

@@ -50,11 +50,11 @@ class Planner:
     def __init__(self, tables: Tables, sessions: dict[str, Session]) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        """Of everything here and in the sessions; taken after the engine, never before."""
+        """Guards this planner and all sessions. Lock order: engine first."""
         self.watchers: list[Callable[[], None]] = []
         self.ended: list[Session] = []  # have pins and holds to give back
         self.clock = Clock()
-        """Of leases, and of all that one rank is waited for."""
+        """The clock of leases, and of all waits for ranks."""
         self.end_expired: Callable[[], float | None] = lambda: None
         """Ends sessions whose lease has run out; returns after how many seconds to look again."""
         self._tables = tables

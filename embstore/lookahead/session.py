@@ -59,7 +59,7 @@ def same_error(error: EmbstoreError) -> EmbstoreError:
 
 @dataclass(frozen=True)
 class Mode:
-    """How steps are planned: how many together, and whether as far ahead as they are announced."""
+    """The mode of planning: steps together, and whether all announced steps are near."""
 
     group: int
     is_deep: bool
@@ -107,7 +107,7 @@ class Session:
     outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
     error: EmbstoreError | None = None  # why it ended
     uses: defaultdict[RowKeys, Uses] = field(default_factory=lambda: defaultdict(Uses))
-    """Of row keys that are the same for different rows, one each."""
+    """The uses of row keys, for each kind of row keys apart: equal ones may name different rows."""
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
     counts: SessionCounts = field(default_factory=SessionCounts)
     waited_s: float = 0.0  # in which planning waited for room, up to `waiting_since`

@@ -37,7 +37,7 @@ from embstore.tables.state import PoolBatch, Share, TableState
 
 
 class State(Enum):
-    """How far a step has come."""
+    """The progress of a step."""
 
     ANNOUNCED = auto()
     NOTED = auto()
@@ -80,7 +80,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 Verb = Literal["update", "release", "skip"]
 Positions = NDArray[np.int32]
-"""Of announced keys of one table."""
+"""Positions of announced keys of one table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ class RankShare:
     places: dict[str, tuple[int, int]]
     """The place of each table, in announced order: its part, and its number in the part."""
     counted: set[bool] = field(default_factory=set)
-    """Which of its lookups the figures have: the early one, the other."""
+    """The lookups that the figures have counted: the early one, the other."""
 
     @classmethod
     def of(cls, tables: Mapping[str, TableState], keys: Mapping[str, Keys]) -> "RankShare":
@@ -320,7 +320,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Options:
-    """How a rank wants its step finished; all ranks must say the same."""
+    """The verb and options by which a rank finishes its step; all ranks must send the same."""
 
     verb: Verb
     update: UpdateOptions = field(default_factory=UpdateOptions)
@@ -359,7 +359,7 @@ class Step:
     is_noted: bool = False
     """Whether the uses of its keys are known."""
     inverse: dict[RowKeys, NDArray[np.int32]] = field(default_factory=dict)
-    """Of several ranks: the id of each of their keys among the keys of the step."""
+    """With several ranks: the id of each of their keys among the keys of the step."""
 
     def move(self, event: Event) -> None:
         """Go where an event leads. Under the lock; raises KeyError where it cannot happen."""

@@ -48,7 +48,7 @@ POSITION_BITS = 28
 _POSITION_MASK = np.int64((1 << POSITION_BITS) - 1)
 _NEXT = np.uint64(1)
 _AHEAD = 12
-"""How many keys ahead the place is asked for: a few memory latencies."""
+"""Keys ahead for which the place is prefetched: a few memory latencies."""
 _PLACES = 1 << 12
 _WINDOW = 16
 STEP_MAX = (1 << (63 - POSITION_BITS)) - 1

@@ -124,7 +124,7 @@ class Archive:
 
     def __init__(self, what: str, version: int) -> None:
         self.what = what
-        """As errors call it: "an embstore profile"."""
+        """The kind's name in errors: "an embstore profile"."""
         self._version = version
 
     def to_bytes(self, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:

@@ -55,8 +55,8 @@ class HotSet(Saved):
 
     archive = Archive("an embstore hot set", 1)
     tables: dict[str, Keys]
-    """By table name: (k,) int64, ascending and unique, none -1; k may be 0. Sparse keys of 2**63 or
-    more are below 0, and so the first."""
+    """Hot keys by table name: (k,) int64, ascending and unique, none -1; k may be 0. Sparse keys of
+    2**63 or more are below 0, and so the first."""
     version: int = 1
     """>= 1. Of two sets of one store the later has the larger one."""
     threshold: int = 0

@@ -267,7 +267,7 @@ class Profile(Saved):
 
     archive = Archive("an embstore profile", 2)
     tables: dict[str, TableProfile]
-    """By their names."""
+    """Tables' profiles by name."""
     rate: float = 1.0
     """The share of samples or calls that was counted."""
     seed: int = 0

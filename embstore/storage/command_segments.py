@@ -49,7 +49,7 @@ class CommandSegments:
 
     def __init__(self, files: Files, store_id: bytes, read: RecordReader) -> None:
         self.newest: Segment | None = None
-        """Which is appended to; None: the next record begins one."""
+        """The segment that records are appended to; None: the next record begins one."""
         self.needed: Callable[[list[int]], int | None] = lambda numbers: None
         """Returns the first of the segments that are still read; None: none is."""
         self.numbers, self._spares = go_on_behind(files, read)

@@ -41,7 +41,7 @@ class Stored(NamedTuple):
 
     @property
     def are_deleted(self) -> NDArray[np.bool_]:
-        """Which of them are tombstones."""
+        """Whether each row is a tombstone, (n,)."""
         deleted: NDArray[np.bool_] = self.sizes == RECORD_HEADER_BYTES
         return deleted
 

@@ -240,7 +240,7 @@ class KeyIndex:
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return int(self.directory[:, _COUNT].sum())
 
     def table_bytes(self, key_bits: int) -> dict[int, int]:

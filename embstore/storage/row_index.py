@@ -42,7 +42,7 @@ PLACE_BITS = 40
 TOMBSTONE = 1
 OFFSET_MASK = (1 << PLACE_BITS) - 8
 _AHEAD = 12
-"""How many keys ahead the entry is asked for: a few memory latencies."""
+"""Keys ahead for which the entry is prefetched: a few memory latencies."""
 _INITIAL = 1 << 12
 _ALL = 1 << 62
 _MOVED_LEAST = 1 << 15

@@ -45,7 +45,7 @@ NUMBERS_MAX = 3 << 30
 NOWHERE = KEY_MASK
 """The number of an id without one; no row has this number."""
 _AHEAD, _NEAR = 24, 12
-"""How many ids ahead the place in the table, and the id that is there, are asked for."""
+"""Ids ahead for which the place in the table, and the id that is there, are prefetched."""
 _INITIAL = 1 << 10
 _IDS_INITIAL = 1 << 16
 """Ids that a small table has address space for; then it is for all that it may ever have, as to

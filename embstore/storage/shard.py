@@ -73,7 +73,7 @@ class ShardPlace:
 
     @property
     def partitions(self) -> int:
-        """How many partitions of each table the shard has."""
+        """The number of the shard's partitions of each table."""
         return self.shard_map.owners.count(self.shard)
 
     def owns(self, config: TableConfig, keys: Keys) -> NDArray[np.bool_]:

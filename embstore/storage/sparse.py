@@ -62,7 +62,7 @@ class SparseRows:
 
     @property
     def logged_rows(self) -> int:
-        """How many rows the log has, of all tables."""
+        """The number of rows in the log, of all tables."""
         return self._rows.logged_rows
 
 

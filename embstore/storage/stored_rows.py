@@ -152,7 +152,7 @@ class StoredRows:
 
     @property
     def logged_rows(self) -> int:
-        """How many rows the log has."""
+        """The number of rows in the log."""
         return self._contents.log.index.size
 
     def keys(self, table_id: int) -> "StoredKeys":
@@ -194,7 +194,7 @@ class StoredRows:
 
 
 class StoredKeys:
-    """Which rows of a table had a stored row at one moment. Any thread; merges may go on."""
+    """The keys of a table that had a stored row at one moment. Any thread; merges may go on."""
 
     def __init__(self, table_id: int, logged: Sequence[Keys], base: Base) -> None:
         self._table_id = table_id

@@ -27,7 +27,7 @@ the positions that go with them."""
 Out = Sequence[Any] | Allocate | None
 """Arrays for the rows, None for new ones; or a function that makes them from names and shapes."""
 _DTYPES: dict[int, Any] = {1: np.int64, 2: VALUE}
-"""Of keys and of rows."""
+"""The dtypes of keys and of rows, by dimensions."""
 
 
 def lookup_shares(tables: Tables, parts: Sequence[c.TableKeys]) -> list[Share]:

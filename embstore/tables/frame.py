@@ -60,7 +60,7 @@ class Lease:
     why: str
     """The message with which a command that writes is refused."""
     until: float
-    """By the monotonic clock."""
+    """The end, by the monotonic clock."""
 
     @property
     def is_live(self) -> bool:

@@ -81,9 +81,9 @@ class Logged(NamedTuple):
     path: str
     label: Label | None = None
     labels: dict[str, bool] | None = None
-    """All that are kept since, and whether each is protected."""
+    """All labels that are kept since, and whether each is protected."""
     epoch: int = 0
-    """Of answers: the epoch in which they are given; 0: not known."""
+    """For answers: the epoch in which they are given; 0: not known."""
 
 
 class Memory:

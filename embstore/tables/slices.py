@@ -48,7 +48,7 @@ class Slices:
     ) -> None:
         self.done = self.of = 0
         self.halvings = HALVINGS_MAX
-        """How often the next slice is to be cut in half, of work that can be."""
+        """The number of times that the next slice is to be cut in half, for divisible work."""
         self._unwaited = 0  # slices since one that a call has waited for
         self._frame = frame
         self._progress = progress or _nobody

@@ -79,7 +79,7 @@ class Splitting:
         self.moved_bytes = 0
         """Bytes that pools have released for others."""
         self.refused = 0
-        """How often slots could not move: the log had no room for their dirty rows."""
+        """The times that slots could not move: the log had no room for their dirty rows."""
         self._arena = arena
         self._pools = pools
         self._reuses: dict[Pool, Reuse] = {}

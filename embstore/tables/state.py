@@ -58,7 +58,7 @@ class TableState:
 
     @property
     def known_rows(self) -> int:
-        """How many rows it has, as profiles say it; 0: of sparse keys."""
+        """The number of rows, as in profiles; 0: sparse keys."""
         return 0 if self.config.is_sparse else self.rows
 
     def row_keys(self, keys: Keys) -> Keys:

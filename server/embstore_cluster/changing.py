@@ -28,12 +28,12 @@ BY = "the coordinator, which moves partitions"
 LABEL = "embstore-map/{}"
 """The label of the checkpoint kept after partitions have moved: earlier labels are void."""
 _TRIES, _PAUSE_S = 120, 1.0
-"""To reach all shards, some of which may be being started."""
+"""Tries and pauses to reach all shards, some of which may still be starting."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a change is."""
+    """The progress of a change."""
 
     what: str = ""
     """The change under way, for messages; "": none."""

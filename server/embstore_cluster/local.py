@@ -43,9 +43,9 @@ class LocalRay:
     """A Ray of our own."""
 
     pid: int
-    """Of `ray start`, whose end ends it."""
+    """Process id of `ray start`, whose end ends it."""
     began: int
-    """Of that process, as the system counts it: another one may have its number later."""
+    """Start time of that process, in the system's count: another process may get its id later."""
     address: str
     folder: str
     """The directory of its sockets, whose paths have to be short, and of its logs."""

@@ -16,7 +16,7 @@ from embstore_cluster.plan import Resources
 
 _WAIT_S = 30.0
 _SHARE = 0.001
-"""Of `node:IP`, of which a node has 1."""
+"""A shard's part of the resource `node:IP`, of which a node has 1."""
 
 
 def at_node(ip: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from embstore.errors import CorruptTableError
 from embstore.sharding import ShardMap
 
 NAMESPACE = "embstore"
-"""Of Ray, where the actors of all clusters have their names."""
+"""The namespace of Ray in which the actors of all clusters have their names."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Plan:
     """The IP, as Ray has it, of the node where each shard's directory is."""
     resources: Resources = Resources()
     flags: tuple[str, ...] = ()
-    """More of `embstore serve`, for every shard."""
+    """Further flags of `embstore serve`, for every shard."""
     life: str = ""
-    """Of one start of the cluster: another one after each."""
+    """Id of one start of the cluster: each start has another one."""
     durability: Durability = "commands"
-    """Of every shard."""
+    """Durability of every shard."""
     back: Back = Back()
     """The checkpoint to which the shards have gone back last."""
 

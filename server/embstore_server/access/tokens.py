@@ -60,7 +60,7 @@ class Entry:
     name: str
     secret: str | None
     rights: Mapping[str, Right] = field(default_factory=dict)
-    """By pattern."""
+    """Rights by pattern."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Limits by name (`LIMITS`)."""
 
@@ -71,7 +71,7 @@ class Entry:
 
 _NO_HASH = "sha256:"
 NOBODY = Entry("", None)
-"""To be asked for the secret of a name that is not in the file: the answer takes as long."""
+"""The entry checked for a name that is not in the file: the answer takes as long."""
 
 
 def _hashed(secret: str) -> str:

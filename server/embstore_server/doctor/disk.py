@@ -34,7 +34,7 @@ _OF_MEMORY = {"tmpfs", "ramfs"}
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a directory's disk is; medians of seconds."""
+    """The speed of a directory's disk; medians of seconds."""
 
     write_bytes_per_s: float
     sync_s: float

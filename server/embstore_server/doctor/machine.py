@@ -17,7 +17,7 @@ FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_coun
 """Those that are read without the kernel."""
 CORES_FEW = 2
 _ROW_BYTES = (64, 528)
-"""Of 16 elements, and of 128 with row-wise state."""
+"""Bytes of rows of 16 elements, and of 128 with row-wise state."""
 _KEY_BYTES = 40
 """Bytes of GPU memory, at most, for a row of level two: key, score, flag, its part of the index."""
 

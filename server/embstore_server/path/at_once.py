@@ -16,7 +16,7 @@ from embstore_server.path.incoming import Incoming, ReplyRows
 from embstore_server.path.service import Service
 
 AT_ONCE_BYTES = 16 << 20
-"""Of rows that are looked up at once, together. If they are in the cache that takes a few
+"""Bytes of rows that are looked up at once, together. If they are in the cache that takes a few
 milliseconds, in which the engine would be busy anyway."""
 
 _LOOKUP = VERBS["Lookup"]

@@ -46,7 +46,7 @@ class Caller:
     tables: Sequence[str] = ()
     """Names of the tables that its command names."""
     keys: int = 0
-    """How many keys its command has; of a step's gradients, how many rows."""
+    """The number of its command's keys; for a step's gradients, of rows."""
     session: str = ""
     rank: int | None = None
     step: int | None = None
@@ -58,7 +58,7 @@ class Caller:
     brief: bool = False  # a few keys: may be done at once
     principal: Principal = ANYBODY
     shared_lane: str = ""
-    """Of callers without a name; "": each has the lane of its peer."""
+    """The lane of callers without a name; "": each has the lane of its peer."""
     audited: str = ""
     gone: Callable[[], Awaitable[None]] | None = None
     """Waits until its client has gone; None: the call is cancelled then."""

@@ -77,7 +77,7 @@ class Calls:
             "ReadScan": self._read_scan,
             "WarmCache": self._warm_cache,
         }
-        """How verbs are answered whose answer is not one message, or takes long."""
+        """Functions that answer verbs whose answer is not one message, or takes long."""
 
     async def answer(
         self,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from embstore.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
 
 _M_ARENA_MAX = -8
-"""Of mallopt(3)."""
+"""The parameter of mallopt(3)."""
 _REFUSALS = UnauthenticatedError, PermissionDeniedError, InvalidArgumentError
 _AFTER_S = 5.0
 """Seconds between asking and giving back; memory that is freed meanwhile goes with it."""

@@ -16,7 +16,7 @@ from embstore_server.path.caller import Caller
 from embstore_server.path.inflight import Reservation
 
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
-"""Of rows: a few dozen microseconds."""
+"""Bytes of rows rounded on the event loop: a few dozen microseconds."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
 """Bytes of a reply's header: common part, part of a table without its name, stage times."""
 
@@ -27,7 +27,7 @@ class Incoming(Protocol):
     """A call as its transport knows it."""
 
     transport: str
-    """Whose stats count it."""
+    """The transport whose stats count it."""
     authorization: str
     certificate_names: Sequence[str]
 

@@ -42,7 +42,7 @@ class Inflight:
         self.bytes_max = bytes_max
         self.reserved_bytes = 0
         self.owned_bytes: Counter[str] = Counter()
-        """Of those by owner that have a name."""
+        """Reserved bytes by owner, for owners with a name."""
         self.lent_bytes = 0
         """The lent part of the reserved bytes."""
         self.owned_lent_bytes: Counter[str] = Counter()

@@ -26,9 +26,9 @@ LongWork = Callable[[Progress], T]
 """work(progress), which ends where `progress` raises."""
 
 _THREADS_MAX = 16
-"""Of one verb; further calls of it wait for these."""
+"""Threads of one verb; further calls of it wait for these."""
 _LANE_THREADS_MAX = _THREADS_MAX // 2
-"""Of these, of one lane."""
+"""Threads of these for one lane, at most."""
 
 
 class _Wanted:

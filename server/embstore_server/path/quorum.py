@@ -24,7 +24,7 @@ class Quorum:
 
     def __init__(self, needed: int, grown: Callable[[], None]) -> None:
         self.mark = _NOTHING if needed else _ALL
-        """So far, enough of them have the log."""
+        """The mark up to which enough standbys have the log."""
         self._needed = needed
         self._grown = grown
         self._places: list[Place] = []

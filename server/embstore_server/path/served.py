@@ -87,7 +87,7 @@ class Served:
         self.certificates = None if settings.tls_cert is None else Certificates(settings)
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
-        """By transport."""
+        """Traffic by transport."""
         self.socket = ""
         """Where the shared-memory transport listens; "": nowhere."""
         self.standing = Standing(settings.standbys)

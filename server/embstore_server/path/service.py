@@ -49,7 +49,7 @@ Measured: 29."""
 _PARSING_SHARE = 2
 """Parsing of a document takes at most 1/n of the bytes in flight, so that others go on."""
 _MEMBERS_MAX = 4096
-"""Of which session and rank are remembered, for the log of slow calls."""
+"""Members whose session and rank are remembered, for the log of slow calls."""
 
 
 class Service(Served):

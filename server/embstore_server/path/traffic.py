@@ -16,7 +16,7 @@ class Traffic:
         self.connections: int | None = None
         """None where the library does not say."""
         self.area_bytes = 0
-        """Of memory that is shared with clients."""
+        """Bytes of memory that are shared with clients."""
         self.device_area_bytes = 0
         """Bytes of a GPU's memory that are shared with clients."""
 

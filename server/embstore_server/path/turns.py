@@ -24,7 +24,7 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waits."""
         return len(self._queue)
 
     @property

@@ -38,7 +38,7 @@ class WarmUp:
 
     @property
     def left_s(self) -> float:
-        """In so many seconds it is worth another look."""
+        """Seconds after which it is to be polled again."""
         return _LOOK_S
 
     def note(self, rows: int, of: int) -> None:

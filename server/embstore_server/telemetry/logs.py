@@ -30,7 +30,7 @@ from embstore_server.setup.settings import Settings
 
 SELDOM_S = 60.0
 _ALIKE_CHARACTERS = 200
-"""By which two messages of a library are alike."""
+"""Leading characters by which two messages of a library are alike."""
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
 """Numbers and addresses, by which two messages may differ and still be alike."""
 _KINDS_MAX = 1000

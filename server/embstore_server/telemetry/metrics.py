@@ -105,7 +105,7 @@ class Metrics:
 
 
 class _Latencies:
-    """How many calls took up to each bound, and all of their seconds."""
+    """The number of calls up to each bound, and the sum of their seconds."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)

@@ -153,7 +153,7 @@ class Traces:
         self._sending = 0
         """Spans that the exporter has now."""
         self.spans = {"exported": 0, "failed": 0, "dropped": 0}
-        """How many were taken by the collector, not taken, or found no room in the queue."""
+        """The numbers of spans that the collector took or refused, or that the queue dropped."""
         self._thread = Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 

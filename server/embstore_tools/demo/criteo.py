@@ -186,7 +186,7 @@ def _texts(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> NDArray[np.
 
 
 def _decimals(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> tuple[Ints, Mask]:
-    """As `_numbers` of base 10, with a minus sign allowed before the digits."""
+    """Parse as `_numbers` in base 10, with a minus sign allowed before the digits."""
     negative = (lengths > 0) & (array[starts] == _MINUS)
     values, bad = _numbers(array, starts + negative, lengths - negative, 10)
     return np.where(negative, -values, values), bad | (negative & (lengths == 1))

@@ -42,9 +42,9 @@ class Job:
     cache_share: float = 0.2
     """The cache's bytes for each byte of the tables, unless `cache_bytes` says how many."""
     policy: str = "lru"
-    """Which rows leave the cache first: "lru", "lfu" or "rank"."""
+    """The eviction policy: "lru", "lfu" or "rank"."""
     way: Way = field(default_factory=Ahead)
-    """How it is trained."""
+    """The way to train."""
     framework: str = "numpy"
     """The framework of the model; NumPy, or another one through its adapter."""
     device: str = "cpu"

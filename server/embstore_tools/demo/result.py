@@ -31,7 +31,7 @@ class SessionResult:
     lookup_keys: int
     """Keys of all lookups, by unique key."""
     hit_rate: float
-    """Of these, the share whose rows were in the cache when they were looked up, 0 to 1."""
+    """The share of these keys whose rows were in the cache when they were looked up, 0 to 1."""
     early_share: float
     """The share of looked-up row bytes that was sent before the step's turn, 0 to 1. It is 0 for an
     embedded store, which sends nothing."""
@@ -79,7 +79,7 @@ class HotColdResult:
     hot_rows: int
     """Rows of the replica."""
     hot_bytes: int
-    """Of these rows, weights and state."""
+    """Bytes of these rows, weights and state."""
     threshold: int
     """Accesses in the file from which on a row is hot."""
     hot_batches: int
@@ -108,7 +108,7 @@ class DemoResult:
     samples_held_out: int
     steps: int
     samples_per_second: float
-    """Of training, the dense check not counted; a session's store works on during it."""
+    """Samples a second of training, without the dense check; a session's store works during it."""
     loss: float
     auc: float | None
     """AUC of the held-out samples; None if they have one label only."""
@@ -116,7 +116,7 @@ class DemoResult:
     """The framework of the model."""
     policy: str
     hit_rate_unique: float
-    """Of lookups while training, by unique key; a replica's rows are hits."""
+    """Hit rate of lookups while training, by unique key; a replica's rows are hits."""
     hit_rate_access: float | None
     """None: not known, as a session that misses any knows no accesses."""
     tables: int
@@ -129,11 +129,11 @@ class DemoResult:
     cache_bytes: int
     """Bytes that the store may use for resident rows, their index and staging."""
     bytes_read: int
-    """Of rows while training, by the store from its directory."""
+    """Bytes of rows that the store read from its directory while training."""
     bytes_written: int
     """The same to its directory; the rows in the cache are written by the checkpoint after it."""
     network_bytes: int | None
-    """Of requests and replies while training; None: there was no network."""
+    """Bytes of requests and replies while training; None: there was no network."""
     seconds: dict[str, float]
     popularity: PopularityResult | None
     """None: nothing was counted."""

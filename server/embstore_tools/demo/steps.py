@@ -62,7 +62,7 @@ class Batch:
     integers: NDArray[np.int64]
     """(n, 13)"""
     keys: dict[str, Keys]
-    """By table, (n,)."""
+    """Keys by table, (n,)."""
 
     def __len__(self) -> int:
         return len(self.labels)

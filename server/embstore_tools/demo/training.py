@@ -58,7 +58,7 @@ class Trained:
 
     @property
     def samples_per_second(self) -> float:
-        """Of training, the dense check not counted."""
+        """Samples a second of training, without the time of the dense check."""
         return self.samples / (sum(self.seconds.values()) - self.seconds["check"])
 
     @contextmanager

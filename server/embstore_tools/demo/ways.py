@@ -156,7 +156,7 @@ class _HotColdFeed(_AheadFeed):
 
 @dataclass(frozen=True)
 class Calls:
-    """By single calls."""
+    """Training by single calls."""
 
     needs_profile = False
     """Whether the file is to be counted before."""

@@ -62,7 +62,7 @@ class Counting:
     batch: int = 2048
     """Samples of a recorded call."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """By table: larger ids are refused. Absent: unknown; SPARSE_ROWS: of sparse keys."""
+    """Rows by table: larger ids are refused. Absent: unknown; SPARSE_ROWS: of sparse keys."""
     keys_max: int = KEYS_MAX
 
     def __post_init__(self) -> None:

@@ -80,7 +80,7 @@ def _top(heights: Sequence[float], base: int) -> float:
 
 
 _ROUND = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Of which a base takes those below it."""
+"""Round numbers; a base takes the ones below it."""
 
 
 def _place(

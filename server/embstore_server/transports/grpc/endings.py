@@ -1,4 +1,4 @@
-"""How a gRPC call ends by an error: with its status sent, and nothing kept of the call.
+"""The end of a gRPC call by an error: its status is sent, and nothing of the call is kept.
 
 An error's trace holds the frames of the call, and they the message and the reply. The error may be
 remembered, and its status may wait for a client that does not read. Reference cycles are freed only

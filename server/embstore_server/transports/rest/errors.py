@@ -27,7 +27,7 @@ _PROBLEMS_MAX = 10
 
 @dataclass(frozen=True)
 class Refusal:
-    """How an exception is answered."""
+    """The answer to an exception."""
 
     status: int
     code: str  # gRPC's, for the stats of calls

@@ -36,7 +36,7 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 
 @dataclass
 class Context:
-    """Which state of which store answered."""
+    """The state and store that answered."""
 
     store_id: str = text("Id of the directory, which never changes.")
     epoch: int = gauge(

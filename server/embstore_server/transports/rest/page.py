@@ -49,7 +49,7 @@ class PageFile(NamedTuple):
     content: bytes
     type: str
     tag: str
-    """By which a browser knows whether it has this content."""
+    """The entity tag by which a browser knows whether it has this content."""
 
 
 def page_files() -> dict[str, PageFile]:

@@ -48,7 +48,7 @@ VERBS = (
     *("Lookup", "LookupPooled", "Update", "UpdatePooled"),
     *("LookupStep", "LookupStepPooled", "UpdateStep"),
 )
-"""Whose keys, gradients and rows may be in a device area."""
+"""Verbs whose keys, gradients and rows may be in a device area."""
 
 _ROWS = np.dtype("<f4")
 _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8

@@ -16,7 +16,7 @@ from embstore_tools.demo.steps import Batch
 from embstore_tools.demo.ways import Feed, Material, Way
 
 DENSE_LEARNING_RATE = 2e-3
-"""Of Adam over the dense part."""
+"""Learning rate of Adam over the dense part."""
 
 
 class Learner(Protocol):
