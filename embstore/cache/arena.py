@@ -64,7 +64,7 @@ class Arena:
         """Whether no slab moves between pools: a command is writing, and has reserved room for the
         rows that it found."""
         self.is_short = False
-        """Whether a pool has asked for a slab in vain, since somebody set this to False."""
+        """Whether a pool has asked for a slab in vain, since this was set to False."""
         self.may_exceed = False
         """Whether an index has become larger since `keep_to_budget`."""
         self.may_move = False

@@ -237,5 +237,5 @@ class Evictor:
             self.storage.appender.append(keys[piece], host_rows, places)
 
     def reserve(self, rows: int) -> None:
-        """Reserve room in the log for so many rows. Raises CapacityError."""
+        """Reserve room in the log for `rows` rows. Raises CapacityError."""
         self.storage.appender.reserve(rows, self.layout.record_bytes)

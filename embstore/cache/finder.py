@@ -52,7 +52,7 @@ class Finder:
         self.moves = 0
         """Grows whenever a row comes to a slot or leaves it."""
         self.lookups_miss = self.updates_miss = False
-        """Whether the last of them has found keys missing: so may the next, as a rule."""
+        """Whether the last of them has found keys missing: usually so does the next."""
         self._device = device
         self._slots = slots
         self._batch: Batch | None = None  # of the last call

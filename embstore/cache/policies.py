@@ -37,9 +37,9 @@ class Policy:
     name : as users write it
     counting : the effect of a touch on the count, and the count of a new row: COUNT_NONE with 0,
         COUNT_UP with the count of the next victim, COUNT_KEEP with the level of its profile
-    queue_share : one slot in so many is queued as a victim at a time; at 64, that many scores are
-        read for one victim
-    queued_calls : and at least the victims of so many calls such as the one that needs them
+    queue_share : one in `queue_share` slots is queued as a victim at a time; at 64, that many
+        scores are read for one victim
+    queued_calls : and at least the victims of `queued_calls` calls such as the one that needs them
     ageing_touches : touches for every slot after which counts are halved; 0: never
     """
 

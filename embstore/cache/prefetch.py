@@ -88,7 +88,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """Where keys were when the pool had seen so many moves."""
+    """The slots of keys as of a number of moves of the pool."""
 
     keys: Array
     slots: Array
@@ -186,7 +186,7 @@ class Prefetch:
         self._buffers: list[Rows] = []
 
     def can_fit(self, count: int) -> bool:
-        """Return whether so many rows could be pinned if no others were; add slabs for them."""
+        """Return whether `count` rows could be pinned if no others were; add slabs for them."""
         while count > self.pool.pins.most and self.pool.evictor.grow():
             pass
         return count <= self.pool.pins.most
@@ -219,14 +219,14 @@ class Prefetch:
         return wanted
 
     def _may_leave(self, rows: int, ceiling: int) -> bool:
-        """Return whether the next so many victims are below a ceiling."""
+        """Return whether the next `rows` victims are below a ceiling."""
         if rows <= 0 or ceiling == PIN_ONE:
             return True
         self.pool.scores.tick()
         return self.pool.scores.highest_of(rows) < ceiling
 
     def evict(self, rows: int) -> int:
-        """Evict some of so many rows; return how many are left.
+        """Evict some of `rows` rows; return how many are left.
 
         Raises
         ------
@@ -339,7 +339,7 @@ class Prefetch:
         self._pins -= 1
 
     def buffer(self, rows: int) -> Rows:
-        """Return a host buffer for so many rows of the pool."""
+        """Return a host buffer for `rows` rows of the pool."""
         layout = self.pool.layout
         for place, kept in enumerate(self._buffers):
             if len(kept) >= rows:

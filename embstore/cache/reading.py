@@ -49,8 +49,8 @@ class PoolReader:
         *,
         admit: bool,
     ) -> bool:
-        """Do a lookup without a batch, of keys that stand for so many accesses, if all is there;
-        else do nothing, and return False. Segments are as of `DeviceRows.look_up`.
+        """Do a lookup without a batch, of keys that stand for `accesses` accesses, if all rows are
+        there; else do nothing, and return False. Segments are as of `DeviceRows.look_up`.
 
         Where that is known by a wait only, it is not tried while lookups find rows missing.
         """

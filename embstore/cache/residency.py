@@ -133,7 +133,7 @@ class Residency:
                 self._count_missed(absent_keys)
             fetched = self._fetch(absent_keys, victims, score)
             self.device.keys.set_slots(slots, places, fetched)
-        if hits is not None:  # asked for before, and known since that answer
+        if hits is not None:  # requested before, and known since that answer
             accesses, of_them_hits = hits()
             self.counters.count_lookup(
                 keys=count, missing=missing, accesses=accesses, hits=of_them_hits
@@ -201,7 +201,7 @@ class Residency:
         self.count_hits(len(batch.unique_keys), count)
 
     def count_hits(self, keys: int, accesses: int) -> None:
-        """Count so many unique keys, whose rows were all there, and their accesses."""
+        """Count `keys` unique keys, whose rows were all there, and their accesses."""
         self.counters.count_lookup(keys=keys, missing=0, accesses=accesses, hits=accesses)
 
     # Rows that come later

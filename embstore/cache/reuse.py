@@ -1,4 +1,4 @@
-"""Reuse: the share of a pool's lookups that would miss, for every number of slots, as measured.
+"""Reuse: the number of a pool's lookups that would miss with each number of slots, as measured.
 
 The **reuse time** of a lookup is the number of keys looked up in the pool since the last lookup of
 the same key. From their distribution follows the curve of misses by size (Hu et al., "Kinetic
@@ -60,7 +60,7 @@ class MissCurve:
     slots: Floats
     """(p,) ascending."""
     misses: Floats
-    """(p,) never rising: of the lookups so many miss in a cache of so many slots."""
+    """(p,) never rising: the number of lookups that miss in a cache, by its slots."""
 
     def at(self, slots: float | Floats) -> Floats:
         """Return the misses at some numbers of slots."""
@@ -72,7 +72,7 @@ class Reuse:
 
     Parameters
     ----------
-    slots_max : of the largest cache that is asked about
+    slots_max : slots of the largest cache of the curve
     """
 
     def __init__(self, slots_max: int, *, keys_max: int = _KEYS_MAX) -> None:

@@ -37,10 +37,10 @@ from embstore.score import CLOCK_BITS, COUNT_KEEP, COUNT_NONE, COUNT_UP, FORESEE
 
 _LOOKED_AT = 64
 _LOWERED_SHARE = 64
-"""Foreseen rows are queued until one slot in so many has been touched."""
+"""Foreseen rows are queued until 1/n of the slots have been touched."""
 _DIGIT_BITS = 16
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
-"""Queued slots read beyond the needed ones: one for each so many, and so many more."""
+"""Queued slots read beyond the needed ones: 1/n of these, and a few more."""
 
 Victims = tuple[Slots, SlotContents]
 """Slots, and their contents."""

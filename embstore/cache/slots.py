@@ -1,4 +1,4 @@
-"""The slots of a pool: they come and go by slabs, and are free or have a row.
+"""The slots of a pool: they are added and removed by slabs, and are free or have a row.
 
 Their number is bounded by the arena's budget (`Sizes`); the arena decides when one slab more may
 come, and when some must go (arena.py). Slots keep their numbers when the budget changes: slabs are
@@ -79,7 +79,7 @@ class PoolSlots:
         return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes)
 
     def expect(self, memory_bytes: int | None) -> None:
-        """Make the index no larger than so many bytes of slots need, as long as there are not more
+        """Make the index no larger than `memory_bytes` of slots need, as long as there are not more
         slots; None: than the whole budget needs."""
         most = self.sizes.slots_max
         if memory_bytes is not None:

@@ -1,7 +1,7 @@
 """Splitting a budget between pools so that as few lookups as possible miss, given their curves.
 
 The budget is cut into `UNITS` equal parts. For pools taken one after the other, the fewest misses
-with so many units are found for every number of units:
+are found for every number of units:
 
     fewest[p][u] = min over v of fewest[p - 1][u - v] + misses of pool p with v units
 

@@ -266,7 +266,7 @@ class DeviceRows(Protocol):
     def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
         """Yield the rows of slots piece by piece: which of `slots`, host rows, places in them.
 
-        The host rows are valid until the next piece is asked for.
+        The host rows are valid until the next piece is requested.
         """
 
 

@@ -98,7 +98,7 @@ def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:
 def by_slot(
     work: GpuWork, memory: Slabs, slots: DeviceArray, slot_count: int, findings: DeviceArray
 ) -> tuple[Groups, DeviceArray, DeviceArray]:
-    """Queue the grouping of positions by their slots, of which there are so many.
+    """Queue the grouping of positions by their slots, of `slot_count` slots.
 
     Returns the groups, and of each, which is an id, the row key and the slot, (n,) int64, of which
     findings[UNIQUE_COUNT] are written. A position without a slot is a group of its own.

@@ -32,7 +32,7 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import VALUE, VALUE_BYTES
 
 LANES = 32
-"""At most so many own a row."""
+"""Lanes that own a row, at most."""
 NONE = (1 << 63) - 1
 """The value of a finding that is a minimum, where there is none."""
 UNIQUE_COUNT, OUTSIDE, MISSING, LARGE_SUM, ACCESSES, HITS, REFUSED = range(7)
@@ -111,7 +111,7 @@ class GpuWork:
         self.wait_for(self.runtime.mark(COMPUTE))
 
     def wait_for(self, mark: Any) -> None:
-        """Wait for a mark of COMPUTE, behind all that was asked for so far."""
+        """Wait for a mark of COMPUTE, behind all work requested so far."""
         self.runtime.wait(mark)
         self._waits += 1
 

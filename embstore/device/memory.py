@@ -42,7 +42,7 @@ class DeviceMemory(Protocol):
         """
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
-        """Return the bytes of a slot (row, key, score and flag) in slabs of so many slots."""
+        """Return the bytes of a slot (row, key, score and flag) in slabs of `slab_slots` slots."""
 
     def slab_slots(self, wanted: int) -> int:
         """Return how many slots, at most `wanted`, a slab has on this device."""

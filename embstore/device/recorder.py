@@ -78,7 +78,7 @@ class Recorder:
                     work()
 
     def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
-        """Run a kernel over so many items, or lanes of rows: a block for every 256 of them, but no
+        """Run a kernel over `items` items, or lanes of rows: a block for every 256 of them, but no
         more than keep the device busy; kernels walk over the rest."""
         blocks = -(-items // BLOCK_THREADS)
         if self._runtime.is_lost:

@@ -78,7 +78,7 @@ class SharedArray:
         return self.shape[0]
 
     def owned(self, work: GpuWork) -> DeviceArray:
-        """Return the copy in memory of our own, made when it is first asked for."""
+        """Return the copy in memory of our own, made on first use."""
         if self._own is None:
             there = self.d_array
             self._own = work.scratch.take(there.count, there.dtype, width=there.width)

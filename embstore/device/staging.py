@@ -71,7 +71,7 @@ class Ring:
         self._next = 0
 
     def take(self, byte_count: int) -> Buffer:
-        """Return the next buffer, free, with at least so many bytes."""
+        """Return the next buffer, free, with at least `byte_count` bytes."""
         buffer = self._buffers[self._next]
         self._next = (self._next + 1) % len(self._buffers)
         if buffer.mark is not None:

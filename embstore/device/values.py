@@ -141,7 +141,7 @@ class SlotContents:
     scores: NDArray[np.int64]
     dirty: NDArray[np.bool_]
     rows: Rows | None = None
-    """(n, stride), where they were asked for and are small."""
+    """(n, stride), where they were requested and are small."""
 
     def of(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "SlotContents":
         """Return the contents of some of the slots."""

@@ -115,7 +115,7 @@ class OwnCommits:
 
     @property
     def _are_rows_many(self) -> bool:
-        """Whether so many rows left the cache that the log should be folded, which takes a commit.
+        """Whether enough rows left the cache for a fold of the log, which takes a commit.
 
         A commit writes all that is dirty in the cache: so not before the log has as much.
         """

@@ -187,7 +187,7 @@ class Scans:
         return ScannedRows(keys, found[0], found[1] if len(found) > 1 else None, after)
 
     def _page(self, scan: _Scan, command: c.ReadScan) -> tuple[Keys, list[Rows]]:
-        """Return the row keys of a page, and their weights, and state if it was asked for."""
+        """Return the row keys of a page, and their weights, and state if it was requested."""
         config, snapshot = scan.config, scan.snapshot
         if command.deleted:
             row_keys = snapshot.deleted_from(command.low, command.rows)

@@ -105,7 +105,7 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
         paused = tables.frame.paused
         be(engine, place)
         if place.since == place.shard_map.version:
-            tables.frame.pause(paused)  # until all sessions have ended that go by the map before
+            tables.frame.pause(paused)  # until all sessions of the previous map have ended
     if command.boundary is not None:
         engine.hot_pins.pin(None)  # of a shard that had left
     if place.since == place.shard_map.version:

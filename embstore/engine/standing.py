@@ -14,7 +14,7 @@ from embstore.errors import PermissionDeniedError, StoreClosedError
 class Standing:
     """Whether commands may write, and how far a standby is. Any thread.
 
-    standbys_needed : so many standbys have a command before it is acknowledged
+    standbys_needed : standbys that must have a command before it is acknowledged
     """
 
     def __init__(self, standbys_needed: int = 0) -> None:

@@ -40,7 +40,7 @@ from embstore.arithmetic.jit import (
 
 _NEXT = np.uint64(1)
 _AHEAD = 16
-"""How many keys ahead the place is asked for: a few memory latencies."""
+"""Keys ahead for which the place is prefetched: a few memory latencies."""
 
 
 @kernel
@@ -90,7 +90,7 @@ def spatial_hash_of(key: np.int64, seed: np.uint64) -> np.uint64:
 
 @building_block
 def _clear(scratch: Uint64s, keys: int) -> np.uint64:
-    """Free as many places as so many keys need, a power of two; return the mask of a place."""
+    """Free the places that `keys` keys need, a power of two; return the mask of a place."""
     places = 2
     while places < 2 * keys:
         places *= 2

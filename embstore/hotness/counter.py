@@ -34,7 +34,7 @@ _SAMPLED_PLACES = 1 << 17
 
 
 def _places_for(keys: int) -> int:
-    """Return the smallest size of a table that so many keys fill to 3/4 at most."""
+    """Return the smallest size of a table that `keys` keys fill to 3/4 at most."""
     return max(_PLACES, 1 << (-(-4 * keys // 3) - 1).bit_length())
 
 
@@ -63,7 +63,7 @@ class KeyCounter:
 
     Parameters
     ----------
-    keys_max : keys that are held at most; up to so many distinct ones every count is exact
+    keys_max : keys that are held at most; up to this number of distinct keys every count is exact
     """
 
     def __init__(self, keys_max: int = 1 << 22) -> None:
@@ -156,7 +156,8 @@ class KeyCounter:
             self.error += median
 
     def _median(self) -> int:
-        """Return the upper median of the counts: at least half are as much, and some go by it."""
+        """Return the upper median of the counts: half or more are as much, and some reach 0 by
+        it."""
         counts = self._table[:: max(1, len(self._table) // _SAMPLED_PLACES), 1]
         counts = counts[counts > 0]
         return int(np.partition(counts, len(counts) // 2)[len(counts) // 2])

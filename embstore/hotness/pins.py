@@ -105,7 +105,7 @@ class _HotRows:
     def piece(self, state: int) -> Places:
         """Return the places of a piece of the rows in a state.
 
-        Rows are gone through once: all of one state are asked for, and marked, one piece after the
+        Rows are processed once: all of one state are selected, and marked, one piece after the
         other, before any of another state.
         """
         while self.begin < len(self.keys):
@@ -142,7 +142,7 @@ class HotPins:
 
     @property
     def wanted(self) -> HotSet | None:
-        """The set that was asked for last."""
+        """The set that was requested last."""
         wanted = self._wanted
         return None if wanted is None else wanted.hot_set
 

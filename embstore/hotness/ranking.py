@@ -145,7 +145,7 @@ class Ranking:
             ) from exc
 
     def _rank(self, found: Mapping[int, TableProfile], rate: float) -> None:
-        """Have tables, by id, go by their profiles, and so the rows that are resident."""
+        """Rank tables, by id, and their resident rows by their profiles."""
         levels: dict[int, RowLevels] = {}
         if POLICIES[self._tables.policy].has_levels:
             levels = {table_id: RowLevels(given, rate) for table_id, given in found.items()}
@@ -176,7 +176,7 @@ class Ranking:
 
 
 def _rank_slots(found: Mapping[int, TableProfile], pool: Pool, low: int, high: int) -> None:
-    """Have the rows in slots [low, high) go by the profiles of tables, by id."""
+    """Rank the rows in slots [low, high) by the profiles of tables, by id."""
     if pool.policy.counts_touches:
         _seed(pool, found, low, high)
     elif pool.policy.has_levels:

@@ -1,4 +1,4 @@
-"""Warming: the rows that will be asked for most come to the cache before they are asked for.
+"""Warming: the rows with the most expected lookups are brought into the cache ahead.
 
 Rows are chosen by their profiled counts over all tables of a pool, for a share of its slots, and
 brought in piece by piece, so that calls get on in between. The most frequent come last: under LRU

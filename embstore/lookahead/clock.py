@@ -1,4 +1,4 @@
-"""The clock that leases go by: it stands still while the process does not run.
+"""The clock of leases: it stands still while the process does not run.
 
 A server that was stopped (SIGSTOP, a virtual machine that is moved, a laptop that sleeps) has heard
 no renewal meanwhile, and must not take that for silence. So between two readings the clock moves on

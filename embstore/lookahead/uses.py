@@ -172,7 +172,7 @@ class Uses:
             self._addresses[known % length] = address(array)
 
     def _make_room(self, count: int) -> None:
-        """Have places for so many keys more, at most half of them taken."""
+        """Make places for `count` more keys, at most half of them taken."""
         if 2 * (self._taken + count) <= len(self._table):
             return
         forgotten = (self._forgotten + 1 << POSITION_BITS) - 1

@@ -12,7 +12,7 @@ read to its end. Before memory is taken, sizes are compared:
     header       at most HEADER_BYTES_MAX, since JSON becomes objects of up to 28 times its size,
                  and no other thread runs meanwhile
     arrays       exactly those that the header calls for, known before the first is read; then read
-                 and widened to int64 one at a time, when they are asked for
+                 and widened to int64 one at a time, on use
 
 Therefore a file of n bytes takes the header's objects, one array as it is written, and at most 8 n
 bytes of widened arrays. No file is written whose header or directory would not be read again.

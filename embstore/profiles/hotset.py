@@ -1,14 +1,14 @@
 """Hot sets: the rows that are worth keeping at hand, chosen under a budget over all tables.
 
 A row is **hot** when its profiled count reaches a threshold, one for all tables: no cold row was
-used more often than a hot one, whatever table it is in. The threshold is the lowest whose rows fit
-the budget. Rows of equal count go together; a part of them, the lowest keys say, would be hot by
-the accident of their numbers, and another part after the next sample. Therefore a budget is hardly
-ever used to the last byte, and a profile with equal counts may leave no row hot.
+used more often than a hot one, over all tables. The threshold is the lowest whose rows fit the
+budget. Rows of equal count go together; a part of them, the lowest keys say, would be hot by the
+accident of their numbers, and another part after the next sample. Therefore a budget is hardly ever
+used to the last byte, and a profile with equal counts may leave no row hot.
 
 **Small tables**, of at most 1/256 of the budget, are whole: a sample is hot when all of its ids
 are, and one cold id, of a table of three rows, would make it cold. Together they take at most half
-of the budget, the smallest first; any others go by the threshold as large ones do.
+of the budget, the smallest first; the threshold applies to any others, as to large ones.
 
 FAE (Adnan et al., VLDB 2022) tries thresholds, and estimates the rows above each from random
 chunks of the tables. A profile has the counts, so the rows above every threshold are known. A
@@ -211,7 +211,7 @@ class HotCoverage:
     samples_counted: bool
     """Whether `samples` was counted, in the whole samples that the profile kept. Else it is the
     product of the tables' shares of accesses, as though a sample had one id of each and they were
-    independent; they are not, so more samples are hot as a rule."""
+    independent; they are not, so usually more samples are hot."""
 
 
 def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:

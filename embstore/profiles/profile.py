@@ -60,7 +60,7 @@ Counts = NDArray[np.int64]
 _FITTED_RANKS = 10_000
 """The skew is fitted to the first four decades of ranks, which matter most for a cache."""
 _FITTED_COUNT = 10
-"""Below so many accesses a count says little of the rank's true share."""
+"""Accesses below which a count says little about the rank's true share."""
 _MIX_SHIFT = np.uint64(33)
 _MIX_MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
@@ -105,7 +105,7 @@ class TableProfile(Value):
     accesses: int
     """All that were counted; more than the sum of `counts` where a sketch let some go."""
     error: int = 0
-    """Each count is low by at most this; a key that is not there has at most so many accesses."""
+    """Each count is low by at most this; a key that is not there has at most `error` accesses."""
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"

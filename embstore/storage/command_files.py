@@ -110,7 +110,7 @@ class CommandFiles:
     # Appending
 
     def reserve(self, size: int) -> None:
-        """Set aside room for a record with a body of so many bytes, at most.
+        """Reserve room for a record with a body of at most `size` bytes.
 
         Raises
         ------

@@ -82,7 +82,7 @@ def segment_path(number: int) -> str:
 
 
 def spare_path(number: int) -> str:
-    """Return the path of a segment that was given up, and is to be written over."""
+    """Return the path of a released segment, which is to be overwritten."""
     return f"{DIRECTORY}/{number:012d}{_SPARE_SUFFIX}"
 
 

@@ -70,7 +70,7 @@ class CommandSegments:
         return "" if gone is None else segment_path(gone)
 
     def reserve(self, size: int) -> None:
-        """Have the newest segment have room for so many bytes of records.
+        """Make room for `size` bytes of records in the newest segment.
 
         Raises CapacityError: there is none; nothing has changed.
         """
@@ -113,7 +113,7 @@ class CommandSegments:
         self._bytes_before = 0
 
     def _begun(self, needed: int) -> Segment:
-        """Begin a segment of so many bytes, or more."""
+        """Begin a segment of `needed` bytes, or more."""
         number = self._number + 1
         self._files.make_directory(DIRECTORY)
         path = segment_path(number)

@@ -183,7 +183,7 @@ class Contents:
         here = {*self.files.list(""), *self._paths()}
         needed = [IDENTITY, catalogues.PATH, *catalogues.paths(catalogue)]
         gone = next((path for path in needed if path not in here), "")
-        return gone if catalogue is self.catalogue else ""  # else it may have been given up
+        return gone if catalogue is self.catalogue else ""  # else it may have been dropped
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""

@@ -103,7 +103,7 @@ def rank_below(container: int, count: int, offset: int) -> int:
 
 @building_block
 def has_key(container: int, count: int, offset: int, rank: int) -> bool:
-    """Return whether a group has the key `offset`, which has so many below it."""
+    """Return whether a group has the key `offset`, whose rank is `rank`."""
     if count == GROUP_KEYS:
         return True
     if count <= LIST_MAX:
@@ -203,7 +203,7 @@ def find_offsets(
 
 
 def container_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of the containers of groups with so many keys."""
+    """Return the bytes of the containers of groups with `counts` keys."""
     lengths = np.where(counts <= LIST_MAX, (2 * counts + 7) & ~7, _CONTAINER_BYTES)
     lengths[counts == GROUP_KEYS] = 0
     return lengths

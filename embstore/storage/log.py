@@ -134,7 +134,7 @@ class Log:
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make sure that `place` has room for so many records of at most so many bytes.
+        """Make sure that `place` has room for `records` records of at most `record_bytes`.
 
         CapacityError, if the disk is full or the index would pass its limit, has changed nothing.
         """

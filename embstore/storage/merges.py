@@ -121,7 +121,7 @@ class Merges:
             self._start(plan)
 
     def slow_down(self, wanted_bytes: int) -> None:
-        """Let a command that logs so many bytes (an update, or a lookup that evicts dirty rows)
+        """Let a command that logs `wanted_bytes` (an update, or a lookup that evicts dirty rows)
         wait, if merges are far behind: all become slower, and none waits for a merge."""
         if self._thread is not None and (delay_s := self.delay_s(wanted_bytes)) > 0:
             began = monotonic()
@@ -129,8 +129,8 @@ class Merges:
             self.waited_s += monotonic() - began
 
     def delay_s(self, wanted_bytes: int) -> float:
-        """Return how long to wait before or after so many bytes are logged: in proportion to them,
-        and to how far merges are behind."""
+        """Return the seconds to wait before or after `wanted_bytes` are logged: in proportion to
+        them, and to how far merges are behind."""
         if self._thread is None:
             return 0.0
         waiting = sum(s.bytes for s in self._committed())

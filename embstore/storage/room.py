@@ -30,7 +30,7 @@ def check_writable(files: Files) -> None:
 
 
 def lack_of(files: Files, more_bytes: int) -> str:
-    """Return why so many bytes, and a little more, can perhaps not be written; empty: they can."""
+    """Return why `more_bytes`, and a little more, may not fit; empty: they do."""
     try:
         check_writable(files)
         left = files.room_bytes()

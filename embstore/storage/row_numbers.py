@@ -8,7 +8,7 @@ index, key indexes, merges) needs no ids.
 Two arrays in memory: the id of every number, in order; and an open-addressing table of numbers,
 which compares ids in the first array. It holds 4 bytes a place at a load of 0.53 to 0.8, so that an
 id costs 13 to 15.5 bytes, where a table of (id, number) alone takes 23 to 46. The price is a second
-cache line per lookup; both are asked for ahead.
+cache line per lookup; both are prefetched.
 
 The table grows little by little, as that of the log's index: while an old table is there, numbers
 are entered into the new one in order, some with each call, and an id that is not in the new one is
@@ -189,7 +189,7 @@ class RowNumbers:
         self._move(max(_MOVED_LEAST, 4 * len(ids)))
 
     def make_room(self, count: int) -> None:
-        """Make room for so many ids more, so that to assign them numbers cannot fail.
+        """Make room for `count` more ids, so that numbering them cannot fail.
 
         Raises CapacityError: nothing has changed.
         """
@@ -213,7 +213,7 @@ class RowNumbers:
             self._move(_MOVED_LEAST)
 
     def _move(self, count: int) -> None:
-        """Enter so many numbers of the old table into the new one."""
+        """Enter `count` numbers of the old table into the new one."""
         if len(self._old) == 1:
             return
         low, self._moved = self._moved, min(self._moved + count, self._of_old)

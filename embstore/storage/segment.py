@@ -109,11 +109,11 @@ class SegmentWriter:
         self._allocated = PAGE_BYTES
 
     def fits(self, records: int, record_bytes: int) -> bool:
-        """Return whether so many more records fit, of at most so many bytes each."""
+        """Return whether `records` more records fit, of at most `record_bytes` each."""
         return self._end(records, record_bytes) <= self._capacity
 
     def reserve(self, records: int, record_bytes: int) -> None:
-        """Set aside room for so many more records, and for the index and trailer behind them."""
+        """Reserve room for `records` more records, and for the index and trailer behind them."""
         end = self._end(records, record_bytes)
         assert end <= self._capacity, "a segment was made too small for its records"
         if end > self._allocated:
@@ -179,7 +179,7 @@ class SegmentWriter:
 
 
 def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
-    """Return the size of a new segment that surely holds so many records."""
+    """Return the size of a new segment that surely holds `records` records."""
     needed = 4 * PAGE_BYTES + records * (record_bytes + _INDEX_ENTRY_BYTES)
     return max(segment_bytes, -(-needed // PAGE_BYTES) * PAGE_BYTES)
 

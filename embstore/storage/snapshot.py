@@ -94,15 +94,15 @@ class Snapshot:
         return count, deleted
 
     def rows_from(self, low: int, count: int) -> Located:
-        """Return where the first rows are, at most so many, whose key, or row number, is not
-        below `low`. `keys_of` has their keys."""
+        """Return where the first rows are, at most `count`, whose key, or row number, is not below
+        `low`. `keys_of` has their keys."""
         found = self._from(low, count, are_deleted=False)
         return Located(
             found.keys, found.addresses, np.full(len(found.keys), 3, np.uint8), self._maps
         )
 
     def deleted_from(self, low: int, count: int) -> Keys:
-        """Return the first row keys, at most so many and not below `low`, whose rows were deleted
+        """Return the first row keys, at most `count` and not below `low`, whose rows were deleted
         since the other commit."""
         return self._from(low, count, are_deleted=True).keys
 

@@ -78,13 +78,13 @@ class SparseAppender:
         self._table_id = table_id
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make room for so many records, and for the row numbers of their ids: see `Appender`."""
+        """Make room for `records` records, and for the row numbers of their ids: see `Appender`."""
         if records:
             self._make_room(records)
             self._appender.reserve(records, record_bytes, bounded=bounded)
 
     def expect(self, records: int) -> None:
-        """Grow the log index and the row numbers once for so many more rows."""
+        """Grow the log index and the row numbers once for `records` more rows."""
         self._make_room(records)
         self._appender.expect(records)
 

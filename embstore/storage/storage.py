@@ -64,7 +64,7 @@ class Storage:
         self.log_rows_max = limits.log_rows_max
         self.files = files
         self.keep = checkpoints_keep
-        """Labels that are kept; older ones are given up."""
+        """Labels that are kept; older ones are dropped."""
         self.is_changing = False
         """Whether the running call has begun to change what it must not change by half."""
         self._workers = Workers(threads, _RANGES_PER_THREAD)
@@ -131,7 +131,7 @@ class Storage:
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
     def name_commands(self, place: command_records.Place | None) -> None:
-        """Name the first command log, durable up to a place; None: give up the last one."""
+        """Name the first command log, durable up to a place; None: drop the last one."""
         if self.catalogue.commands != place:
             self._contents.replace_catalogue(replace(self.catalogue, commands=place))
 

@@ -14,7 +14,7 @@ calls wait."""
 _SLICE_BYTES = 4 << 20
 """Bytes of rows that are copied in a slice, at most approximately."""
 AHEAD_BYTES = 32 << 20
-"""Rows that the disk is asked for at a time, at most, while the ones before are hashed."""
+"""Rows that are prefetched from the disk at a time, at most, while the ones before are hashed."""
 HASH_THREADS = 2
 
 

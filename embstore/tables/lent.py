@@ -136,7 +136,7 @@ class _SlotMemory:
         self._memory.reserve_slots(self.there, 0, self._memory.slots_max, self._slab_slots)
 
     def grow(self, count: int) -> None:
-        """Have so many, if there are fewer.
+        """Grow to `count`, if there are fewer.
 
         Raises
         ------

@@ -1,12 +1,12 @@
 """The division of `cache_bytes` between pools by their estimated misses, measured on lookups.
 
 While the budget lasts, pools take all that they need. Once one has asked for more in vain, their
-sizes are decided again after every so many keys looked up: `MissCurve` estimates a pool's misses by
-its slots, `best_split` finds the sizes that miss least together. Every miss counts alike, a read of
-a row; a pool of large rows has few slots of its bytes, and so little to gain by them.
+sizes are decided again at intervals of keys looked up: `MissCurve` estimates a pool's misses by its
+slots, `best_split` finds the sizes that miss least together. Every miss counts alike, a read of a
+row; a pool of large rows has few slots of its bytes, and so little to gain by them.
 
 **Steady.** Curves have noise, and moving a slab evicts rows that will be missed. Therefore there is
-a new split only if it would save `_GAIN` of all misses, or bring so many more hits (during a scan,
+a new split only if it would save `_GAIN` of all misses, or add that share of hits (during a scan,
 which misses at any size, a few misses may be many hits); an eighth of the budget moves at most
 before it is decided again, and slabs move in slices, one at a time between commands
 (`Arena.move_slice`). Pins in slots that go are taken back: hot rows are pinned again elsewhere, and
@@ -225,7 +225,7 @@ class Splitting:
 
 
 def _slots(pool: Pool, sizes: Floats) -> Floats:
-    """Return the slots that a pool has of so many bytes: whole slabs."""
+    """Return the slots of a pool for sizes in bytes: whole slabs."""
     slots, slab_slots = pool.slots, pool.slots.sizes.slab_slots
     slabs = np.maximum(sizes - slots.sizes.staging_bytes, 0) / (slots.slot_bytes * slab_slots)
     whole: Floats = np.floor(slabs) * slab_slots

@@ -51,7 +51,7 @@ class TableState:
         self.grow(self.rows)
 
     def grow(self, rows: int) -> None:
-        """Have so many rows."""
+        """Grow to `rows` rows."""
         self.rows = rows
         self.limit = rows if rows < 1 << 63 else rows - (1 << 64)
         """The bound that keys are below, both unsigned: as the bits of an int64."""

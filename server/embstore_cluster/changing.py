@@ -50,7 +50,7 @@ class Change:
     ----------
     current : returns the map that is recorded
     record : records the next one
-    ended : is called when all shards go by it, and take writes
+    ended : called when all shards use the map, and take writes
     """
 
     def __init__(

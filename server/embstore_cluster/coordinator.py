@@ -165,7 +165,7 @@ class Coordinator:
             return self._kept.joining
 
     def change(self, count: int, connecting: dict[str, Any]) -> None:
-        """Begin to have so many shards; those that are more have been started.
+        """Begin to have `count` shards; additional ones have been started.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class Coordinator:
             self._write()
 
     def _ended(self) -> None:
-        """Note that all shards go by the map, and take writes. On the thread of a change."""
+        """Note that all shards use the map, and take writes. On the thread of a change."""
         with self._writing:
             self._kept.is_changing = False
             self._write()

@@ -11,7 +11,7 @@ goes back, as one, to the last checkpoint that all shards have:
    and takes the newest that all have. It notes that in its file, as going back number n, and has
    every other shard's server ended. Only then does it answer.
 3. Each server, of any shard, that starts from then on is given n and the label. It restores that
-   once: beside its directory is the number that it has gone back to last.
+   once: a file next to its directory has the number that it has gone back to last.
 
 **No step is acknowledged in between**: a step needs all shards, and the one that had lost commands
 serves only when every earlier server has ended. A process that dies meanwhile resumes: the decision

@@ -57,7 +57,7 @@ def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
     Parameters
     ----------
     address : of the Ray to take; None: one that is there
-    cpus : where there is none: start one with so many CPUs; None: start none
+    cpus : where there is none: CPUs of the Ray to start; None: start none
 
     Raises
     ------

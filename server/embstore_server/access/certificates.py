@@ -48,7 +48,7 @@ class Certificates:
 
         first = _read(self._settings).context
         first.sni_callback = take  # called of clients, too, that name no server
-        # A connection that takes up an earlier one would go by the authorities of that time.
+        # A resumed connection would use the authorities of the earlier one.
         first.options |= ssl.OP_NO_TICKET
         first.num_tickets = 0
         return first

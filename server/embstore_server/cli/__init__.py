@@ -1,7 +1,7 @@
 """The command line: `embstore serve`, commands for a running server, and the tools.
 
 Results go to standard output, everything else to standard error, so that `--json` can be piped.
-A command's module is imported when the command is asked for, and heavy modules (NumPy, gRPC, the
+A command's module is imported when the command is called, and heavy modules (NumPy, gRPC, the
 engine) when it runs: `embstore --help` is fast. Commands for a running server need no extra; one
 that does says which (`extras`).
 """

@@ -1,4 +1,4 @@
-"""The tree of commands: where the function of each is. It is imported when it is asked for."""
+"""The tree of commands, with the module of each, which is imported when the command is called."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -55,7 +55,7 @@ _TABLE_COMMANDS = {
 
 
 def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[TyperGroup]:
-    """Return a kind of group that imports a command when it is asked for.
+    """Return a class of groups that import a command when it is called.
 
     default : the command that is meant where none is named; "": there has to be one
     """

@@ -70,7 +70,7 @@ def _look_for_packages() -> None:
 
 
 def _show_first_token(settings: Settings) -> None:
-    """Make the first token where it is asked for; show it on standard output, not in the log."""
+    """Make the first token where that is requested; show it on standard output, not in the log."""
     if not settings.first_token or settings.tokens is None:
         return
     from embstore_server.access.tokens import make_first

@@ -40,7 +40,7 @@ class Answered(NamedTuple):
 
 
 def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[Engine], Answered]:
-    """Return work made to return Answered, with the time spent in each stage where asked for."""
+    """Return work made to return Answered, with the times of its stages where that is requested."""
 
     def answered(engine: Engine) -> Answered:
         totals = engine.tables.stages

@@ -79,7 +79,7 @@ class AtOnce:
         return replies
 
     def _asked(self, call: Incoming, request: Received, bytes_max: int) -> "_Asked | None":
-        """Return a lookup that may be answered at once, of so many bytes of rows at most."""
+        """Return a lookup that may be answered at once, of at most `bytes_max` bytes of rows."""
         caller = call.caller(_LOOKUP.name)
         try:
             caller.principal = self._service.callers.principal(

@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from embstore.errors import OverloadedError
 
 _LENT_SHARE = 2
-"""One part in so many of the bound may be lent."""
+"""At most 1/n of the bound may be lent."""
 
 
 class Inflight:

@@ -225,7 +225,7 @@ def _nothing(_: Engine) -> None:
 
 
 def check_epoch(origin: Origin, epoch: int) -> None:
-    """Refuse a call whose sender goes by another epoch than the store's. Any thread."""
+    """Refuse a call whose sender knows another epoch than the store's. Any thread."""
     if origin.epoch and origin.epoch != epoch:
         raise OutcomeUnknownError(
             f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "

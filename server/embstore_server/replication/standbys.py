@@ -3,8 +3,8 @@
 Only the durable part of the log is sent: a standby never has a command that its leader could lose.
 
 A commit's files are open while they are sent, so a merge may remove them meanwhile. Segments of the
-command log that a standby has not been sent are not given up by a commit, but for no more than
-LAG_BYTES_MAX: then the standby is dropped, and begins again with a newer commit.
+command log that a standby has not been sent are not removed by a commit, for at most LAG_BYTES_MAX:
+then the standby is dropped, and begins again with a newer commit.
 
 Event loop only, except functions documented to run in a thread or with the engine.
 """

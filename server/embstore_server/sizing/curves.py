@@ -21,7 +21,7 @@ from embstore_server.sizing.prediction import hit_rates
 from embstore_server.sizing.sizes import host_rows, layout_of_bytes, level_bytes, looked_at
 
 _EVERY = 2
-"""One in so many of the sizes worth a look is predicted: a server has other work."""
+"""Every n-th of the sizes worth a look is predicted: a server has other work."""
 
 
 @dataclass

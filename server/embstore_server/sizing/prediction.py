@@ -89,8 +89,8 @@ class LookaheadTraffic:
     """(calls,) rows that 1, 2, ... consecutive steps use together, on average."""
 
     def working_set(self, steps: int) -> float:
-        """Return the rows that so many consecutive steps use together: a cache that is to hold
-        them needs as many slots."""
+        """Return the rows that `steps` consecutive steps use together: a cache that is to hold them
+        needs as many slots."""
         recorded = len(self.working_sets)
         check(1 <= steps <= recorded, f"steps from 1 to the {recorded} recorded", steps)
         return float(self.working_sets[steps - 1])

@@ -73,7 +73,7 @@ class Recording:
     counted: float
     """Profiled accesses of all keys, those that are not in the sample too."""
     warm_order: Int64s
-    """Ids of the profiled keys of the sample, by descending count; empty if none is asked for."""
+    """Ids of the profiled keys of the sample, by descending count; empty without a warm-up."""
 
     @property
     def calls(self) -> int:
@@ -91,7 +91,7 @@ class Recording:
         return float(self.weights[self.ids].sum()) / _ONE
 
     def warmed(self, slots: float) -> Int64s:
-        """Return the ids that fill so many slots before the first call, in order of count."""
+        """Return the ids that fill `slots` slots before the first call, in order of count."""
         ends = np.cumsum(self.weights[self.warm_order])
         return self.warm_order[: np.searchsorted(ends, slots * _ONE, side="right")]
 

@@ -43,7 +43,7 @@ def cache_bytes(layout: Layout, slots: int) -> int:
 def level_bytes(
     layout: Layout, slots: NDArray[np.int64], below: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the cache_bytes, (s,), of so many slots with so many rows below them in level two."""
+    """Return the cache_bytes, (s,), of numbers of slots and of rows below them in level two."""
     counts = zip(slots.tolist(), below.tolist(), strict=True)
     found = [cache_bytes(layout, count) + host_key_bytes(more) for count, more in counts]
     return np.maximum.accumulate(np.array(found, np.int64))

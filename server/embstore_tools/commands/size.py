@@ -170,7 +170,7 @@ def _known(shares: "NDArray[np.float64]") -> list[float | None]:
 def _lookahead(
     profile: "Profile", found: dict[str, Any], steps: int | None
 ) -> dict[str, Any] | None:
-    """Return the traffic of look-ahead and the working set of so many steps; None: unknown."""
+    """Return the traffic of look-ahead and the working set of `steps` steps; None: unknown."""
     import numpy as np
 
     from embstore_server.sizing.prediction import lookahead_traffic

@@ -25,7 +25,7 @@ CARDINALITIES = (
 """Categories of each column in Criteo Kaggle's training set."""
 SPARSE_TABLE = "criteo/sparse"
 ROWS_KEPT = 1000
-"""A column keeps so many rows, if it has them, however far the others are scaled down."""
+"""Rows that a column keeps, if it has them, however far the others are scaled down."""
 
 
 def scaled_rows(scale: float) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ class PopularityResult:
     counted_rows: int
     """Rows that will be accessed."""
     warmed_rows: int
-    """Brought into the cache before the first step; 0 where the policy does not go by them."""
+    """Rows brought into the cache before the first step; 0 where the policy uses no profile."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from embstore_tools.demo.criteo import Samples
 
 HELD_OUT_EVERY = 10
 HELD_OUT_MAX = 100_000
-"""An AUC of so many samples is known to about 0.002, and they take 32 MB."""
+"""Samples held out, at most: they give an AUC to about 0.002, and take 32 MB."""
 
 
 def held_out_of(count: int) -> int:
@@ -32,7 +32,7 @@ def held_out_of(count: int) -> int:
 
 
 class HeldOut:
-    """The held-out samples of a file, in its order, as its blocks go by."""
+    """The held-out samples of a file, in its order, collected as its blocks are read."""
 
     def __init__(self) -> None:
         self.parts: list[Samples] = []

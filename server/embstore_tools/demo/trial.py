@@ -179,7 +179,7 @@ def _of_digests(trainer: Trainer, store: "Store", phases: Phases) -> dict[str, A
 def _prepare(
     job: Job, store: "Store", counted: Counted | None, phases: Phases
 ) -> PopularityResult | None:
-    """Give the store the profile and warm its cache, under the policy that goes by it."""
+    """Give the store the profile and warm its cache, under the policy that uses it."""
     if counted is None:
         return None
     rows = sum(len(table.keys) for table in counted.profile.tables.values())

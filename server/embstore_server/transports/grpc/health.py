@@ -32,7 +32,7 @@ class Health:
 
     def __init__(self, name: str, read_s: float, after_refusal: Callable[[], None]) -> None:
         """Know the service `name`; wait `read_s` seconds for a request; `after_refusal` is called
-        when one has been given up, or was too large."""
+        when one has been dropped, or was too large."""
         self._names = {"", name}
         self._read_s = read_s
         self._after_refusal = after_refusal

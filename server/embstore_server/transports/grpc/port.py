@@ -24,7 +24,7 @@ from embstore_server.transports.grpc.reflecting import Reflection
 from embstore_server.transports.grpc.rpc import SERVICE_NAME, GrpcCalls
 
 _RECEIVED_MARGIN = 2
-"""A unary message of up to so many times the limit is received, to be refused with a reason."""
+"""Unary messages up to this multiple of the limit are received, to be refused with a reason."""
 
 _FRAME_BYTES = 1 << 10
 

@@ -28,7 +28,7 @@ class Receiving:
     """The requests that are received, by lane."""
 
     def __init__(self, message_bytes_max: int, inflight_bytes_max: int) -> None:
-        """Messages have so many bytes at most; so many may be in flight."""
+        """Bound the bytes of a message, and the bytes in flight."""
         self._message_bytes_max = message_bytes_max
         self._inflight_bytes_max = inflight_bytes_max
         self._lanes: dict[tuple[str, bool], Turns] = {}  # of those that receive

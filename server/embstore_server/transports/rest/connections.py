@@ -25,7 +25,7 @@ CERTIFICATE_NAMES = "certificate_names"
 """Key of a request's state: the names in the certificate that its client has shown."""
 
 _SHARE = 2
-"""One address has one part in so many of all connections."""
+"""One address may have 1/n of all connections."""
 
 
 class Listener(socket.socket):

@@ -19,7 +19,7 @@ _NO_ROOM = {errno.ENOSPC, errno.ENOMEM}
 
 
 def area_bytes(wanted: int) -> int:
-    """Return the size of an area for so many bytes: a power of two, up to 64 MiB; so that one that
+    """Return the size of an area for `wanted` bytes: a power of two, up to 64 MiB; so that one that
     grows is made few times. Above, in steps of 16 MiB, so that little is wasted."""
     if wanted <= 64 << 20:
         return max(1 << (wanted - 1).bit_length(), _LEAST_BYTES)

@@ -405,7 +405,7 @@ class SharedIncoming:
         )
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Have room for so many bytes in the area, which counts as in flight already."""
+        """Make room for `count` bytes in the area, which counts as in flight already."""
         if self.device is not None:
             await self.device.expect(count)
             return

@@ -104,7 +104,7 @@ class DeviceSide:
         self._connection = connection
 
     def close(self) -> None:
-        """Give up the area."""
+        """Release the area."""
         if self.area is not None:
             self.area.close()
             self.area = None
@@ -163,7 +163,7 @@ class DeviceCall:
         self._caller: Caller | None = None
         self._size, self._end = 0, announced
         """Bytes of the area that the rows are for, and how many are in use."""
-        # Memory of its own accord: the area may be given up while the engine is at the call.
+        # A reference of its own: the area may be released while the engine works on the call.
         self._memory = self._rows_memory = None if side.area is None else side.area.memory
         if side.area is not None:
             self._size = side.area.size
@@ -200,7 +200,7 @@ class DeviceCall:
         return self._memory.array(place.offset, place.shape, place.dtype)
 
     async def expect(self, count: int) -> None:
-        """Have room for so many bytes of rows, behind the arrays or in another area."""
+        """Make room for `count` bytes of rows, behind the arrays or in another area."""
         assert self._caller is not None
         if aligned(self._end) + count > self._size:
             made = await self._side.grow(count, self._caller)
