@@ -366,6 +366,7 @@ def _position(found: int) -> int:
 
 def findings_of(batch: Batch) -> DeviceArray | None:
     """Return the memory in which a batch's kernels write their findings; None where it has no key.
+
     The caller's kernels write more of them, which the host does not know yet.
     """
     assert isinstance(batch, GpuBatch)

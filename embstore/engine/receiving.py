@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def receive(engine: "Engine", records: Iterable[Record]) -> int:
-    """Execute records in order; return the mark up to which the command log has to be durable to
-    keep them. Raises CorruptTableError: this store is not at the command before, or its result
-    differs from the leader's.
+    """Execute records in order; return the mark up to which the log must be durable to keep them.
+
+    Raises CorruptTableError: this store is not at the command before, or its result differs from
+    the leader's.
     """
     log = engine.log
     assert log is not None
@@ -86,6 +87,7 @@ def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
 
 def begin_epoch(engine: "Engine", epoch: int) -> int:
     """Begin the epoch of a promoted standby; return the mark up to which the log has to be durable.
+
     Earlier answers to clients hold in it: none of their commands was undone.
     """
     log = engine.log

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of commits, backups, scans, scrubbing and standbys, each read from its source. They are
-here so that showing them loads no compiled kernel.
+"""The stats of commits, backups, scans, scrubbing and standbys, each read from its source.
+
+They are here so that showing them loads no compiled kernel.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""Checks of profiles and hot sets: the same for a caller's and for a file's. Each raises
-InvalidArgumentError with the expected and the found value.
+"""Checks of profiles and hot sets: the same for a caller's values and for a file's.
+
+Each raises InvalidArgumentError with the expected and the found value.
 """
 
 from typing import Any

@@ -91,8 +91,9 @@ class Incoming:
 
 
 def finish(files: Files) -> None:
-    """Take over a commit that is whole; remove the rest of one that is not needed any more. The
-    directory is not open.
+    """Take over a commit that is whole; remove the rest of one that is not needed any more.
+
+    The directory is not open.
     """
     if not files.exists(f"{_ROOM}/{catalogues.PATH}"):
         return

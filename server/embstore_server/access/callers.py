@@ -1,8 +1,10 @@
 """Authentication: from a token or a certificate to its principal.
 
 Every call is authenticated anew, which takes microseconds: the server keeps no state about failed
-attempts. SIGHUP reads the file again. A token that was removed is refused at its next call; an
-invalid file is logged, and changes nothing. Event loop only.
+attempts.
+
+SIGHUP reads the file again. A token that was removed is refused at its next call; an invalid file
+is logged, and changes nothing. Event loop only.
 """
 
 import logging

@@ -8,12 +8,8 @@ empty.
     fields 15-40   26 categories, each a hash of up to eight hexadecimal digits
 
 An empty integer or category reads as 0, as in the preprocessing that DLRM publishes. Lines end
-with
-
-or \r
-
-, the last one optionally with nothing. A malformed line is refused by its number: silently skipped
-lines would shift every figure.
+with \n or \r\n, the last one optionally with nothing. A malformed line is refused by its number:
+silently skipped lines would shift every figure.
 
 A file may be packed, as the data set is shipped (`embstore_client.files.packed`).
 
