@@ -110,7 +110,7 @@ class StandingStats:
         metric="seconds_behind",
     )
     commits_taken: int = gauge("Commits of the leader that this standby has taken over.")
-    standbys_needed: int = gauge("So many standbys have a command before it is acknowledged.")
+    standbys_needed: int = gauge("Standbys that must have a command before it is acknowledged.")
     standbys: int = gauge("Standbys that are connected.")
     standbys_dropped: int = gauge("Standbys that were dropped because they were slow.")
     writes_waiting: int = gauge("Commands that wait for standbys.")

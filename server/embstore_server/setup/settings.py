@@ -125,8 +125,8 @@ class Settings:
     # Clients must not write to every path that the server's user can write to.
     backup_within: str | None = setting(
         kinds.PATH_OR_URL,
-        "Directory or URL below which clients name the folders of backups; none: no client has "
-        "any made.",
+        "Directory or URL below which clients name the folders of backups; none: clients "
+        "cannot make backups.",
         None,
     )
     follow: str = setting(
@@ -146,8 +146,8 @@ class Settings:
     # Waiting for a standby that may not be there is a choice.
     standbys: int = setting(
         kinds.NUMBER,
-        "So many standbys have a write on their disks, too, before it is acknowledged; while there "
-        "are fewer, writes wait.",
+        "Number of standbys that must persist a write before it is acknowledged; while there are "
+        "fewer, writes wait.",
         0,
     )
     shard_map: Path | None = setting(
@@ -190,13 +190,12 @@ class Settings:
     tls_key: Path | None = _network(kinds.FILE, "PEM file of its key.", None)
     tls_client_ca: Path | None = _network(
         kinds.FILE,
-        "PEM file of the authorities whose certificates clients show (mutual TLS); gRPC takes no "
-        "others.",
+        "PEM file of the authorities of client certificates (mutual TLS); gRPC takes no others.",
         None,
     )
     tokens: Path | None = _network(
         kinds.FILE,
-        "File of who may call, and do what; embstore token writes it. None: anybody, everything.",
+        "File of tokens and their rights; embstore token writes it. None: all calls are allowed.",
         None,
     )
     first_token: bool = _network(
@@ -212,14 +211,14 @@ class Settings:
     # The slowest network takes less.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "A connection that is not set up by then (gRPC), or has not sent the head of a request "
-        "(REST), is ended.",
+        "Time after which a connection that is not set up (gRPC), or has not sent the head of a "
+        "request (REST), is ended.",
         10.0,
     )
     # A megabyte at a megabit a second takes eight.
     read_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "A client that reads nothing of its reply for so long is cut off.",
+        "Time after which a client that reads nothing of its reply is cut off.",
         30.0,
     )
     # Seconds of work: more calls would time out in the queue.
