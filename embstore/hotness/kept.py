@@ -5,9 +5,9 @@
     frequency/HOTSET        the hot set that is pinned, its tables by id
 
 Files are by table id, which is never used again: a profile belongs to its table, is gone with it,
-and is never taken for that of another table of the same name. They are no part of a commit: which
-rows are frequent is no content, and no bit of any row depends on it. Each is replaced whole. One
-that cannot be read counts as absent; the store's stats show it.
+and is never taken for another table's of the same name. They are no part of a commit: which rows
+are frequent is no content, and no bit of any row depends on it. Each is replaced whole. One that
+cannot be read counts as absent; the store's stats show it.
 
 Files are written without the engine's lock, one after the other. Closing the store waits for the
 running write, and none follows it: the directory may be another store's then.

@@ -48,7 +48,7 @@ _ALL = 1 << 62
 _MOVED_LEAST = 1 << 15
 """Entries that a call moves: a few milliseconds."""
 _SHRINK = 16
-"""A fold can empty the index; below 1/n of the entries in use its memory is freed."""
+"""A fold can empty the index; with under 1/n of its places in use, memory is freed."""
 
 
 @building_block
