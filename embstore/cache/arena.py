@@ -1,30 +1,30 @@
 """The arena: `cache_bytes` shared between pools, slab by slab, on demand.
 
 A **slab** is a run of slots of one pool. A pool asks for one when it has no free slot; while the
-budget lasts it gets it, and only when it is spent are rows evicted. How large a slab is, and what
-else a pool takes, follows from the budget (sizes.py).
+budget lasts it gets it, and only when it is spent are rows evicted. The size of a slab, and a
+pool's other memory, follow from the budget (sizes.py).
 
 A pool that comes late must not starve: each pool has a **floor**, an equal part of half the budget
 (and one slab at least). A pool below its floor may take a slab from the largest pool; that pool
 evicts the rows of its last slab first.
 
-Where **aims** are set, what pools should have, these decide and not who came first: a pool that
-asks in vain is noted as wanting, and `move_slice` has a pool above its aim release slots, as long
-as what is free is no slab of one that is wanting and below its aim. What is free is first for such
-a pool; else for whoever asks. Aims are forgotten when pools come or go, or the budget changes: they
-were for others. `era` counts how often that was.
+Where **aims** are set, the target sizes of pools, these decide and not the order of requests: a
+pool that asks in vain is noted as wanting, and `move_slice` has a pool above its aim release slots,
+as long as the free memory is no slab of one that is wanting and below its aim. Such a pool gets
+free memory first; else any pool that asks. Aims are forgotten when pools come or go, or the budget
+changes: they were for others. `era` counts these events.
 
 The budget may change (`resize`). Every pool then takes the sizes of the new one, as if it had been
 made with it: slabs are only the steps in which slots come and go, so no slot moves for that. If the
 pools have more than the new budget, the largest release slabs until they do not. Rejected: slabs
-that stay as they were made. A cache could then not become smaller than the slabs of its first
-budget, and one that grew a thousandfold would do so in steps too small to be worth one.
+whose size never changes. A cache could then not become smaller than the slabs of its first budget,
+and one that grew a thousandfold would do so in steps too small to be worth one.
 
-An index whose stash is full becomes larger in the middle of a call, and asks nobody (index.py).
-What is beyond the budget then is released before the next command (`keep_to_budget`), as if the
-budget had become smaller. What is tolerated is the index of a pool of one slab, which has nothing
-to release: it is as large as the keys there need it, which could not be found otherwise. And that
-of any pool, as long as the log has no room for dirty rows that would have to leave.
+An index whose stash is full becomes larger in the middle of a call, without a check of the budget
+(index.py). The excess is released before the next command (`keep_to_budget`), as if the budget had
+become smaller. Two excesses are tolerated: the index of a pool of one slab, which has nothing to
+release, because its keys could not be found otherwise; and the index of any pool, as long as the
+log has no room for dirty rows that would have to leave.
 """
 
 from typing import NamedTuple, Protocol
@@ -58,13 +58,13 @@ class Arena:
 
     def __init__(self, budget_bytes: int, option: str = "cache_bytes") -> None:
         self.budget_bytes = budget_bytes
-        self.option = option  # what the user calls it
+        self.option = option  # the option's name for users
         self.pools: list[Member] = []
         self.is_fixed = False
-        """Whether no slab moves between pools: a command is writing, and has reserved for what it
-        found."""
+        """Whether no slab moves between pools: a command is writing, and has reserved room for the
+        rows that it found."""
         self.is_short = False
-        """Whether a pool has asked for a slab in vain, since somebody set this to False."""
+        """Whether a pool has asked for a slab in vain, since this was set to False."""
         self.may_exceed = False
         """Whether an index has become larger since `keep_to_budget`."""
         self.may_move = False
@@ -72,7 +72,7 @@ class Arena:
         self.era = 0
         """Grows when pools come or go, or the budget changes."""
         self.aims: dict[Member, int] = {}
-        """Bytes that each pool should have; empty: whoever comes first has it."""
+        """Bytes that each pool should have; empty: first come, first served."""
         self._wanting: set[Member] = set()  # have asked in vain, and got nothing since
 
     @property
@@ -129,7 +129,7 @@ class Arena:
         return self._lacks(pool) or not any(self._lacks(p) for p in self._wanting)
 
     def _has_room(self, pool: Member) -> bool:
-        """Whether what is free is a slab of a pool."""
+        """Whether the free memory is enough for a slab of a pool."""
         needed = pool.slots.grown_bytes - pool.slots.memory_bytes
         return self.memory_bytes + needed <= self.budget_bytes
 
@@ -164,7 +164,7 @@ class Arena:
             pool.slots.expect(memory_bytes)
 
     def _begin_era(self) -> None:
-        """Have slabs go to whoever comes first: the aims were for others."""
+        """Give slabs in the order of requests again: the aims were for others."""
         for pool in self.aims:
             pool.slots.expect(None)
         self.aims = {}
@@ -202,13 +202,13 @@ class Arena:
     # The budget
 
     def resize(self, budget_bytes: int) -> None:
-        """Change the budget; release what is beyond it.
+        """Change the budget; release the excess.
 
         Raises
         ------
         CapacityError : the budget cannot give every pool one slab, the system refuses the address
             space, or the disk has no room for dirty rows that must leave. The budget and all sizes
-            are what they were; of the rows, some may have left the cache.
+            are unchanged; some rows may have left the cache.
         """
         self._check_least(budget_bytes)
         self._begin_era()
@@ -221,7 +221,7 @@ class Arena:
             raise
 
     def _check_least(self, budget_bytes: int) -> None:
-        # What pools need grows with the budget, so the least that is enough is where this ends.
+        # The need of pools grows with the budget, so this ends at the least that is enough.
         enough = budget_bytes
         while (needed := sum(p.slots.least_bytes_of(enough) for p in self.pools)) > enough:
             enough = needed
@@ -237,11 +237,11 @@ class Arena:
             pool.slots.fit_budget(budget_bytes)
 
     def note_growth(self) -> None:
-        """Note that a pool's index has become larger, whatever the budget has left."""
+        """Note that a pool's index has become larger, perhaps beyond the budget."""
         self.may_exceed = True
 
     def keep_to_budget(self) -> None:
-        """Release what larger indexes have taken beyond the budget. Between commands.
+        """Release memory that larger indexes have taken beyond the budget. Between commands.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class Arena:
         self.may_exceed = False
 
     def _release_excess(self) -> None:
-        """Have pools release slabs: the largest at the time an equal share of what is too much.
+        """Have pools release slabs: each time the largest pool, an equal share of the excess.
 
         A slab's share of the index goes with it, or few slabs would be left of small rows.
         """

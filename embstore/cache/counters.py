@@ -1,8 +1,8 @@
-"""What a pool did, in numbers that only grow. Both hit definitions: by unique key and by access.
+"""The counters of a pool, which only grow. Both hit definitions: by unique key and by access.
 
 **By access**, a key that a call names five times counts five times, hit or miss; **by unique key**,
-once. Hits are those of lookups in level one; misses those of all commands, by origin: updates bring
-rows in too. A miss whose origin is the host is a hit of level two; the others miss in both levels.
+once. Hits are of lookups in level one; misses of all commands, by origin: updates bring rows in
+too. A miss whose origin is the host is a hit of level two; the others miss in both levels.
 """
 
 from dataclasses import dataclass

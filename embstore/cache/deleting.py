@@ -1,12 +1,12 @@
-"""Deletion: rows of a pool become what they were before they were first written.
+"""Deletion: rows of a pool get their initial content again.
 
 A deleted row that is in level one stays in its slot, where it is made the initial row, and clean:
-so pins, steps that are announced, and the slots that calls have found are as they were. In level
-two it leaves its slot. In log and base a tombstone hides it, logged for those keys alone that are
-stored there: nobody else knows of the others.
+so pins, announced steps, and the slots that calls have found are unchanged. In level two it leaves
+its slot. In log and base a tombstone hides it, logged only for keys that are stored there: the
+others are stored nowhere.
 
-No row is read for it. What can be refused is refused before anything changes (`Deletion`, and the
-caller's `reserve`), as for other writes; an error of `apply` is irreversible.
+No row is read for it. Refusals come before anything changes (`Deletion`, and the caller's
+`reserve`), as for other writes; an error of `apply` is irreversible.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from embstore.arrays import Keys
 from embstore.cache.pool import Pool
 
 KEYS_MAX = 1 << 20
-"""Of a deletion: what is in the memory of a device then is bounded."""
+"""Keys of one deletion, which bounds its memory on the device."""
 
 
 class Deletion:
@@ -29,13 +29,13 @@ class Deletion:
 
     def __init__(self, pool: Pool, keys: Keys) -> None:
         """Make ready to delete the rows of unique row keys."""
-        pool.finder.finish_arriving()  # what is under way was read before
+        pool.finder.finish_arriving()  # rows under way were read before
         if pool.device.is_queued:
             pool.device.memory.secure(len(keys))
         self._pool, self._keys = pool, keys
         self._is_stored = pool.storage.rows.has(keys)
         self.tombstones = int(np.count_nonzero(self._is_stored))
-        """How many are logged: the room for these is to be reserved before `apply`."""
+        """The number of tombstones to log: room for these must be reserved before `apply`."""
 
     def apply(self) -> NDArray[np.bool_]:
         """Delete the rows; return which had been written."""

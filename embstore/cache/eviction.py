@@ -1,4 +1,4 @@
-"""Slots for rows that come: free ones, a slab more, or those of victims, whose rows leave.
+"""Slots for new rows: free ones, a further slab's, or slots of victims, whose rows leave.
 
 A dirty victim is logged before its slot is freed; room for all victims of a call is reserved in the
 log before the first is logged. Where slots are freed an error is irreversible: it fails the store.
@@ -29,7 +29,7 @@ _VACATED_SLOTS_MAX = 1 << 16
 
 
 class LevelBelow(Protocol):
-    """Where rows may stay that leave, beside calls (level_two.py); in calls: exchange.py."""
+    """A level for rows that leave between calls (level_two.py); in calls: exchange.py."""
 
     def make_room(self, count: int) -> Slots:
         """Return places for up to `count` rows, for `keep`. Raises CapacityError."""
@@ -94,8 +94,8 @@ class Evictor:
         Piece by piece: arrays of many megabytes that come and go would stay with the allocator,
         when memory is to be freed.
 
-        Only these lose their pins; but where pins would have more than half of what is left, all
-        do, and their owners see what fits.
+        Only these lose their pins; but where pins would have more than half of the remaining slots,
+        all do, and their owners pin again as many as fit.
         """
         if 2 * self.pins.count > low:
             self.finder.finish_arriving()
@@ -125,11 +125,11 @@ class Evictor:
     def take(self, count: int, begun: Answer[Victims] | None = None) -> Slots:
         """Return free slots; where there are too few, rows leave theirs.
 
-        begun : what `ask_victims` has returned for as many, after all that the running call touched
+        begun : the answer of `ask_victims` for as many, asked after all touches of the running call
 
         Raises
         ------
-        CapacityError : no room in the log for the rows that would have to leave.
+        CapacityError : no room in the log for rows that would have to leave.
         """
         needed = self.needed(count)
         if needed:
@@ -160,7 +160,7 @@ class Evictor:
         return count
 
     def free(self, slots: Slots, keys: Keys) -> None:
-        """Remove row keys from their slots, whatever is there."""
+        """Remove row keys from their slots, with or without rows there."""
         with self.storage.irreversible:
             self.finder.moves += 1
             self.slots.index.erase(keys)
@@ -222,8 +222,7 @@ class Evictor:
         return max(1, self.storage.segment_bytes // (2 * self.layout.row_bytes))
 
     def log_dirty(self, slots: Slots, here: SlotContents) -> int:
-        """Log those of the rows of slots that are dirty; return how many. Room has been
-        reserved."""
+        """Log the dirty rows of slots; return their number. Room has been reserved."""
         dirty = np.flatnonzero(here.dirty)
         if len(dirty) and here.rows is not None:
             self.storage.appender.append(here.keys[dirty], here.rows, dirty)
@@ -238,5 +237,5 @@ class Evictor:
             self.storage.appender.append(keys[piece], host_rows, places)
 
     def reserve(self, rows: int) -> None:
-        """Reserve room in the log for so many rows. Raises CapacityError."""
+        """Reserve room in the log for `rows` rows. Raises CapacityError."""
         self.storage.appender.reserve(rows, self.layout.record_bytes)

@@ -59,33 +59,33 @@ class Absent:
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked about a batch before it was synchronized."""
+    """The question about a batch that was asked before it was synchronized."""
 
     batch: Batch
     moves: int
-    """Of rows of either level; they may be elsewhere since."""
+    """Moves of rows of either level; a row may be elsewhere since."""
     free: int
     """Free slots of level one, where there may be more since."""
     rebuilds: int
-    """Of level two's index, in which keys inserted last may have had no place."""
+    """Rebuilds of level two's index, in which keys inserted last may have had no place."""
     missing: Answer[Missing]
     hits: Answer[tuple[int, int]] | None
-    """Of a lookup: accesses, and those that hit."""
+    """A lookup's accesses, and its hits."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What moves: pairs of a slot of level one and a slot of level two."""
+    """The moves: pairs of a slot of level one and a slot of level two."""
 
     slots: Array
     first: int
-    """Of the missing keys, the first that has a pair."""
+    """The first missing key that has a pair."""
     first_up: int
     first_down: int
     left: Slots
     """Slots of victims whose keys are absent, or of their own; they are free then."""
     logged: int
-    """Of these rows, those that leave the cache, which are the first."""
+    """The number of these rows that leave the cache; they are the first."""
     dirty_down: int
 
 
@@ -105,14 +105,14 @@ class Exchange:
     counters: Counters
     parameters: TableParameters
     risen: list[Keys] | None = None
-    """Of dirty rows that came up, since somebody put a list here."""
+    """Keys of dirty rows that came up, since a list was put here."""
     _asked: Asked | None = None
     _full: tuple[int, int, int] | None = None
-    """What `_arena_state` was when there was no slab for missing rows."""
+    """The `_arena_state` at which there was no slab for missing rows."""
 
     def ask(self, batch: Batch, counts: Counts | None, *, is_lookup: bool) -> None:
-        """Queue what a call needs to know whose batch is not synchronized yet, if rows of such a
-        call are missing as a rule, and there are no slabs for them.
+        """Queue the questions of a call whose batch is not synchronized yet, if rows of such calls
+        are usually missing, and there are no slabs for them.
 
         counts : accesses that each position of a lookup stands for; None: 1 each
         """
@@ -132,7 +132,7 @@ class Exchange:
         self._asked = Asked(batch, self._moves, free, index.rebuilds, missing, hits)
 
     def asked(self, keys: Array) -> Asked | None:
-        """Return what was asked of these keys, a batch's, if it is right still."""
+        """Return the question about these keys, a batch's, if it is still valid."""
         asked, self._asked = self._asked, None
         if asked is None or asked.batch.unique_keys is not keys:
             return None
@@ -152,7 +152,7 @@ class Exchange:
 
     @property
     def _arena_state(self) -> tuple[int, int, int]:
-        """What is another once a slab that was refused may be had."""
+        """A value that changes once a refused slab may be available."""
         arena = self.evictor.arena
         return arena.era, arena.memory_bytes, self.slots.count
 
@@ -176,18 +176,19 @@ class Exchange:
         ceiling: int = PIN_ONE,
     ) -> Absent | None:
         """Bring up the rows of a call's missing keys that level two has; their slots are written to
-        `slots`, which has -1 where a key is missing. Return the keys that it has not, for which
+        `slots`, which has -1 where a key is missing. Return the keys that are not there, for which
         there are free slots.
 
-        score : of rows that come, and are touched by the call; None: they are pinned in place of it
+        score : score of rows that come, and are touched by the call; None: they are pinned instead
         missed_rows : where missing keys are counted by table
-        asked : what was asked of these keys
+        asked : the question about these keys
         ceiling : rows of this score or a higher one do not leave; None is returned, and no row has
             moved, if they would have to
 
         Raises
         ------
-        CapacityError : no room in the log for rows that must leave, or no memory. No row has moved.
+        CapacityError : no room in the log for rows that must leave, or no memory is left. No row
+            has moved.
         """
         self.device.memory.secure(missing)
         if asked is None or not self._is_right(asked):

@@ -1,14 +1,15 @@
-"""Which rows a call names, and which slots they are in: found once, however often it is asked.
+"""The rows that a call names, and their slots: found once for several questions.
 
-**Batches.** A trainer looks rows up, computes, and updates the same keys. Comparing keys with those
-of the last call reads them once; making them unique hashes each and writes a table (on the CPU, for
-53,248 keys, 0.03 ms against 0.43). So the last batch is kept, with a copy of its keys, in memory
-that only grows. Where work is queued a batch stays on the device, and what is saved is a copy and
+**Batches.** A trainer looks rows up, computes, and updates the same keys. Comparing keys with the
+last call's reads them once; making them unique hashes each and writes a table (on the CPU, for
+53,248 keys, 0.03 ms against 0.43). Therefore the last batch is kept, with a copy of its keys, in
+memory that only grows. Where work is queued a batch stays on the device, which saves a copy and
 some launches, for a GPU a tenth of a millisecond; for more than COMPARED_KEYS_MAX keys the host
 takes longer to compare them. Keys in the device's memory are not compared.
 
-**Slots.** A call asks for its slots several times, and the update after a lookup once more. So the
-last answer is kept, and is right as long as no row has come to a slot or left one (`moves`).
+**Slots.** A call asks for its slots several times, and the update after a lookup once more.
+Therefore the last answer is kept, and is valid as long as no row has come to a slot or left one
+(`moves`).
 
 **Arrivals.** Rows of announced steps come ahead of their use (prefetch.py): a slot may be
 *pending*, its key in the index, its row still to come. Before a pending slot is used, the rows
@@ -51,13 +52,13 @@ class Finder:
         self.moves = 0
         """Grows whenever a row comes to a slot or leaves it."""
         self.lookups_miss = self.updates_miss = False
-        """Whether the last of them has found keys missing: so may the next, as a rule."""
+        """Whether the last of them has found keys missing: usually so does the next."""
         self._device = device
         self._slots = slots
         self._batch: Batch | None = None  # of the last call
         self._segments: list[Segment] = []  # of that batch; the keys are copies
         self._copies: dict[str, NDArray[Any]] = {}
-        self._room: Array = device.memory.allocate(0, np.int64)  # what probing writes to
+        self._room: Array = device.memory.allocate(0, np.int64)  # the output of probing
         self._found_for: object = None  # whose slots were found last, an array of keys or a batch
         self._found: Array = self._room
         self._missing = 0
@@ -116,9 +117,10 @@ class Finder:
         return grouped[0]
 
     def look(self, batch: Batch, slots: Array | None = None) -> None:
-        """Queue the search for the slots of a batch, and see what is known at once.
+        """Queue the search for the slots of a batch, and note results that are known at once.
 
-        slots : of all unique keys, which are pinned and have arrived; None: they are to be found
+        slots : the slots of all unique keys, which are pinned and have arrived; None: they are
+            searched
         """
         if slots is not None:
             self._found_for, self._found = batch, slots
@@ -145,7 +147,7 @@ class Finder:
         return self._found if is_known or is_asked else None
 
     def synchronize(self, batch: Batch) -> None:
-        """Wait for what the device finds out about a batch."""
+        """Wait for the device's findings about a batch."""
         if self._device.is_queued:
             self._device.keys.synchronize(batch)
             if self._found_for is batch:
@@ -159,7 +161,7 @@ class Finder:
         if batch.found.outside < 0:
             if missing and self._slots.index.rebuilds > self._probed_at:
                 self._find_again(keys)
-            # What was begun was not done if anything was missing when the batch was probed.
+            # Begun work was not done if anything was missing when the batch was probed.
             if self.arriving:
                 self._finish_arriving_at(keys)
             batch.found.missing = max(self._missing, int(missing > 0))
@@ -258,7 +260,7 @@ class Finder:
                 self._find_again(keys)
 
     def _room_for(self, count: int) -> Array:
-        """Return the array that probing writes to; what was found before is void."""
+        """Return the output array of probing; earlier results are void."""
         self.forget()
         if len(self._room) < count:
             self._room = self._device.memory.allocate(count + count // 4, np.int64)

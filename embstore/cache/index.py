@@ -1,15 +1,15 @@
 """Row key -> slot: the cache's index, sized by slots and never by the length of a table.
 
-The structure is the device's (two-choice buckets and a small stash, device/base.py); here is only
-what keeps it usable: it grows with the slots, and is rebuilt, larger, in the rare case that the
-stash is full. Where the device's work is queued, that is asked when the index is used next: the
-device has as a rule been waited for by then. It is too late to refuse that call for it: an error is
+The structure is the device's (two-choice buckets and a small stash, device/base.py); this module
+keeps it usable: it grows with the slots, and is rebuilt, larger, in the rare case that the stash is
+full. Where the device's work is queued, that is checked when the index is used next: usually the
+device has been waited for by then. It is too late to refuse that call for it: an error is
 irreversible. A call that only looks keys up asks after it has waited for them
 (`Finder.synchronize`): keys without a place are at worst not found.
 
-A full stash is found in the middle of a call, whose rows may be in their slots already. So the
-budget is not asked for the larger index: the arena is told of it (`grew`), and takes back what is
-beyond the budget before the next command (`Arena.keep_to_budget`).
+A full stash is found in the middle of a call, whose rows may be in their slots already. Therefore
+the budget is not checked for the larger index: the arena is notified (`grew`), and takes the excess
+back before the next command (`Arena.keep_to_budget`).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class SlotIndex:
 
     Parameters
     ----------
-    irreversible : enters what fails the store if it goes wrong
+    irreversible : enters a block whose errors fail the store
     grew : called when the index has become larger than its slots need it
     """
 

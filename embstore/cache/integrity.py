@@ -1,4 +1,4 @@
-"""What is true of a pool between commands, checked.
+"""The invariants of a pool between commands, and their checks.
 
 - a row key has at most one slot; the index has exactly the resident keys
 - a slot's key is EMPTY_KEY exactly where it is free; each free slot is once in the free list
@@ -7,9 +7,9 @@
 - a row's newest content is its slot's, here or in level two, if it has one; else storage's,
   else its initializer's
 
-It is checked a range of slots at a time, between which commands may change them: what is said of
-one slot holds for the others too, so each range is right or wrong by itself. A key with two slots
-is one whose slot the index does not have. Only what is counted over all slots is counted at once.
+It is checked a range of slots at a time, between which commands may change them: an invariant of
+one slot holds for each of the others, so each range is right or wrong by itself. A key with two
+slots is one whose slot the index does not have. Only counts over all slots are taken at once.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,7 @@ SLICE_SLOTS = 1 << 14
 
 
 def checks(pool: "Pool") -> Iterator[str]:
-    """Check a pool; yield what was checked after each slice of it, between which commands may be
-    done.
+    """Check a pool; yield the checked part after each slice, between which commands may be done.
 
     Raises AssertionError: an invariant does not hold.
     """
@@ -74,7 +73,7 @@ def _check(pool: "Pool", where: str, faults: dict[str, bool]) -> None:
 
 
 def _faults_of_range(part: "Pool | LevelTwo", low: int) -> dict[str, bool]:
-    """Return what is wrong with the slots from `low` on, and with the index of their keys."""
+    """Return the faults of the slots from `low` on, and of the index of their keys."""
     high = min(low + SLICE_SLOTS, part.slots.count)
     here = part.device.slots.read_range(part.slots.memory, low, high)
     resident = np.flatnonzero(here.keys != EMPTY_KEY)

@@ -1,23 +1,23 @@
 """Level two of the cache: rows that left a GPU's slots for want of room, in pinned memory.
 
 It is the second level of a write-back cache. A row is in level one or in level two, never in both.
-It goes down as it is, also when it is dirty, and is logged when it leaves level two, or when a
+It goes down unchanged, also when it is dirty, and is logged when it leaves level two, or when a
 commit writes dirty rows; a call whose victims find room here logs nothing. When a row comes back it
-is dirty again. So the newest content of a row is in its slot of level one, else in its slot here,
-else in storage.
+is dirty again. Therefore the newest content of a row is in its slot of level one, else in its slot
+here, else in storage.
 
 Level two has the parts of a pool: slots by slabs, of a budget of its own (`host_cache_bytes`), an
-index, and scores, by which clean rows leave first, and of these the rows that left level one
-longest ago. Of a slot only the row is in the host's memory; its key, its score, its flag and the
-index are in the GPU's, about 40 bytes a slot, which count in the budget of level one (`sizes.py`).
-Not counted is by how much a full stash has made the index larger (`index.py`): level one could give
-slabs for it, but it counts what slots of level two take at most, not what they take now.
-So the GPU alone finds rows, chooses victims and moves rows between the levels (`exchange.py`), in
-the order of all its other work: no row is torn, and the host waits for a few numbers only.
+index, and scores, by which clean rows leave first, and among these the rows that left level one
+longest ago. Only a slot's row is in the host's memory; its key, its score, its flag and the index
+are in the GPU's, about 40 bytes a slot, which count in the budget of level one (`sizes.py`). The
+growth of an index by a full stash (`index.py`) is not counted: level one could give slabs for it,
+but it counts the most that level two's slots take, not their current memory. Therefore the GPU
+alone finds rows, chooses victims and moves rows between the levels (`exchange.py`), in the order of
+all its other work: no row is torn, and the host waits for a few numbers only.
 
-Level two is as a rule far larger than what one call moves; where it is not, it keeps the last of a
-call's victims. Where memory is refused, rows are logged in place of being kept: no call fails for
-want of level two.
+Level two is usually far larger than the rows that one call moves; where it is not, it keeps the
+last of a call's victims. Where memory is refused, rows are logged in place of being kept: no call
+fails for want of level two.
 
 Rejected: a copy that stays when its row comes back. It saves writing clean rows over the bus a
 second time; but each row that is written or logged has to be looked for then, and level two keeps
@@ -134,7 +134,7 @@ class LevelTwo:
         return dirty, self.device.rows.read_rows(self.slots.memory.rows, slots[dirty])
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Remove the rows of those of unique row keys that are here; return which were dirty."""
+        """Remove the rows of unique row keys that are here; return which were dirty."""
         slots, dirty = self.find(keys), np.zeros(len(keys), np.bool_)
         here = np.flatnonzero(slots >= 0)
         if len(here):
@@ -148,8 +148,8 @@ class LevelTwo:
         self.device.rows.copy_slots(self.slots.memory.rows, slots, rows, places)
 
     def fit(self) -> None:
-        """Take what the budget of level one has for it, which is also for what is known of slots.
-        Slabs that are too many go, unless the log has no room for their dirty rows."""
+        """Take its part of level one's budget, which also has the metadata of slots. Slabs that are
+        too many go, unless the log has no room for their dirty rows."""
         slots = self.slots
         slots.fit_budget(self._above.sizes.below_bytes, slots.sizes.slab_slots)
         beyond = slots.slab_count - slots.sizes.slots_max // slots.sizes.slab_slots

@@ -1,15 +1,15 @@
-"""Levels: what a row's profiled count is worth in the cache, in eleven bits.
+"""Levels: the value of a row's profiled count for the cache, in eleven bits.
 
 A slot's score has room for a count of 0 to `LEVEL_MAX`, so profiled counts, which reach billions,
 are made smaller without changing their order: up to `_EXACT` they are kept exactly, above that an
 octave has `_PER_OCTAVE` steps, 1.4 % each. Two counts of one step are as good as equal to a
 cache; among them the row used longest ago leaves first. A row that no profile names is of level 0.
 
-Levels are the host's, beside the table, and a missed key brings its level along: nothing of the
-table's length is on the device. They are an array by key, two bytes a row, where that is at most
-`_DENSE_ROWS_A_KEY` rows for each profiled key; other tables have their profiled keys in order, ten
-bytes each, and search. Rejected: the array for all, of which only pages with profiled rows would
-take memory. Where the system gives huge pages, a thousand keys of a long table took 1.5 GiB.
+Levels are on the host, and a missed key brings its level along: nothing of the table's length is on
+the device. They are an array by key, two bytes a row, where that is at most `_DENSE_ROWS_A_KEY`
+rows for each profiled key; other tables have their profiled keys in order, ten bytes each, and
+search. Rejected: the array for all, of which only pages with profiled rows would take memory. Where
+the system gives huge pages, a thousand keys of a long table took 1.5 GiB.
 """
 
 from itertools import pairwise
@@ -27,7 +27,7 @@ _PER_OCTAVE = 50
 _DENSE_ROWS_MAX = 1 << 31
 _DENSE_ROWS_A_KEY = 64
 _SHORT_ROWS = 1 << 12
-"""So few are an array in any case."""
+"""Rows of a table that are an array in any case."""
 
 
 def levels_of(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
@@ -81,7 +81,7 @@ class Ranks:
     def __init__(self, row_keys: RowKeys = DENSE) -> None:
         self._row_keys = row_keys
         self.tables: dict[int, RowLevels] = {}
-        """By id, of the tables that have a profile."""
+        """Row levels by id, for tables that have a profile."""
 
     def of(self, keys: Keys) -> NDArray[np.int64]:
         """Return the levels of row keys, (n,), 0 without a profile; in runs of one table."""

@@ -32,7 +32,7 @@ from embstore.arithmetic.jit import (
 
 PLACES = 512
 NEVER = 0
-"""The place of what was not looked up before; no time is 0."""
+"""The place of a key that was not looked up before; no time is 0."""
 _STEP_BITS = 3
 _BLOCK_KEYS = 512
 _NEXT = np.uint64(1)
@@ -63,7 +63,7 @@ def note_reuses(
     taken: Int,  # entries in the table
     entries_max: Int,  # fewer than places
     limit: Int,
-    weight: Int,  # what a key of the sample stands for
+    weight: Int,  # the number of keys that one of the sample stands for
     histogram: Int64s,  # (PLACES,)
 ) -> tuple[int, int]:
     """Return the first position that is not noted, and the entries taken."""

@@ -1,15 +1,15 @@
-"""Pins of a pool: how many slots are pinned, how many may be, and who can take pins back.
+"""Pins of a pool: the number of pinned slots, its bound, and the owners that can take pins back.
 
-A pinned slot is no victim. Pins of a slot add up and are counted in its score, on the device; here
-is the number of slots that have one. One slot in `_UNPINNED_SHARE` is never pinned, so that calls
-always have slots, in parts if they must.
+A pinned slot is no victim. Pins of a slot add up and are counted in its score, on the device; this
+module has the number of slots with a pin. One slot in `_UNPINNED_SHARE` is never pinned, so that
+calls always have slots, in parts if they must.
 
-Whoever pins rows for long is a **reclaimer**: before slots go, it takes the pins of these back, and
-where a call has none left, all its pins in the pool. Pins decide where rows are and never what they
-are.
+An owner of lasting pins is a **reclaimer**: before slots go, it takes their pins back, and where a
+call has none left, all its pins in the pool. Pins decide the place of rows and never their content.
 
-Where the device's work is queued, how many slots lost their last pin is asked and not waited for:
-a step that has ended makes its trainer wait for nothing. Whoever needs the number waits (`count`).
+Where the device's work is queued, the number of slots that lost their last pin is requested without
+a wait: a step that has ended does not delay its trainer. A caller that needs the number waits
+(`count`).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from embstore.device.values import Answer, Array, Slots
 
 _UNPINNED_SHARE = 16
 _ASKED_MAX = 16
-"""Answers that nobody has waited for, each in pinned memory."""
+"""Answers not waited for, at most, each in pinned memory."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PoolPins:
     def reclaim(
         self, pinned: PinnedSlots | None = None, *, but_of: Reclaimer | None = None
     ) -> None:
-        """Have the pins of `pinned` taken back, or all, `but_of` those of one owner."""
+        """Have the pins of `pinned` taken back, or all, except the pins of the owner `but_of`."""
         for reclaimer in list(self._reclaimers):
             if reclaimer is not but_of:
                 reclaimer.reclaim(self, pinned)

@@ -1,7 +1,7 @@
-"""Eviction policies, and everything in which they differ.
+"""Eviction policies, and all their differences.
 
 Every policy gives a slot a score, a count above the clock of the last touch, and the lowest score
-leaves first (`scores.py`). A policy is what the count is:
+leaves first (`scores.py`). A policy defines the count:
 
     lru    nothing: the row used longest ago leaves first
     lfu    calls that touched the row since it came, halved from time to time
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class Policy:
-    """What a slot's count is under a policy.
+    """The count of a slot under a policy.
 
     Attributes
     ----------
     name : as users write it
-    counting : what a touch does to the count, and how a new row begins: COUNT_NONE with 0, COUNT_UP
-        with the count of the next victim, COUNT_KEEP with the level of its profile
-    queue_share : one slot in so many is queued as a victim at a time; at 64, that many scores are
-        read for one victim
-    queued_calls : and at least the victims of so many calls such as the one that needs them
+    counting : the effect of a touch on the count, and the count of a new row: COUNT_NONE with 0,
+        COUNT_UP with the count of the next victim, COUNT_KEEP with the level of its profile
+    queue_share : one in `queue_share` slots is queued as a victim at a time; at 64, that many
+        scores are read for one victim
+    queued_calls : and at least the victims of `queued_calls` calls such as the one that needs them
     ageing_touches : touches for every slot after which counts are halved; 0: never
     """
 
@@ -98,10 +98,10 @@ class Lfu(Policy):
     ageing_touches = 10
 
     def first_counts(self, counts: "Profiled", accesses: float, slot_count: int) -> "Counts":
-        """Return about what would have been counted by now.
+        """Return an estimate of the counts by now.
 
-        A row that gets a share of the touches gets that share of those between two halvings, twice
-        over (half of them, and half of the half before, and so on).
+        A row that gets a share of all touches gets that share of the touches between two halvings,
+        twice over (half of them, and half of the half before, and so on).
         """
         import numpy as np
 
@@ -112,7 +112,7 @@ class Lfu(Policy):
 
 
 class Rank(Policy):
-    """The row with the lowest profiled frequency leaves first, whatever is used now.
+    """The row with the lowest profiled frequency leaves first, independently of current uses.
 
     Among rows of one level it is the row used longest ago; rows without a profile are of level 0.
     """

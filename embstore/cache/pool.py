@@ -5,10 +5,10 @@ Tables of one layout (`embstore.layout`) share slots, so a call over many tables
 gather, one apply. A pool is made of
 
     slots       slabs of slots, the index, the free list          slots.py
-    pins        which slots may not be evicted                    pins.py
+    pins        slots that may not be evicted                    pins.py
     finder      the batch of a call, and the slots of its keys    finder.py
-    scores      which rows leave first                            scores.py, policies.py
-    evictor     slots for rows that come; rows that leave         eviction.py
+    scores      the order in which rows leave                            scores.py, policies.py
+    evictor     slots for new rows; rows that leave         eviction.py
     residency   rows brought to slots                             residency.py
     level two   rows that left level one's slots                  level_two.py
     exchange    rows that change levels                           exchange.py
@@ -16,8 +16,8 @@ gather, one apply. A pool is made of
     writer      rows summed, changed and logged                   writing.py
     followers   callbacks with the keys of written rows           followers.py
 
-The slots, and what is known of each, are in the device's memory; the list of free ones is on the
-host. What is true between commands: `integrity.py`.
+The slots, and their metadata, are in the device's memory; the list of free ones is on the host. The
+invariants between commands: `integrity.py`.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ from embstore.storage.storage import PoolStorage
 
 
 class PoolName(NamedTuple):
-    """What tables must have in common to share a pool."""
+    """The properties that tables must share to share a pool."""
 
     layout: Layout
     row_keys: RowKeys
@@ -120,12 +120,12 @@ class Pool:
 
     @property
     def name(self) -> PoolName:
-        """What no other pool of the store has."""
+        """The name, which is unique among the store's pools."""
         return PoolName(self.layout, self.row_keys)
 
     @property
     def policy(self) -> Policy:
-        """Which rows leave first."""
+        """The eviction policy."""
         return self.scores.policy
 
     def go_by(self, policy: Policy) -> None:
@@ -135,7 +135,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """How many rows may come before one has to leave, if the arena gives all that it may."""
+        """The rows that may come before one has to leave, if the arena gives all that it may."""
         slots = self.slots
         grown = slots.sizes.slots_max if slots.may_grow else slots.count
         return grown - slots.count + slots.free_count
@@ -181,7 +181,7 @@ class Pool:
         self.writer.close()
 
     def checks(self) -> Iterator[str]:
-        """Check what has to hold, slice by slice; see `integrity.checks`."""
+        """Check the invariants, slice by slice; see `integrity.checks`."""
         return checks(self)
 
 

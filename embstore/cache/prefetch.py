@@ -12,12 +12,12 @@ that is under way, and no row is fetched twice. A victim is logged before anythi
 read can be older than it. Other calls that need a pending row wait for it (finder.py), so that the
 order of calls decides what they see.
 
-A step whose turn has not come gets only slots of rows whose score is below a **ceiling**: those
-that would leave for it at its turn, too (lookahead/foresight.py).
+A step whose turn has not come gets only slots of rows whose score is below a **ceiling**: rows that
+would leave for it at its turn, too (lookahead/foresight.py).
 
 A row is pinned once for each step in flight that has it (pins.py). A step that does not fit is not
-pinned: the planner tries again later, or does the step in parts. Pins decide where rows are and
-never what they are, so a step whose pins were taken back gives the same bits, only slower.
+pinned: the planner tries again later, or does the step in parts. Pins decide the place of rows and
+never their content, so a step whose pins were taken back gives the same bits, only slower.
 """
 
 import threading
@@ -36,7 +36,7 @@ from embstore.score import PIN_ONE, PINS_MAX
 from embstore.storage.stored_rows import Located
 
 _OTHER_PINS = 2
-"""Pins that a slot may have besides those of steps: a collection's, and a hot set's."""
+"""Pins that a slot may have in addition to steps': a collection's, and a hot set's."""
 EVICTED_ROWS_MAX = 1024
 """Evicted at once, ahead of a plan: less than a millisecond of the engine thread."""
 _FOUND_MAX = 64
@@ -50,7 +50,7 @@ STAGES = ("note", "evict", "plan", "collect", "exchange", "insert")
 
 @dataclass
 class Work:
-    """What prefetching cost, in seconds by stage, and how many keys it was about."""
+    """The cost of prefetching, in seconds by stage, and the number of its keys."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     planned_keys: int = 0
@@ -81,14 +81,14 @@ class Use(NamedTuple):
     """A step's use of its rows, as the scores know it now."""
 
     rank: int
-    """Of its rows (embstore/score.py)."""
+    """The rank of its rows (embstore/score.py)."""
     ceiling: int
     """Rows of lower scores may leave for them."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where keys were when the pool had seen so many moves."""
+    """The slots of keys as of a number of moves of the pool."""
 
     keys: Array
     slots: Array
@@ -142,7 +142,7 @@ class Collection:
         if self._error is None:
             self._place()
         inserted = perf_counter()
-        with pool.storage.irreversible:  # what stays pending would be read all the same
+        with pool.storage.irreversible:  # rows that stay pending would be read all the same
             del pool.finder.arriving[0]
             if self._error is None:
                 pool.device.slots.arrive(pool.slots.memory, self._slots)
@@ -186,17 +186,17 @@ class Prefetch:
         self._buffers: list[Rows] = []
 
     def can_fit(self, count: int) -> bool:
-        """Return whether so many rows could be pinned if no others were; add slabs for them."""
+        """Return whether `count` rows could be pinned if no others were; add slabs for them."""
         while count > self.pool.pins.most and self.pool.evictor.grow():
             pass
         return count <= self.pool.pins.most
 
     def clear(self, batch: Batch, use: Use) -> int:
-        """Return how many rows should leave before a batch is planned, so that it finds free slots.
+        """Return the number of rows that should leave before a batch is planned.
 
-        Victims that must be logged cost many times what planning itself does; so they leave before,
-        a few at a time (`evict`), and calls run in between. Here, and not while steps are planned,
-        a pool gets slabs: they may come from another pool, whose rows then leave. Batches are
+        Victims that must be logged cost many times as much as planning itself; so they leave
+        before, a few at a time (`evict`), and calls run in between. A pool gets slabs here, and not
+        while steps are planned: they may come from another pool, whose rows then leave. Batches are
         cleared one after the other; call `forget_cleared` before the first.
         """
         begun = perf_counter()
@@ -219,14 +219,14 @@ class Prefetch:
         return wanted
 
     def _may_leave(self, rows: int, ceiling: int) -> bool:
-        """Return whether the next so many victims are below a ceiling."""
+        """Return whether the next `rows` victims are below a ceiling."""
         if rows <= 0 or ceiling == PIN_ONE:
             return True
         self.pool.scores.tick()
         return self.pool.scores.highest_of(rows) < ceiling
 
     def evict(self, rows: int) -> int:
-        """Evict some of so many rows; return how many are left.
+        """Evict some of `rows` rows; return how many are left.
 
         Raises
         ------
@@ -313,7 +313,7 @@ class Prefetch:
             pool.residency.insert_pending(keys, taken)
             pool.pins.pin(taken)
             pool.device.keys.set_slots(slots, places, taken)
-            pool.pins.pin(taken)  # until they have arrived, whatever becomes of the step
+            pool.pins.pin(taken)  # until they have arrived, even if the step ends
             self._planned.append((keys, taken))
 
     def begin(self) -> Collection | None:
@@ -329,7 +329,7 @@ class Prefetch:
         return collection
 
     def await_arrivals(self, pins: StepPins, own: Collection | None) -> None:
-        """Note in pins what they wait for: all that is under way."""
+        """Note in pins the arrivals that they wait for: all that are under way."""
         pins.collections = [c for c in self.pool.finder.arriving if isinstance(c, Collection)]
         pins.own = own
 
@@ -339,7 +339,7 @@ class Prefetch:
         self._pins -= 1
 
     def buffer(self, rows: int) -> Rows:
-        """Return a host buffer for so many rows of the pool."""
+        """Return a host buffer for `rows` rows of the pool."""
         layout = self.pool.layout
         for place, kept in enumerate(self._buffers):
             if len(kept) >= rows:

@@ -1,8 +1,8 @@
-"""Reads of a pool: rows gathered for a call, copies of rows for whoever asks.
+"""Reads of a pool: rows gathered for a call, and copies of rows.
 
 A call whose rows fit gathers from the slots; a larger one copies whole rows, part by part, into a
 buffer of its own, and gathers from there. Where the device's work is queued, a call gathers before
-it is known whether all rows are there (`look_up`, `begin_pooled`): as a rule they are, and the host
+it is known whether all rows are there (`look_up`, `begin_pooled`): usually they are, and the host
 waits once. A **peek** reads around the cache: resident rows where they are, others from storage,
 and no row comes, leaves or changes its score.
 """
@@ -49,8 +49,8 @@ class PoolReader:
         *,
         admit: bool,
     ) -> bool:
-        """Do a lookup without a batch, of keys that stand for so many accesses, if all is there;
-        else do nothing, and return False. Segments are as of `DeviceRows.look_up`.
+        """Do a lookup without a batch, of keys that stand for `accesses` accesses, if all rows are
+        there; else do nothing, and return False. Segments are as of `DeviceRows.look_up`.
 
         Where that is known by a wait only, it is not tried while lookups find rows missing.
         """
@@ -93,7 +93,7 @@ class PoolReader:
         """Queue the pooled gather of a batch of one segment, which is not synchronized yet; None
         where that gains nothing.
 
-        If no row is missing then, `end` ends it with what is returned; else nothing was done.
+        If no row is missing then, `end` ends it with the returned value; else nothing was done.
         """
         slots = self.finder.looked_at(batch) if self.device.is_queued else None
         if slots is None:
@@ -162,8 +162,8 @@ class PoolReader:
         return rows, self.device.memory.upload(np.arange(len(keys)))
 
     def look(self, keys: Keys) -> "Looked":
-        """Look for those of unique row keys that were ever written; what is not in the cache is
-        read when the rows are."""
+        """Look for the unique row keys that were ever written; rows outside the cache are read
+        later, by `Looked.read`."""
         self.finder.finish_arriving()
         memory = self.device.memory
         slots = memory.download(self.finder.locate(memory.upload(keys))[0])
@@ -202,7 +202,7 @@ class Looked:
     located: Located  # where these are
 
     def ask(self) -> None:
-        """Ask the disk for what is not in memory."""
+        """Prefetch the records on the disk that are not in memory."""
         self.stored.ask(self.located, self.copies)
 
     def read(self) -> tuple[Rows, NDArray[np.bool_]]:

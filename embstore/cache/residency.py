@@ -1,9 +1,9 @@
 """Residency: rows are brought to slots, and keys to the index, so that a call finds them there.
 
-`make_resident` changes where rows are and never what they are, so it may be refused (a full disk, a
-corrupt record, no memory on the device) with nothing lost. Victims leave first (eviction.py); then
-missing rows are read, one staging buffer of them after the other, into slots that no key leads to
-yet; then all keys are inserted at once. From there an error is irreversible: it fails the store.
+`make_resident` changes the place of rows and never their content, so it may be refused (a full
+disk, a corrupt record, no memory on the device) without a loss. Victims leave first (eviction.py);
+then missing rows are read, one staging buffer of them after the other, into slots that no key leads
+to yet; then all keys are inserted at once. From there an error is irreversible: it fails the store.
 
 A call with more unique keys than slots is done in **parts** that fit, one after the other.
 """
@@ -37,7 +37,7 @@ _RANKED_SLOTS = 1 << 16
 
 @dataclass(eq=False)
 class Residency:
-    """Which rows of one pool are in its slots. Engine thread only."""
+    """Brings rows of one pool to its slots. Engine thread only."""
 
     device: Device
     storage: PoolStorage
@@ -54,7 +54,7 @@ class Residency:
     exchange: Exchange | None = None
     """With level two, where there is one."""
     missed_rows: Counter[int] = field(default_factory=Counter)
-    """By the number of a table (`RowKeys`): rows that lookups have brought in."""
+    """Rows that lookups have brought in, by the number of a table (`RowKeys`)."""
 
     # Parts of a call
 
@@ -91,13 +91,12 @@ class Residency:
         None: they do not fit at once (`parts`), and nothing was done.
 
         A lookup passes its `batch`, by whose positions hits are counted, each once or as often as
-        `counts` says; a write, whose rows were as a rule just looked up, would distort the
-        counters.
+        `counts` says; a write, whose rows were usually just looked up, would distort the counters.
 
         Raises
         ------
         CapacityError : no room in the log for the victims.
-        CorruptTableError : a stored record is not what was written.
+        CorruptTableError : a stored record is damaged.
         """
         count, finder = len(keys), self.finder
         asked = None if self.exchange is None else self.exchange.asked(keys)
@@ -134,7 +133,7 @@ class Residency:
                 self._count_missed(absent_keys)
             fetched = self._fetch(absent_keys, victims, score)
             self.device.keys.set_slots(slots, places, fetched)
-        if hits is not None:  # asked for before, and known since that answer
+        if hits is not None:  # requested before, and known since that answer
             accesses, of_them_hits = hits()
             self.counters.count_lookup(
                 keys=count, missing=missing, accesses=accesses, hits=of_them_hits
@@ -144,7 +143,7 @@ class Residency:
         return slots
 
     def _count_missed(self, keys: Keys) -> None:
-        """Count row keys that a lookup brings in; those of a table are one after the other."""
+        """Count row keys that a lookup brings in; keys of one table are consecutive."""
         numbers = (keys & ~self.parameters.key_mask) >> KEY_BITS
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):
@@ -177,7 +176,7 @@ class Residency:
     def take(self, count: int, victims: Answer[Victims] | None) -> Slots:
         """Return slots for absent keys, whose victims leave.
 
-        victims : what `ask_victims` has returned for as many keys
+        victims : the answer of `ask_victims` for as many keys
 
         Raises
         ------
@@ -202,7 +201,7 @@ class Residency:
         self.count_hits(len(batch.unique_keys), count)
 
     def count_hits(self, keys: int, accesses: int) -> None:
-        """Count so many unique keys, whose rows were all there, and their accesses."""
+        """Count `keys` unique keys, whose rows were all there, and their accesses."""
         self.counters.count_lookup(keys=keys, missing=0, accesses=accesses, hits=accesses)
 
     # Rows that come later

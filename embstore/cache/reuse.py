@@ -1,23 +1,23 @@
-"""Reuse: how many of a pool's lookups would miss, for every number of slots, measured as they come.
+"""Reuse: the number of a pool's lookups that would miss with each number of slots, as measured.
 
-The **reuse time** of a lookup is how many keys the pool was asked for since the same key was asked
-for last. From their distribution follows the curve of misses by size (Hu et al., "Kinetic modeling
-of data eviction in cache", ATC 2016): a row that is not used stays in an LRU cache of c slots for a
-time T, the same for all rows on average, and while it moves from the newest place to the oldest,
-each place behind it is taken by a row that is reused later than that. So, with P(t) for the share
-of lookups whose reuse time is above t,
+The **reuse time** of a lookup is the number of keys looked up in the pool since the last lookup of
+the same key. From their distribution follows the curve of misses by size (Hu et al., "Kinetic
+modeling of data eviction in cache", ATC 2016): a row that is not used stays in an LRU cache of c
+slots for a time T, the same for all rows on average, and while it moves from the newest place to
+the oldest, each place behind it is taken by a row that is reused later than that. With P(t) for the
+share of lookups whose reuse time is above t,
 
     c = sum of P(t) over t in [0, T)        misses = P(T)
 
 That holds for skewed traffic, and for scans and loops. Times are kept for a **spatial sample** of
 the keys, chosen by a hash, so that a key of the sample has all of its lookups (SHARDS: Waldspurger
-et al., FAST 2015). When there are too many keys, those go that were not used for longer than a row
-stays in the largest cache there can be: their next use is a miss in any. If that is not enough, the
-sample is halved. How many lookups there were is counted exactly; what a sample has more or less of
-them are a few hot keys as a rule, which hit in any cache (SHARDS_adj).
+et al., FAST 2015). When there are too many keys, keys are dropped that were not used for longer
+than a row stays in the largest possible cache: their next use is a miss in any. If that is not
+enough, the sample is halved. The number of lookups is counted exactly; the difference of the
+sample's number is usually due to a few hot keys, which hit in any cache (SHARDS_adj).
 
-Other policies miss other rows than LRU does, and look-ahead fewer: there the curve says which pool
-needs slots more, and not how many misses there will be.
+Other policies miss other rows than LRU does, and look-ahead fewer: there the curve shows which pool
+needs slots more, and not the number of misses.
 
 Rejected: reuse distances (distinct keys in between), which give the curve of LRU exactly. They take
 a tree of all times of the sample, and time that grows with its logarithm.
@@ -35,7 +35,7 @@ from embstore.host.key_table import lower, new_table
 Floats = NDArray[np.float64]
 
 _KEYS_MAX = 1 << 13
-"""Of a sample, in 256 KiB: curves of skewed traffic are right to about a hundredth."""
+"""Keys of a sample, in 256 KiB: curves of skewed traffic are right to about a hundredth."""
 _ALL = (1 << 63) - 1
 _FADING_SHIFT = 2
 
@@ -60,7 +60,7 @@ class MissCurve:
     slots: Floats
     """(p,) ascending."""
     misses: Floats
-    """(p,) never rising: of the lookups so many miss in a cache of so many slots."""
+    """(p,) never rising: the number of lookups that miss in a cache, by its slots."""
 
     def at(self, slots: float | Floats) -> Floats:
         """Return the misses at some numbers of slots."""
@@ -72,7 +72,7 @@ class Reuse:
 
     Parameters
     ----------
-    slots_max : of the largest cache that is asked about
+    slots_max : slots of the largest cache of the curve
     """
 
     def __init__(self, slots_max: int, *, keys_max: int = _KEYS_MAX) -> None:
@@ -87,7 +87,7 @@ class Reuse:
         self._table = new_table(2 * keys_max)
         self._taken = 0
         self._histogram = np.zeros(PLACES, np.int64)
-        self._lookups = 0  # those of `_histogram`
+        self._lookups = 0  # in `_histogram`
         self._call_began = 0
 
     def note(self, number: int, keys: Keys) -> None:
@@ -106,12 +106,12 @@ class Reuse:
         self._lookups += start
 
     def end_call(self) -> None:
-        """Know that what was noted since the last call was one."""
+        """End a call: the lookups noted since the last end were one."""
         self.largest_call = max(self.largest_call, self.clock - self._call_began)
         self._call_began = self.clock
 
     def _make_room(self, now: int) -> None:
-        """Drop keys that nothing can be learned from, or half of them."""
+        """Drop keys whose next use is a miss in any cache, or half of all keys."""
         oldest = now - 2 * self._longest_stay()
         if oldest > 0:
             self._taken = lower(self._table, oldest, 0)
@@ -144,7 +144,7 @@ class Reuse:
         return MissCurve(float(misses[0]), slots, misses)
 
     def fade(self) -> None:
-        """Let what was measured so far count for three quarters."""
+        """Weight the measurements so far by three quarters."""
         self._histogram -= self._histogram >> _FADING_SHIFT
         self._lookups -= self._lookups >> _FADING_SHIFT
         self.largest_call -= self.largest_call >> _FADING_SHIFT

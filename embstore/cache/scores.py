@@ -10,13 +10,13 @@ newest clock: it is never the next one itself, however often the rows around it 
 Counting from 1, it would be, and two new rows in turn would push each other out of a cache full of
 rows used twice.
 
-A row that an announced step will use is *foreseen*: it is above all others, and among those the one
-whose use is farthest leaves first (Belady's order, as far as it is known). The count survives
-underneath.
+A row that an announced step will use is *foreseen*: it is above all others, and among foreseen rows
+the one whose use is farthest leaves first (Belady's order, as far as it is known). The count
+survives underneath.
 
 Victims are selected for many evictions at once, because selection reads every score: the slots of
 lowest score are queued in ascending order with their scores. A queued slot whose score has changed
-was touched, or has another row by now, and is skipped. Under LRU the queue is exact: whatever is
+was touched, or has another row by now, and is skipped. Under LRU the queue is exact: a slot that is
 touched later scores above everything in it. Elsewhere new rows may score below the end of the
 queue; it is kept short instead. Foreseen rows are queued until ranks change, or many others have
 been touched, which are below all of them.
@@ -37,13 +37,13 @@ from embstore.score import CLOCK_BITS, COUNT_KEEP, COUNT_NONE, COUNT_UP, FORESEE
 
 _LOOKED_AT = 64
 _LOWERED_SHARE = 64
-"""Foreseen rows are queued until one slot in so many has been touched."""
+"""Foreseen rows are queued until 1/n of the slots have been touched."""
 _DIGIT_BITS = 16
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
-"""Of queued slots one in so many more is read than are needed, and so many."""
+"""Queued slots read beyond the needed ones: 1/n of these, and a few more."""
 
 Victims = tuple[Slots, SlotContents]
-"""Slots, and what is in them."""
+"""Slots, and their contents."""
 Levels = Callable[[Keys], NDArray[np.int64]]
 """Returns the levels of row keys, which fit a count."""
 
@@ -64,13 +64,13 @@ class Scores:
     _lowered: int = 0  # rows that may be below the foreseen ones that are queued
 
     def go_by(self, policy: Policy) -> None:
-        """Have rows leave by another policy; what touches they have had counts no more."""
+        """Have rows leave by another policy; their earlier touches count no more."""
         self.policy, self._touches = policy, 0
         self.forget()
 
     @property
     def first_score(self) -> int:
-        """Of a row that comes, and is touched by the running call."""
+        """The score of a row that comes, and is touched by the running call."""
         return self.clock | (self.policy.counting == COUNT_UP) << CLOCK_BITS
 
     def begin_call(self, slots: Array | Slots, touched: int) -> int:
@@ -82,7 +82,7 @@ class Scores:
         return score
 
     def tick(self) -> None:
-        """Begin a call, or a part of one: what was touched before may be evicted again."""
+        """Begin a call, or a part of one: slots touched before may be evicted again."""
         self.clock += 1
 
     def touch(self, slots: Array | Slots, touched: int) -> None:
@@ -152,9 +152,9 @@ class Scores:
 
     def victims(self, count: int, begun: Answer[Victims] | None = None) -> Victims:
         """Return `count` resident slots of lowest score that the running call has not touched, and
-        what is in them.
+        their contents.
 
-        begun : what `ask_victims` of as many has returned in this call, after all that it touched
+        begun : the answer of `ask_victims` for as many in this call, asked after all its touches
         """
         found: list[Victims] = []
         while count > 0:
@@ -186,14 +186,14 @@ class Scores:
                 return 0 if score & FORESEEN else score >> CLOCK_BITS
 
     def ask_victims(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for up to `count` slots from the queue that are still what was queued.
+        """Ask for up to `count` slots from the queue that are unchanged since they were queued.
 
         The answer takes them, with those before them.
 
         with_rows : as in `DeviceSlots.read_slots`
         """
         last = self._next + _seen(count)
-        # To look at too few first is a wait more.
+        # Looking at too few first costs another wait.
         is_short = len(self._queue) < last
         is_old = self._lowered > self.slots.count // _LOWERED_SHARE
         if is_short or (is_old and self._queued_scores[last - 1] >= FORESEEN):
@@ -210,7 +210,7 @@ class Scores:
         return int(here.scores[-1]) if len(slots) == count else PIN_ONE
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for what is in the next of the queue. Some more are read, for some have changed."""
+        """Ask for the contents of the next slots of the queue, and some more: some have changed."""
         queue, begin = self._queue, self._next
         seen = slice(begin, begin + _seen(count))
         slots, scores = queue[seen], self._queued_scores[seen]

@@ -1,14 +1,12 @@
-"""Sizes: what the pool of a layout takes of a budget. A function of both, and of nothing that
-happened.
+"""Sizes: a pool's part of a budget. A function of layout and budget alone, and not of past events.
 
 A slab is a sixty-fourth of the budget, within bounds: small enough to share fairly, large enough to
 be few. Everything of a slot counts: its row, its metadata and its share of the index; and so does
 the staging buffer through which a pool's missing rows come in.
 
-Where the cache has a level two, its rows are in the host's memory, and all else of its slots, some
+Where the cache has a level two, its rows are in the host's memory, and the rest of its slots, some
 40 bytes each, in the device's. That counts here as well: each slot of level one carries its share.
-It is half at most of what the budget has beyond one slab, which limits level two where rows are
-short.
+It is at most half of the budget beyond one slab, which limits level two where rows are short.
 """
 
 from dataclasses import dataclass, replace
@@ -21,17 +19,17 @@ _SLABS = 64
 _SLAB_BYTES_MIN = 8 << 10
 _SLAB_SLOTS_MIN = 4
 _STAGING_SHARE = 32
-"""Of the budget, one part in so many at most is a pool's staging."""
+"""A pool's staging is at most 1/n of the budget."""
 _FREE_BYTES = 4
-"""Of a slot in the free list, on the host."""
+"""Bytes of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
 _BELOW_SHARE = 2
-"""Of the budget, one part in so many at most is level two's."""
+"""Level two's metadata is at most 1/n of the budget."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a pool of some layout takes of a budget."""
+    """The sizes of a pool of some layout, for a budget."""
 
     slot_bytes: int
     slab_slots: int
@@ -47,7 +45,7 @@ class Sizes:
         return self.slab_slots * self.slot_bytes
 
     def with_slabs(self, slab_slots: int, budget_bytes: int) -> "Sizes":
-        """Return those of a level without index and staging, with slabs of so many slots."""
+        """Return the sizes of a level without index and staging, with other slabs."""
         slab_bytes = slab_slots * self.slot_bytes
         slots_max = max(budget_bytes // slab_bytes, 1) * slab_slots
         return replace(self, slab_slots=slab_slots, slots_max=slots_max, least_bytes=slab_bytes)

@@ -1,13 +1,13 @@
-"""The slots of a pool: they come and go by slabs, and are free or have a row.
+"""The slots of a pool: they are added and removed by slabs, and are free or have a row.
 
-How many there may be follows from the arena's budget (`Sizes`); the arena decides when one slab
-more may come, and when some must go (arena.py). Slots keep their numbers, whatever becomes of the
-budget: slabs are added at the end and removed from there. The index is as large as the slots need,
-and is built again where it is not.
+Their number is bounded by the arena's budget (`Sizes`); the arena decides when one slab more may
+come, and when some must go (arena.py). Slots keep their numbers when the budget changes: slabs are
+added at the end and removed from there. The index is as large as the slots need, and is built again
+where it is not.
 
 The list of free slots is on the host, which alone takes and frees them. Slots that were taken stay
-in their places of the list until others are freed, so that the last ones can be put back. What is
-in the slots, and how rows leave them, is not known here (eviction.py).
+in their places of the list until others are freed, so that the last ones can be put back. The
+contents of slots, and rows that leave them, are the business of eviction.py.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ class PoolSlots:
         return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes)
 
     def expect(self, memory_bytes: int | None) -> None:
-        """Make the index no larger than so many bytes of slots need, as long as there are not more
+        """Make the index no larger than `memory_bytes` of slots need, as long as there are not more
         slots; None: than the whole budget needs."""
         most = self.sizes.slots_max
         if memory_bytes is not None:
@@ -133,7 +133,7 @@ class PoolSlots:
     # Contents
 
     def contents(self) -> SlotContents:
-        """Return what is in every slot."""
+        """Return the contents of every slot."""
         return self._device.slots.read_range(self.memory, 0, self.count)
 
     @property
@@ -180,7 +180,7 @@ class PoolSlots:
 
     def first_of_slice(self) -> int:
         """Return the first slot of a part of the last slab that is small enough to be vacated
-        beside calls; of the whole slab, where the device cannot free less."""
+        between calls; of the whole slab, where the device cannot free less."""
         slab = self.first_of_last_slabs(1)
         if not self._device.memory.frees_parts:
             return slab

@@ -1,12 +1,12 @@
 """Splitting a budget between pools so that as few lookups as possible miss, given their curves.
 
 The budget is cut into `UNITS` equal parts. For pools taken one after the other, the fewest misses
-with so many units are found for every number of units:
+are found for every number of units:
 
     fewest[p][u] = min over v of fewest[p - 1][u - v] + misses of pool p with v units
 
-which is right for curves with steps, too, as loops have: to give the next unit to whoever gains
-most by it would never climb one.
+which is right for curves with steps, too, as loops have: giving the next unit to the pool that
+gains most by it would never climb one.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Writes of a pool: gradients summed, rows made ready, changed, and logged.
 
-A write is prepared before the first row changes: what can be refused is refused there. Rows that
-fit are made resident; a larger write only reserves room in the log, and is done in parts.
+A write is prepared before the first row changes: refusals come there. Rows that fit are made
+resident; a larger write only reserves room in the log, and is done in parts.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from embstore.storage.storage import PoolStorage
 _LOOKED_AT = 1 << 16
 """Slots that are read at once for those that are dirty."""
 PIECE_BYTES = 2 << 20
-"""Of rows that are logged at once, while calls wait."""
+"""Bytes of rows that are logged at once, while calls wait."""
 
 
 class Place(NamedTuple):
-    """How far a pass over the slots of all levels is."""
+    """The progress of a pass over the slots of all levels."""
 
     level: int
     """0 of level one, 1 of level two."""
@@ -67,7 +67,7 @@ class PoolWriter:
         self._sums: Array = self.device.memory.allocate(0, VALUE, width=self.layout.dim)
 
     def add_level(self, evictor: Evictor) -> None:
-        """Log what is dirty in level two, too."""
+        """Log the dirty rows of level two, too."""
         self._levels.append(evictor)
 
     def begin(
@@ -143,11 +143,11 @@ class PoolWriter:
     ) -> None:
         """Let `change(slots, low, high)` change the rows of keys[low:high], part by part.
 
-        `prepared` is what `prepare` returned. A failure from here on leaves the store half written:
+        `prepared` is the result of `prepare`. A failure from here on leaves the store half written:
         the caller has made it irreversible.
         """
         self._count_dirty(len(keys))
-        self._fix_arenas(True)  # room was reserved for the rows that are where they are
+        self._fix_arenas(True)  # room was reserved for the rows in their current places
         try:
             if prepared is not None and prepared.moves == self.finder.moves:
                 change(prepared.slots, 0, len(keys))
@@ -166,10 +166,10 @@ class PoolWriter:
             level.arena.is_fixed = is_fixed
 
     def dirty_range(self, at: Place) -> tuple[Place | None, Keys]:
-        """Return the row keys in dirty slots from a place on, of so many slots as are looked at in
-        well under a millisecond, and the first place that was not; None: there is none.
+        """Return the row keys in dirty slots from a place on, among as many slots as are read in
+        well under a millisecond, and the next place; None: there is none.
 
-        at : FIRST, or what was returned before; there may be fewer slots since
+        at : FIRST, or the place returned before; there may be fewer slots since
         """
         level, low = self._levels[at.level], at.slot
         high = max(low, min(low + _LOOKED_AT, level.slots.count))
@@ -212,11 +212,11 @@ class PoolWriter:
         return count
 
     def flush_range(self, at: Place, table_id: int | None = None) -> tuple[Place | None, int]:
-        """Log dirty rows in slots from a place on, of one table or of all, what takes a few
-        milliseconds; return the first place that was not looked at, and how many rows were logged.
+        """Log dirty rows in slots from a place on, of one table or of all, for a few milliseconds;
+        return the next place, and the number of rows logged.
 
-        A pass over all slots of a level finds out how many rows are dirty at most: those that have
-        become so since it began.
+        A pass over all slots of a level bounds the number of dirty rows: only rows that have become
+        dirty since it began.
 
         Raises
         ------

@@ -15,19 +15,19 @@ keys of one table are consecutive as well; a **segment** is one table's share of
 
 **Where arrays are.** An `Array` is in the device's memory: a NumPy array on the CPU, an address
 range on a GPU that the host cannot read. The cache slices it, takes its length and passes it on.
-Arrays with other annotations are on the host; those of a caller of the store (keys, gradients,
+Arrays with other annotations are on the host; arrays of a caller of the store (keys, gradients,
 outputs) may also be in the device's memory, where `adopt` accepts them. Host arrays are
 C-contiguous; those that are only read may be read-only.
 
-**When results are known.** A GPU's work is queued, and the host waits once a call. So `unique`,
-`probe` and `sum_by_key` return nothing that a kernel computes: `synchronize` waits, and then the
-batch has the number of unique keys, of absent keys, and what is wrong with the call. Until then a
-batch is as long as its positions, and a key outside its table does no harm in a kernel. What is
+**When results are known.** A GPU's work is queued, and the host waits once a call. Therefore
+`unique`, `probe` and `sum_by_key` return nothing that a kernel computes: `synchronize` waits, and
+then the batch has the number of unique keys, of absent keys, and the errors of the call. Until then
+a batch is as long as its positions, and a key outside its table does no harm in a kernel. Work
 queued before (`begin_gather_pooled`, `touch` of a batch) is done only if nothing is missing or
 wrong. Every other method that returns a number or a host array waits for it.
 
-Some methods return an **answer**, a function: called, once, it returns what a kernel found out, and
-waits if nobody has since. Whoever asks several questions before the first answer waits once.
+Some methods return an **answer**, a function: called, once, it returns a kernel's result, and waits
+if no wait has come since. A caller that asks several questions before the first answer waits once.
 
 Where work is not queued (`is_queued`), the result of `unique` is in scratch memory, and valid until
 the next `unique`. Nothing here allocates per key once scratch memory has grown. Arguments have been
@@ -62,7 +62,7 @@ from embstore.layout import Layout
 
 
 class DeviceKeys(Protocol):
-    """Keys of a call, the index, and what kernels find out about a batch."""
+    """Keys of a call, the index, and the findings of kernels about a batch."""
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
         """Encode and de-duplicate the keys of a call.
@@ -138,11 +138,11 @@ class DeviceKeys(Protocol):
 class DeviceRows(Protocol):
     """Rows: read, summed and updated for a call; copied to and from the host for the cache.
 
-    `rows` are those of a SlotMemory, or of `allocate_rows`.
+    `rows` come from a SlotMemory, or from `allocate_rows`.
     """
 
     look_up_keys_max: int
-    """Of a lookup without a batch. With more, to make keys unique pays."""
+    """Keys of a lookup without a batch, at most. With more, it pays to make keys unique."""
 
     def gather(
         self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
@@ -201,8 +201,8 @@ class DeviceRows(Protocol):
     ) -> Callable[[], None] | None:
         """Queue it before the batch is synchronized.
 
-        It is done if the batch then has no key outside its table and none without a slot: call what
-        is returned, which fills an output of the host. None: nothing is gained by it here.
+        It is done if the batch then has no key outside its table and none without a slot: call the
+        returned function, which fills an output of the host. None: this device gains nothing by it.
         """
 
     def sum_by_key(
@@ -221,10 +221,10 @@ class DeviceRows(Protocol):
         nothing is wrong with any part: no key without a slot or outside its table, no large sum.
 
         Returns whether the rows are changed, once that is known, which is before they are. Each
-        batch is synchronized then. None: nothing is gained by it here.
+        batch is synchronized then. None: this device gains nothing by it.
 
-        Gradients in the device's memory are read until the work is done; those of a caller until
-        the answer.
+        Gradients in the device's memory are read until the work is done; a caller's until the
+        answer.
         """
 
     def apply(
@@ -266,12 +266,12 @@ class DeviceRows(Protocol):
     def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
         """Yield the rows of slots piece by piece: which of `slots`, host rows, places in them.
 
-        The host rows are valid until the next piece is asked for.
+        The host rows are valid until the next piece is requested.
         """
 
 
 class DeviceSlots(Protocol):
-    """What is in slots beside rows: keys, scores, pins and flags; and which slots are victims.
+    """The metadata of slots: keys, scores, pins and flags; and the choice of victims.
 
     The fields of a score are described in `embstore.score`.
     """
@@ -297,13 +297,13 @@ class DeviceSlots(Protocol):
     def read_slots(
         self, memory: SlotMemory, slots: Slots, *, with_rows: bool = False
     ) -> Answer[SlotContents]:
-        """Return what is in slots.
+        """Return the contents of slots.
 
         with_rows : their rows too, where a wait costs more than to copy them
         """
 
     def read_range(self, memory: SlotMemory, low: int, high: int) -> SlotContents:
-        """Return what is in slots [low, high). Waits."""
+        """Return the contents of slots [low, high). Waits."""
 
     def touch(
         self,
@@ -320,11 +320,11 @@ class DeviceSlots(Protocol):
         batch : where work is queued: the slots are those that were probed for it; they are scored
             if, once it is synchronized, none is missing and no key outside its table; `always`:
             those that are there, in any case
-        counting : what becomes of the count: COUNT_NONE 0, COUNT_UP one more (saturating),
+        counting : the new count: COUNT_NONE 0, COUNT_UP one more (saturating),
             COUNT_KEEP what it was
 
-        Bits 52..63 stay. A FORESEEN slot is so no longer: what the running call has touched is
-        never its victim.
+        Bits 52..63 stay. A FORESEEN slot loses that mark: a slot that the running call has touched
+        is never its victim.
         """
 
     def set_counts(
@@ -378,7 +378,7 @@ class DeviceSlots(Protocol):
 
 
 class DeviceLevels(Protocol):
-    """What a device does between two levels of the cache (cache/exchange.py)."""
+    """A device's work between two levels of the cache (cache/exchange.py)."""
 
     @property
     def below(self) -> "Device":
@@ -423,11 +423,11 @@ class DeviceLevels(Protocol):
 
 
 class Device(Protocol):
-    """What the cache needs of a device."""
+    """The interface of a device for the cache."""
 
     name: str
     is_queued: bool
-    """What is done here is known later: when it has been waited for."""
+    """Results are known later: when they have been waited for."""
 
     memory: DeviceMemory
     keys: DeviceKeys
@@ -436,7 +436,7 @@ class Device(Protocol):
 
     @property
     def levels(self) -> DeviceLevels | None:
-        """What it does between two levels; None: the cache has one, in the host's memory."""
+        """Its work between two levels; None: the cache has one level, in the host's memory."""
 
     @property
     def is_lost(self) -> bool:
@@ -446,7 +446,7 @@ class Device(Protocol):
         """Wait for all that is queued: when it is done, nothing refers to a caller's arrays."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what an operator wants to know of the device: model, memory, versions."""
+        """Return facts of the device for operators: model, memory, versions."""
 
     def warm_up(self) -> None:
         """Compile every kernel, so that no later call waits for a compiler."""

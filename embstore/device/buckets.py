@@ -12,11 +12,11 @@ _STASH_COUNT_BYTES = 8
 
 
 def bucket_count(slot_count: int) -> int:
-    """Return the buckets of an index of so many slots."""
+    """Return the number of buckets of an index of `slot_count` slots."""
     return max(1, -(-3 * slot_count // (2 * BUCKET_WIDTH)))
 
 
 def index_bytes(slot_count: int) -> int:
-    """Return the bytes of an index of so many slots: buckets, stash, and the stash's count."""
+    """Return the bytes of an index of `slot_count` slots: buckets, stash, and the stash's count."""
     places = bucket_count(slot_count) * BUCKET_WIDTH + STASH_KEYS
     return places * (KEY_BYTES + SLOT_BYTES) + _STASH_COUNT_BYTES

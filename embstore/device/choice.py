@@ -1,4 +1,4 @@
-"""Which device a name means, "cpu", "cuda:0" or "auto"; and how much of it "80%" is.
+"""The device of a name, "cpu", "cuda:0" or "auto"; and a share of its memory, as "80%".
 
 Each device's module is imported when it is chosen: the CPU's imports LLVM's loader, a GPU's CuPy.
 """
@@ -15,7 +15,7 @@ _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?)\s*%")
 
 
 def is_device_name(name: Any) -> bool:
-    """Return whether this is a name that `open_device` accepts, whatever the machine has."""
+    """Return whether `open_device` accepts this name, on a machine with such a device."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None
 
 
@@ -48,7 +48,7 @@ def open_device(name: Any, threads: int | None) -> Device:
 
 
 def memory_share(text: Any) -> float | None:
-    """Return 0.8 of "80%", a share of a device's memory; None of what is none."""
+    """Return 0.8 for "80%", a share of a device's memory; None where it is no share."""
     match = _SHARE.fullmatch(text.strip()) if isinstance(text, str) else None
     share = float(match[1]) / 100 if match else 0.0
     return share if 0 < share <= 1 else None

@@ -6,8 +6,8 @@
     cpu_rows     rows of a call, of the cache
     cpu_slots    keys, scores and flags of slots, victims
 
-This module imports LLVM's loader; the package `embstore.device` does not, so whoever chooses the
-device imports this file when it is chosen.
+This module imports LLVM's loader; the package `embstore.device` does not, so this file is imported
+only when the device is chosen.
 """
 
 import os

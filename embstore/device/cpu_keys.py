@@ -1,7 +1,6 @@
 """Keys on the CPU: a call made unique in one pass, and the index.
 
-What is answered is known when it is asked: `repeat(it).__next__` returns it, and is no function of
-Python.
+Every answer is known at once: `repeat(it).__next__` returns it, and is no function of Python.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from embstore.kernels.unique import unique
 
 _NO_COUNTS = np.empty(0, np.int64)
 _KEY_MOVED_BYTES = 64
-"""Of memory that a key's probe reads: a bucket."""
+"""Bytes of memory that a key's probe reads: a bucket."""
 
 
 @dataclass
@@ -42,7 +41,7 @@ class CpuKeys:
         self._work = work
         # Above everything in the table of `unique`; see embstore.arithmetic.compiled.
         self._unique_base = 1
-        # 0, 1, 2, ...: what `distinct` gives its batches parts of. It is replaced, never written.
+        # 0, 1, 2, ...: `distinct` gives its batches parts of it. It is replaced, never written.
         self._ids = np.empty(0, np.int32)
 
     def unique(self, segments: Sequence[tuple[int, int, Keys]]) -> CpuBatch:
@@ -58,7 +57,7 @@ class CpuKeys:
             id_bounds=np.empty(len(segments) + 1, np.int64),
         )
         base = self._unique_base
-        self._unique_base += count  # first: what the table has at this base is never seen again
+        self._unique_base += count  # first: the table's entries at this base are never seen again
         batch.found.outside = unique(
             addresses(keys),
             bounds,
@@ -84,7 +83,7 @@ class CpuKeys:
         return CpuBatch(unique_keys=row_keys, inverse=inverse, bounds=bounds, id_bounds=bounds)
 
     def again(self, batch: Batch) -> Batch:
-        return batch  # what is found out about it is set by every call that finds it
+        return batch  # every call sets its own findings in it
 
     def _first_ids(self, count: int) -> NDArray[np.int32]:
         if count > len(self._ids):

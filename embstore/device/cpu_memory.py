@@ -23,7 +23,7 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
 
 METADATA_BYTES = 8 + 8 + 1
-"""Of a slot, beside its row: key, score, flag."""
+"""Bytes of a slot without its row: key, score, flag."""
 _SHARED = mmap.PAGESIZE
 """Slots beyond those that are dropped: pages that they share with slots dropped before are released
 too, and a page has no more slots than bytes."""

@@ -15,7 +15,7 @@ from embstore.kernels import select_victims as victim_kernels
 from embstore.kernels import slots as slot_kernels
 
 _SLOT_READ_BYTES = 16
-"""Of memory that counting reads of a slot: score and key."""
+"""Bytes of a slot that counting reads: score and key."""
 
 
 class CpuSlots:

@@ -1,4 +1,4 @@
-"""What the CPU's kernels run on: a few threads, and scratch memory that only grows.
+"""Threads and scratch memory of the CPU's kernels: a few threads, and memory that only grows.
 
 A large call is cut into ranges of equal work; each element of a result is computed by one thread in
 the order that the contract fixes, so the bits do not depend on the threads. Small calls run in the
@@ -40,7 +40,7 @@ class CpuWork(Workers):
     def take(self, name: str, count: int, dtype: Any, zeroed: bool = False) -> NDArray[Any]:
         """Return (count,) scratch of that name, new where the last was too short.
 
-        zeroed : what is new is zeros; what is old is as it was left
+        zeroed : a new array is zeros; an old one has its last content
         """
         array = self._scratch.get(name)
         if array is None or len(array) < count:

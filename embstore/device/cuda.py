@@ -4,17 +4,17 @@ CuPy from 14.2 to below 15 works, for CUDA 12 and 13. It is used as a thin inter
 plain allocations (no pool), three streams of our own that do not wait for the default
 stream, events without timing, and kernels compiled from the text of `embstore/kernels`.
 
-**Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to whatever
-options it is given; NVRTC takes the last one, so denormals would be flushed, against the contract
-(cupy issue 9576). So NVRTC is called with our options by a function that adds none. All kernels
-compile in one or two seconds, once a process: a cache of our own would not be worth its files.
+**Compilation.** `RawModule`, and with it CuPy's cache on disk, appends `-ftz=true` to all options;
+NVRTC takes the last one, so denormals would be flushed, against the contract (cupy issue 9576).
+Therefore NVRTC is called with our options by a function that adds none. All kernels compile in one
+or two seconds, once a process: a cache of our own would not be worth its files.
 
 **Counts and sorts** are ours (`common.cuh`, `group.cu`): CuPy's allocate from its pool, which a
 caller may share, or end by waiting for the stream.
 
 **Devices and threads.** The current device belongs to a thread, and the thread to the caller, who
-may be using another device: every call sets ours and puts back what it found, and sets nothing
-where it found ours.
+may be using another device: every call sets ours and restores the previous one, and sets nothing
+where ours is current.
 
 Freeing device or pinned memory waits for the device; so memory may be freed while queued work still
 uses it, and should not be freed in the middle of a call.
@@ -54,7 +54,7 @@ _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
 _NOT_EXPORTED = (1, 2, 205, 801)
 """cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorMapBufferObjectFailed,
-cudaErrorNotSupported: what is not exported harms nothing."""
+cudaErrorNotSupported: a failed export harms nothing."""
 _SUCCESS, _NOT_READY = 0, 600
 _LEGACY_STREAM = 1
 """cudaStreamLegacy, the default stream, as `__cuda_array_interface__` names it too."""
@@ -393,7 +393,7 @@ class _Pinned(cupy.cuda.PinnedMemory):  # type: ignore[misc]  # CuPy has no type
 
 
 def _is_pinned(array: NDArray[Any]) -> bool:
-    """Return whether an array is a view of what `allocate_host` returned."""
+    """Return whether an array is a view of memory from `allocate_host`."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,4 +1,4 @@
-"""What a device is and has; each kind of device knows some of it (`Device.facts`)."""
+"""The facts of a device; each kind of device knows some of them (`Device.facts`)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A GPU: what is launched for each method of the Device protocol, and with what.
+"""A GPU: the launches, and their arguments, of each method of the Device protocol.
 
 The kernels are the `.cu` files of `embstore/kernels`; each states its formula, and the modules here
 are about the order of work and where its arrays are. Work is queued in the runtime (`runtime.py`);
@@ -13,7 +13,7 @@ the host waits where the protocol says that a result is known, once a call when 
     gpu_keys     unique, probe, the index             slabs     memory of slots
     gpu_rows     gather, optimizers, misses
     gpu_sums     sums of gradients by key
-    gpu_slots    what is in slots, victims
+    gpu_slots    contents of slots, victims
     gpu_levels   rows that go down to level two and come up
 
 Several tables of a pool cost one launch of each kernel, not one each.
@@ -73,7 +73,7 @@ class GpuDevice:
         return self.runtime.facts() | {"scratch_bytes": self.work.scratch.allocated_bytes}
 
     def warm_up(self) -> None:
-        """Compile every kernel, those of the host too, which reads and writes rows of storage."""
+        """Compile every kernel, also of the host, which reads and writes rows of storage."""
         self.runtime.compile(VERBS)
         compile_kernels()
 

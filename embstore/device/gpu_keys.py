@@ -1,10 +1,10 @@
 """Keys on a GPU: a call made unique and looked up in the index; the index itself.
 
-Only what needs each key once, or by its first occurrence, is made unique: lookups and updates that
-miss, calls larger than the cache, pooled lookups, `put_rows` and `read_rows`, several ranks, sums
-that are refused. `unique` is three kernels (`unique.cu`), `group` works with slots instead
-(`gpu_positions.py`); the host learns how many unique keys there are when the batch is synchronized.
-Keys to insert or erase come from the host, which has read or evicted their rows.
+Only calls that need each key once, or by its first occurrence, make keys unique: lookups and
+updates that miss, calls larger than the cache, pooled lookups, `put_rows` and `read_rows`, several
+ranks, sums that are refused. `unique` is three kernels (`unique.cu`), `group` works with slots
+instead (`gpu_positions.py`); the host learns how many unique keys there are when the batch is
+synchronized. Keys to insert or erase come from the host, which has read or evicted their rows.
 """
 
 from collections.abc import Sequence

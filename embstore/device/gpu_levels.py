@@ -1,7 +1,7 @@
-"""Rows that change levels of the cache: what is launched to find them, and to exchange them.
+"""Rows that change levels of the cache: the launches that find and exchange them.
 
-How many keys are missing, how many neither level has, and which rows leave for them is found out on
-the device, by one kernel after the other. So it can be asked before the host knows that any are
+The device finds the number of missing keys, the number that neither level has, and the rows that
+leave for them, by one kernel after the other. This can be queued before the host knows that any are
 missing, and the host waits for all of it once (`exchange.cu`).
 """
 
@@ -113,5 +113,5 @@ class GpuLevels:
             np.int64(n), np.int64(first_up), np.int64(first_down), np.int64(score),
             np.int64(below_score), left_keys,
         )  # fmt: skip
-        self.work.runtime.submit()  # what follows, reads of files too, goes on meanwhile
+        self.work.runtime.submit()  # later work, reads of files too, goes on meanwhile
         return left_keys

@@ -1,6 +1,6 @@
 """Memory of a GPU: slots and the index are allocated for long, calls take scratch memory.
 
-What a call needs is some 100 bytes a key, and its rows, gradients and sums (`scratch.py`).
+A call needs some 100 bytes a key, and its rows, gradients and sums (`scratch.py`).
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import Layout
 
 RESERVE_BYTES = 2 << 30
-"""Memory beside the cache: a lookup and an update of a million keys and rows of 128 fp32 on the
+"""Memory outside the cache: a lookup and an update of a million keys and rows of 128 fp32 on the
 host take three quarters of it."""
 
 
@@ -139,7 +139,7 @@ class GpuMemory:
     ) -> DeviceArray | None:
         try:
             interface = getattr(array, "__cuda_array_interface__", None)
-        except Exception as exc:  # whatever its library says, as PyTorch of what needs gradients
+        except Exception as exc:  # of its library, as PyTorch's for tensors with gradients
             raise InvalidArgumentError(f"expected an array that may be read: {exc}") from exc
         if interface is None:
             return None
@@ -164,12 +164,12 @@ class GpuMemory:
     def _have_waited_for(self, array: Any) -> None:
         """Have COMPUTE follow the stream that an array's library uses now, in this thread.
 
-        Only DLPack tells a library whom to order its work for: PyTorch's
-        `__cuda_array_interface__` names no stream, and its tensors may be a side stream's.
+        Only DLPack names the stream for which a library orders its work: PyTorch's
+        `__cuda_array_interface__` names none, and its tensors may be a side stream's.
         """
         try:
             array.__dlpack__(stream=self._work.runtime.compute_stream)
-        except Exception as exc:  # whatever a library raises
+        except Exception as exc:  # any error of a library
             raise InvalidArgumentError(
                 f"expected an array that its library gives away by DLPack: {exc}"
             ) from exc

@@ -17,7 +17,7 @@ from embstore.device.slabs import Slabs
 from embstore.device.values import Batch, IndexArrays
 
 _DIGIT_BITS = 8
-"""Of a pass of the sort; `group.cu` has the same."""
+"""Bits of a pass of the sort; `group.cu` has the same."""
 _LARGE = 1 << 18
 """Values that `group_large` sorts, in tiles twice as large."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))
@@ -40,7 +40,7 @@ class Named(NamedTuple):
     more: list[DeviceArray]
     """Other numbers that were sent with these."""
     owns_keys: bool
-    """Whether they stay as they are; those of the caller need not."""
+    """Whether the keys stay unchanged; a caller's may not."""
 
 
 def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
@@ -61,7 +61,7 @@ def named(work: GpuWork, segments: Segments, *more: Sequence[int]) -> Named:
 
 
 def owned(work: GpuWork, call: Named) -> Named:
-    """Return a call whose keys stay as they are: of those of the caller, a copy."""
+    """Return a call whose keys stay unchanged: a copy of a caller's keys."""
     if call.owns_keys:
         return call
     keys = work.scratch.take(len(call.keys), np.int64)
@@ -98,7 +98,7 @@ def by_id(work: GpuWork, batch: Batch, findings: DeviceArray) -> Groups:
 def by_slot(
     work: GpuWork, memory: Slabs, slots: DeviceArray, slot_count: int, findings: DeviceArray
 ) -> tuple[Groups, DeviceArray, DeviceArray]:
-    """Queue the grouping of positions by their slots, of which there are so many.
+    """Queue the grouping of positions by their slots, of `slot_count` slots.
 
     Returns the groups, and of each, which is an id, the row key and the slot, (n,) int64, of which
     findings[UNIQUE_COUNT] are written. A position without a slot is a group of its own.

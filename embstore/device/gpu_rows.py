@@ -42,7 +42,7 @@ from embstore.device.values import (
 from embstore.layout import Layout
 
 _VICTIM_BYTES = 16 << 20
-"""Of rows to be logged: storage packs and writes them in smaller pieces, at the same time."""
+"""Bytes of rows logged at once: storage packs and writes smaller pieces at the same time."""
 
 _Launch = tuple[Any, ...]
 
@@ -191,11 +191,11 @@ class GpuRows:
         gates = [own.findings.address for own in sums]
         updates = [self._update(part, own, gates) for part, own in zip(named, sums, strict=True)]
         answers = [staging.begin_small(own.findings.view(np.uint8)) for own in sums]
-        mark = work.runtime.mark(COMPUTE)  # what is sent goes before it
+        mark = work.runtime.mark(COMPUTE)  # sent arrays go before it
         for update in updates:
             work.launch(*update)
         if any(_is_callers(own.rows) for part in named for own in part.gradients):
-            mark = work.runtime.mark(COMPUTE)  # who may change them when the call is done
+            mark = work.runtime.mark(COMPUTE)  # the caller may change them when the call is done
         work.runtime.submit()
 
         def answer() -> bool:
@@ -210,7 +210,7 @@ class GpuRows:
         return answer
 
     def _update(self, part: PoolUpdate, summed: Summed, gates: Sequence[int]) -> _Launch:
-        """Return the launch that applies what was summed, unless a gate is closed."""
+        """Return the launch that applies the sums, unless a gate is closed."""
         (call,) = self._work.send_numbers([
             part.clock, part.counting, summed.findings.address, summed.starts.address,
             summed.positions.address, summed.of_segments.address, summed.segments,

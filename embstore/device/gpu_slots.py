@@ -93,7 +93,7 @@ class GpuSlots:
         *,
         with_rows: bool = False,
     ) -> Answer[SlotContents]:
-        """Return what is in n slots: those named, or those from `first` on."""
+        """Return the contents of n slots: the given ones, or the ones from `first` on."""
         layout, of_rows = memory.rows.layout, n if with_rows else 0
         rows = np.empty((of_rows, layout.stride), layout.element)
         keys, scores, dirty = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
@@ -224,7 +224,7 @@ class Search:
         work.runtime.fill(self.victims, 0)
 
     def look(self) -> None:
-        """Queue some rounds, and the copy of what is found by then."""
+        """Queue some rounds, and the copy of their findings."""
         work, in_ranges = self._work, (*self._candidates, np.int64(self._range_slots))
         for _ in range(_ROUNDS):
             work.launch("score_range", self._slot_count, *self._candidates)

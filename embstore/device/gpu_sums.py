@@ -21,11 +21,11 @@ from embstore.kernels.sum_by_key import form_of
 from embstore.layout import VALUE
 
 COMBINED_COLUMNS = 8
-"""Of a warp of `combine`; `sum_by_key.cu` has the same."""
+"""Columns of a warp of `combine`; `sum_by_key.cu` has the same."""
 
 
 class Summed(NamedTuple):
-    """What sums were made of."""
+    """The sources of sums."""
 
     findings: DeviceArray
     starts: DeviceArray
@@ -86,7 +86,7 @@ def summed(
 def _all_resident(
     work: GpuWork, arrays: Sequence[Any], dtype: DTypeLike, width: int = 1
 ) -> list[DeviceArray | None]:
-    """Return the segments' arrays in the device's memory, those of the host sent together."""
+    """Return the segments' arrays in the device's memory; the host's are sent together."""
     on_host = [array for array in arrays if isinstance(array, np.ndarray)]
     if not on_host:
         return [*arrays]

@@ -1,4 +1,4 @@
-"""What a GPU's work is made of: launches, copies of arrays, and scratch memory.
+"""The parts of a GPU's work: launches, copies of arrays, and scratch memory.
 
 Kernels launched before a batch is synchronized read the number of unique keys from the device's
 memory. Their results for the host are one row of eight int64 for each call, its **findings**
@@ -32,9 +32,9 @@ from embstore.kernels.probe import BUCKET_WIDTH
 from embstore.layout import VALUE, VALUE_BYTES
 
 LANES = 32
-"""At most so many own a row."""
+"""Lanes that own a row, at most."""
 NONE = (1 << 63) - 1
-"""Of a finding that is the lowest of something."""
+"""The value of a finding that is a minimum, where there is none."""
 UNIQUE_COUNT, OUTSIDE, MISSING, LARGE_SUM, ACCESSES, HITS, REFUSED = range(7)
 NOTHING_FOUND = (0, NONE, 0, NONE, 0, 0, 0, 0)
 FINDINGS_FORMAT = f"{len(NOTHING_FOUND)}q"
@@ -45,7 +45,7 @@ TILE = 8 * BLOCK_THREADS
 """Items of a ticket (`common.cuh`)."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 192, 8 << 20
 """Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
-call whatever its slots."""
+call in any case."""
 
 
 class Groups(NamedTuple):
@@ -62,17 +62,19 @@ class GpuBatch(Batch):
 
     findings: DeviceArray | None = field(default=None)
     groups: Groups | None = None
-    """Of its positions, where these were grouped by slot: `inverse` has their slots then."""
+    """The groups of its positions, if these were grouped by slot: then `inverse` has their
+    slots."""
     answer: Buffer | None = None
     """Where findings come to the host, before outputs that are under way."""
 
 
 class GpuWork:
-    """A runtime, and what its work needs. One thread at a time.
+    """A runtime, with scratch memory and staging. One thread at a time.
 
     Parameters
     ----------
-    threads : that fill and empty pinned buffers, the caller included; None: one a core, at most 8
+    threads : threads that fill and empty pinned buffers, the caller included; None: one a core, at
+        most 8
     """
 
     def __init__(self, runtime: Runtime, threads: int | None = None) -> None:
@@ -99,7 +101,7 @@ class GpuWork:
         self.runtime.close()
 
     def launch_in_tiles(self, kernel: str, n: int, *arguments: Argument) -> None:
-        """Run a kernel over n items whose blocks draw tiles; what these count is its last
+        """Run a kernel over n items whose blocks draw tiles; the tiles' counters are its last
         parameter."""
         tiles = -(-n // TILE)
         self.launch(kernel, tiles * BLOCK_THREADS, *arguments, self.zeros(1 + tiles, np.uint64))
@@ -109,7 +111,7 @@ class GpuWork:
         self.wait_for(self.runtime.mark(COMPUTE))
 
     def wait_for(self, mark: Any) -> None:
-        """Wait for a mark of COMPUTE, behind all that was asked for so far."""
+        """Wait for a mark of COMPUTE, behind all work requested so far."""
         self.runtime.wait(mark)
         self._waits += 1
 
@@ -142,8 +144,8 @@ class GpuWork:
         return sent
 
     def kept_numbers(self, *columns: tuple[int, ...]) -> list[DeviceArray]:
-        """As `send_numbers`, of numbers that nobody changes there: what was sent lately, as by the
-        last call of a loop, is not sent again."""
+        """As `send_numbers`, for numbers that stay unchanged there: numbers sent lately, as by the
+        last call of a loop, are not sent again."""
         kept = self._kept.get(columns)
         if kept is None:
             if len(self._kept) == _KEPT_MAX:
@@ -199,7 +201,7 @@ class GpuWork:
         return target
 
     def send_changed(self, name: Any, array: NDArray[Any]) -> DeviceArray:
-        """Return an array on the device, sent if it is not what was sent last under this name."""
+        """Return an array on the device, sent if it differs from the last one of this name."""
         content = array.tobytes()
         sent, d_sent = self._sent.get(name, (b"", None))
         if d_sent is None or sent != content:
@@ -208,7 +210,7 @@ class GpuWork:
         return d_sent
 
     def numbers(self, count: int, dtype: DTypeLike) -> DeviceArray:
-        """Return 0, 1, 2, ..., which nobody may change."""
+        """Return 0, 1, 2, ..., which must not be changed."""
         kept = self._numbers.get(dtype)
         if kept is None or len(kept) < count:
             kept = self.scratch.take(count + count // 4, dtype)  # of its own: no slice of a pack
@@ -221,12 +223,12 @@ class GpuWork:
         return array if isinstance(array, DeviceArray) else self.upload(array)
 
     def all_resident(self, *arrays: NDArray[Any] | DeviceArray) -> list[DeviceArray]:
-        """Return arrays in the device's memory; those of the host are sent together."""
+        """Return arrays in the device's memory; the host's are sent together."""
         sent = iter(self.send(*[a for a in arrays if not isinstance(a, DeviceArray)]))
         return [a if isinstance(a, DeviceArray) else next(sent) for a in arrays]
 
     def secure(self, count: int) -> None:
-        """Reserve scratch and pinned buffers to change so many slots."""
+        """Reserve scratch and pinned buffers to change `count` slots."""
         self.scratch.secure(count * _SECURED_BYTES + _SECURED_BYTES_LEAST)
         self.staging.secure()
 
@@ -270,7 +272,7 @@ class GpuWork:
 
 
 class Outputs:
-    """A call's outputs in the device's memory; those of the host are copied there at the end.
+    """A call's outputs in the device's memory; the host's are copied to the host at the end.
 
     `answer` is memory before them, for a copy of the findings that comes with them; NULL where all
     outputs are the device's.
@@ -280,7 +282,7 @@ class Outputs:
         self._work = work
         self._host_outs = [out for out in outs if not isinstance(out, DeviceArray)]
         self.answer: Argument = NULL
-        self._come: DeviceArray | None = None  # what comes together: findings, and small outputs
+        self._come: DeviceArray | None = None  # copied together: findings, and small outputs
         if not self._host_outs:
             self.placed: list[Any] = [*outs]
             return
@@ -304,7 +306,7 @@ class Outputs:
         return self._work.staging.begin_small(findings if self._come is None else self._come)
 
     def end(self, buffer: Buffer) -> None:
-        """Fill the host's outputs; what was begun has been waited for."""
+        """Fill the host's outputs; begun copies have been waited for."""
         come = [] if self._come is None else self._host_outs
         self._work.staging.end_small(buffer, FINDINGS_BYTES, come)
         if self._host_outs and not come:
@@ -348,7 +350,7 @@ def bounds_of(segments: Sequence[tuple[int, int, Keys]]) -> list[int]:
 
 
 def tell_batch(batch: GpuBatch, answer: Buffer) -> None:
-    """Note what has been found out about a batch, which is in a buffer now."""
+    """Note the findings about a batch, which are in a buffer now."""
     values = unpack_from(FINDINGS_FORMAT, answer.memory.data)
     if values[UNIQUE_COUNT] < len(batch.unique_keys):
         batch.unique_keys = batch.unique_keys[: values[UNIQUE_COUNT]]
@@ -363,9 +365,9 @@ def _position(found: int) -> int:
 
 
 def findings_of(batch: Batch) -> DeviceArray | None:
-    """Return where a batch's kernels write their findings; None where it has no key.
+    """Return the memory in which a batch's kernels write their findings; None where it has no key.
 
-    Whoever asks writes more of them, which the host does not know yet.
+    The caller's kernels write more of them, which the host does not know yet.
     """
     assert isinstance(batch, GpuBatch)
     batch.is_known = False

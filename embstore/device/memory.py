@@ -10,7 +10,7 @@ from embstore.layout import Layout
 
 
 class DeviceMemory(Protocol):
-    """Memory of a device: what arrays are allocated in, and copies between it and the host."""
+    """Memory of a device: allocation of arrays, and copies between it and the host."""
 
     slab_bytes_max: int
     """Largest slab of a pool: small enough to be shared fairly, large enough to be few."""
@@ -19,11 +19,11 @@ class DeviceMemory(Protocol):
     frees_parts: bool
     """Whether `drop_slots` frees parts of slabs, and not only whole ones."""
     staging_bytes_max: int
-    """Of the buffer through which a pool's missing rows come in; 0: they come otherwise."""
+    """Size of the buffer through which a pool's missing rows come in; 0: there is none."""
 
     def cache_bytes_max(self) -> int:
-        """Return the bytes that a first cache can have: on a GPU what is free beside calls, on the
-        CPU the host's memory."""
+        """Return the bytes that a first cache can have: on a GPU the free memory without the calls'
+        part, on the CPU the host's memory."""
 
     def check_budget(self, cache_bytes: int, used_bytes: int) -> None:
         """Refuse a cache that does not fit, `used_bytes` of which are allocated already.
@@ -42,7 +42,7 @@ class DeviceMemory(Protocol):
         """
 
     def slot_bytes(self, slab_slots: int, row_bytes: int) -> int:
-        """Return the bytes of a slot (row, key, score and flag) in slabs of so many slots."""
+        """Return the bytes of a slot (row, key, score and flag) in slabs of `slab_slots` slots."""
 
     def slab_slots(self, wanted: int) -> int:
         """Return how many slots, at most `wanted`, a slab has on this device."""

@@ -1,19 +1,20 @@
 """Work for COMPUTE, recorded until the host needs it done, then given to the runtime at once.
 
-What a call sends to the device, between two waits, is packed: small arrays share one pinned buffer
-and one copy, which goes before all work that was recorded since. That is right because an array
-that is sent has memory of its own, which nothing recorded before can refer to: what is recorded
-keeps its arrays.
+The arrays that a call sends to the device, between two waits, are packed: small arrays share one
+pinned buffer and one copy, which goes before all work that was recorded since. That is right
+because a sent array has memory of its own, to which nothing recorded before can refer: recorded
+work keeps its arrays.
 
-Work is given to the runtime when somebody marks COMPUTE (to wait for it, or to have another stream
+Work is given to the runtime when COMPUTE is marked (to wait for it, or to have another stream
 follow it), when a copy needs the host's memory to be free again at once, and by `submit`: behind an
-optimizer's step, where a pack is full, where memory is short. What a call leaves goes with the next
-one's. A launch that fails is noticed there, as on a GPU, whose work fails later than it is queued.
+optimizer's step, where a pack is full, where memory is short. The rest of a call's work goes with
+the next one's. A launch that fails is noticed there, as on a GPU, whose work fails later than it is
+queued.
 
 Rejected: a CUDA graph for each verb, layout and class of sizes. Launches take sizes and addresses
 that differ from call to call, so each node would be given its parameters anew, which costs the
-driver about what a launch does, and CuPy has no call for it. What a graph would save is the gaps
-between kernels, not Python, whose share is measured by `tests/bench/gpu/host.py`.
+driver about as much as a launch, and CuPy has no call for it. A graph would save the gaps between
+kernels, not Python's time, whose share is measured by `tests/bench/gpu/host.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +39,7 @@ class Recorder:
         self._runtime = runtime
         self._blocks_max = runtime.facts()["multiprocessors"] * _BLOCKS_PER_MULTIPROCESSOR
         self._work: list[Callable[[], None] | tuple[Any, ...]] = []
-        """What is called; or a launch, as its arguments, which are most and cost least so."""
+        """Functions to call; or launches, as tuples of their arguments, which cost least."""
 
     @property
     def is_lost(self) -> bool:
@@ -66,7 +67,7 @@ class Recorder:
         raise DeviceError(f"{self.name} has failed: nothing on it may be trusted")
 
     def submit(self) -> None:
-        """Give the runtime what is recorded."""
+        """Give the recorded work to the runtime."""
         if self._work:
             recorded, self._work = self._work, []
             launch = self._runtime.launch
@@ -77,7 +78,7 @@ class Recorder:
                     work()
 
     def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
-        """Run a kernel over so many items, or lanes of rows: a block for every 256 of them, but no
+        """Run a kernel over `items` items, or lanes of rows: a block for every 256 of them, but no
         more than keep the device busy; kernels walk over the rest."""
         blocks = -(-items // BLOCK_THREADS)
         if self._runtime.is_lost:
@@ -112,7 +113,7 @@ class Recorder:
         else:
             self._runtime.follow(stream, mark)
 
-    # Given at once, behind what is recorded
+    # Given at once, behind the recorded work
 
     def upload(self, source: NDArray[Any], target: DeviceArray, *, stream: int = COMPUTE) -> None:
         """See Runtime."""
@@ -132,7 +133,7 @@ class Recorder:
         self._runtime.lead(stream)
 
     def wait(self, mark: Any) -> None:
-        """See Runtime. What a mark is behind has been submitted."""
+        """See Runtime. The work before a mark has been submitted."""
         self._runtime.wait(mark)
 
     # Of no stream
@@ -170,7 +171,7 @@ class Recorder:
         return self._runtime.facts()
 
     def close(self) -> None:
-        """Give the runtime what is recorded, unless it is lost, and close it."""
+        """Give the recorded work to the runtime, unless that is lost, and close it."""
         if self.is_lost:
             self._work.clear()
         self.submit()

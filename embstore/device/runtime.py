@@ -1,4 +1,4 @@
-"""What a GPU device needs of a GPU: memory, copies, launches, and the order between them.
+"""The interface to a GPU: memory, copies, launches, and the order between them.
 
 The modules `gpu*.py` are written against this protocol alone. `cuda.py` implements it with CuPy;
 the tests implement it with NumPy and the same `.cu` files built for the host, so that every line of
@@ -80,17 +80,18 @@ class Exported(NamedTuple):
     memory: bytes
     """A cudaIpcMemHandle_t, 64 bytes."""
     event: Any
-    """Ours; whoever opened it records it. One that was never recorded is reached."""
+    """Our event; the process that opened it records it. It is reached if never recorded."""
     event_handle: bytes
     """A cudaIpcEventHandle_t, 64 bytes."""
 
 
 EXPORTED_MULTIPLE_BYTES = 2 << 20
-"""What is exported is a multiple of it: CUDA may cut smaller allocations from one block, which is
-exported whole (CUDA C++ Programming Guide, "Interprocess Communication")."""
+"""Exported allocations are multiples of it: CUDA may cut smaller allocations from one block, which
+is exported whole (CUDA C++ Programming Guide, "Interprocess Communication")."""
 
 Argument = DeviceArray | np.generic
-"""Of a kernel: an array, as its address, or a NumPy scalar of exactly the parameter's type."""
+"""A kernel's argument: an array, as its address, or a NumPy scalar of the parameter's exact
+type."""
 
 
 class Runtime(Protocol):
@@ -117,9 +118,9 @@ class Runtime(Protocol):
         """Return pinned host memory, which is copied without the driver's own staging."""
 
     def adopt(self, array: Any, dtype: DTypeLike) -> DeviceArray:
-        """Return a caller's array (of whatever has `__cuda_array_interface__`), which COMPUTE uses
-        when the caller's work on it is done: what the interface's stream has been given so far. Its
-        owner is Adopted.
+        """Return a caller's array (any object with `__cuda_array_interface__`), which COMPUTE uses
+        when the caller's work on it is done, as queued in the interface's stream so far. Its owner
+        is Adopted.
 
         Raises
         ------
@@ -163,7 +164,7 @@ class Runtime(Protocol):
         """Block the host until the mark is reached."""
 
     def export(self, array: DeviceArray) -> Exported:
-        """Return what another process opens a whole allocation by, of a multiple of
+        """Return the handles by which another process opens a whole allocation, of a multiple of
         EXPORTED_MULTIPLE_BYTES. It must not be freed before that process has closed it.
 
         Raises
@@ -174,14 +175,14 @@ class Runtime(Protocol):
     def is_reached(self, event: Any) -> bool:
         """Return whether the work is done that another process last recorded an event behind.
 
-        Any thread. What is queued from then on sees that work.
+        Any thread. Work queued from then on sees it.
         """
 
     def compile(self, verbs: Iterable[str]) -> None:
         """Make the kernels of verbs (`.cu` files) ready: no later launch waits for a compiler."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what an operator wants to know of the device.
+        """Return facts of the device for operators.
 
         model : str; memory_bytes, memory_free_bytes : of the whole device, now; driver_version,
         runtime_version : str; multiprocessors : int; compile_seconds : of `compile`

@@ -94,7 +94,7 @@ class Scratch:
         try:
             return self._runtime.allocate(count, dtype, width=width)
         except CapacityError:
-            self._runtime.submit()  # what is recorded keeps its arrays
+            self._runtime.submit()  # recorded work keeps its arrays
             self.clear()
         try:
             return self._runtime.allocate(count, dtype, width=width)
@@ -105,7 +105,7 @@ class Scratch:
         return self._runtime.allocate(count, dtype, width=width)
 
     def secure(self, byte_count: int) -> None:
-        """Allocate a spare of so many bytes, unless there is one."""
+        """Allocate a spare of `byte_count` bytes, unless there is one."""
         if self._spare is None or len(self._spare) < byte_count:
             self._spare = None
             self._spare = self.plain(block_bytes(byte_count), np.uint8)

@@ -3,14 +3,14 @@
 A server exports an allocation (`Runtime.export`), and a client of the same host copies keys and
 gradients into it, and reads rows there. Nothing of it passes through the host.
 
-**What the other process may do.** It can change every byte at any moment, also between our check
-and our use. A key that changed behind the check of its table's bounds would be an access out of
-bounds, so keys are copied to memory of our own, by COMPUTE, and only the copy is looked at.
-Gradients are copied as well. The kernels would not need it: each gradient is read once, into the
-sum that is checked and applied. But where commands are logged an update is read twice, by the
-kernels and by the log, and both must have the same bytes: else a replay has another digest. A copy
-costs twice the bytes in the GPU's own memory, a small share of what its update reads and writes.
-There is one copy of an array, whoever adopts it how often. Rows are written there alone.
+**Trust.** The other process can change every byte at any moment, also between our check and our
+use. A key that changed behind the check of its table's bounds would be an access out of bounds, so
+keys are copied to memory of our own, by COMPUTE, and only the copy is looked at. Gradients are
+copied as well. The kernels do not require that: each gradient is read once, into the sum that is
+checked and applied. But where commands are logged an update is read twice, by the kernels and by
+the log, and both must have the same bytes: else a replay has another digest. A copy costs twice the
+bytes in the GPU's own memory, a small share of what its update reads and writes. There is one copy
+of an array, however often it is adopted. Rows are written only there.
 
 **Order.** The other process records an event of ours behind its copies. We ask whether it is
 reached (`are_inputs_there`) before a call takes its turn, and COMPUTE never waits for it: the event
@@ -18,7 +18,7 @@ of a process that hangs, or was killed, is never reached perhaps, and the store 
 For the same reason it is not waited for once it was reached: it may have been recorded again since.
 In the other direction no event is needed, because a call waits for its GPU before it returns.
 
-**Its content at first** is zeros: memory of the device may have had other clients' rows.
+**Its initial content** is zeros: memory of the device may have had other clients' rows.
 """
 
 from typing import Any
@@ -78,7 +78,7 @@ class SharedArray:
         return self.shape[0]
 
     def owned(self, work: GpuWork) -> DeviceArray:
-        """Return the copy in memory of our own, made when it is first asked for."""
+        """Return the copy in memory of our own, made on first use."""
         if self._own is None:
             there = self.d_array
             self._own = work.scratch.take(there.count, there.dtype, width=there.width)

@@ -29,7 +29,7 @@ from embstore.layout import Layout
 METADATA_BYTES = 8 + 8 + 1
 _GRAIN_BYTES = 2 << 20
 FLAT_SHIFT = 62
-"""Of rows that are one slab."""
+"""The shift of rows that are one slab."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class SlabRows:
 
 
 def allocated_bytes(size: int) -> int:
-    """Return what an allocation of so many bytes takes of the device's memory."""
+    """Return the bytes of the device's memory that an allocation of `size` bytes takes."""
     return size if size < _GRAIN_BYTES // 2 else -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
 
 
@@ -63,7 +63,7 @@ class Located(NamedTuple):
     """The slots of the keys of a lookup."""
 
     moves: int
-    """How often a row had come to a slot or left one. Later they may be elsewhere."""
+    """The number of moves of rows to and from slots so far. Later rows may be elsewhere."""
     tables: list[tuple[int, int]]
     """Table id and count of keys, as they were named."""
     keys: DeviceArray  # (n,) int64
@@ -146,7 +146,7 @@ class Slabs:
         self, source: DeviceArray, at: int, number: int, target: DeviceArray, target_at: int,
         item_bytes: int, shift: int,
     ) -> None:  # fmt: skip
-        """Copy the items of piece `number`; those of all begin at `at`."""
+        """Copy the items of piece `number`; the items of all pieces begin at `at`."""
         size, low = item_bytes << shift, at + (number * item_bytes << shift)
         self.runtime.copy(source[low : low + size], target[target_at : target_at + size])
 

@@ -28,11 +28,11 @@ from embstore.layout import Layout
 
 BUFFERS = 3
 PIECE_BYTES = 4 << 20
-"""Of a copy that is cut into pieces: long enough for the bus, short enough to overlap."""
+"""Size of a copy's pieces: long enough for the bus, short enough to overlap."""
 LARGE_BYTES = 512 << 10
 """Copies of at least so much are cut into pieces, and run while COMPUTE works."""
 PACK_BYTES, _FIRST_PACK_BYTES = 1 << 20, 16 << 10
-"""Of what is sent between two waits, at most; packs grow to what calls need."""
+"""Bytes sent together between two waits, at most; packs grow to the size that calls need."""
 _PACKS = 4
 ALIGNMENT = 16
 
@@ -71,7 +71,7 @@ class Ring:
         self._next = 0
 
     def take(self, byte_count: int) -> Buffer:
-        """Return the next buffer, free, with at least so many bytes."""
+        """Return the next buffer, free, with at least `byte_count` bytes."""
         buffer = self._buffers[self._next]
         self._next = (self._next + 1) % len(self._buffers)
         if buffer.mark is not None:
@@ -191,7 +191,7 @@ class Staging:
 
     def send_rows(self, buffer: Buffer, byte_count: int) -> DeviceArray:
         """Copy the buffer to its twin, in UP, which COMPUTE follows. The caller marks the buffer
-        again, behind what reads the twin."""
+        again, behind the readers of the twin."""
         assert buffer.d_memory is not None
         d_rows = buffer.d_memory[:byte_count]
         self._runtime.upload(buffer.memory[:byte_count], d_rows, stream=UP)
@@ -224,7 +224,7 @@ class Staging:
         return buffer
 
     def end_small(self, buffer: Buffer, begin: int, targets: Sequence[NDArray[Any]]) -> None:
-        """Copy what has arrived, from a byte on, into host arrays, one after the other."""
+        """Copy the arrived bytes, from `begin` on, into host arrays, one after the other."""
         if targets:
             parts = [_bytes_of(target) for target in targets]
             end = begin + sum(map(len, parts))
@@ -234,8 +234,8 @@ class Staging:
     def begin_download(self, source: DeviceArray) -> Buffer:
         """Begin to copy an array in DOWN; it is in the buffer when its mark has been waited for.
 
-        The caller has made DOWN follow what writes `source`. A buffer is valid until two more are
-        begun.
+        The caller has made DOWN follow the writers of `source`. A buffer is valid until two more
+        are begun.
         """
         buffer = self._down.take(source.nbytes)
         self._runtime.download(source, buffer.memory[: source.nbytes], stream=DOWN)
@@ -289,7 +289,7 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 def _shared(
     parts: Sequence[NDArray[np.uint8]], low: int, high: int
 ) -> Iterator[tuple[NDArray[np.uint8], slice]]:
-    """Yield what of each part is in bytes [low, high) of all, and where it is in those."""
+    """Yield the piece of each part that is in bytes [low, high) of all, and its place in those."""
     begin = 0
     for part in parts:
         first, last = max(low, begin), min(high, begin + len(part))

@@ -1,4 +1,4 @@
-"""What calls of a device are given, and what they return: batches, updates, findings.
+"""Arguments and results of a device's calls: batches, updates, findings.
 
 base.py says where arrays are, and when results are known.
 """
@@ -19,12 +19,12 @@ Array = Any
 Slots = NDArray[np.int64]
 Flags = NDArray[np.uint8]
 Counts = NDArray[np.int64]
-"""By position of a call: how many accesses of the caller it stands for."""
+"""The accesses of the caller that each position of a call stands for."""
 
 
 @dataclass
 class Findings:
-    """What kernels found out about a batch, once it is synchronized."""
+    """The findings of kernels about a batch, once it is synchronized."""
 
     outside: int = -1  # the first position whose key is outside its table
     missing: int = 0  # unique keys without a slot, when the batch was probed
@@ -77,7 +77,7 @@ class TableParameters:
     initializer_kinds : (tables,) int8, 0 constant, 1 uniform, 2 normal
     initializer_values : (tables, 2) float32: (value, 0), (low, high - low), (mean, std)
     seeds : (tables,) uint64
-    initial_state : (tables,) float32, what every state element starts as
+    initial_state : (tables,) float32, initial value of every state element
     """
 
     scalars: NDArray[np.float32]
@@ -135,22 +135,22 @@ them.
 
 @dataclass(frozen=True)
 class SlotContents:
-    """What is known of some slots, on the host."""
+    """The contents of some slots, on the host."""
 
     keys: Keys
     scores: NDArray[np.int64]
     dirty: NDArray[np.bool_]
     rows: Rows | None = None
-    """(n, stride), where they were asked for and are small."""
+    """(n, stride), where they were requested and are small."""
 
     def of(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "SlotContents":
-        """Return those of some of the slots."""
+        """Return the contents of some of the slots."""
         rows = None if self.rows is None else self.rows[chosen]
         return SlotContents(self.keys[chosen], self.scores[chosen], self.dirty[chosen], rows)
 
     @classmethod
     def joined(cls, parts: Sequence["SlotContents"]) -> "SlotContents":
-        """Return those of several parts, one after the other, without rows."""
+        """Return the contents of several parts, one after the other, without rows."""
         columns = zip(*[(part.keys, part.scores, part.dirty) for part in parts], strict=True)
         return cls(*map(np.concatenate, columns))
 
@@ -162,7 +162,7 @@ class Selected:
     slots: Slots
     scores: NDArray[np.int64]
     contents: Callable[[Slots], SlotContents]
-    """Returns what is in some of those that were to be read."""
+    """Returns the contents of some of the slots that were to be read."""
 
 
 @dataclass(frozen=True)
@@ -183,4 +183,4 @@ class Missing:
     """Dirty rows of the others."""
     dirty_victims: int
     by_table: NDArray[np.int64]
-    """Of all the keys, by table id."""
+    """The numbers of all keys, by table id."""

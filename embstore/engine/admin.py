@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> results.ServerInfo:
-    """What the store is, also once it is closed. Takes no turn: what it reads is replaced whole."""
+    """Return the store's facts, also once it is closed. Takes no turn: it reads whole values."""
     tables, place = engine.tables, engine.shard
     return results.ServerInfo(
         context=context(engine),
@@ -48,7 +48,7 @@ def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> resu
 
 
 def context(engine: "Engine", instance: str = "") -> results.Context:
-    """Return which state of which store answers; `instance` is that of the server, if any."""
+    """Return the state and store of an answer; `instance` is the server's, if any."""
     catalogue = engine.storage.catalogue
     number = engine.tables.frame.command_number
     return results.Context(catalogue.store_id, catalogue.epoch, number, instance)
@@ -95,7 +95,7 @@ def check_integrity(
 
 
 def describe(table: TableState) -> TableDescription:
-    """Return what a table is."""
+    """Return the description of a table."""
     return TableDescription(table.current_config(), table.table_id, table.t)
 
 
@@ -152,7 +152,7 @@ def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
 
 
 def _check_own(engine: "Engine", table: TableState, members: tuple[str, ...]) -> None:
-    """Refuse what a session holds of a table as it holds its rows, but to its own members."""
+    """Refuse a change of a table that a session is the writer of, except by its own members."""
     if table.writer:
         check_writer([table], table.writer if engine.sessions.has(table.writer, members) else "")
 
@@ -193,7 +193,7 @@ def _acknowledged(engine: "Engine", t: int) -> Acknowledged:
 
 
 def flush(engine: "Engine", command: c.Flush, progress: c.Progress | None) -> int:
-    """Write to the log what is dirty now, in the caller's thread."""
+    """Write the currently dirty rows to the log, in the caller's thread."""
     return engine.commits.flush(command.table, command.table_id, progress)
 
 
@@ -208,7 +208,7 @@ def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Kept
 def prepare_checkpoint(
     engine: "Engine", command: c.Checkpoint, progress: c.Progress | None
 ) -> None:
-    """Log and sync what is dirty now, so that the turn of a checkpoint has little to do."""
+    """Log and sync the currently dirty rows, so that the turn of a checkpoint has little to do."""
     with engine.tables.frame.looking():
         _check_checkpoint(engine, command)
     engine.commits.prepare(progress)
@@ -253,7 +253,7 @@ def backup(engine: "Engine", command: c.Backup, progress: c.Progress | None) -> 
 
 
 def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
-    """Go back to a kept checkpoint: tables, rows, t. What is newer is gone; handles stay valid."""
+    """Go back to a kept checkpoint: tables, rows, t. Newer changes are lost; handles stay valid."""
     tables = engine.tables
     if command.force:
         _end_sessions(engine, command)
@@ -291,7 +291,7 @@ def _check_restore(engine: "Engine", label: str) -> None:
 
 
 def _end_sessions(engine: "Engine", command: c.Restore) -> None:
-    """End what is open, unless the checkpoint cannot be restored anyway."""
+    """End open sessions, unless the checkpoint cannot be restored anyway."""
     with engine.tables.reading():
         engine.storage.check_usable(write=True)
         _check_restore(engine, command.label)
@@ -307,13 +307,13 @@ def promote(engine: "Engine", command: c.Promote, _: None) -> None:
 
 
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
-    """Count accesses from nothing; what was counted does not come back with a restart either."""
+    """Count accesses from zero; the old counts do not come back with a restart either."""
     with engine.tables.reading():
         engine.frequencies.clear_counts()
 
 
 PREPARATIONS: dict[Any, Callable[[Any, Any, Any], None]] = {c.Checkpoint: prepare_checkpoint}
-"""preparation(engine, command, progress): what is done before a command's turn."""
+"""preparation(engine, command, progress): work done before a command's turn."""
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.GetServerInfo: get_server_info,

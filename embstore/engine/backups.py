@@ -1,8 +1,8 @@
-"""Backups of a running store: in the thread that asked, beside all other calls.
+"""Backups of a running store: in the calling thread, concurrently with all other calls.
 
 The engine is needed twice, for moments: a backup without a label begins with a commit, in pieces as
 the store's own (commits.py), and the files get their second names in one turn, in which nothing can
-replace them. What is long, copying, needs no engine (`embstore.storage.backup`). A server starts
+replace them. Copying, the long part, needs no engine (`embstore.storage.backup`). A server starts
 without the modules that copy: the first backup imports them.
 """
 
@@ -42,14 +42,14 @@ class Backups:
     def back_up(
         self, destination: str, label: str | None, progress: Progress | None = None
     ) -> BackupFacts:
-        """Back up a kept checkpoint; without a label, what there is now.
+        """Back up a kept checkpoint; without a label, the current state.
 
         Raises
         ------
         CheckpointNotFoundError, InvalidArgumentError, PermissionDeniedError : nothing has changed.
-        CapacityError, StorageError : no room, or no access; earlier backups are as they were.
+        CapacityError, StorageError : no room, or no access; earlier backups are unchanged.
         StoreClosedError : the store was closed meanwhile; likewise.
-        Exception : what `progress` raises, which is called with the bytes done; likewise.
+        Exception : an error of `progress`, which is called with the bytes done; likewise.
         """
         place, below = self._place_of(destination)
         with Slices(self._tables.frame, progress).after_others(self._lock):
@@ -89,7 +89,7 @@ class Backups:
                 kept = None if label is None else storage.kept(label)
                 catalogue = catalogue_of(storage.catalogue, kept)
                 name: Callable[[str], str] = str
-                if not storage.read_only:  # else nobody replaces files
+                if not storage.read_only:  # else no files are replaced
                     name = links.enter_context(linked(storage.files, catalogue))
             made = label if label is not None else f"command-{catalogue.head.command}"
             noted = partial(self._note, progress)

@@ -1,25 +1,24 @@
-"""Commits that a store makes by itself, so that a crash loses no more than a while.
+"""Commits that a store makes by itself, to bound the time that a crash loses.
 
 A commit logs every dirty row, syncs the log and renames the catalogue (storage.py). All of it at
-once would make calls wait for seconds. So the way there is taken in pieces, between which calls
-get on:
+once would make calls wait for seconds. Therefore it is done in pieces, between which calls get on:
 
     flush    the dirty rows of one range of slots after the other, a few milliseconds each
-    sync     the log as it is by then, in this thread and without the engine
-    commit   with the engine: the rows that have changed since, and what they added to the log
+    sync     the log up to its current end, in this thread and without the engine
+    commit   with the engine: the rows that have changed since, and the log records that they added
 
 Rows that every step changes are dirty again by the end of a pass; another pass is made while it
-finds at most half of what the one before did. What a crash would lose is told by the stats.
+finds at most half as many as the previous one. The stats show the time that a crash would lose.
 
-A commit has no label: it is where the store opens, not what `restore` goes back to. A store without
-a change since its last commit makes none. A checkpoint goes the same way, but that its last piece
-is a command in its turn, of which the label is.
+A commit has no label: the store opens at it, and `restore` cannot go back to it. A store without a
+change since its last commit makes none. A checkpoint is made in the same way, except that its last
+piece is a command in its turn, which makes the label.
 
 Measured on two cores, a million dirty rows of 64: the longest of 3,300 to 4,000 updates of 64 keys
-that ran beside a commit took 29 to 87 ms, where a checkpoint made one wait for 600 to 750 ms.
+that ran during a commit took 29 to 87 ms, where a checkpoint made one wait for 600 to 750 ms.
 
-Rejected: the rows as they were when the commit began, kept aside where a command changes one. It
-would end the passes, and cost every command a look at each of its rows.
+Rejected: a copy-on-write snapshot of the rows as of the commit's begin. It would end the passes,
+and cost every command a look at each of its rows.
 """
 
 import threading
@@ -38,15 +37,15 @@ from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 LOG_BYTES_MAX = 4 << 30
-"""Of the command log: it is then committed, however soon it could be executed again."""
+"""Length of the command log at which a commit is made, even if its replay would be short."""
 ROWS_BYTES_LEAST = 256 << 20
 ROWS_LEAST = 1 << 20
-"""Of the rows that left the cache since the last commit: with fewer none is made for their sake."""
+"""Rows that left the cache since the last commit: fewer cause no commit by themselves."""
 _PASSES_MAX = 4
 _SEALED_LEAST = 1 << 15
-"""Of records: with so many a segment's index is worth to be written before the last piece."""
+"""Records of a segment for which it pays to write its index before the last piece."""
 _LOOK_S = 60.0
-"""So often the thread looks whether anybody still has the store."""
+"""Seconds after which the thread checks whether the store is still referenced."""
 _PAUSE_S = 10.0
 """After a commit that failed, where the log is long."""
 
@@ -87,7 +86,7 @@ class OwnCommits:
         """Begin, where there is anything to do."""
         has_cause = self.every_s or self._tables.frame.log is not None or self.write_back.is_on
         if has_cause and not self._tables.storage.read_only:
-            # The thread keeps no store that nobody else has any more.
+            # The thread does not keep a store alive.
             arguments = weakref.ref(self), self._stopping, self._wake
             self._thread = threading.Thread(target=_run, args=arguments, name="commits")
             self._thread.daemon = True
@@ -116,7 +115,7 @@ class OwnCommits:
 
     @property
     def _are_rows_many(self) -> bool:
-        """Whether so many rows left the cache that the log should be folded, which takes a commit.
+        """Whether enough rows left the cache for a fold of the log, which takes a commit.
 
         A commit writes all that is dirty in the cache: so not before the log has as much.
         """
@@ -129,7 +128,7 @@ class OwnCommits:
             return False
         dirty = max(ROWS_BYTES_LEAST, tables.cache_bytes_used)
         rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
-        # Where folds are behind, another commit only adds to what they have to do.
+        # Where folds are behind, another commit only adds to their work.
         is_worth = uncommitted > log.bytes // 2
         return uncommitted > dirty or (log.index.size > rows and is_worth)
 
@@ -145,7 +144,7 @@ class OwnCommits:
 
     @property
     def storage_failure(self) -> EmbstoreError | None:
-        """What made the store fail, so that no commit can be made any more; or None."""
+        """The error that failed the store, so that no commit can be made any more; or None."""
         return self._tables.storage.failure
 
     def due_in_s(self) -> float | None:
@@ -161,13 +160,13 @@ class OwnCommits:
         return max(last + self.every_s - now, 0.0)
 
     def commit(self, progress: Progress | None = None) -> bool:
-        """Commit in pieces what the last commit has not; return whether there was anything.
+        """Commit the changes since the last commit, in pieces; return whether there were any.
 
         Raises
         ------
-        CapacityError : no room; what was flushed stays flushed.
+        CapacityError : no room; flushed rows stay flushed.
         StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
-        Exception : what `progress` raises; likewise.
+        Exception : an error of `progress`; likewise.
         """
         begun = self._tried_at = monotonic()
         if self._tables.is_committed:
@@ -184,7 +183,7 @@ class OwnCommits:
         return is_done
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Log and sync in pieces what a commit would else do in one; raises as `commit`."""
+        """Log and sync in pieces, which a commit would otherwise do in one; raises as `commit`."""
         slices = Slices(self._tables.frame, progress)
         flushed = self._flush(slices)
         for _ in range(1, _PASSES_MAX):
@@ -194,7 +193,7 @@ class OwnCommits:
             flushed = again
         self._sync(slices)
         if (command_log := self._tables.frame.log) is not None:
-            command_log.files.sync()  # what is left of it holds the engine
+            command_log.files.sync()  # the rest of the sync holds the engine
 
     def _commit(self) -> bool:
         with self._tables.background():
@@ -209,7 +208,7 @@ class OwnCommits:
 
         Raises
         ------
-        CapacityError : no room; what was logged stays logged.
+        CapacityError : no room; logged rows stay logged.
         StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
         """
         slices = Slices(self._tables.frame)
@@ -268,10 +267,10 @@ class OwnCommits:
         return flushed
 
     def _sync(self, slices: Slices) -> None:
-        """Sync what was logged so far; a failure fails the store, as it does in a commit.
+        """Sync the log so far; a failure fails the store, as it does in a commit.
 
-        By descriptors that were opened for it: the system tells an error once for each opening, and
-        whoever commits meanwhile must be told too.
+        It opens its own descriptors: the system reports an error once for each opening, and a
+        concurrent commit must get it, too.
         """
         storage = self._tables.storage
         with ExitStack() as opened:

@@ -1,7 +1,8 @@
-"""Digests of a running store: one at a time, in the thread that asked, beside all other calls.
+"""Digests of a running store: one at a time, in the calling thread, concurrently with all other
+calls.
 
-A digest is of the table as it is when the digest begins; its result says of which command. Where
-the table is restored meanwhile, it begins again with what was restored.
+A digest is of the table as of the digest's begin; its result has the command number. Where the
+table is restored meanwhile, it begins again with the restored rows.
 """
 
 import threading
@@ -14,7 +15,7 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 LEAVES_MAX = 1 << 14
-"""Of a page: 640 KiB."""
+"""Leaves of a page: 640 KiB."""
 
 
 class _GoneError(Exception):
@@ -33,7 +34,7 @@ class Digests:
 
         Raises
         ------
-        TableNotFoundError, StoreClosedError, CorruptTableError : or what `progress` raises.
+        TableNotFoundError, StoreClosedError, CorruptTableError : or an error of `progress`.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.after_others(self._lock):

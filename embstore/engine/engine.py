@@ -1,9 +1,9 @@
 """The engine: an executor whose tables are in this process.
 
-It composes the rooms below it: the tables with their cache and storage (`tables`), look-ahead
-sessions (`lookahead`), and what follows from access frequencies (`hotness`). A handler a command
-says how these work together; there is one for each, found by the command's type. Handlers take
-their turn on the tables themselves (`Frame`), since some wait first, and some need none.
+It composes the packages below it: the tables with their cache and storage (`tables`), look-ahead
+sessions (`lookahead`), and the uses of access frequencies (`hotness`). Each command has a handler,
+found by the command's type, in which these work together. Handlers take their turn on the tables
+themselves (`Frame`), since some wait first, and some need none.
 
 `execute` waits for a command to be done. A command of a look-ahead step may have to wait, for other
 ranks or for the steps before; `begin` then returns a handle to poll, for a server that holds no
@@ -80,7 +80,7 @@ HANDLERS: dict[type[Command[Any]], Callable[[Any, Any, Any], Any]] = {
 }
 """handler(engine, command, into) of each command; `into` is `out` or `progress` of `execute`.
 
-A command that may have to wait has a handler that returns what to wait for.
+The handler of a command that may have to wait returns a handle.
 """
 
 
@@ -103,7 +103,7 @@ class Engine:
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
-        """As found when the store was opened, or its stats were last asked for."""
+        """The device's facts, as of the store's opening or its last stats."""
         self.frequencies = Frequencies(
             storage.files,
             device,
@@ -121,7 +121,7 @@ class Engine:
         self.commits = OwnCommits(self.tables, options)
         self.standing = Standing()
         self.shard: ShardPlace | None = None
-        """Which shard of a cluster it is; replaced whole, by `sharding`. None: of none."""
+        """The store's place in a cluster; replaced whole, by `sharding`. None: it is no shard."""
         self._is_abandoned = False
         self.is_left_to_log = False
         """Whether `close` makes no commit, since the command log has all that no commit has."""
@@ -139,10 +139,10 @@ class Engine:
             self._recover(codec, options)
 
     def _recover(self, codec: Callable[[], Codec], options: StoreOptions) -> None:
-        """Execute what is logged and not committed, then log what comes, if anything is to be."""
+        """Execute the logged, uncommitted commands, then log new ones, if commands are logged."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         self.lost = "; ".join(read.cut.values())
-        if self.lost:  # first: then the segment is made as long as it was
+        if self.lost:  # first: then the segment gets its length back
             self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame
         if options.durability == "checkpoint":
@@ -179,7 +179,7 @@ class Engine:
     ) -> R:
         """Execute a command and return its result; see `embstore.commands.Executor`.
 
-        `timeout_s` bounds what waits for other ranks or steps; the rest runs to its end.
+        `timeout_s` bounds waits for other ranks or steps; the rest runs to its end.
         """
         if type(command) in admin.PREPARATIONS:
             self.prepare(command, progress)
@@ -208,7 +208,7 @@ class Engine:
         return cast(R, result)
 
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
-        """Do in slices what would take long in a command's turn; what `progress` raises ends it."""
+        """Do a command's long work in slices before its turn; an error of `progress` ends it."""
         if self.is_prepared(command):
             self.standing.check(checked(command))
             admin.PREPARATIONS[type(command)](self, command, progress)
@@ -227,10 +227,10 @@ class Engine:
         map_version: int = 0,
         is_checked: bool = False,
     ) -> Any | StepOutcome | StepLookup:
-        """Execute a command; of one that waits for ranks or steps, return what to wait for.
+        """Execute a command; return a handle for one that waits for ranks or steps.
 
-        It is acknowledged when the log's `mark` is durable. `origin` is who sent it, if the server
-        remembers its answer; `is_checked`: the command is in normal form.
+        It is acknowledged when the log's `mark` is durable. `origin` names its client and call, if
+        the server remembers its answer; `is_checked`: the command is in normal form.
         """
         if not is_checked:
             command = checked(command)
@@ -260,8 +260,8 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Do what `begin` does of each of some lookups with one `admit`, as one, if every row is in
-        the cache; else return None: it would take longer. Nobody else has the engine."""
+        """Do several lookups with one `admit` as one, with the results of `begin`, if every row is
+        in the cache; else return None: it would take longer. The caller has the engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
@@ -269,12 +269,12 @@ class Engine:
         return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:
-        """Execute a command whose form was checked, whoever may write to this store."""
+        """Execute a command whose form was checked, without a check of the replication role."""
         return HANDLERS[type(command)](self, command, into)
 
     def _go_on_splitting(self) -> None:
-        """Have pools come nearer to the sizes that they should have; the command does not depend on
-        it. What fails the store is what the command finds."""
+        """Move pools nearer to their target sizes; the command does not depend on it. If it fails
+        the store, the command raises that."""
         with suppress(EmbstoreError), self.tables.reading():
             if self.tables.splitting.decide():
                 self.storage.begin_change()
@@ -310,7 +310,7 @@ class Engine:
 
     @property
     def failure(self) -> BaseException | None:
-        """What failed the store, so that every call but `close` is refused; None: it is well."""
+        """The error that failed the store, which then refuses all calls but `close`; or None."""
         return self.storage.failure
 
     @property
@@ -332,7 +332,7 @@ class Engine:
             self.storage.fail(removed(missing))
 
     def close(self) -> None:
-        """Commit what is not yet, if it is not left to the command log, and give everything back.
+        """Commit uncommitted changes, unless the command log has them, and release everything.
         Closing twice is harmless.
 
         Raises
@@ -351,7 +351,7 @@ class Engine:
                 part.join_threads()
 
     def abandon(self) -> None:
-        """Close, and commit nothing: what is here is not needed any more."""
+        """Close, and commit nothing: the store's changes are not needed any more."""
         self._is_abandoned = True
         self.close()
 
@@ -370,7 +370,7 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        with ExitStack() as stack:  # each, whatever becomes of the others
+        with ExitStack() as stack:  # each, even if others fail
             stack.callback(self.device.close)
             for pool in self.tables.pools.values():
                 stack.callback(pool.close)

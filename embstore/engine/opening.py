@@ -62,12 +62,12 @@ def open(
     ------
     StoreInUseError : another process, or this one, holds the directory.
     TableMismatchError : another format, version or byte order.
-    CorruptTableError : a file is missing or not what was written.
+    CorruptTableError : a file is missing or damaged.
     CapacityError : the device has no memory for the cache.
     InvalidArgumentError : a bad option, no such device, or a directory that is no store.
     """
     given = {name: value for name, value in locals().items() if name not in ("path", "files")}
-    from embstore.handles.store import Store  # not where there is none, as on a server
+    from embstore.handles.store import Store  # imported here, because a server has none
 
     return Store(open_engine(path, StoreOptions(**given), files))
 
@@ -82,7 +82,7 @@ def open_engine(
     with ExitStack() as undo:  # where the engine cannot be made
         made = open_device(options.device, threads)
         undo.callback(made.close)
-        jit.compile_kernels()  # those of the device too, and none in the middle of training
+        jit.compile_kernels()  # the device's, too, and none in the middle of training
         budget = _budget(made, options.cache_bytes)
         host_cache = _host_cache(made, options.host_cache_bytes)
         storage = Storage(
@@ -135,7 +135,7 @@ def _host_cache(device: Device, asked: int | None) -> HostCache:
 
 
 def _wire_codec() -> Codec:
-    """Return what a command log is written in; loaded when there is one."""
+    """Return the codec of a command log; loaded when there is one."""
     from embstore_proto.records import WireRecords
 
     return WireRecords()

@@ -1,8 +1,8 @@
-"""What a standby does with the records of its leader's log: as recovery does, on an open store.
+"""A standby executes the records of its leader's log, as recovery does, on an open store.
 
 A record is executed and appended to the standby's own log as it came, in one turn, so that no
 commit comes in between. A label is made again, at the same command; so a leader's restore finds it.
-One that the leader has dropped or protected is dropped or protected.
+A label that the leader has dropped or protected is dropped or protected here.
 """
 
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def receive(engine: "Engine", records: Iterable[Record]) -> int:
-    """Execute records in order; return what of the command log has to be durable to keep them.
+    """Execute records in order; return the mark up to which the log must be durable to keep them.
 
-    Raises CorruptTableError: this store is not at the command before, or does not what the leader
-    did.
+    Raises CorruptTableError: this store is not at the command before, or its result differs from
+    the leader's.
     """
     log = engine.log
     assert log is not None
@@ -74,8 +74,8 @@ def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
 
 
 def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
-    """Keep what the leader keeps, and protect what it protects. The record itself is appended as it
-    came. One that comes twice finds it done."""
+    """Keep the leader's labels, and protect its protected ones. The record itself is appended as it
+    came. A record that comes twice changes nothing."""
     storage = engine.storage
     before = storage.catalogue.checkpoints
     kept = [one for one in before if one.label in labels]
@@ -86,9 +86,9 @@ def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
 
 
 def begin_epoch(engine: "Engine", epoch: int) -> int:
-    """Begin the epoch of a promoted standby; return what of the log has to be durable.
+    """Begin the epoch of a promoted standby; return the mark up to which the log has to be durable.
 
-    What clients were answered before holds in it: nothing of it was undone.
+    Earlier answers to clients hold in it: none of their commands was undone.
     """
     log = engine.log
     with engine.tables.frame.having(None):
@@ -103,7 +103,7 @@ def begin_epoch(engine: "Engine", epoch: int) -> int:
                     client.calls[sequence] = answer._replace(context=context)
         number = engine.tables.frame.command_number
         log.append_answers(number)
-        # What the old leader alone has kept is no label of this history, and it will follow.
+        # Labels of the old leader alone are not in this history, and it will follow.
         checkpoints = engine.storage.catalogue.checkpoints
         log.reserve_labels(checkpoints)
         log.append_labels(checkpoints, number)

@@ -1,13 +1,13 @@
-"""Opening after a crash: the commands that no commit has are executed again.
+"""Opening after a crash: the uncommitted commands are executed again.
 
-They go through the executor that executed them first, so by the contract they come to the same
-bits: table ids, t and command numbers too. Limits that have been lowered since do not count: what
-was acknowledged is done. Where the row log is full, because commits and folds came between the
+They go through the executor that executed them first, so by the contract they give the same bits:
+table ids, t and command numbers too. Limits that have been lowered since do not count: acknowledged
+commands are executed. Where the row log is full, because commits and folds came between the
 commands when they were first executed, a commit is made now.
 
-What the log says of calls is taken up with it: a call that a client sends again is answered as it
-would have been. Of a command that a commit has, and whose answer was lost with the crash, only that
-much is known.
+The log's answers to calls are restored with it: a call that a client sends again is answered as it
+would have been. For a committed command whose answer was lost with the crash, only the fact that it
+was done is known.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ _NO_LIMIT = 1 << 62
 
 
 class Recovered(NamedTuple):
-    """What was read and executed."""
+    """The result of a recovery: the log's reader and answers, and the executed commands."""
 
     memory: Memory
     read: RecordReader
@@ -42,9 +42,9 @@ class Recovered(NamedTuple):
 
 
 def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
-    """Execute the commands of the log that the last commit has not.
+    """Execute the commands of the log that follow the last commit.
 
-    Raises CorruptTableError: commands are missing, or do not do what they did.
+    Raises CorruptTableError: commands are missing, or have other results than before.
     """
     storage = engine.storage
     memory, begun, executed = Memory(), perf_counter(), 0
@@ -73,7 +73,7 @@ def executing_again(engine: "Engine") -> Iterator[None]:
 
 
 def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
-    """Execute what a log has, in its turn; return whether it was a command that is new here."""
+    """Execute an entry of a log, in its turn; return whether it was a command that is new here."""
     tables = engine.tables
     now = tables.frame.command_number
     if logged.number > now + logged.is_counted:
@@ -123,7 +123,7 @@ def _result(engine: "Engine", logged: Logged) -> Any:
 def _create_table(engine: "Engine", command: c.CreateTable, logged: Logged) -> TableDescription:
     """Make a table with the id that it had."""
     storage = engine.storage
-    before = storage.next_table_id  # more than then, where what was made then is still there
+    before = storage.next_table_id  # more than then, where tables made then are still there
     storage.next_table_id = logged.next_table_id
     try:
         made: TableDescription = engine.execute_here(command)
@@ -136,11 +136,12 @@ _AGAIN: dict[Any, Callable[[Any, Any, Logged], Any]] = {
     c.CreateTable: _create_table,
     c.PutStepRows: lambda engine, command, _: rows.put_step_rows_again(engine, command),
 }
-"""What executes commands again that found more, the first time, than what they say."""
+"""Functions that execute a command again, where its first execution depended on more than the
+command."""
 
 
 def _note(engine: "Engine", logged: Logged, result: Any, memory: Memory) -> None:
-    """Keep what a call was answered; `result` None: nobody knows any more, but it was done."""
+    """Keep the answer of a call; `result` None: the answer is lost, but the call was done."""
     if logged.origin is not None:
         state = replace(context(engine, memory.life), command=logged.number)
         memory.answers.add(logged.origin, Answer(type(logged.command).__name__, result, state))

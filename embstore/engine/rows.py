@@ -244,7 +244,7 @@ def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> Acknowle
 
 
 def put_step_rows_again(engine: "Engine", command: c.PutStepRows) -> AcknowledgedUpdate:
-    """Do what such a command did, when its session is gone: it is read from the command log."""
+    """Repeat a PutStepRows from the command log, whose session is gone."""
     with engine.tables.writing(command):
         return _put_tables(engine, command, engine.tables.find, "")
 

@@ -1,17 +1,17 @@
 """Scans of a running store: a table's written rows by ascending key, all as of one command.
 
-A scan is a snapshot of what is committed (`embstore.storage.snapshot`): of a kept checkpoint, or,
-without a label, of a commit that is made for it, in pieces as the store's own (commits.py). What
-commands, merges and a dropped table change from then on it does not see, and it holds nobody up;
-pages are read in the caller's thread, without the engine.
+A scan is a snapshot of a commit (`embstore.storage.snapshot`): of a kept checkpoint, or, without a
+label, of a commit that is made for it, in pieces as the store's own (commits.py). It does not see
+later commands, merges and drops, and it delays no call; pages are read in the caller's thread,
+without the engine.
 
-Rejected: the rows of the head as they are, with what commands change set aside, as a digest does
-(set_aside.py). A page would need the engine, what is set aside would grow for as long as a client
-takes to read, and the rows would be those of no commit, which nobody could ask for again.
+Rejected: a copy-on-write snapshot of the head, as a digest has (set_aside.py). A page would need
+the engine, the copies would grow for as long as a client takes to read, and the rows would be of no
+commit, so that they could not be read again.
 
-**The end.** Whoever has read a scan closes it. One that nobody reads for IDLE_S is ended by the
-next command that writes, or the next scan: until then it may keep the space of files that merges
-have replaced. A restore ends all: their commands have been taken back.
+**The end.** A client closes its scan. A scan that is not read for IDLE_S is ended by the next
+command that writes, or the next scan: until then it may keep the space of files that merges have
+replaced. A restore ends all scans: their commands have been undone.
 """
 
 import threading
@@ -46,7 +46,7 @@ from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 IDLE_S = 600.0
-"""Far longer than a client takes for what it has read."""
+"""Seconds, far longer than a client takes to process a page."""
 SCANS_MAX = 64
 _KEY_BYTES = 8
 
@@ -75,25 +75,25 @@ class Scans:
         self._lock = threading.Lock()
         self._open: dict[str, _Scan] = {}
         self.owns: Callable[[TableConfig, Keys], NDArray[np.bool_]] | None = None
-        """Of a shard: which keys of a table, by its seed, are of its partitions. Others have rows
-        here that were moved away, or are arriving; a scan leaves them out."""
+        """On a shard: the function that selects a table's keys of its partitions. Rows of other
+        keys were moved away, or are arriving; a scan leaves them out."""
         self._openings = 0  # so far; each has its number as of its snapshot
-        self._ended_at = 0  # what was taken up to this opening has ended
+        self._ended_at = 0  # scans taken up to this opening have ended
 
     def __len__(self) -> int:
         return len(self._open)
 
     def open(self, command: c.OpenScan, progress: Progress | None = None) -> ScanFacts:
-        """Open a scan; one of its name that is open ends.
+        """Open a scan; an open one of its name ends.
 
         Raises
         ------
         TableNotFoundError : there is no such table, or there was not at one of the checkpoints.
         CheckpointNotFoundError : a label is not kept.
-        InvalidArgumentError : `since` is newer than what is to be read.
+        InvalidArgumentError : `since` is newer than the scanned state.
         CapacityError : too many scans are open; no room for a commit.
         StoreClosedError : the store was closed meanwhile.
-        Exception : what `progress` raises.
+        Exception : an error of `progress`.
         """
         storage = self._tables.storage
         self.expire()
@@ -131,7 +131,7 @@ class Scans:
             raise CapacityError(f"{SCANS_MAX} scans are open: close one, or read it to its end")
 
     def _taken(self, command: c.OpenScan) -> tuple[ScanFacts, Snapshot]:
-        """Return what is to be read. With the engine."""
+        """Return the facts and snapshot of a scan. With the engine."""
         storage, since = self._tables.storage, State()
         table_id = self._tables.find(command.table, command.table_id).table_id
         state = storage.catalogue.head
@@ -154,7 +154,7 @@ class Scans:
     def _wanted(
         self, config: TableConfig, *, moved: bool
     ) -> Callable[[Keys], NDArray[np.bool_]] | None:
-        """Return what says which keys of a table a scan has; None: all."""
+        """Return the function that selects a scan's keys of a table; None: all."""
         owns = self.owns
         if moved:
             return lambda keys: ~owns(config, keys) if owns else np.zeros(len(keys), np.bool_)
@@ -165,9 +165,9 @@ class Scans:
 
         Raises
         ------
-        SessionExpiredError : there is no such scan, or none any more.
+        SessionExpiredError : there is no such scan (any more).
         InvalidArgumentError : the page is too large.
-        CorruptTableError : a record is not what was written.
+        CorruptTableError : a record is damaged.
         """
         scan = self._found(command)
         self._tables.frame.check_open()
@@ -187,7 +187,7 @@ class Scans:
         return ScannedRows(keys, found[0], found[1] if len(found) > 1 else None, after)
 
     def _page(self, scan: _Scan, command: c.ReadScan) -> tuple[Keys, list[Rows]]:
-        """Return the row keys of a page, and their weights, and state if it was asked for."""
+        """Return the row keys of a page, and their weights, and state if it was requested."""
         config, snapshot = scan.config, scan.snapshot
         if command.deleted:
             row_keys = snapshot.deleted_from(command.low, command.rows)
@@ -231,7 +231,7 @@ class Scans:
                 del self._open[command.scan]
 
     def expire(self) -> None:
-        """End scans that nobody reads."""
+        """End scans that are not read any more."""
         if self._open:
             before = monotonic() - IDLE_S
             self._end({name for name, scan in self._open.copy().items() if scan.read_at < before})

@@ -1,9 +1,9 @@
 """Scrubbing: the files of a running store are read slowly, again and again, and every row checked.
 
-A record that nobody looks up could be damaged for months, until the backups that had it are given
-up. A thread reads what the catalogue names in pieces of some megabytes, at a rate that costs
-little; stats and log say what is wrong. It needs no engine: files that are named never change, and
-one that a merge has removed meanwhile is passed over. What it read does not stay in memory.
+Damage of a record that is never looked up could stay unnoticed for months, until the backups that
+had it are deleted. A thread reads the catalogue's files in pieces of some megabytes, at a rate that
+costs little; stats and log report damage. It needs no engine: these files never change, and one
+that a merge has removed meanwhile is skipped. The files' pages do not stay in memory.
 """
 
 import threading
@@ -23,16 +23,16 @@ PASS_S = 3600.0
 
 @dataclass
 class Scrubbed:
-    """What was found up to now. Written by one thread, read by any."""
+    """The findings up to now. Written by one thread, read by any."""
 
     rows: int = 0
     passes: int = 0
     ended_at: float | None = None
     """When the last pass ended; None: none has."""
     problems: dict[str, list[str]] = field(default_factory=dict)
-    """By path, of files that the catalogue names: what was found when they were last read."""
+    """The problems found when a file of the catalogue was last read, by path."""
     after_problem: Callable[[list[str]], None] = lambda found: None
-    """Called with what is wrong with a file, in the thread; a server logs it."""
+    """Called with the problems of a file, in the thread; a server logs them."""
 
 
 class Scrubber:
@@ -55,7 +55,7 @@ class Scrubber:
     def start(self) -> None:
         """Begin, where a rate is given."""
         if self.bytes_per_s and not self._read_only:
-            # The thread keeps no store that nobody else has any more.
+            # The thread does not keep a store alive.
             arguments = weakref.ref(self), self._stopping
             self._thread = threading.Thread(target=_run, args=arguments, name="scrubbing")
             self._thread.daemon = True

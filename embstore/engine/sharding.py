@@ -1,12 +1,13 @@
 """A store as a shard of a cluster: its map, writes that are paused, rows that are moved.
 
-What a store is among the shards is durable before anybody is told (`embstore.storage.shard`). While
-its writes are paused, the frame of calls refuses every command that writes, in its turn: so after
-the answer none is applied, whatever was queued before.
+A store's place among the shards is durable before it is acknowledged (`embstore.storage.shard`).
+While its writes are paused, the frame of calls refuses every command that writes, in its turn: so
+after the answer none is applied, not even one queued before.
 
 **Commands by a map.** A command that was split by a map is executed if the shard's map splits
-alike, in one turn with the look at it; else it is refused, and its sender looks for the newest map.
-What a session does is split by the map with which its ranks have joined: it ends with that map.
+alike, in one turn with the check; else it is refused, and its sender fetches the newest map. A
+session's commands are split by the map with which its ranks have joined: the session ends with that
+map.
 """
 
 from collections.abc import Callable
@@ -104,7 +105,7 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
         paused = tables.frame.paused
         be(engine, place)
         if place.since == place.shard_map.version:
-            tables.frame.pause(paused)  # until all sessions have ended that go by the map before
+            tables.frame.pause(paused)  # until all sessions of the previous map have ended
     if command.boundary is not None:
         engine.hot_pins.pin(None)  # of a shard that had left
     if place.since == place.shard_map.version:
@@ -163,7 +164,7 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
             raise WritesPausedError(frame.lease.why)
         if command.lease_ms:
             ends = monotonic() + command.lease_ms / 1000
-            be(engine, engine.shard)  # nothing passes, but what `until` lets
+            be(engine, engine.shard)  # nothing passes, except commands up to `until`
             frame.lease = Lease(command.by, place.refusal, ends)
         else:
             _become(engine, place)
@@ -173,8 +174,8 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
 
 
 def _is_before(engine: "Engine", until: Boundary, place: SessionPlace | None) -> bool:
-    """Tell whether a command that writes is to be applied up to a boundary: a step of a session by
-    its number, another one as long as a table lacks updates. Inside a call."""
+    """Return whether a writing command is to be applied up to a barrier: a step of a session by its
+    number, another command as long as a table lacks updates. Inside a call."""
     if place is not None:
         return any(
             one.session == place.session and place.place.step <= one.step for one in until.places

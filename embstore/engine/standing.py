@@ -1,8 +1,7 @@
-"""What a store is among its copies: the leader, a standby, or one that was replaced.
+"""The replication role of a store: leader, standby, or replaced.
 
-An embedded store is always the leader. Whoever serves one
-(`embstore_server.replication.following`) says here what it is, so that commands that write are
-refused where they would be lost, and stats show it.
+An embedded store is always the leader. A server (`embstore_server.replication.following`) sets the
+role here, so that commands that write are refused where they would be lost, and stats show it.
 """
 
 from time import monotonic
@@ -15,7 +14,7 @@ from embstore.errors import PermissionDeniedError, StoreClosedError
 class Standing:
     """Whether commands may write, and how far a standby is. Any thread.
 
-    standbys_needed : so many standbys have a command before it is acknowledged
+    standbys_needed : standbys that must have a command before it is acknowledged
     """
 
     def __init__(self, standbys_needed: int = 0) -> None:

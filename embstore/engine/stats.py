@@ -1,9 +1,9 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """The stats of an open store, in one document: `Store.stats()`. In its turn on the engine.
 
-REST shows the same document, with what only the server knows, and metrics and `embstore stats` are
-made of it. Resident and dirty rows are counted in one pass over the slots of each level of a pool
-for all of its tables: a pass for each table would stall training whenever somebody asks.
+REST shows the same document, with the server's own stats, and metrics and `embstore stats` are made
+of it. Resident and dirty rows are counted in one pass over the slots of each level of a pool for
+all of its tables: a pass for each table would stall training at every request.
 """
 
 from dataclasses import dataclass
@@ -73,13 +73,13 @@ class CountedPool(NamedTuple):
 
     @property
     def resident(self) -> tuple[int, int]:
-        """Resident rows of both levels, and those of level two."""
+        """Resident rows of both levels, and of level two alone."""
         two = self.host.resident_count if self.host else 0
         return self.pool.slots.resident_count + two, two
 
     @property
     def dirty(self) -> tuple[int, int]:
-        """Dirty rows of both levels, and those of level two."""
+        """Dirty rows of both levels, and of level two alone."""
         one, two = (sum(level.dirty.values()) for level in self.levels)
         return one + two, two
 
@@ -178,8 +178,8 @@ class PoolStats:
 
 @dataclass
 class SplitStats:
-    """One pool's part of the cache, as decided last by what its lookups would miss. 0: nothing was
-    decided since pools came or went, or the cache's size was changed."""
+    """One pool's part of the cache, as last decided by the estimated misses of its lookups. 0:
+    nothing was decided since pools came or went, or the cache's size was changed."""
 
     dim: int = label("Elements of a row's weights.", lambda p: p.pool.layout.dim)
     optimizer: str = label("Kind of optimizer.", lambda p: p.pool.layout.optimizer)
@@ -281,7 +281,7 @@ def _sum(tables: "Tables", name: str) -> int:
 
 @dataclass
 class StoreStats:
-    """What a store is and did since it was opened."""
+    """A store's state, and its counters since it was opened."""
 
     store_id: str = info(
         "Id of the directory, which never changes.",
@@ -351,6 +351,6 @@ def _rows_of(slots: "PoolSlots") -> CountedLevel:
 def _counts_of(ids: Any) -> dict[int, int]:
     if not len(ids):
         return {}
-    lowest = int(ids.min())  # ids only grow, and those of a pool are often close together
+    lowest = int(ids.min())  # ids only grow, and a pool's ids are often close together
     counts = np.bincount(ids - lowest)
     return {lowest + int(i): int(counts[i]) for i in np.flatnonzero(counts)}

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of commits, backups, scans, scrubbing and standbys, each read from what does them.
+"""The stats of commits, backups, scans, scrubbing and standbys, each read from its source.
 
-They are here so that who shows them loads no compiled kernel.
+They are here so that showing them loads no compiled kernel.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class ScanStats:
 
 @dataclass
 class ScrubStats:
-    """What was checked in the background since the store was opened."""
+    """The background checks of files since the store was opened."""
 
     scrub_bytes_per_s: int = gauge(
         "Rate at which files are checked in the background; 0: they are not.",
@@ -93,7 +93,7 @@ class ScrubStats:
 
 @dataclass
 class StandingStats:
-    """What the store is among its copies."""
+    """The store's replication role."""
 
     role: str = text("leader, standby, or replaced: by a standby that was promoted.")
     leader: str | None = text(
@@ -110,7 +110,7 @@ class StandingStats:
         metric="seconds_behind",
     )
     commits_taken: int = gauge("Commits of the leader that this standby has taken over.")
-    standbys_needed: int = gauge("So many standbys have a command before it is acknowledged.")
+    standbys_needed: int = gauge("Standbys that must have a command before it is acknowledged.")
     standbys: int = gauge("Standbys that are connected.")
     standbys_dropped: int = gauge("Standbys that were dropped because they were slow.")
     writes_waiting: int = gauge("Commands that wait for standbys.")
@@ -118,7 +118,7 @@ class StandingStats:
 
 @dataclass
 class ShardStats:
-    """Which shard of a cluster the store is; none of it where it is none."""
+    """The store's shard of a cluster; without values where it is no shard."""
 
     cluster: str | None = text(
         "The cluster's own name.", lambda s: None if s is None else s.shard_map.cluster

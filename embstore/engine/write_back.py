@@ -1,26 +1,26 @@
-"""Write-back: dirty rows are logged in the background, and never become too many.
+"""Write-back: dirty rows are logged in the background, and their number is bounded.
 
 Where level two is full, a row can leave it only when the log has the row; and a clean stop logs all
-that is dirty. So dirty bytes have a **ceiling**:
+dirty rows. Therefore dirty bytes have a **ceiling**:
 
     above 3/4 of it   the thread of commits logs dirty rows slice by slice, those of level two
                       first, from where it stopped the last time
     at 1/2            it stops, and syncs the log
     above it          a command that writes first logs, in its own turn, about twice the bytes that
                       the command before made dirty: each call becomes a little slower, and dirty
-                      bytes exceed the ceiling by about what one command changes
+                      bytes exceed the ceiling by about one command's changes
 
 The writer also begins where rows come to level two faster than they go up again, and would soon
-find only dirty rows to take the place of; it goes on until three quarters of it are free, or clean.
-So calls log nothing. Where all rows have room in both levels, as many go down as come up,
-and the writer has nothing to do. Where merges are behind, the writer waits for them as calls do
-(`Merges.delay_s`); then dirty rows reach the ceiling, and calls become slower.
+find only dirty victims; it goes on until three quarters of it are free, or clean. So calls log
+nothing. Where all rows have room in both levels, as many go down as come up, and the writer has
+nothing to do. Where merges are behind, the writer waits for them as calls do (`Merges.delay_s`);
+then dirty rows reach the ceiling, and calls become slower.
 
 **The default** counts the rows of level two alone, up to the bytes that storage writes in
 SECONDS, as measured in slices and syncs. Rows of level one do not count: a table that fits
 there is dirty as a whole, and stays; its rows are changed again and again, and would be logged each
-time. They are logged by commits and checkpoints. So a store of one level has no ceiling, unless one
-is given (`dirty_bytes`); that counts the rows of both levels.
+time. They are logged by commits and checkpoints. Therefore a store of one level has no ceiling,
+unless one is given (`dirty_bytes`); that counts the rows of both levels.
 
 Rejected: a ceiling for level one by default. Of 100,000 resident rows of a CPU, 1,500 updates
 of 4,096 random rows each logged 50 times the bytes with a ceiling of half of them, where a commit
@@ -37,7 +37,7 @@ from embstore.errors import EmbstoreError
 from embstore.tables.tables import Tables
 
 SECONDS = 30
-"""Of writing: the ceiling, where none is given."""
+"""Seconds of writing: the ceiling, where none is given."""
 _RATE, _RATE_LEAST = 256 << 20, 32 << 20
 """Bytes a second: until it is measured, and the least that is believed."""
 _MEASURED_BYTES = 64 << 20
@@ -59,7 +59,7 @@ class WriteBack:
         has_levels = tables.host_arena is not None
         self.is_on = (has_levels or dirty_bytes is not None) and not tables.storage.read_only
         self.bytes_per_s: float = _RATE
-        """What storage writes, syncs included."""
+        """Bytes a second that storage writes, syncs included."""
         self.owed_bytes = 0
         """Bytes that the last command made dirty, if they are above the ceiling."""
         self.written_bytes = 0
@@ -84,12 +84,12 @@ class WriteBack:
 
     @property
     def dirty_bytes(self) -> int:
-        """What counts of dirty rows, at most."""
+        """Bytes of dirty rows that count, at most."""
         return self._below_bytes + (0 if self._given is None else self._dirty(0))
 
     @property
     def commit_bytes(self) -> int:
-        """What a commit may have to write of the cache, at most."""
+        """Bytes of the cache that a commit may have to write, at most."""
         most = self._dirty(0) + self._below_bytes
         return most - max(self.dirty_bytes - self.ceiling_bytes, 0) if self.is_on else most
 
@@ -122,8 +122,8 @@ class WriteBack:
 
     @property
     def _room_bytes(self) -> int:
-        """Bytes of rows that level two may have: of its budget, as far as level one's has room for
-        what is known of them."""
+        """Bytes of rows that level two may have: its budget, as far as level one has room for their
+        keys and scores."""
         arena = self._tables.host_arena
         limit = sum(p.slots_below * p.layout.row_bytes for p in list(self._tables.pools.values()))
         return 0 if arena is None else min(arena.budget_bytes, limit)
@@ -151,7 +151,7 @@ class WriteBack:
     # With the engine, but for `pay`
 
     def note(self) -> bool:
-        """Note what a command has made dirty; return whether the writer is to begin."""
+        """Note the bytes that a command has made dirty; return whether the writer is to begin."""
         if not self.is_on:
             return False
         seen, self._seen = self._seen, self.dirty_bytes
@@ -164,8 +164,8 @@ class WriteBack:
         self._sunk = self._sunk_bytes
 
     def pay(self) -> None:
-        """Before a command, as a call of its own: log about twice what the last one owes, or until
-        dirty bytes are below the ceiling. Rows for which the log has no room stay dirty."""
+        """Before a command, as a call of its own: log about twice the bytes owed, or until dirty
+        bytes are below the ceiling. Rows for which the log has no room stay dirty."""
         began, written = monotonic(), 0
         wanted, self.owed_bytes = 2 * self.owed_bytes, 0
         slices = _SPARSE * wanted // writing.PIECE_BYTES  # a slice may have few dirty rows
@@ -201,7 +201,7 @@ class WriteBack:
         self._at = None
 
     def _begin_round(self) -> bool:
-        """Begin with the first slots again; those of level two come first."""
+        """Begin with the first slots again; level two's come first."""
         pools = list(self._tables.pools.values())
         levels = [0] if self._tables.host_arena is None else [0, 1]
         counted = levels if self._given is not None else [1]
@@ -218,7 +218,7 @@ class WriteBack:
     # Measured
 
     def synced(self, seconds: float) -> None:
-        """Take up how long a sync of what was logged took."""
+        """Note the time of a sync of logged rows."""
         self._measure(0, seconds)
         written, took = self._measured
         if written >= _MEASURED_BYTES:

@@ -1,4 +1,4 @@
-"""How often the rows of a running store are used, and what it does with that: counts, ranks, pins.
+"""Access frequencies of a running store's rows, and their uses: counts, ranks, pins.
 
     accesses     accesses counted by table, a share of the lookups
     counter      one table's counts, exactly or by a sketch, in bounded memory
@@ -9,5 +9,5 @@
     pins         the hot set, pinned
     warming      the most frequent rows brought in ahead
 
-Where rows are depends on this, and no bit of any row does.
+The rows' places depend on this, and no bit of any row does.
 """

@@ -1,15 +1,15 @@
-"""Accesses counted as they come: which rows a running store is asked for, and in which order.
+"""Accesses counted as they come: the rows that lookups ask for, and their order.
 
 A store that counts does so for a share `rate` of its lookups, chosen by a hash of their number: 1
 is all of them, 0 none. Each table has a counter (counter.py), exact below `KEYS_MAX` keys and a
 sketch above; one recorder for all tables keeps the order of calls for a sample of keys
-(recorder.py). An access is an occurrence of a key in a lookup, or as many as the caller says it
-stands for; a step of a session has each key once. Lookups with admit=False are not counted.
+(recorder.py). An access is an occurrence of a key in a lookup; the caller may give it a larger
+count; a step of a session has each key once. Lookups with admit=False are not counted.
 
-Counters are by table id, and the recording by name: a table that is dropped, or that a restore does
-not have, takes both along, and one made later under its name starts anew. Where a restore leaves a
-table fewer rows, the counts of the others go, and what was recorded of it. Counts outlive a restart
-(kept.py), in proportion where the rate is another then; the recording does not.
+Counters are by table id, and the recording by name: both are deleted with a table that is dropped,
+or that a restore does not have, and a later table of its name starts anew. Where a restore leaves a
+table fewer rows, the counts of the others are deleted, and the table's recording. Counts outlive a
+restart (kept.py), scaled where the rate has changed; the recording does not.
 """
 
 import math
@@ -25,14 +25,14 @@ from embstore.profiles.checks import INT64_MAX
 from embstore.profiles.profile import Counts, TableProfile, exact_sum
 
 KEYS_MAX = 1 << 20
-"""Of a table, counted exactly."""
+"""Keys of a table that are counted exactly, at most."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORDS = 1 << 64
 
 
 @dataclass(frozen=True)
 class TableAccess:
-    """What one call asks of one table."""
+    """The accesses of one call to one table."""
 
     table_id: int
     name: str
@@ -50,7 +50,7 @@ class Accesses:
         self.changed: set[int] = set()
         """Tables whose counts are others than those that are kept, by id."""
         self.counters: dict[int, KeyCounter] = {}
-        """Of the tables that have counts, by id."""
+        """The counters of tables that have counts, by id."""
         self.recorder = Recorder()
 
     def begin_call(self) -> bool:
@@ -73,7 +73,7 @@ class Accesses:
         self.recorder.record([(t.name, t.keys, t.counts) for t in call])
 
     def resume(self, table_id: int, profile: TableProfile, rate: float, rows: int) -> None:
-        """Go on from what was counted at `rate` before the store was opened, of a table that has
+        """Continue the counts made at `rate` before the store was opened, of a table that has
         `rows` rows now."""
         if profile.key_bound > rows:
             profile = within(profile, rows)
@@ -88,7 +88,7 @@ class Accesses:
         self.recorder.forget(name)
 
     def cut(self, table_id: int, name: str, rows: int) -> None:
-        """Let the counts of all but the first `rows` rows of a table go, and what was recorded."""
+        """Delete the counts of all but the first `rows` rows of a table, and its recording."""
         counter = self.counters.get(table_id)
         if counter is not None:
             profile = within(counter.profile(name, 0), rows)
@@ -104,12 +104,12 @@ class Accesses:
         self.recorder.clear()
 
     def copied(self, table_id: int) -> CountedKeys | None:
-        """Return a copy of what was counted of a table; None: nothing."""
+        """Return a copy of a table's counts; None: it has none."""
         counter = self.counters.get(table_id)
         return None if counter is None else counter.copied()
 
     def table_profile(self, table_id: int, name: str, rows: int) -> TableProfile:
-        """Return what was counted of a table."""
+        """Return the profile of a table's counts."""
         counter = self.counters.get(table_id)
         return no_counts(name, rows) if counter is None else counter.profile(name, rows)
 
@@ -144,7 +144,7 @@ def at_rate(table: TableProfile, counted: float, rate: float) -> TableProfile:
 
 
 def within(table: TableProfile, rows: int) -> TableProfile:
-    """Return what a profile says of the first `rows` rows, of a table that has no more."""
+    """Return the profile of the first `rows` rows, of a table that has no more."""
     if table.key_bound <= rows:
         return table
     is_in = table.keys.view(np.uint64) < np.uint64(rows)

@@ -5,14 +5,14 @@ counts, and `taken` is `limit`:
 
     entry of keys[i] += counts[i], or 1 where no counts are given
 
-record_keys, over the keys of one table in one call: how many differ, and the events
+record_keys, over the keys of one table in one call: the number of distinct keys, and the events
 
     (key, sum of its counts)    for each key whose hash is at most the table's limit
 
 once each, in the order of their first occurrences. The hash is `spatial_hash` of
-profiles/profile.py, to the bit. Its high bits decide what is in, its low bits find a place in the
-scratch, which is cleared as far as the table needs it. Only -1 has the hash 0, and is no key, so 0
-is a free place.
+profiles/profile.py, to the bit. Its high bits decide which keys are in, its low bits find a place
+in the scratch, which is cleared as far as the table needs it. Only -1 has the hash 0, and is no
+key, so 0 is a free place.
 
 keep_events: of the first `count` events those stay, in order, whose hash is at most the limit.
 
@@ -40,7 +40,7 @@ from embstore.arithmetic.jit import (
 
 _NEXT = np.uint64(1)
 _AHEAD = 16
-"""How many keys ahead the place is asked for: a few memory latencies."""
+"""Keys ahead for which the place is prefetched: a few memory latencies."""
 
 
 @kernel
@@ -90,7 +90,7 @@ def spatial_hash_of(key: np.int64, seed: np.uint64) -> np.uint64:
 
 @building_block
 def _clear(scratch: Uint64s, keys: int) -> np.uint64:
-    """Free as many places as so many keys need, a power of two; return the mask of a place."""
+    """Free the places that `keys` keys need, a power of two; return the mask of a place."""
     places = 2
     while places < 2 * keys:
         places *= 2

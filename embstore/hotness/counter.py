@@ -1,19 +1,20 @@
 """Counting accesses by key: exactly up to a number of distinct keys, beyond that by a sketch.
 
 A counter is one hash table of (key, count), which grows as keys come until it holds `keys_max`.
-Then there is a key too many, and it becomes a **sketch** of frequent items: the median of all
-counts is taken from each of them, and those that reach 0 go, half of them (Misra and Gries 1982,
-with the decrement of Anderson et al., IMC 2017, which Apache DataSketches has as well). What was
-taken so far is the `error`:
+With one key more it becomes a **sketch** of frequent items: the median of all counts is subtracted
+from each of them, and half of them, which reach 0, are removed (Misra and Gries 1982, with the
+decrement of Anderson et al., IMC 2017, which Apache DataSketches has as well). The sum of these
+decrements is the `error`:
 
     true count - error <= count <= true count, and a key that is not held has a true count <= error
 
 Each decrement takes at least its amount from half of the counts, so error <= 2 * accesses /
-keys_max, or a little more: from a table of more than _SAMPLED_PLACES the median is that of a
-sample. Skewed accesses do far better than this bound, for the decrements are then small.
+keys_max, or a little more: for a table of more than _SAMPLED_PLACES the median is taken from a
+sample. Skewed accesses have a far smaller error than this bound, because their decrements are
+small.
 
-**Memory** is 16 bytes a place, with at most 3/4 of the places taken: `memory_bytes_max` is what
-a counter never exceeds, also in the moment when two tables exist because one grows. Rejected: an
+**Memory** is 16 bytes a place, with at most 3/4 of the places taken: a counter never exceeds
+`memory_bytes_max`, not even in the moment when two tables exist because one grows. Rejected: an
 array of counts by key, which takes the table's length even if a hundredth of it is ever seen, and a
 Count-Min sketch, which has no keys in it and errs upwards.
 """
@@ -33,13 +34,13 @@ _SAMPLED_PLACES = 1 << 17
 
 
 def _places_for(keys: int) -> int:
-    """Return the smallest size of a table that so many keys fill to 3/4 at most."""
+    """Return the smallest size of a table that `keys` keys fill to 3/4 at most."""
     return max(_PLACES, 1 << (-(-4 * keys // 3) - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class CountedKeys:
-    """What a counter held at one moment: copying it is far faster than making a profile of it."""
+    """The counts of a counter at one moment: copying them is far faster than making a profile."""
 
     keys: Keys
     """(k,) unique, in any order."""
@@ -62,7 +63,7 @@ class KeyCounter:
 
     Parameters
     ----------
-    keys_max : keys that are held at most; up to so many distinct ones every count is exact
+    keys_max : keys that are held at most; up to this number of distinct keys every count is exact
     """
 
     def __init__(self, keys_max: int = 1 << 22) -> None:
@@ -122,7 +123,7 @@ class KeyCounter:
             self._make_room()
 
     def copied(self) -> CountedKeys:
-        """Return a copy of what was counted, which stays as it is when counting goes on."""
+        """Return a copy of the counts, which does not change when counting goes on."""
         keys, counts = np.empty((2, self.distinct), np.int64)
         entries_of(self._table, keys, counts)
         return CountedKeys(keys, counts, self.accesses, self.error)
@@ -155,7 +156,8 @@ class KeyCounter:
             self.error += median
 
     def _median(self) -> int:
-        """Return the upper median of the counts: at least half are as much, and some go by it."""
+        """Return the upper median of the counts: half or more are as much, and some reach 0 by
+        it."""
         counts = self._table[:: max(1, len(self._table) // _SAMPLED_PLACES), 1]
         counts = counts[counts > 0]
         return int(np.partition(counts, len(counts) // 2)[len(counts) // 2])

@@ -1,8 +1,8 @@
-"""What an open store knows of how often its rows are used: its own counts, and imported profiles.
+"""The access frequencies known to an open store: its own counts, and imported profiles.
 
-The counts (accesses.py) and the files (kept.py) know tables by id; here they meet the tables: what
-the directory has of a table is taken up when the table is, its levels go to its pool where the
-policy goes by them, and what was counted is written when the store is closed.
+The counts (accesses.py) and the files (kept.py) know tables by id; this module connects them with
+the tables: a table's files are loaded with the table, its levels go to its pool where the policy
+uses them, and counts are written when the store is closed.
 """
 
 import threading
@@ -38,14 +38,14 @@ class Frequencies:
         self.accesses = Accesses(count_rate)
         self.kept = KeptProfiles(files, read_only=read_only)
         self.importing = threading.Lock()
-        """Held while a profile is kept and ranked, so that what is kept is what is ranked."""
+        """Held while a profile is kept and ranked, so that both are the same."""
         self.profiled_rows: dict[int, int] = {}
-        """By table id: how many rows of it the imported profile ranks."""
+        """By table id: the number of rows that its imported profile ranks."""
         self._device = device
         self._looked_up = looked_up
 
     def load(self, table: TableState) -> None:
-        """Go by what the directory knows of a table."""
+        """Load the directory's profile and counts of a table."""
         imported = self.kept.profile("imported", table.table_id)
         if imported is not None:
             profile = within(imported[0], table.rows)
@@ -68,7 +68,7 @@ class Frequencies:
         self.profiled_rows.pop(table.table_id, None)
 
     def go_back(self, tables: Iterable[TableState], rows: Mapping[int, int]) -> None:
-        """Let go what a restore takes from the present tables, which has `rows` by table id."""
+        """Forget tables and rows that a restore removes; `rows` has the restored, by table id."""
         for table in tables:
             if table.table_id not in rows:
                 self.forget(table)
@@ -76,12 +76,12 @@ class Frequencies:
                 self.accesses.cut(table.table_id, table.name, rows[table.table_id])
 
     def clear_counts(self) -> None:
-        """Count anew, whatever was kept."""
+        """Count anew, and delete kept counts."""
         self.accesses.clear()
         self.kept.forget_counted()
 
     def note(self, shares: Sequence[Share]) -> None:
-        """Take up a lookup: how many keys it has; what they are, if it is one that is counted."""
+        """Note a lookup: the number of its keys, and the keys if the lookup is counted."""
         for share in shares:
             count = len(share.keys) if share.counts is None else share.accesses
             share.table.lookup_keys += count
@@ -94,7 +94,7 @@ class Frequencies:
             )
 
     def keep_counts(self, tables: Iterable[TableState]) -> None:
-        """Write what has changed. Where the disk refuses a table's, its counts of before stay."""
+        """Write the changed counts. Where the disk refuses a table's, its previous counts stay."""
         for table in [table for table in tables if table.table_id in self.accesses.changed]:
             with suppress(EmbstoreError):
                 counted = self.accesses.table_profile(table.table_id, table.name, table.known_rows)

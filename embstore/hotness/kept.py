@@ -1,16 +1,16 @@
 """Profiles and the hot set as a store's directory keeps them.
 
     frequency/ID.imported   the profile that ranks the rows of table ID, as it was given
-    frequency/ID.counted    what was counted of table ID until the store was closed
+    frequency/ID.counted    the counts of table ID until the store was closed
     frequency/HOTSET        the hot set that is pinned, its tables by id
 
 Files are by table id, which is never used again: a profile belongs to its table, is gone with it,
-and is never taken for that of another table of the same name. They are no part of a commit: which
-rows are frequent is no content, and no bit of any row depends on it. Each is replaced whole. One
-that cannot be read is as good as none; that it is so can be seen in the store's figures.
+and is never taken for another table's of the same name. They are no part of a commit: which rows
+are frequent is no content, and no bit of any row depends on it. Each is replaced whole. One that
+cannot be read counts as absent; the store's stats show it.
 
-Files are written beside the engine's lock, one after the other. Closing the store waits for the one
-that is being written, and none is written after it: the directory may be another store's then.
+Files are written without the engine's lock, one after the other. Closing the store waits for the
+running write, and none follows it: the directory may be another store's then.
 
 A profile of many rows stays on the disk; in memory are only levels, two bytes a row (levels.py).
 """
@@ -32,15 +32,15 @@ Kept = TypeVar("Kept")
 
 
 class KeptProfiles:
-    """What is known of access frequencies, in a store's directory. Any thread."""
+    """The access frequencies in a store's directory. Any thread."""
 
     def __init__(self, files: Files, *, read_only: bool) -> None:
         self.read_only = read_only
         self.unreadable: set[str] = set()
-        """Files that are there and are not what they should be."""
+        """Files that are there and cannot be read."""
         self._files = files
         # One thread may take it twice: a signal handler may close the store while a file is
-        # written, and could not wait for what it has interrupted.
+        # written, and could not wait for the write that it has interrupted.
         self._changing = threading.RLock()
         self._is_closed = False
 
@@ -49,7 +49,7 @@ class KeptProfiles:
 
         Raises
         ------
-        CapacityError, StorageError : the disk is full, or failed; what was kept before still is.
+        CapacityError, StorageError : the disk is full, or failed; the previous file stays.
         StoreClosedError : nothing was written.
         """
         content = Profile({table.name: table}, rate=rate).to_bytes()
@@ -69,12 +69,12 @@ class KeptProfiles:
         self._change({_HOT_SET: None if hot_set is None else hot_set.to_bytes()})
 
     def forget_counted(self) -> None:
-        """Remove what was counted of every table."""
+        """Remove the counts of every table."""
         names = self._files.list(_DIRECTORY)
         self._change({f"{_DIRECTORY}/{name}": None for name in names if name.endswith(".counted")})
 
     def close(self) -> None:
-        """Wait for what is being written, and write nothing more."""
+        """Wait for the running write, and write nothing more."""
         with self._changing:
             self._is_closed = True
 

@@ -1,18 +1,18 @@
 """A hot set in the cache: its rows are brought in, and pinned until another set takes its place.
 
 A set is pinned piece by piece, so that calls get on in between. When a new version comes, a row
-that both have keeps its pin; rows of the new one are pinned while there is room, and where there
-is none, as many of the old one are let go before. So there is no moment at which the hot rows are
-out of the cache together, and the whole is never twice as large. Pins say where rows are and never
-what they are: a swap changes no bit, whatever runs beside it.
+that both have keeps its pin; rows of the new one are pinned while there is room, and where there is
+none, as many of the old one are unpinned before. Therefore the hot rows are never out of the cache
+together, and the pinned rows are never twice as many. Pins decide the place of rows and never their
+content: a swap changes no bit, with any concurrent calls.
 
-Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions have what is
-left of the slots that may be pinned; where a session's pins stand in a hot row's way they are taken
-from it, and its steps planned again.
+Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions have the rest
+of the slots that may be pinned; where a session's pins block a hot row they are taken from it, and
+its steps planned again.
 
-A set that is asked for is pinned whole, or the one before comes back. What takes slots or tables
-away (a smaller cache, a restore, a drop) takes pins along; what is wanted then is pinned again as
-far as it can be: as far as there is room, and but for rows that cannot be read.
+A requested set is pinned whole, or the previous one comes back. Commands that take slots or tables
+away (a smaller cache, a restore, a drop) take pins along; the wanted set is then pinned again as
+far as possible: as far as there is room, and without rows that cannot be read.
 
 The set belongs to tables, not to names: a table that is dropped leaves it, and another one of its
 name is not in it. In the directory it is therefore by table id.
@@ -63,7 +63,7 @@ class _Wanted:
 
     @classmethod
     def kept(cls, by_id: HotSet, tables: Iterable[TableState]) -> "_Wanted | None":
-        """Return what a directory keeps, whose tables are ids; those that are gone left out."""
+        """Return a directory's hot set, whose tables are ids, without tables that are gone."""
         names = {str(table.table_id): table.name for table in tables}
         here = {known: keys for known, keys in by_id.tables.items() if known in names}
         found = {names[known]: keys for known, keys in here.items()}
@@ -77,7 +77,7 @@ class _Wanted:
         return replace(self.hot_set, tables=tables)
 
     def without(self, gone: Container[int]) -> "_Wanted | None":
-        """Return what is left of it without tables, given by id; None: nothing."""
+        """Return the set without the tables of some ids; None: nothing is left."""
         ids = {name: known for name, known in self.ids.items() if known not in gone}
         if len(ids) == len(self.ids) > 0:
             return self
@@ -105,7 +105,7 @@ class _HotRows:
     def piece(self, state: int) -> Places:
         """Return the places of a piece of the rows in a state.
 
-        Rows are gone through once: all of one state are asked for, and marked, one piece after the
+        Rows are processed once: all of one state are selected, and marked, one piece after the
         other, before any of another state.
         """
         while self.begin < len(self.keys):
@@ -142,7 +142,7 @@ class HotPins:
 
     @property
     def wanted(self) -> HotSet | None:
-        """The set that was asked for last."""
+        """The set that was requested last."""
         wanted = self._wanted
         return None if wanted is None else wanted.hot_set
 
@@ -173,7 +173,7 @@ class HotPins:
             return self.facts()
 
     def pin_wanted(self) -> None:
-        """Pin what is wanted and not pinned, as far as it can be."""
+        """Pin the wanted rows that are not pinned, as far as possible."""
         with suppress(EmbstoreError), Slices(self._tables.frame).after_others(self._swapping):
             self._pin_possible()
 
@@ -191,7 +191,7 @@ class HotPins:
             self._wanted = _Wanted(hot_set, ids) if hot_set is not None and ids else None
 
     def _keep(self) -> None:
-        """Have the directory keep what is wanted, and what becomes of it while it is written."""
+        """Write the wanted set to the directory, again where it changes while it is written."""
         while True:
             wanted = self._wanted
             self._kept_files.keep_hot_set(None if wanted is None else wanted.by_id())
@@ -241,7 +241,7 @@ class HotPins:
     # Swapping
 
     def _swap(self, hot_set: HotSet, *, at_all_costs: bool) -> None:
-        """Pin a set in place of what is pinned; not `at_all_costs`: what is possible of it."""
+        """Pin a set in place of the pinned one; without `at_all_costs`, as much as is possible."""
         with self._tables.reading():
             tables = {name: self._tables.find(name) for name in hot_set.tables}
             before = self._all_rows
@@ -344,10 +344,10 @@ class HotPins:
         pool.pins.unpin(d_slots)
         rows.mark(places, _WANTED)
 
-    # What takes pins away. Engine thread
+    # Taking pins away. Engine thread
 
     def reclaim(self, pins: PoolPins, pinned: PinnedSlots | None) -> None:
-        """Take pins of a pool back, before its slots go; what is wanted is pinned again."""
+        """Take pins of a pool back, before its slots go; the wanted rows are pinned again."""
         here = [rows for rows in self._all_rows if rows.table.pool.pins is pins]
         if self._unpin_all(here, None if pinned is None else pinned.keys):
             self._background.start(self.pin_wanted)
@@ -373,7 +373,7 @@ class HotPins:
             return
         self._wanted = wanted.without(gone)
         if self._wanted is not wanted:
-            with suppress(EmbstoreError):  # what is there of it means no table that there is
+            with suppress(EmbstoreError):  # the kept set then names tables that are gone
                 self._keep()
 
     def _unpin_all(self, gone: list[_HotRows], keys: Keys | None = None) -> bool:
@@ -392,7 +392,7 @@ class HotPins:
     # Life
 
     def start(self) -> None:
-        """Pin what is wanted, in the background, if anything is missing."""
+        """Pin the wanted set, in the background, if anything is missing."""
         if not self.is_complete:
             self._background.start(self.pin_wanted)
 

@@ -1,9 +1,9 @@
-"""What a store knows of how often its rows are used: counts of its own, and profiles it was given.
+"""The export and import of access frequencies: the store's own counts, and given profiles.
 
-A profile that is imported ranks the rows of its tables: under the rank policy it decides what
-leaves the cache, warm-up goes by it under every policy, and under LFU rows that are there start
-with counts in its proportion. It is checked whole before anything changes, and kept in the
-directory (kept.py). No row, no t and no digest depends on any of it.
+A profile that is imported ranks the rows of its tables: under the rank policy it decides which rows
+leave the cache, warm-up uses it under every policy, and under LFU resident rows start with counts
+in its proportion. It is checked whole before anything changes, and kept in the directory (kept.py).
+No row, no t and no digest depends on any of it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,10 +37,10 @@ class Ranking:
         self._frequencies = frequencies
 
     def export_profile(self, source: str, progress: Progress | None = None) -> Profile:
-        """Return what was counted, or what was imported; tables without either are there, empty.
+        """Return the counts, or the imported profiles; tables without either are included, empty.
 
         Other calls go on in between: only copies are made while they wait, of a table at a time.
-        What `progress` raises ends it.
+        An exception of `progress` ends it.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.one():
@@ -82,8 +82,8 @@ class Ranking:
     def import_profile(self, profile: Profile, rename: dict[str, str]) -> None:
         """Rank the rows of the profile's tables by it, as `Store.import_profile`.
 
-        One import after the other. Other calls go on in between; what one of them has done to a
-        table, the import finds. If it cannot be kept, some tables may have it.
+        One import after the other. Other calls go on in between, and the import sees their changes
+        to a table. If it cannot be kept, some tables may have it.
         """
         with Slices(self._tables.frame).after_others(self._frequencies.importing):
             with self._tables.reading():
@@ -96,8 +96,8 @@ class Ranking:
     def set_policy(self, name: str) -> None:
         """Have rows leave by another policy, as `Store.set_policy`.
 
-        Tables that come from the first slice on are the new policy's. What was counted under the
-        old one is forgotten before profiles are gone by; calls get on in between.
+        Tables made after the first slice have the new policy. Counts of the old one are forgotten
+        before profiles are applied; calls get on in between.
         """
         policy = policy_of(name)
         with Slices(self._tables.frame).after_others(self._frequencies.importing):
@@ -145,7 +145,7 @@ class Ranking:
             ) from exc
 
     def _rank(self, found: Mapping[int, TableProfile], rate: float) -> None:
-        """Have tables, by id, go by their profiles, and so the rows that are resident."""
+        """Rank tables, by id, and their resident rows by their profiles."""
         levels: dict[int, RowLevels] = {}
         if POLICIES[self._tables.policy].has_levels:
             levels = {table_id: RowLevels(given, rate) for table_id, given in found.items()}
@@ -161,8 +161,8 @@ class Ranking:
     def _piecewise(self, pools: Iterable[Pool], rank: Callable[[Pool, int, int], None]) -> None:
         """Rank the rows in all slots of some pools, `rank(pool, low, high)` those of [low, high).
 
-        Rows that change slots meanwhile come with their levels, but not with LFU's counts: some of
-        them may have to earn these.
+        Rows that change slots meanwhile keep their levels, but not LFU's counts, which some of them
+        may have to earn again.
         """
         for pool in pools:
             low = 0
@@ -176,7 +176,7 @@ class Ranking:
 
 
 def _rank_slots(found: Mapping[int, TableProfile], pool: Pool, low: int, high: int) -> None:
-    """Have the rows in slots [low, high) go by the profiles of tables, by id."""
+    """Rank the rows in slots [low, high) by the profiles of tables, by id."""
     if pool.policy.counts_touches:
         _seed(pool, found, low, high)
     elif pool.policy.has_levels:

@@ -1,19 +1,19 @@
-"""Recording what calls access, for a sample of the keys, in bounded memory.
+"""Recording the accesses of calls, for a sample of the keys, in bounded memory.
 
 A recorder keeps an **event** for each sampled key of each call, with the key's accesses in it.
 Which keys are sampled is decided by their hash alone (`profile.py`), so that a sampled key has all
 of its events, and the distances between them are true. When the events become more than
-`events_max` the rate is halved, and the events of keys that are out now go, of all calls since the
-first (SHARDS with a fixed size: Waldspurger et al., FAST 2015); what stays is what a recorder would
-have kept that had begun with that rate.
+`events_max` the rate is halved, and the events of keys that are out now are removed, of all calls
+since the first (SHARDS with a fixed size: Waldspurger et al., FAST 2015); the rest is the same as
+if the recorder had begun with that rate.
 
 Unique keys and accesses are totalled over all keys, sampled or not: a sample may have a hot key too
-many or too few, and SHARDS_adj corrects by what it should have had. So every key of a call is
-looked up once, in a hash table that is only as large as the call. The totals are kept by table: one
-that is gone takes its own along with its events (`forget`), and the calls stay, without it.
+many or too few, and SHARDS_adj corrects by the expected number. Therefore every key of a call is
+looked up once, in a hash table that is only as large as the call. The totals are kept by table: the
+totals and events of a dropped table are removed (`forget`), and the calls stay, without it.
 
 A recording ends by itself (`is_full`) after 2**31 - 1 calls, at a rate below _RATE_MIN, or at a
-table more than 16 bits number: then calls are not recorded any more, and what there is stays true.
+table more than 16 bits number: then calls are not recorded any more, and the recording stays valid.
 """
 
 from collections.abc import Sequence
@@ -65,10 +65,10 @@ class _Events:
 
 @dataclass
 class _Table:
-    """What is totalled of one table."""
+    """The totals of one table."""
 
     place: int
-    """In the samples, and in the events."""
+    """Its place in the samples, and in the events."""
     unique_total: int = 0
     access_total: int = 0
 
@@ -116,7 +116,7 @@ class Recorder:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the events, kept or to come, and of what the largest call so far needed."""
+        """Bytes of the events, kept or to come, and of the scratch of the largest call so far."""
         return _EVENT_BYTES * (self._events_max + self._new.room) + self._scratch.nbytes
 
     def record(self, call: Call) -> None:
@@ -143,7 +143,7 @@ class Recorder:
                 table.access_total += int(counts.sum()) if len(counts) else len(keys)
 
     def forget(self, name: str) -> None:
-        """Drop what was recorded of a table; it was in no call."""
+        """Drop the recording of a table, as if it had been in no call."""
         table = self._tables.pop(name, None)
         if table is not None:
             self._samples[table.place, 1] = 0  # no hash is 0: all of its keys are out
@@ -151,7 +151,7 @@ class Recorder:
             self._free_places.append(table.place)
 
     def trace(self) -> Trace:
-        """Return a copy of what was recorded."""
+        """Return a copy of the recording."""
         return Trace(**self.copied())
 
     def copied(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of access frequencies: what is counted, recorded, warmed and pinned."""
+"""The stats of access frequencies: counting, recording, warming and pinning."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CountStats:
-    """The counts of one table. An instance of this class is those of a table without any."""
+    """The counts of one table. An instance of this class stands for a table without any."""
 
     distinct: int = gauge("Keys that have a count.", metric="counted_keys")
     accesses: int = gauge("Counted accesses.", metric="counted_accesses")
@@ -27,7 +27,7 @@ class CountStats:
 
 
 class CountedTable(NamedTuple):
-    """What is known of the accesses of one table."""
+    """The access frequencies of one table."""
 
     counts: "KeyCounter | CountStats"
     profile_rows: int
@@ -94,7 +94,7 @@ def _levels_bytes(engine: Source) -> int:
 
 @dataclass
 class FrequencyStats:
-    """Access frequencies, and what they are used for. Clearing counts sets them to 0."""
+    """Access frequencies, and their uses. Clearing counts sets them to 0."""
 
     count_rate: float = gauge(
         "Share of lookups that is counted.", lambda e: e.frequencies.accesses.rate

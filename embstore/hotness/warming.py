@@ -1,4 +1,4 @@
-"""Warming: the rows that will be asked for most come to the cache before they are asked for.
+"""Warming: the rows with the most expected lookups are brought into the cache ahead.
 
 Rows are chosen by their profiled counts over all tables of a pool, for a share of its slots, and
 brought in piece by piece, so that calls get on in between. The most frequent come last: under LRU
@@ -55,7 +55,7 @@ class Warming:
         """Warm a share in the background."""
 
         def warm() -> None:
-            with suppress(EmbstoreError):  # whoever asks for the rows gets the error
+            with suppress(EmbstoreError):  # a later lookup of the rows gets the error
                 self._warm(share, None, at_all_costs=False)
 
         if share:
@@ -160,7 +160,7 @@ class Warming:
         return len(keys)
 
     def stop(self) -> None:
-        """Have what runs end soon, and begin nothing."""
+        """Have running work end soon, and begin none."""
         self._background.stop()
 
     def join_threads(self) -> None:

@@ -1,7 +1,7 @@
-"""How steps are announced: taken whole or not at all, in their order, as far as there is room.
+"""Announcing steps: each is taken whole or not at all, in order, as far as there is room.
 
-A step that was announced with the same keys before is passed over: a rank may send again what it
-has sent. What is announced is planned at once, by threads of the planner.
+A step that was announced with the same keys before is skipped: a rank may repeat an announcement.
+Threads of the planner plan announced steps at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +31,8 @@ class Announcing:
         self._planner = registry.planner
         self._finishing = finishing
         self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
-        """Of an owner, how many bytes of keys its sessions may have announced together; None: as
-        many as all may. A server sets it; called under the lock."""
+        """Returns the bytes of keys that an owner's sessions may have announced together; None: the
+        bound of all sessions. A server sets it; called under the lock."""
 
     def take(self, command: c.Announce) -> Announced:
         """Take the steps that a rank announces, or none of them.
@@ -99,7 +99,7 @@ class Announcing:
 
 
 def _share_of(session: Session, step: c.StepKeys, call_bytes_max: int) -> RankShare:
-    """Return what a rank announces of a step, its keys checked and copied. Any thread."""
+    """Return a rank's share of an announced step, its keys checked and copied. Any thread."""
     where = f"session {session.name!r}: step {step.step}"
     tables = {part.table: session.table(part.table, where) for part in step.tables}
     size = 0

@@ -1,4 +1,4 @@
-"""The clock that leases go by: it stands still while the process does not run.
+"""The clock of leases: it stands still while the process does not run.
 
 A server that was stopped (SIGSTOP, a virtual machine that is moved, a laptop that sleeps) has heard
 no renewal meanwhile, and must not take that for silence. So between two readings the clock moves on
@@ -10,8 +10,8 @@ from time import monotonic
 
 STEP_MAX_S, _STEP_MIN_S = 1.0, 0.05
 _STEPS = 4
-"""Of a lease, at least: what a stop takes of it is less than a trainer leaves, which renews its
-lease with every third of it."""
+"""Ticks of a lease, at least: a stop then costs less of the lease than the two thirds that a
+trainer leaves, which renews it every third."""
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 
     @property
     def pause_s(self) -> float:
-        """How long it may go without being read."""
+        """Seconds for which it may go without being read."""
         return self._step_s / 2
 
     def keeps(self, lease_s: float | None) -> None:

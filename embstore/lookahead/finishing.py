@@ -1,12 +1,13 @@
-"""How a step ends: each rank sends its share, and with the last one the step is done.
+"""The end of a step: each rank sends its share, and with the last one the step is done.
 
-All ranks must send the same verb with the same options; ranks that contradict each other are all
-answered with that, and the step is open again, as it is when its update is refused. A rank may send
-again what it has sent, and something else as long as the step is not being done. What became of a
-finished step is remembered for a while (`Session.outcomes`).
+All ranks must send the same verb with the same options; ranks that contradict each other all get
+that error, and the step is open again, as it is when its update is refused. A rank may repeat its
+share, and replace it as long as the step is not being done. The outcome of a finished step is
+remembered for a while (`Session.outcomes`).
 
-An update is one command, whose sum over ranks does not depend on who came last (docs/contract.md,
-rule 6). A release and a skip are commands too, for they move the session's place.
+An update is one command, whose sum over ranks does not depend on the order of their arrival
+(docs/contract.md, rule 6). A release and a skip are commands too, because they move the session's
+position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ _SENT = {"update": "an update", "release": "a release", "skip": "a skip"}
 
 
 class Finishing:
-    """Takes what ranks send to finish steps. Any thread; takes the engine."""
+    """Takes the shares by which ranks finish steps. Any thread; takes the engine."""
 
     def __init__(
         self, tables: Tables, registry: Registry, accessed: Callable[[Sequence[Share]], None]
@@ -88,7 +89,7 @@ class Finishing:
     def _take(self, session: Session, step: Step, rank: Rank, sent: Sent) -> bool:
         """Keep a rank's share; say whether the step is to be done now. Under the lock."""
         if step.attempt.is_applied or step.number <= session.last_step:
-            return False  # sent again: what became of the first holds
+            return False  # sent again: the first one's outcome holds
         for other, before in step.sent.items():
             if other != rank.rank and before.options != sent.options:
                 error = InvalidArgumentError(
@@ -110,7 +111,7 @@ class Finishing:
             if step is None or step.attempt.is_applied or not session.is_sent_by_all(step):
                 return
             step.attempt.is_applied = True
-        with suppress(EmbstoreError):  # those are told whose step it is
+        with suppress(EmbstoreError):  # its ranks get the error
             self._finish(session, step)
 
     def _finish(self, session: Session, step: Step) -> None:
@@ -158,8 +159,8 @@ class Finishing:
         return outcome
 
     def _logged(self, session: Session, step: Step, options: Options) -> Any:
-        """Return what the log is told of an update; LATER: its sums, once they are made; None:
-        there is no log."""
+        """Return the logged form of an update; LATER: its sums, once they are made; None: there is
+        no log."""
         if self._tables.frame.log is None:
             return None
         parts = [part for sent in step.sent.values() for part in sent.gradients.values()]
@@ -197,7 +198,7 @@ class Finishing:
 
 
 def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
-    """Return a command that does what an update of a step does to the tables."""
+    """Return a command with the same effect on the tables as an update of a step."""
     ranks = [
         tuple(
             c.TableGradients(
@@ -219,8 +220,8 @@ def _logged(session: Session, step: Step, options: Options) -> c.Command[Any]:
 def _checked_gradients(
     session: Session, share: RankShare, command: c.UpdateStep, *, is_logged: bool
 ) -> Mapping[str, c.StepGradients | KeptSums]:
-    """Return gradients as announced, of some tables; of several ranks what is the store's, and
-    waits for the others': copies, or on a device sums."""
+    """Return gradients of some tables, in announced order. With several ranks they wait for the
+    other ranks', so the store owns them: as copies, or on a device as sums."""
     given = {part.table: part for part in command.tables}
     unknown = sorted(command.options.learning_rates.keys() - session.tables.keys())
     if unknown:
@@ -266,7 +267,7 @@ def _checked_gradients(
 
 
 def _kept(part: c.StepGradients, count: int) -> c.StepGradients:
-    """Return the gradients of a rank as they wait for the others': one a key, nobody else's."""
+    """Return the gradients of a rank that wait for other ranks': one a key, owned by the store."""
     if part.inverse is not None:
         return summed_part(part, count)
     positions = None if part.positions is None else part.positions.copy()
@@ -289,7 +290,7 @@ def _on_host(table: TableState, share: RankShare, part: c.StepGradients) -> Rows
 
 
 def _described(options: Options) -> str:
-    """Return what a rank sent, for another one to read."""
+    """Return a description of a rank's share, for another one's error."""
     sent, how = _SENT[options.verb], options.update
     if options.verb != "update":
         return sent

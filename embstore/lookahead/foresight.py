@@ -1,33 +1,33 @@
-"""Foresight: what is needed farthest in the future leaves first, as far as that is announced.
+"""Foresight: rows needed farthest in the future leave first, as far as steps are announced.
 
 A row's next use is known from the moment its step is announced, long before it is planned; only
-keys have travelled by then. So all rows in the cache that an announced step will use are scored by
-the first such step. The others leave before them, by the pool's policy. That is Belady's rule
-within what is known.
+keys have travelled by then. Therefore all rows in the cache that an announced step will use are
+scored by the first such step. The others leave before them, by the pool's policy. That is Belady's
+rule within the announced steps.
 
-Rows are brought in ahead of their step's turn, and every choice made ahead is made with less known
-than at the turn itself. Two limits keep it from costing reads:
+Rows are brought in ahead of their step's turn, and every choice made ahead knows less than one at
+the turn itself. Two limits keep it from costing reads:
 
 - Steps are planned as late as their rows can still be there in time (`Session.near_step`).
 - Ahead of its turn a step gets only the slots that it would get at its turn. By then the steps
   before it are finished, and their rows could leave too. Where one of those is a better victim than
-  what could leave now, the step waits: otherwise it would push out what is needed sooner.
+  the rows that could leave now, the step waits: otherwise it would push out rows that are needed
+  sooner.
 
-The second limit holds for what is known. Of rows without an announced use the policy only guesses
-which are needed first; those that can leave now leave. (Under `rank` most rows of a step are of the
-lowest level, and waiting for them would bring nothing in ahead.) In the mode "window" a step ahead
-gets the slot of any row that is needed after it: more is hidden where reads are slow, and more is
-read.
+The second limit holds for announced uses. For rows without one the policy only guesses which are
+needed first; those that can leave now leave. (Under `rank` most rows of a step are of the lowest
+level, and waiting for them would bring nothing in ahead.) In the mode "window" a step ahead gets
+the slot of any row that is needed after it: more is hidden where reads are slow, and more is read.
 
 Measured by simulation, 1.9 to 7.4 steps of slots, 16 announced, as multiples of what Belady's
 choice at each step's turn would read: 1.00 to 1.03 with up to four steps ahead, 1.00 to 1.06 under
 `rank`; without the second limit 1.18 where two steps hardly fit, and without the first 1.7 in a
 loop.
 
-A pool that no row has ever left, and that has room for all that is announced or lacks none of it,
+A pool that no row has ever left, and that has room for all announced rows or lacks none of them,
 ranks no rows: nothing is about to leave. Time is counted in finished steps of all sessions, so that
-ranks of theirs compare. A call that touches a foreseen row ends that: the row is as any other that
-was just used, until its step ends.
+ranks of theirs compare. A call that touches a foreseen row ends its foresight: the row is treated
+as any other that was just used, until its step ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +50,7 @@ class Foresight:
     """The ranks of all sessions' rows. Engine thread, but `use`."""
 
     def __init__(self, prefetch: Callable[[Pool], Prefetch]) -> None:
-        """Rank rows that are found by what plans in their pool, which will look for them again."""
+        """Rank rows that a pool's prefetch finds, and will look for again."""
         self._prefetch = prefetch
         self._time = 0  # finished steps of all sessions
         self._asked: tuple[Any, ...] = ()
@@ -80,7 +80,7 @@ class Foresight:
         with session.uses_lock:
             is_noted = step.is_noted
         if not is_noted:
-            return  # nobody has asked for it, and it was finished at once
+            return  # no rank has asked for it, and it was finished at once
         for part, next_uses in self._next_uses(session, step):
             if not (part.is_ranked or part.pool.counters.has_evicted):
                 continue
@@ -123,7 +123,7 @@ class Foresight:
 
     def _best_of_those_before(self, session: Session, step: Step, pool: Pool) -> int:
         """Return the lowest score that a row of the unfinished steps before a step can have at its
-        turn, if it is not the step's own; what is not foreseen is FORESEEN."""
+        turn, if it is not the step's own; a row without an announced use has FORESEEN."""
         farthest = step.number
         for number in range(session.last_step + 1, step.number):
             before = session.steps.get(number)

@@ -1,7 +1,7 @@
-"""What a command about a step waits for: rows that are ready, or the other ranks.
+"""Handles of commands about a step, which wait for its rows or for the other ranks.
 
-A handle never waits itself. `poll` says how things stand, from any thread, and raises what is in
-the way; whoever waits, a thread or an event loop, polls again when the planner has noted a change.
+A handle never waits itself. `poll` returns the state, from any thread, and raises the error of the
+wait; a waiting thread or event loop polls again when the planner has noted a change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _NONE = np.empty(0, np.uint32)
 
 
 class Readiness(IntEnum):
-    """How much of a step's rows can be read."""
+    """The part of a step's rows that can be read."""
 
     WAIT = 0
     EARLY = 1
@@ -35,7 +35,7 @@ class Readiness(IntEnum):
 
 
 class StepHandle:
-    """What one rank waits for, and how long it has waited for others."""
+    """A wait of one rank, and the time that it has waited for others."""
 
     def __init__(self, planner: Planner, session: Session, rank: Rank, number: int) -> None:
         self._planner = planner
@@ -46,7 +46,7 @@ class StepHandle:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call waits that does not say."""
+        """Seconds that a call without a time-out waits."""
         return self._session.rank_timeout_s
 
     @property
@@ -129,11 +129,12 @@ class StepLookup(StepHandle):
 
     def read(self, out: Mapping[str, Rows | None] | Allocate | None = None) -> RowsRead | None:
         """Return the rows. When READY; None: another call has taken the step's pins since `poll`
-        said so, and the rows are to be waited for again.
+        returned READY, and the caller has to wait for the rows again.
 
         Parameters
         ----------
-        out : arrays for the rows of some tables, by name; or what makes those of all from `shapes`
+        out : arrays for the rows of some tables, by name; or a function that makes all arrays from
+            `shapes`
         """
         shapes, tables = self.shapes, self._session.tables
         with self._tables.reading():
@@ -271,7 +272,7 @@ class StepLookup(StepHandle):
     def _gather_part(
         self, part: Part, given: Sequence[StepBags | None], outs: Mapping[str, Rows]
     ) -> int:
-        """Write those of one pool, and return how many of its rows were missing."""
+        """Write the rows of one pool, and return how many of them were missing."""
         inverses = [_NONE if one is None else one.inverse for one in given]
         named, device, dim = part.occurrences(inverses), part.pool.device, part.pool.layout.dim
         rows, slots, batch, missing = part.rows(count=True)
@@ -292,7 +293,7 @@ class StepLookup(StepHandle):
 
 
 class StepOutcome(StepHandle):
-    """What becomes of a step that a rank has sent its share of."""
+    """The outcome of a step whose share a rank has sent."""
 
     def __init__(
         self, planner: Planner, session: Session, rank: Rank, number: int, attempt: Attempt
@@ -301,12 +302,12 @@ class StepOutcome(StepHandle):
         self._attempt = attempt
 
     def poll(self) -> AcknowledgedUpdate | None:
-        """Return what became of the step; None while ranks are missing.
+        """Return the outcome of the step; None while ranks are missing.
 
         Raises
         ------
         SessionExpiredError, RankFailedError : the session has ended.
-        Exception : what the step was refused with; it is open, for another try or a skip.
+        Exception : the error that refused the step; it is open, for another try or a skip.
         """
         with self._planner.lock:
             if self._attempt.result is not None:

@@ -1,8 +1,8 @@
-"""Noting: what an announced step will use, learned as soon as every rank has announced it.
+"""Noting: learning the rows that a step will use, as soon as every rank has announced it.
 
 A step that is noted knows which step before has each of its rows, and its rows in the cache are
-scored by it (foresight.py). Rows of an ended session that were scored so are scored as others are
-again, a step at a time. Jobs of the planner's thread.
+scored by it (foresight.py). Rows of an ended session get an ordinary score again, a step at a time.
+Jobs of the planner's thread.
 """
 
 import threading

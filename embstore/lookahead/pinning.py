@@ -1,16 +1,16 @@
 """Pins of steps to come: a planned step's rows stay in the cache until it is finished.
 
-What is done to bring a step's rows there is said in `embstore.cache.prefetch`; here is decided
-whose rows may stay.
+`embstore.cache.prefetch` brings a step's rows there; this module decides which steps' rows may
+stay.
 
-**No room.** Then a step waits until another is finished (*held back*, which its session reports);
-and so it does where rows would have to leave that are needed sooner than others will be free to.
-The step whose **turn** has come does not wait: it takes the pins of the steps that are farthest
-from theirs, of any session, which are planned again later; if it does not fit even so, it is done
-*in parts*, as any call that is larger than the cache.
+**No room.** A step without room waits until another is finished (*held back*, which its session
+reports). It also waits where its rows would push out rows that are needed sooner than others become
+free. The step whose **turn** has come does not wait: it takes the pins of the steps whose turns are
+farthest, of any session, which are planned again later; if it still does not fit, it is done *in
+parts*, as any call that is larger than the cache.
 
-**Several owners.** Sessions of one owner (`tables.owners`) may pin ahead of their turns what their
-part of a pool's slots is, all owners having equal parts. A step whose turn has come may have more.
+**Several owners.** Sessions of one owner (`tables.owners`) may pin their part of a pool's slots
+ahead of their turns; all owners have equal parts. A step whose turn has come may have more.
 """
 
 import threading
@@ -59,7 +59,7 @@ class Pinning:
     # Pools
 
     def close(self) -> None:
-        """Let go of what refers back here, so that no circle keeps what is closed."""
+        """Drop references that lead back here, so that no cycle keeps closed objects alive."""
         self.foresight.close()
         self._notify = _nothing
 
@@ -69,7 +69,7 @@ class Pinning:
         return list(self._prefetches.values())
 
     def prefetch(self, pool: Pool) -> Prefetch:
-        """Return what plans in a pool. Engine thread."""
+        """Return the prefetch of a pool. Engine thread."""
         prefetch = self._prefetches.get(id(pool))
         if prefetch is None or prefetch.pool is not pool:
             prefetch = self._prefetches[id(pool)] = Prefetch(pool, self.work)
@@ -87,11 +87,11 @@ class Pinning:
     # Room
 
     def clear(self, session: Session, step: Step, before: list[Step]) -> None:
-        """Free slots for a step, piece by piece; what then is missing, its planning frees.
+        """Free slots for a step, piece by piece; its planning frees the rest.
 
-        Calls in between may take what was freed. So no more is freed than the step needed at first:
-        it shall not run after them. And nothing is freed for a step that its owner's share keeps
-        waiting, after those that are planned with it: others' rows would leave for nobody.
+        Calls in between may take freed slots. Therefore no more are freed than the step needed at
+        first: it must not compete with calls. And none are freed for a step that its owner's share
+        keeps waiting, after the steps planned with it: rows of others would leave in vain.
         """
         for part in step.parts:
             left = self._ahead(session, step, partial(self._cleared, session, step, part, before))
@@ -120,8 +120,8 @@ class Pinning:
             return 0  # the step's planning will find the same
 
     def _has_share(self, session: Session, step: Step, before: list[Step]) -> bool:
-        """Tell whether an owner's part of each pool has room for the pins of a step, beside those
-        of the session's steps `before`, which may not be pinned yet."""
+        """Return whether an owner's part of each pool has room for the pins of a step, in addition
+        to the session's steps `before`, which may not be pinned yet."""
         with self._lock:
             live = list(self._sessions.values())
             for pool in {id(part.pool): part.pool for part in step.parts}.values():
@@ -139,7 +139,7 @@ class Pinning:
     # Pins
 
     def pin_steps(self, session: Session, steps: list[Step]) -> list[Collection]:
-        """Pin steps in their order, as far as there is room; return what is to be collected."""
+        """Pin steps in their order, as far as there is room; return the rows to collect."""
         if session.planned_step + 1 < steps[0].number:
             return []  # a step before them has lost its pins meanwhile, and comes first
         self._tables.storage.begin_change()
@@ -203,7 +203,7 @@ class Pinning:
                 if part.pins is None:
                     self.unpin(step)
                     return part.pool
-        except EmbstoreError:  # no room in the log, say: the step's own call will be told
+        except EmbstoreError:  # no room in the log, say: the step's own call will raise it
             self.unpin(step)
             self._do_in_parts(session, step)
         return None
@@ -290,7 +290,7 @@ def _new_rows(part: Part, session: Session) -> int:
 
 
 def _has_pins(step: Step, pins: PoolPins, pinned: PinnedSlots | None = None) -> bool:
-    """Tell whether a step has pins in a pool, in some slots or in any."""
+    """Return whether a step has pins in a pool, in some slots or in any."""
     own = [part for part in step.parts if part.pool.pins is pins and part.pins is not None]
     if pinned is None:
         return bool(own)

@@ -1,18 +1,18 @@
-"""The planner: a thread that has the rows of announced steps in the cache before their turn.
+"""The planner: a thread that prefetches the rows of announced steps into the cache.
 
 A step is **noted** as soon as every rank has announced it: the uses of its rows are known then
 (noting.py). Steps of a session are planned in order, when they are near enough and there is room
-for their pins (`embstore.cache.prefetch` says what planning is; pinning.py, whose rows may stay).
-The planner's thread notes, plans and inserts, for short whiles with the engine; collectors read in
-between, without it. So several steps are on their way at once:
+for their pins (`embstore.cache.prefetch` defines planning; pinning.py decides which steps' rows may
+stay). The planner's thread notes, plans and inserts, for short whiles with the engine; collectors
+read in between, without it. So several steps are on their way at once:
 
     engine       plan 5 | insert 3 | (calls) | plan 6 | insert 4 | (calls) ...
     collectors   read 4 ....... read 5 ........ read 6 ...
 
 **Manners.** At most `COLLECTIONS_MAX` collections are under way, victims leave a few at a time, and
-the planner lets calls that wait for the engine go first: look-ahead must not starve lookups that
-nobody announced. Between the update of one step and the lookup of the next the trainer waits for
-the store, and computes afterwards; so for a moment the planner leaves the engine to it.
+the planner lets calls that wait for the engine go first: look-ahead must not starve lookups without
+an announcement. Between the update of one step and the lookup of the next the trainer waits for the
+store, and computes afterwards; so the planner leaves the engine to it for a moment.
 """
 
 import logging
@@ -50,11 +50,11 @@ class Planner:
     def __init__(self, tables: Tables, sessions: dict[str, Session]) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        """Of everything here and in the sessions; taken after the engine, never before."""
+        """Guards this planner and all sessions. Lock order: engine first."""
         self.watchers: list[Callable[[], None]] = []
         self.ended: list[Session] = []  # have pins and holds to give back
         self.clock = Clock()
-        """Of leases, and of all that one rank is waited for."""
+        """The clock of leases, and of all waits for ranks."""
         self.end_expired: Callable[[], float | None] = lambda: None
         """Ends sessions whose lease has run out; returns after how many seconds to look again."""
         self._tables = tables
@@ -71,7 +71,7 @@ class Planner:
         self._threads.start(self._run, self._collect)
 
     def stop(self) -> None:
-        """Begin no more work. `join` waits for what is under way."""
+        """Begin no more work. `join` waits for work under way."""
         if not self._threads.are_here:
             return  # the lock may be its parent's too
         self._threads.stopping.set()
@@ -81,7 +81,7 @@ class Planner:
     def join(self) -> None:
         """Wait for the threads to end. Not on one of them, nor with the engine."""
         self._threads.join()
-        self.end_expired = lambda: None  # no circle keeps what is closed
+        self.end_expired = lambda: None  # no cycle keeps closed objects alive
         self._pinning.close()
 
     def notify(self) -> None:
@@ -100,14 +100,14 @@ class Planner:
             except StoreClosedError as exc:  # closed, or failed for good
                 self._fail(exc)
                 break
-            except BaseException as exc:  # those who wait are told, or they would wait for ever
+            except BaseException as exc:  # all waits get the error, or they would never end
                 self._fail(exc)
 
     def _next_job(self) -> Job | None:
         with self.changed:
             while not self._threads.stopping.is_set():
                 until_next_look = self.end_expired()
-                # Before the look for what is due: a pause may end meanwhile, and nobody says so.
+                # Before the look for due work: a pause may end meanwhile, without a notification.
                 pauses = [s.pause_s for s in self._sessions.values() if s.is_between_steps]
                 job = self._due()
                 if job is not None:
@@ -153,7 +153,7 @@ class Planner:
                 self.end(session, _session_error(error))
 
     def end(self, session: Session, error: EmbstoreError) -> None:
-        """End a session; what it has is given back later. Under the lock."""
+        """End a session; its pins and tables are released later. Under the lock."""
         if session.error is None:
             session.error = error
             self.ended.append(session)
@@ -256,7 +256,7 @@ class Planner:
                 uses.forget(step.number)
 
     def _release_ended(self) -> None:
-        """Take back what sessions had that have ended."""
+        """Release the pins and tables of ended sessions."""
         with self._tables.background():
             self.release_ended()
 
@@ -285,7 +285,7 @@ class Planner:
     # Looking
 
     def planning(self) -> Planning:
-        """Return what planning costs, and how much is under way. Under the lock."""
+        """Return the cost of planning, and the work under way. Under the lock."""
         return Planning(self._pinning.work, self._collecting, list(self._tables.pools.values()))
 
 

@@ -1,10 +1,9 @@
-"""The gradients of one rank in the device's memory, until those of the others come.
+"""The gradients of one rank in the device's memory, until the other ranks' come.
 
-What a caller gives may change when its call returns, and other ranks send theirs later. So a rank's
-gradients are summed by key as they come (contract.md, rule 2), by kernels, and the sums stay on the
-device: they are what `embstore.tables.ranks` adds in rank order, as the sum of one gradient is
-itself. Nothing of them comes to the host, but for a command log, which is told of an update before
-it is made.
+A caller may change its arrays when its call returns, and other ranks send theirs later. Therefore
+kernels sum a rank's gradients by key as they come (contract.md, rule 2), and the sums stay on the
+device: `embstore.tables.ranks` adds them in rank order, as the sum of one gradient is itself. They
+are copied to the host only for a command log, which records an update before it is made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +24,12 @@ _ONE = np.float32(1.0)
 
 
 class _Given(NamedTuple):
-    """What a rank has sent of one table."""
+    """A rank's gradients of one table."""
 
     table: TableState
     gradients: Gradients
     keys: Keys  # that have a gradient, (u,) in announced order
-    ids: NDArray[np.int32] | None  # (n,), of which of them each gradient is; None: each has one
+    ids: NDArray[np.int32] | None  # (n,), each gradient's key, by place; None: each has one
     positions: Positions | None  # of `keys` among the announced ones; None: all
 
 
@@ -46,13 +45,13 @@ class _Summing(NamedTuple):
 def summed(
     share: RankShare, given: Mapping[str, c.StepGradients], *, to_host: bool
 ) -> tuple[dict[str, KeptSums], bool]:
-    """Return a rank's gradients, by table, as they wait for the others'; and whether rule 9 may
-    refuse one of the sums. Engine thread; waits for the device once.
+    """Return a rank's summed gradients, by table, which wait for other ranks'; and whether rule 9
+    may refuse one of the sums. Engine thread; waits for the device once.
 
     Parameters
     ----------
-    given : of some tables, in memory of the host or of the device, whose work is queued
-    to_host : whether a log is told of them
+    given : gradients of some tables, in memory of the host or of the device, whose work is queued
+    to_host : whether a log records them
 
     Raises
     ------
@@ -115,7 +114,7 @@ def _begun(part: Part, given: list[_Given]) -> _Summing:
 
 
 def _joined(ids: Sequence[NDArray[np.int32]], bounds: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the ids of tables, each counted from its own first key, as those of one batch."""
+    """Return the ids of tables, each counted from its own first key, as ids of one batch."""
     return np.concatenate(
         [own + np.int32(first) for own, first in zip(ids, bounds, strict=False)], dtype=np.int32
     )

@@ -1,20 +1,20 @@
 """Whole rows of steps, for a trainer that runs ahead of the store.
 
 In a session with waits="none" a trainer applies each step's update to its own rows at once, begins
-the next step, and sends the gradients meanwhile (`embstore_training.write_behind`). What differs
-here:
+the next step, and sends the gradients meanwhile (`embstore_training.write_behind`). The
+differences:
 
     ReadStep      weights and state of the positions that the trainer asks for, as soon as they are
-                  in the cache, whatever steps are unfinished; with them goes the last finished one,
-                  so that the trainer knows which updates they have seen
+                  in the cache, also while steps are unfinished; the answer has the last finished
+                  step, so that the trainer knows which updates they have seen
     UpdateStep    waits for its turn (`StepTurn`), where another session's would be refused; and is
                   checked: the rows that its gradients were computed with are those of the store
 
-**The check** is of the rows before the update, all that the rank has announced, and stands before
-anything changes. So gradients of wrong rows are never applied: the step is refused, its session
-ends, and the place stays behind the step before. Rejected: to compare the rows after the update,
-which finds the same mistake one step earlier where the arithmetic differs, but only once the store
-has taken gradients that were computed from wrong rows, where memory does.
+**The check** compares all rows that the rank has announced, before the update and before anything
+changes. Therefore gradients of wrong rows are never applied: the step is refused, its session ends,
+and the position stays behind the step before. Rejected: comparing the rows after the update, which
+finds a mistake of the arithmetic one step earlier, but finds one of memory only after the store has
+applied gradients that were computed from wrong rows.
 """
 
 from collections.abc import Iterator, Sequence

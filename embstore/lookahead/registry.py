@@ -1,15 +1,15 @@
-"""Who is in which session: names, ranks, leases, and the places that outlive them.
+"""The members of sessions: names, ranks, leases, and the positions that outlive them.
 
-A name's **place** is the number of its last finished step. It is part of every commit, so that a
-trainer finds out where to go on, whatever has died meanwhile. It is made with the first step. Of
-more than `tables.PLACES_MAX` names one is forgotten: of those of the owner that has most, the one
-that was longest ago at work (`tables.owners`).
+A name's **place** is its resume position, the number of its last finished step. It is part of every
+commit, so that a trainer finds its resume position after any crash. It is made with the first step.
+Beyond `tables.PLACES_MAX` names, the owner that has most loses the name that was at work longest
+ago (`tables.owners`).
 
-What ends a session ends it for all its ranks: they are told why when they next ask. The tables are
-free again as soon as the engine has taken the pins back. A rank that has said that it has no more
-steps, and whose steps are finished, ends nothing by its silence, or with its process: it has left.
+A session ends for all its ranks at once: their next calls get the reason. The tables are free again
+as soon as the engine has taken the pins back. A rank that has declared that it has no more steps,
+and whose steps are finished, ends nothing by its silence, or with its process: it has left.
 
-Under the sessions' lock, but where it says that the engine is taken.
+Under the sessions' lock, except functions documented to take the engine.
 """
 
 from collections import OrderedDict
@@ -36,7 +36,7 @@ from embstore.tables.tables import Tables
 SESSIONS_MAX = 256
 """Open at a time."""
 _ENDED_MAX = 4096
-"""Members of ended sessions that are told why theirs ended."""
+"""Members of ended sessions for which the reason is kept."""
 
 
 class Registry:
@@ -164,7 +164,7 @@ class Registry:
                     self._end(session, session.lost(rank, process))
 
     def facts(self, member: str | None, name: str) -> SessionFacts | None:
-        """Return what the session of a member, or by a name, is."""
+        """Return the facts of the session of a member, or of a name."""
         if member is None:
             session = self.sessions.get(name)
         else:
@@ -190,7 +190,7 @@ class Registry:
             self.planner.release_ended()
 
     def end(self, name: str, by: str) -> None:
-        """End a session, whoever is in it. Takes the engine."""
+        """End a session for all its ranks. Takes the engine."""
         with self._tables.reading():
             with self.planner.changed:
                 self.expire()
@@ -248,8 +248,8 @@ class Registry:
 
 
 def _check_free(session: Session, taken: Rank) -> None:
-    """Refuse a rank's place that another client has. One who has left comes back, also behind its
-    last step; but not when all have had theirs, as it would find no session to begin anew."""
+    """Refuse a rank that another client has. A rank that has left may come back, also behind its
+    last step; but not when all ranks have left, as it would find no session to begin anew."""
     if taken.is_done and not (taken.is_closed and session.ranks_at_work):
         raise TableHeldError(
             f"session {session.name!r}: rank {taken.rank} has no more steps in it; open it again "

@@ -2,12 +2,12 @@
 
 A **name** has a place, the number of its last finished step, which lives as long as the store's
 commits. Opening the name makes it live: tables are held, ranks join, steps are announced, planned
-and finished. What ends it (its close, a lease that ran out, a rank that failed) takes away its pins
-and holds, and leaves the place: whoever opens the name again goes on at the next step.
+and finished. Its end (a close, an expired lease, a failed rank) releases its pins and tables, and
+keeps the place: a client that opens the name again resumes at the next step.
 
-A *sync* session is the only writer of its tables. A row that no unfinished step before step n has
-is final for step n then, however early it is read. A *shared* session admits other writers; none of
-its rows is early, and a step's rows are what they are when its turn has come.
+A *sync* session is the only writer of its tables. Then a row that no unfinished step before step n
+has is final for step n, however early it is read. A *shared* session admits other writers; none of
+its rows is read early, and a step gets its rows as of its turn.
 
 Under the lock of the sessions.
 """
@@ -40,7 +40,7 @@ OUTCOMES_MAX = 1024
 """Finished steps whose outcome is remembered."""
 
 JOIN_S = 30.0
-"""A session that nobody joins holds its tables for so long, at most."""
+"""Seconds for which a session without a joined rank holds its tables, at most."""
 
 _PAUSE_S = 2e-3
 """A trainer that takes longer from one step to the next has something else to wait for."""
@@ -59,14 +59,14 @@ def same_error(error: EmbstoreError) -> EmbstoreError:
 
 @dataclass(frozen=True)
 class Mode:
-    """How steps are planned: how many together, and whether as far ahead as they are announced."""
+    """The mode of planning: steps together, and whether all announced steps are near."""
 
     group: int
     is_deep: bool
 
     @classmethod
     def of(cls, planner: str) -> "Mode":
-        """Return what a planner's name means."""
+        """Return the mode of a planner's name."""
         kind, group = check_planner(planner)
         return cls(group, is_deep=kind == "window")
 
@@ -83,7 +83,7 @@ class Rank:
     is_done: bool = False  # it announces no more
     calls: dict[int, int] = field(default_factory=dict)  # by process that made them; 0: unknown
     alone_since: float | None = (
-        None  # of the sessions' clock; it is done, and waits for who is not there
+        None  # of the sessions' clock; it is done, and waits for absent ranks
     )
 
     def has_given_all(self, last_step: int) -> bool:
@@ -107,7 +107,7 @@ class Session:
     outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
     error: EmbstoreError | None = None  # why it ended
     uses: defaultdict[RowKeys, Uses] = field(default_factory=lambda: defaultdict(Uses))
-    """Of row keys that are the same for different rows, one each."""
+    """The uses of row keys, for each kind of row keys apart: equal ones may name different rows."""
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
     counts: SessionCounts = field(default_factory=SessionCounts)
     waited_s: float = 0.0  # in which planning waited for room, up to `waiting_since`
@@ -128,9 +128,8 @@ class Session:
 
     @property
     def near_step(self) -> int:
-        """Steps up to this one are near enough to be planned: as few as bring rows in time, since
-        what is chosen later is chosen with more known (foresight.py); but all whose rows have been
-        asked for."""
+        """Steps up to this one are near enough to be planned: as few as bring rows in time, since a
+        later choice knows more (foresight.py); but all whose rows have been requested."""
         ahead = self.facts.lookahead_steps_max if self.mode.is_deep else self._ahead
         return max(self.last_step + 1 + ahead, self._asked_step)
 
@@ -148,17 +147,17 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What it was opened by."""
+        """Its name."""
         return self.facts.name
 
     @property
     def owner(self) -> str:
-        """Whose it is; "": nobody's."""
+        """Its owner; "": none."""
         return owner_of(self.name)
 
     @property
     def lease_s(self) -> float:
-        """For how long a rank may be silent."""
+        """Seconds that a rank may be silent."""
         return self.facts.lease_ms / 1000
 
     def ranks_of(self, number: int) -> list[int]:
@@ -172,8 +171,8 @@ class Session:
         return self.facts.world_size - sum(rank.is_done for rank in self.ranks.values())
 
     def left_alone(self, rank: Rank, now: float) -> EmbstoreError | None:
-        """Return what it means that a rank which is done waits for others that have never joined,
-        or have left with steps to come, for too long."""
+        """Return the error of a rank that is done and has waited too long for others that have
+        never joined, or have left with steps to come."""
         there = {r.rank for r in self.ranks.values() if r.is_done or not r.is_closed}
         missing = sorted(set(range(self.facts.world_size)) - there)
         if not missing:
@@ -227,11 +226,11 @@ class Session:
         return self.waited_s + (0.0 if since is None else monotonic() - since)
 
     def now(self) -> SessionFacts:
-        """Return what it is, as far as it has come."""
+        """Return its facts, with the last finished step."""
         return replace(self.facts, last_step=self.last_step)
 
     def join(self, rank: int, member: str) -> Membership:
-        """Give a rank its place; one that had it before goes on where it was."""
+        """Make a client a rank; one that was this rank before resumes."""
         before = self.ranks.get(rank)
         announced = self.last_step if before is None else before.announced
         is_done = before is not None and before.is_done  # of the same member, see the registry
@@ -256,7 +255,8 @@ class Session:
             self.outcomes.popitem(last=False)
 
     def table(self, name: str, where: str = "") -> TableState:
-        """Return a table of the session, or raise InvalidArgumentError; `where` says who asked."""
+        """Return a table of the session, or raise InvalidArgumentError, which begins with
+        `where`."""
         table = self.tables.get(name)
         if table is None:
             where = where or f"session {self.name!r}"
@@ -266,7 +266,7 @@ class Session:
         return table
 
     def announced_by_all(self, number: int) -> bool:
-        """Whether every rank has said what the step needs."""
+        """Whether every rank has announced the step."""
         step = self.steps.get(number)
         return step is not None and step.shares.keys() >= set(self.ranks_of(number))
 
@@ -333,7 +333,7 @@ class Session:
 
     @property
     def deadlines(self) -> list[float]:
-        """When leases run out, by the clock: those of the ranks, or the opener's."""
+        """The times at which leases run out, by the clock: the ranks' leases, or the opener's."""
         if not self.ranks:
             return [self.opened + min(self.lease_s, JOIN_S)]
         return [rank.deadline for rank in self.joined_ranks]
@@ -346,14 +346,14 @@ class Session:
         return max(lease_s - left_s, 0.0), left_s
 
     def expired(self, now: float) -> EmbstoreError | None:
-        """Return what it means that a lease has run out, if one has."""
+        """Return the error of a lease that has run out, if one has."""
         if not self.ranks and min(self.deadlines) < now:
             return SessionExpiredError(f"session {self.name!r}: nobody has joined it in time")
         ranks = (r for r in self.ranks.values() if r.deadline < now and not r.is_closed)
         return next((self.lost(rank) for rank in ranks), None)
 
     def lost(self, rank: Rank, process: int = 0) -> EmbstoreError:
-        """Return what the end of a rank's lease, or of its process, means to all of the session."""
+        """Return the session's error after the end of a rank's lease, or of its process."""
         silent = f"was silent for more than its lease of {self.facts.lease_ms} ms"
         message = (
             f"session {self.name!r}: rank {rank.rank} "
@@ -364,7 +364,7 @@ class Session:
         return kind(message)
 
     def stalled(self, number: int, waiting: Rank, since: float, now: float) -> EmbstoreError | None:
-        """Return what it means if others have kept `waiting` from step `number` for too long."""
+        """Return the error if others have kept `waiting` from step `number` for too long."""
         if now - since < self.rank_timeout_s:
             return None
         missing = self.missing(number, waiting)

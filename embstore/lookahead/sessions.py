@@ -1,12 +1,11 @@
-"""The look-ahead sessions of a store: what their commands do.
+"""The look-ahead sessions of a store: the work of their commands.
 
 A rank names itself by its **member**, which joining gave it. Steps are numbered one after the other
-from the session's place; what a rank sends for a step it may send again, and gets the same answer.
-What may have to wait (a step's rows, its other ranks) returns a handle to poll, and `wait` waits
-for one; a rank that waits there keeps its lease.
+from the session's place; a rank may repeat a message for a step, and gets the same answer. Commands
+that may have to wait (for a step's rows, for its other ranks) return a handle to poll, and `wait`
+waits for one; a rank that waits there keeps its lease.
 
-Lock order: whoever holds the engine may take the sessions' lock, and nobody who holds that takes
-the engine.
+Lock order: engine first, then the sessions' lock.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +32,7 @@ class Sessions:
     """All sessions of one store. Any thread."""
 
     def __init__(self, tables: Tables, accessed: Callable[[Sequence[Share]], None]) -> None:
-        """Have no session yet; `accessed` is called with what each finished step looked up."""
+        """Have no session yet; `accessed` is called with the lookups of each finished step."""
         self._tables = tables
         self._registry = Registry(tables)
         self._planner = self._registry.planner
@@ -105,7 +104,7 @@ class Sessions:
             return list(self._registry.sessions)
 
     def has(self, name: str, members: Iterable[str]) -> bool:
-        """Tell whether one of these members is of the session of this name."""
+        """Return whether one of these members is of the session of this name."""
         with self._planner.lock:
             found = (self._registry.facts(member, "") for member in members)
             return any(facts is not None and facts.name == name for facts in found)
@@ -121,7 +120,7 @@ class Sessions:
         self._registry.close(command.member, forget=command.forget)
 
     def end(self, name: str, by: str = "EndSession, which is for operators") -> None:
-        """End a session for all its ranks; its place stays. `by` is what they are told.
+        """End a session for all its ranks; its place stays. `by` is the reason in their errors.
 
         Raises
         ------
@@ -175,8 +174,8 @@ class Sessions:
         return reading
 
     def turn(self, command: Finish) -> StepTurn | None:
-        """Return what has to be waited for before a step is finished; None: nothing. Never waits
-        for the engine."""
+        """Return the handle to wait for before a step is finished; None: no wait. Never waits for
+        the engine."""
         with self._planner.lock:
             session, rank = self._registry.member(command.member)
             if session.facts.waits != "none" or command.step <= session.last_step + 1:
@@ -184,7 +183,7 @@ class Sessions:
             return StepTurn(self._planner, session, rank, command.step)
 
     def finish(self, command: c.UpdateStep | c.ReleaseStep | c.SkipStep) -> StepOutcome:
-        """Take what a rank sends to finish a step; the last rank's finishes it.
+        """Take a rank's share to finish a step; the last rank's share finishes it.
 
         Raises
         ------
@@ -219,7 +218,7 @@ class Sessions:
                 )
 
     def release_ended(self) -> None:
-        """Take back what ended sessions have. Engine thread."""
+        """Release the pins and tables of ended sessions. Engine thread."""
         self._planner.release_ended()
 
     # Waiting
@@ -248,7 +247,7 @@ class Sessions:
             self._wait(turn, turn.poll, timeout_s)
 
     def wait_for_ranks(self, outcome: StepOutcome, timeout_s: float | None) -> AcknowledgedUpdate:
-        """Return what became of a step, when it is finished; as `wait_for_rows`."""
+        """Return the outcome of a step, when it is finished; as `wait_for_rows`."""
         done: AcknowledgedUpdate = self._wait(outcome, outcome.poll, timeout_s)
         return done
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SessionCounts:
-    """What one opening of a session did."""
+    """The counters of one opening of a session."""
 
     steps_finished: int = counter("Steps updated, released or skipped.")
     steps_in_parts: int = counter("Steps whose rows did not fit the cache.")
@@ -77,7 +77,7 @@ class SessionStats:
 
 
 class Planning(NamedTuple):
-    """What the planner is at."""
+    """The planner's work under way."""
 
     work: "Work"
     collecting: int

@@ -1,19 +1,19 @@
-"""A step of a session: what its ranks announced, what they sent, and what became of it.
+"""A step of a session: its ranks' announcements and shares, and its outcome.
 
-What a step is, one `State` says, and one table says what follows what:
+One `State` describes a step, and one table has the transitions:
 
-    ANNOUNCED -> NOTED       every rank has said which keys it will use; their uses are known
+    ANNOUNCED -> NOTED       every rank has announced its keys; their uses are known
     NOTED     -> PLANNED     its rows are pinned or on their way; *ready* when they have arrived
     PLANNED   -> NOTED       another step, whose turn is nearer, has taken its pins
     NOTED, PLANNED -> IN_PARTS   its rows do not fit: it is done as any call larger than the cache
     any       -> FINISHED    every rank has sent its gradients, released the step or skipped it
 
-A trainer may finish a step that the planner is at work on, so nothing moves a step that is
-finished. Steps are finished in the order of their numbers.
+A trainer may finish a step while the planner works on it, so a finished step has no transitions.
+Steps are finished in the order of their numbers.
 
 A rank's share names tables; their keys are kept by pool, since a pool answers for all its tables in
-one probe, one gather and one apply. Ids of a share's keys in a pool are their places there: what a
-rank announces is unique.
+one probe, one gather and one apply. Ids of a share's keys in a pool are their places there:
+announced keys are unique.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from embstore.tables.state import PoolBatch, Share, TableState
 
 
 class State(Enum):
-    """How far a step has come."""
+    """The progress of a step."""
 
     ANNOUNCED = auto()
     NOTED = auto()
@@ -47,7 +47,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a step."""
+    """An event of a step's life."""
 
     NOTE = auto()
     PLAN = auto()
@@ -80,14 +80,14 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 Verb = Literal["update", "release", "skip"]
 Positions = NDArray[np.int32]
-"""Of announced keys of one table."""
+"""Positions of announced keys of one table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
     """Positions of a call in a part's keys: table after table, each the id of its key."""
 
-    on_host: NDArray[np.int32]  # (n,), nobody else's
+    on_host: NDArray[np.int32]  # (n,), owned
     ids: Array  # the same in the device's memory
     bounds: NDArray[np.int64]  # (tables + 1,)
     has_all: bool
@@ -118,7 +118,7 @@ class Part:
     """Whether its rows that are in the cache were scored by their next use."""
     _batch: Batch | None = None
     _occurrences: Occurrences | None = None
-    """Of the last call that named some: an update has those of its lookup, as a rule."""
+    """The occurrences of the last call with some: an update usually has those of its lookup."""
 
     @property
     def bounds(self) -> NDArray[np.int64]:
@@ -194,24 +194,24 @@ class Part:
 @dataclass(frozen=True, eq=False)
 class KeptSums:
     """One table's gradients of one rank, summed by key in the device's memory, where they wait for
-    those of other ranks."""
+    the other ranks'."""
 
     table: str
     sums: Array  # (n, dim)
     positions: Positions | None  # (n,) ascending, of the announced keys; None: all of them
-    gradients: Rows  # a copy of the sums on the host, where a log is told of them; else (0, dim)
+    gradients: Rows  # a copy of the sums on the host, where a log records them; else (0, dim)
     inverse: ClassVar[None] = None
 
 
 @dataclass(eq=False)
 class RankShare:
-    """What one rank announced of a step."""
+    """One rank's announcement of a step."""
 
     parts: list[Part]
     places: dict[str, tuple[int, int]]
-    """Of each table, in announced order: its part, and which table of the part it is."""
+    """The place of each table, in announced order: its part, and its number in the part."""
     counted: set[bool] = field(default_factory=set)
-    """Which of its lookups the figures have: the early one, the other."""
+    """The lookups that the figures have counted: the early one, the other."""
 
     @classmethod
     def of(cls, tables: Mapping[str, TableState], keys: Mapping[str, Keys]) -> "RankShare":
@@ -266,8 +266,8 @@ class RankShare:
     def batches(
         self, shares: list[Share], gradients: Mapping[str, StepGradients | KeptSums]
     ) -> list[PoolBatch] | None:
-        """Return the batch of each part, with those of its tables' shares; None: some keys have no
-        gradient, or one table's are of keys and another's of occurrences."""
+        """Return the batch of each part, with its tables' shares; None: some keys have no gradient,
+        or one table has gradients of keys and another of occurrences."""
         given = gradients.values()
         if len(given) < len(self.places) or any(part.positions is not None for part in given):
             return None
@@ -320,7 +320,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Options:
-    """How a rank wants its step finished; all ranks must say the same."""
+    """The verb and options by which a rank finishes its step; all ranks must send the same."""
 
     verb: Verb
     update: UpdateOptions = field(default_factory=UpdateOptions)
@@ -328,7 +328,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Sent:
-    """What one rank sent to finish a step."""
+    """One rank's share to finish a step."""
 
     options: Options
     gradients: Mapping[str, StepGradients | KeptSums]
@@ -338,7 +338,7 @@ class Sent:
 
 @dataclass(eq=False)
 class Attempt:
-    """One try to finish a step, for everyone who waits for it."""
+    """One try to finish a step, shared by all that wait for it."""
 
     result: AcknowledgedUpdate | None = None
     error: BaseException | None = None
@@ -359,7 +359,7 @@ class Step:
     is_noted: bool = False
     """Whether the uses of its keys are known."""
     inverse: dict[RowKeys, NDArray[np.int32]] = field(default_factory=dict)
-    """Of several ranks: the id of each of their keys among the keys of the step."""
+    """With several ranks: the id of each of their keys among the keys of the step."""
 
     def move(self, event: Event) -> None:
         """Go where an event leads. Under the lock; raises KeyError where it cannot happen."""
@@ -376,7 +376,7 @@ class Step:
         return self.state is State.IN_PARTS
 
     def refuse(self, error: BaseException) -> None:
-        """Tell everyone who waits, and be open for another try."""
+        """End all waits with the error, and open the step for another try."""
         self.attempt.error = error
         self.attempt = Attempt()
         self.sent.clear()
@@ -391,8 +391,7 @@ class Step:
         return self._keys_in[id(pool)]
 
     def note_keys(self) -> dict[RowKeys, Keys]:
-        """Return the row keys of all parts, by what they are, each once, and remember whose they
-        are."""
+        """Return the row keys of all parts, by their kind, each once, and remember their parts."""
         named: dict[RowKeys, list[Keys]] = {}
         in_pools: dict[int, list[Keys]] = {}
         for part in self.parts:
@@ -411,7 +410,7 @@ class Step:
     def by_part(
         self, values: Mapping[RowKeys, NDArray[np.int64]]
     ) -> Iterator[tuple[Part, NDArray[np.int64]]]:
-        """Yield each part with what `values` has for its keys, by the row keys of `note_keys`."""
+        """Yield each part with the `values` of its keys, given by the row keys of `note_keys`."""
         given = {k: own[self.inverse[k]] if self.inverse else own for k, own in values.items()}
         low = dict.fromkeys(given, 0)
         for part in self.parts:

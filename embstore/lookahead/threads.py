@@ -20,7 +20,7 @@ Queue = queue.SimpleQueue[Collection | None]
 
 
 class Threads:
-    """The threads of one planner. What they run is known to them alone: no circle outlives them."""
+    """The threads of one planner. Only they refer to their functions, so no cycle outlives them."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self.stopping = threading.Event()

@@ -1,15 +1,15 @@
-"""When each key of a session's steps is used again.
+"""The next use of each key of a session's steps.
 
-The planner evicts what is used farthest in the future (Belady's rule, over the window that was
-announced), and a step's late rows are those that the step before it has too. Both are questions
+The planner evicts rows that are used farthest in the future (Belady's rule, over the announced
+window), and a step's late rows are the ones that the step before it has too. Both are questions
 about uses of one key in two steps that follow each other, so one table is enough: each key with its
-latest use, as (step, position in that step). A step that has the key again asks it for the previous
-use, tells the previous use of the next one, and takes its place.
+latest use, as (step, position in that step). A step that has the key again reads the previous use
+from it, notes the next use there, and takes its place.
 
 A step is **forgotten** when it is finished: its array of next uses goes at once, its entries in the
 table where another key needs the place, or when the table is half full. Then it is purged, and
-where that leaves fewer than 4 places a key, or more than 32, made anew with 4 to 8. So memory is
-bounded by the keys of the window, whatever the session's length.
+where that leaves fewer than 4 places a key, or more than 32, made anew with 4 to 8. Memory is
+therefore bounded by the keys of the window, for any length of the session.
 
     table[place] = (key, step << 28 | position), or (anything, 0): free
 
@@ -48,11 +48,11 @@ POSITION_BITS = 28
 _POSITION_MASK = np.int64((1 << POSITION_BITS) - 1)
 _NEXT = np.uint64(1)
 _AHEAD = 12
-"""How many keys ahead the place is asked for: a few memory latencies."""
+"""Keys ahead for which the place is prefetched: a few memory latencies."""
 _PLACES = 1 << 12
 _WINDOW = 16
 STEP_MAX = (1 << (63 - POSITION_BITS)) - 1
-"""What an entry has bits for: a step a millisecond for a year."""
+"""The largest step that fits an entry: a step a millisecond for a year."""
 
 
 @kernel
@@ -172,7 +172,7 @@ class Uses:
             self._addresses[known % length] = address(array)
 
     def _make_room(self, count: int) -> None:
-        """Have places for so many keys more, at most half of them taken."""
+        """Make places for `count` more keys, at most half of them taken."""
         if 2 * (self._taken + count) <= len(self._table):
             return
         forgotten = (self._forgotten + 1 << POSITION_BITS) - 1

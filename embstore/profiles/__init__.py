@@ -2,6 +2,6 @@
 
 profile     counts by key of each table, samples and a trace, in one file
 hotset      the most accessed rows under a budget of bytes
-archive     the files of both, which are never trusted
-checks      what both are held to
+archive     the files of both, whose content is never trusted
+checks      the invariants of both
 """

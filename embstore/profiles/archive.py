@@ -3,8 +3,8 @@
 Arrays are of unsigned integers, each of the narrowest kind that its values fit; a sparse key that
 is below 0 as int64 is its 64 bits. The same content makes the same bytes.
 
-**What a file says is never trusted.** Nothing is unpickled, and the checksum of each array is read
-to its end. Before memory is taken, sizes are compared:
+**The content of a file is never trusted.** Nothing is unpickled, and the checksum of each array is
+read to its end. Before memory is taken, sizes are compared:
 
     directory    at most DIRECTORY_BYTES_MAX, found at the file's end before anything else is read
     members      not compressed, each once, all together no longer than the file: members may
@@ -12,10 +12,10 @@ to its end. Before memory is taken, sizes are compared:
     header       at most HEADER_BYTES_MAX, since JSON becomes objects of up to 28 times its size,
                  and no other thread runs meanwhile
     arrays       exactly those that the header calls for, known before the first is read; then read
-                 and widened to int64 one at a time, when they are asked for
+                 and widened to int64 one at a time, on use
 
-So a file of n bytes takes the header's objects, one array as it is written, and 8 n at most of
-arrays that were widened. No file is written whose header or directory would not be read again.
+Therefore a file of n bytes takes the header's objects, one array as it is written, and at most 8 n
+bytes of widened arrays. No file is written whose header or directory would not be read again.
 
 NumPy only: clients import this.
 """
@@ -51,8 +51,8 @@ DIRECTORY_BYTES_MAX = 4 << 20
 _END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _FRONT_BYTES, _FIXED_BYTES = 128, 10
-"""What NumPy writes before an array of one dimension or two; and of that, before its description:
-eight bytes that name the format, two of the description's length."""
+"""Bytes that NumPy writes before an array of one dimension or two; and the part of them before the
+description: eight bytes that name the format, two of the description's length."""
 _FRONT = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
     rb"{'descr': '([<>|]u[1248])', 'fortran_order': False, "
@@ -124,7 +124,7 @@ class Archive:
 
     def __init__(self, what: str, version: int) -> None:
         self.what = what
-        """As errors call it: "an embstore profile"."""
+        """The kind's name in errors: "an embstore profile"."""
         self._version = version
 
     def to_bytes(self, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -148,15 +148,15 @@ class Archive:
     def read(
         self, content: bytes, what: str, unpack: Callable[[dict[str, Any], Members], Unpacked]
     ) -> Unpacked:
-        """Return what `unpack` makes of header and arrays.
+        """Return the result of `unpack` for header and arrays.
 
-        It takes out of the header all that it knows, and calls `Members.check_names` before it
-        takes the first array.
+        `unpack` removes all known entries from the header, and calls `Members.check_names` before
+        it takes the first array.
 
         Raises
         ------
-        InvalidArgumentError : `content` is no such file, or `unpack` finds it wrong, or leaves
-            some of its header; `what` is named.
+        InvalidArgumentError : `content` is no such file, or `unpack` finds it wrong, or leaves some
+            of its header; the message names `what`.
         """
         import zipfile
 
@@ -191,7 +191,7 @@ class Saved(Value):
     archive: ClassVar[Archive]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all: what was there under the name stays until then.
+        """Write the file, whole or not at all: a previous file of the name stays until then.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Saved(Value):
         return cls.from_bytes(content, what=str(path))
 
     def to_bytes(self) -> bytes:
-        """Return what `save` would write."""
+        """Return the bytes that `save` would write."""
         return self.archive.to_bytes(*self._pack())
 
     @classmethod
@@ -266,9 +266,9 @@ def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_replaceable(path: str | os.PathLike[str]) -> bool:
-    """Say whether there is a regular file, or none, and a folder to have one.
+    """Return whether there is a regular file, or none, and a folder to have one.
 
-    A device or a pipe must not become a file. Of a symbolic link it is asked what it leads to.
+    A device or a pipe must not become a file. For a symbolic link its target is checked.
     """
     final = Path(os.path.realpath(path))
     try:
@@ -278,14 +278,13 @@ def is_replaceable(path: str | os.PathLike[str]) -> bool:
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file beside `path` and give it that name when all of it is on the disk.
+    """Write a file in the same directory, and rename it to `path` when it is on the disk.
 
-    Where `path` is a symbolic link, it is the file that it leads to that is replaced.
+    Where `path` is a symbolic link, its target is replaced.
 
     Raises
     ------
-    StorageError : the disk said no, or there is something that is no regular file; what was there
-        before is as it was.
+    StorageError : the disk said no, or `path` is no regular file; a previous file is unchanged.
     """
     if not is_replaceable(path):
         raise StorageError(

@@ -1,6 +1,6 @@
-"""Checks of profiles and hot sets: the same for what a caller gives and for what a file says.
+"""Checks of profiles and hot sets: the same for a caller's values and for a file's.
 
-Each raises InvalidArgumentError with what was expected and what was found.
+Each raises InvalidArgumentError with the expected and the found value.
 """
 
 from typing import Any

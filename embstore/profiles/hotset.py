@@ -1,20 +1,20 @@
 """Hot sets: the rows that are worth keeping at hand, chosen under a budget over all tables.
 
 A row is **hot** when its profiled count reaches a threshold, one for all tables: no cold row was
-used more often than a hot one, whatever table it is in. The threshold is the lowest whose rows fit
-the budget. Rows of equal count go together; a part of them, the lowest keys say, would be hot by
-the accident of their numbers, and another part after the next sample. So a budget is hardly ever
-used to the last byte, and a profile that tells no rows apart may leave none of them hot.
+used more often than a hot one, over all tables. The threshold is the lowest whose rows fit the
+budget. Rows of equal count go together; a part of them, the lowest keys say, would be hot by the
+accident of their numbers, and another part after the next sample. Therefore a budget is hardly ever
+used to the last byte, and a profile with equal counts may leave no row hot.
 
 **Small tables**, of at most 1/256 of the budget, are whole: a sample is hot when all of its ids
 are, and one cold id, of a table of three rows, would make it cold. Together they take at most half
-of the budget, the smallest first; any others go by the threshold as large ones do.
+of the budget, the smallest first; the threshold applies to any others, as to large ones.
 
 FAE (Adnan et al., VLDB 2022) tries thresholds, and estimates the rows above each from random
-chunks of the tables. A profile has the counts, so the rows above every threshold are known. One of
-a sample does as well: the threshold is in sampled accesses then. FAE's code keeps the numbers of
-hot rows as float32, which cannot tell 16,777,217 from the one before; here they are int64 from the
-profile to the file.
+chunks of the tables. A profile has the counts, so the rows above every threshold are known. A
+profile of a sample works as well: the threshold is in sampled accesses then. FAE's code keeps the
+numbers of hot rows as float32, which cannot distinguish 16,777,217 from its predecessor; here they
+are int64 from the profile to the file.
 
 NumPy only: clients import this.
 """
@@ -38,7 +38,7 @@ from embstore.values import same
 ROW_BYTES_MAX = VALUE_BYTES * (
     DIM_MAX + max(kind.state_dim(DIM_MAX) for kind in OPTIMIZERS.values())
 )
-"""Of the widest row that a table may have."""
+"""Bytes of the widest row that a table may have."""
 SMALL_TABLE_SHARE = 256
 """A table of at most so small a part of the budget is hot as a whole."""
 _SMALL_TABLES_SHARE = 2
@@ -50,13 +50,13 @@ class HotSet(Saved):
 
     Raises
     ------
-    InvalidArgumentError : on construction, if a value is not what is written beside it.
+    InvalidArgumentError : on construction, if a value breaks the documentation of its field.
     """
 
     archive = Archive("an embstore hot set", 1)
     tables: dict[str, Keys]
-    """By table name: (k,) int64, ascending and unique, none -1; k may be 0. Sparse keys of 2**63 or
-    more are below 0, and so the first."""
+    """Hot keys by table name: (k,) int64, ascending and unique, none -1; k may be 0. Sparse keys of
+    2**63 or more are below 0, and so the first."""
     version: int = 1
     """>= 1. Of two sets of one store the later has the larger one."""
     threshold: int = 0
@@ -127,7 +127,7 @@ def choose_hot_set(
 
     Parameters
     ----------
-    row_bytes : what a hot row takes, weights and state, for every table of the profile
+    row_bytes : bytes of a hot row, weights and state, for every table of the profile
 
     Raises
     ------
@@ -137,7 +137,7 @@ def choose_hot_set(
     Notes
     -----
     Small tables (see above) need a profile that knows their rows. The counts of a sketch are low by
-    up to the table's `error`, and so may rows be cold that are worth more than hot ones by as much.
+    up to the table's `error`, so a cold row may be worth more than a hot one by as much.
     """
     check_int(budget_bytes, "the budget in bytes", low=1)
     check_version(version)
@@ -202,7 +202,7 @@ def _lowest_threshold(
 
 @dataclass(frozen=True)
 class HotCoverage:
-    """What a hot set would have served of what a profile saw."""
+    """The share of a profile's accesses that a hot set would have served."""
 
     accesses: float
     """The share of accesses that are to hot rows."""
@@ -211,11 +211,11 @@ class HotCoverage:
     samples_counted: bool
     """Whether `samples` was counted, in the whole samples that the profile kept. Else it is the
     product of the tables' shares of accesses, as though a sample had one id of each and they were
-    independent; they are not, so more samples are hot as a rule."""
+    independent; they are not, so usually more samples are hot."""
 
 
 def hot_coverage(hot_set: HotSet, profile: Profile) -> HotCoverage:
-    """Return what shares of a profile's accesses and samples a hot set covers.
+    """Return the shares of a profile's accesses and samples that a hot set covers.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""Profiles: how often each row of each table is accessed, as a value and as a file.
+"""Profiles: the number of accesses of each row of each table, as a value and as a file.
 
 An **access** is one occurrence of a key in a lookup. A **profile** holds, for every table, the keys
 that were seen with their counts of accesses; a key that was not seen is not there. It may have two
-things more, which counts alone cannot tell: **samples**, whole training samples drawn uniformly
-(how many have hot rows only?), and a **trace**, the calls of a stretch as they followed each other
-(how long until a key comes again?).
+further parts, for questions that counts alone cannot answer: **samples**, whole training samples
+drawn uniformly (how many have hot rows only?), and a **trace**, the calls of a stretch as they
+followed each other (how long until a key comes again?).
 
     rate     the share of all samples or calls that was counted; counts are of those, not scaled
     error    each count of a table is low by at most this, and a key that is not there was accessed
@@ -12,19 +12,19 @@ things more, which counts alone cannot tell: **samples**, whole training samples
     ranked   by descending count, equal counts by ascending key: so a **rank** means the same row
              after every restart
 
-**Spatial sampling.** A trace of all keys of a server would be as long as its life. So it keeps a
-random part of the keys, with every access to these (SHARDS: Waldspurger et al., FAST 2015): a key
-of a table is in iff its hash is below rate * 2**64. Half the rate is half the keys, a subset, and
-so a recorder may halve it as it goes. The hash is that of the kernels, MurmurHash3's fmix64, over
-(key + 1) * the table's seed, modulo 2**64. The seed is odd, so that it is one to one, and 0 is the
-hash of -1, which is no key.
+**Spatial sampling.** A trace of all keys of a server would be as long as its life. Therefore it
+keeps a random part of the keys, with every access to these (SHARDS: Waldspurger et al., FAST 2015):
+a key of a table is in iff its hash is below rate * 2**64. Half the rate is half the keys, a subset,
+and so a recorder may halve it as it goes. The hash is that of the kernels, MurmurHash3's fmix64,
+over (key + 1) * the table's seed, modulo 2**64. The seed is odd, so that it is one to one, and 0 is
+the hash of -1, which is no key.
 
-**Keys** are int64 in the order of int64: of a table of sparse keys those of 2**63 or more come
+**Keys** are int64 in the order of int64: in a table of sparse keys, keys of 2**63 or more come
 first.
 
-**The file** is an archive (archive.py), with keys as the differences to the one before. The same
-checks that meet a caller's arrays meet those of a file. A profile read back is equal to the one
-written, and both have the same bytes.
+**The file** is an archive (archive.py), with keys as the differences to the one before. A file's
+arrays pass the same checks as a caller's. A profile read back is equal to the one written, and both
+have the same bytes.
 
 NumPy only: clients import this.
 """
@@ -58,16 +58,16 @@ Arrays = dict[str, NDArray[Any]]
 Counts = NDArray[np.int64]
 
 _FITTED_RANKS = 10_000
-"""The skew is that of the first four decades of ranks: it is theirs that a cache lives off."""
+"""The skew is fitted to the first four decades of ranks, which matter most for a cache."""
 _FITTED_COUNT = 10
-"""Below so many accesses a count says little of the rank's true share."""
+"""Accesses below which a count says little about the rank's true share."""
 _MIX_SHIFT = np.uint64(33)
 _MIX_MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def table_seed(name: str) -> int:
-    """Return what a table's keys are multiplied by before they are hashed: 63 bits of its name, and
-    a 1, so that it is odd."""
+    """Return the factor of a table's keys before they are hashed: 63 bits of its name's hash, and a
+    1, so that it is odd."""
     name_hash = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(name_hash, "little") | 1
 
@@ -92,12 +92,12 @@ class TableProfile(Value):
 
     Raises
     ------
-    InvalidArgumentError : on construction, if a value is not what is written beside it.
+    InvalidArgumentError : on construction, if a value breaks the documentation of its field.
     """
 
     name: str
     rows: int
-    """Of the table when it was counted; 0: unknown, as of files, or of sparse keys."""
+    """Rows of the table when it was counted; 0: unknown, as for files, or sparse keys."""
     keys: Keys
     """(k,) ascending, unique, none -1: the rows that were accessed."""
     counts: Counts
@@ -105,7 +105,7 @@ class TableProfile(Value):
     accesses: int
     """All that were counted; more than the sum of `counts` where a sketch let some go."""
     error: int = 0
-    """Each count is low by at most this; a key that is not there has at most so many accesses."""
+    """Each count is low by at most this; a key that is not there has at most `error` accesses."""
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
@@ -178,7 +178,7 @@ class Samples(Value):
     """
 
     tables: tuple[str, ...]
-    """Of each column, at least one; a table may have several."""
+    """The table of each column, at least one column; a table may have several."""
     lengths: NDArray[np.int64]
     """(n, columns) of each sample's list in each column, >= 0."""
     ids: NDArray[np.int64]
@@ -218,7 +218,7 @@ class Trace(Value):
     """The share of keys that is in the sample."""
     tables: tuple[str, ...]
     calls: int
-    """Of the recorded stretch, those without an event too."""
+    """Calls of the recorded stretch, including calls without an event."""
     call: NDArray[np.int32]
     """(e,) never decreasing, from 0."""
     table: NDArray[np.int16]
@@ -228,7 +228,7 @@ class Trace(Value):
     counts: Counts
     """(e,) accesses in that call, >= 1."""
     unique_total: int
-    """Unique keys of each call, summed over the stretch: of all keys, not those of the sample."""
+    """Unique keys of each call, summed over the stretch, for all keys, not only sampled ones."""
     access_total: int
     """Accesses of the stretch, to all keys."""
 
@@ -267,15 +267,15 @@ class Profile(Saved):
 
     archive = Archive("an embstore profile", 2)
     tables: dict[str, TableProfile]
-    """By their names."""
+    """Tables' profiles by name."""
     rate: float = 1.0
     """The share of samples or calls that was counted."""
     seed: int = 0
-    """Of what was counted and what was not."""
+    """Seed of the random choice of the counted samples."""
     samples: Samples | None = None
     trace: Trace | None = None
     store_id: str = ""
-    """Of the store that counted; empty if none did."""
+    """Id of the store that counted; empty if none did."""
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
@@ -320,8 +320,8 @@ class Profile(Saved):
 
 
 def exact_sum(counts: Counts) -> int:
-    """Return the sum of counts >= 0; int64 might not hold what a file's damaged ones add up to."""
-    high = int((counts >> 32).sum())  # one after the other: each takes as much as the counts
+    """Return the sum of counts >= 0; a damaged file's counts might overflow int64."""
+    high = int((counts >> 32).sum())  # one after the other: each takes as much memory as the counts
     return (high << 32) + int((counts & 0xFFFFFFFF).sum())
 
 

@@ -3,16 +3,16 @@
 A row's newest stored content is, in this order: in the log, by the log index; else in the newest
 run of the base that has it; else nowhere, and the row is its initializer's.
 
-A file that is missing, or not as it was written, is a CorruptTableError. A lack of room is a
-CapacityError, before anything has changed. The modules:
+A missing or damaged file is a CorruptTableError. A lack of room is a CapacityError, before anything
+has changed. The modules:
 
     storage.py       tables, commits, restores; the parts below together
     stored_rows.py   reads rows from log and base
     appender.py      logs dirty rows
-    contents.py      the open directory: catalogue, log, base, ids; what happens when the disk fails
-    catalogue.py     what is committed, replaced by rename
+    contents.py      the open directory: catalogue, log, base, ids; failures of the disk
+    catalogue.py     the committed state, replaced by rename
 
-    row_numbers.py   id of a sparse table -> row number, which files have in its place
+    row_numbers.py   id of a sparse table -> row number, which files have instead
     id_files.py      these numbers on the disk
     sparse.py        storage as a pool of a sparse table sees it, by ids
 
@@ -20,30 +20,30 @@ CapacityError, before anything has changed. The modules:
     row_index.py     row key -> position in the log
     segment.py       one segment: append, seal, read
 
-    base.py          the runs of the base, and which record of them is a row's
+    base.py          the runs of the base, and the lookup of a row's record
     run.py           one run: records by key in files that never change
-    key_index.py     which keys a file has, and where
+    key_index.py     the keys of a file, and their places
 
     merges.py        folds, base merges and compactions in the background, one at a time
     fold.py          log segments become a run
     base_merge.py    several runs become fewer
-    tiers.py         which runs, and when
+    tiers.py         the choice of runs to merge
     compaction.py    dead records leave the log
     copying.py       records from files to a file, checked
-    removal.py       files that nothing names are removed
+    removal.py       removal of unnamed files
 
-    command_files.py, command_records.py   the command log: writing it, reading it
+    command_files.py, command_records.py   the command log: writing, reading
     command_stream.py                      the same, sent to standbys
 
     records.py       rows as checked records
     cold.py          pages of records that are not in memory
     checking.py      one file, record by record
     backup.py        a state as files elsewhere, and a store made of them
-    destinations.py  where backups are: directories and URLs
-    verify.py        a whole directory: what is wrong, and which rows it affects
+    destinations.py  destinations of backups: directories and URLs
+    verify.py        a whole directory: damage, and the rows that it affects
     taking.py        a leader's commit in place of a standby's store
-    lineage.py       who has replaced whom
-    format.py        magic numbers and headers: what is on disk
+    lineage.py       promotions of standbys
+    format.py        magic numbers and headers of the files
     trailer.py       the end of a file: its key index, checked
     files.py         every file operation, so that a test can record, tear and refuse them
 """

@@ -34,7 +34,7 @@ class Appender:
         self._workers = workers
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make room in the log for so many records of at most `record_bytes`.
+        """Make room in the log for `records` records of at most `record_bytes`.
 
         A checkpoint is not `bounded` by the limit on the log's rows: it makes room for more.
         """
@@ -45,7 +45,7 @@ class Appender:
             self.expect(records)
 
     def expect(self, records: int) -> None:
-        """Grow the log index once for so many more rows, rather than again and again."""
+        """Grow the log index once for `records` more rows, rather than again and again."""
         self._contents.log.index.make_room(records)
 
     def append(self, keys: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
@@ -82,7 +82,7 @@ class Appender:
         slots: NDArray[np.int64],
         buffer: NDArray[np.uint64],
     ) -> Callable[[], None]:
-        """Pack and index the records of rows; return what writes them."""
+        """Pack and index the records of rows; return the function that writes them."""
         records = buffer[: len(keys)]
 
         def work(low: int, high: int) -> None:

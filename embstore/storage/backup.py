@@ -1,30 +1,30 @@
 """Backups: a state of a store as files elsewhere, and a directory made of them.
 
-A backup is what the store itself is made of, by the same names:
+A backup has the files of the store itself, by the same names:
 
-    EMBSTORE-BACKUPS        whose backups these are, made first (markers.py)
+    EMBSTORE-BACKUPS        the marker with the store's id, made first (markers.py)
     labels/NAME.catalogue   the catalogue of the store as of a label; NAME is the label, quoted
     labels/HASH-N.shard     of a shard of a cluster: its file SHARD; HASH is of the label, N is the
                             command number
     log/N.log, base/N-P.rows, ids/N.ids   the files that these catalogues name; several may name
                             one
 
-Such files never change, and no name is used twice in the life of a store. So a second backup takes
-what is new, and nothing that another label has. Catalogues come last, each whole or with a wrong
-checksum: what was cut off is not taken for a backup. When a catalogue is removed, the next backup
-removes the files that none names any more; other people's it leaves (own_names.py).
+Such files never change, and no name is used twice in the life of a store. Therefore a second backup
+copies only new files, and none that another label has. Catalogues come last, each whole or with a
+wrong checksum: an interrupted backup is not taken for one. When a catalogue is removed, the next
+backup removes the files that none names any more; it leaves other people's files (own_names.py).
 
 **While the store goes on**, merges replace files. The files of a backup therefore get second names
 in the store's own directory (`backup/`, hard links), all while the engine waits, some microseconds
 each. They are removed when the backup ends, or, after a crash, when the store is opened.
-Rejected: to tell merges which files to leave. All that removes files would have to ask, and a crash
-would have to be remembered.
+Rejected: telling merges which files to leave. All code that removes files would have to ask, and a
+crash would have to be remembered.
 
 **A restored directory** becomes a store with its last file, store.json: before that it is no store,
 and does not open. Its epoch is one that no life of the store has had (the time, in seconds), so
 that clients of the other life are not taken for its own. With another id, the header page of each
-file is written anew; records have no id in them. What was a shard is that shard again, with the map
-that it had: all of a cluster are restored together (`embstore.storage.cluster_backups`).
+file is written anew; records have no id in them. A shard's backup becomes that shard again, with
+its map: all shards of a cluster are restored together (`embstore.storage.cluster_backups`).
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def make_room(files: Files) -> None:
 
 @contextmanager
 def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]:
-    """Give what a catalogue names second names; yields the second name of each path.
+    """Give the files of a catalogue second names; yields the function that returns a path's.
 
     `make_room` has been called: it waits for the disk, and this is done with the engine.
     """
@@ -102,18 +102,18 @@ def back_up(
     to: Destination,
     progress: Progress,
 ) -> BackupFacts:
-    """Put what a catalogue names, and then the catalogue, where backups are.
+    """Copy the files of a catalogue, and then the catalogue, to a destination of backups.
 
     Parameters
     ----------
-    name : the path in `files` of what the catalogue names
-    label : of the backup; another one of this label is replaced
-    progress : called with the bytes done, and of how many; what it raises ends the backup
+    name : returns the path in `files` of a file of the catalogue
+    label : label of the backup; another one of this label is replaced
+    progress : called with the bytes done, and their total; an exception ends the backup
 
     Raises
     ------
-    InvalidArgumentError : a copy of this store that went on by itself has its backups there.
-    CapacityError, StorageError : the backups that were there are as they were.
+    InvalidArgumentError : a copy of this store with a history of its own has its backups there.
+    CapacityError, StorageError : the existing backups are unchanged.
     """
     own = _path_of_label(label)
     others, unreadable = _backups(to)
@@ -185,14 +185,14 @@ def restore_from(
     Parameters
     ----------
     label : None: the backup of the highest command number
-    store_id : the id of the new store; None: that of the backup
-    progress : called with the bytes done, and of how many
+    store_id : the id of the new store; None: the backup's
+    progress : called with the bytes done, and their total
 
     Raises
     ------
     CheckpointNotFoundError : there is no backup of this label.
     InvalidArgumentError : the directory is not empty.
-    CorruptTableError : a file is not what was written. Whatever was raised, there is no store.
+    CorruptTableError : a file is damaged. After any error there is no store.
     """
     label, backup = _chosen(source, label)
     place = place_of(source, label, backup)
@@ -259,7 +259,7 @@ def _header(entry: Entry, store_id: bytes) -> bytes:
 
 
 def _remove_all(target: Files) -> None:
-    """Remove what was fetched, first what makes it a store; the next try tells what is left."""
+    """Delete the partial copy, identity files first; a retry reports leftovers."""
     for path in (IDENTITY, catalogues.PATH, shards.PATH):
         target.discard(path)
         target.discard(f"{path}.new")
@@ -319,8 +319,8 @@ def _path_of_label(label: str) -> str:
 
 
 def _path_of_place(label: str, backup: Catalogue) -> str:
-    """Return where the place of a backup is. Another backup of that label has another path: what is
-    cut off between the two files changes neither."""
+    """Return the path of a backup's file SHARD. Another backup of that label has another path: an
+    interruption between the two files changes neither."""
     name = hashlib.blake2b(label.encode(), digest_size=8).hexdigest()
     return f"{_LABELS}/{name}-{backup.head.command}{_PLACE_SUFFIX}"
 

@@ -1,12 +1,12 @@
 """The base: rows that were folded, in runs of records by key, the newer run winning.
 
-A fold adds a run, and merges make one of several (merges.py); files never change. So a reader needs
-no lock: what it has located stays mapped as long as it refers to the maps, whatever is merged
-meanwhile; a crash finds files that the catalogue names or leftovers; and a backup is links.
+A fold adds a run, and merges make one of several (merges.py); files never change. Therefore a
+reader needs no lock: located records stay mapped as long as it refers to the maps, also during
+merges; a crash finds files that the catalogue names or leftovers; and a backup is links.
 
-A row is found by asking the runs, newest first: which part has the key by its range, what group of
-the part's index (key_index.py), and which rank. A row that is not there is told by the index, so
-the disk is read only for rows that are. So is one that was deleted: its tombstone is in a run of
+A row is found by asking the runs, newest first: for the part that has the key by its range, the
+group of the part's index (key_index.py), and the rank. The index detects missing rows, so the disk
+is read only for rows that are there. It also detects deleted rows: their tombstones are in a run of
 tombstones, whose records have no row.
 """
 
@@ -149,7 +149,8 @@ Arrays = tuple[Keys, Keys, Keys, Keys, Keys, Keys, NDArray[np.uint64]]
 
 
 def arrays_of(runs: Sequence[Run]) -> Arrays:
-    """Return what finds the rows of some runs, oldest first, as long as their files are mapped."""
+    """Return the arrays that find the rows of some runs, given oldest first, while their files are
+    mapped."""
     parts = [part for run in reversed(runs) for part in run]
     sizes = [len(run) for run in reversed(runs)]
     indexes = [part.file.index for part in parts]

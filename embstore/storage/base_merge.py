@@ -1,8 +1,8 @@
 """A merge of runs of the base: the newest record of each row, in a range of keys.
 
-tiers.py says which runs and which range. What is written takes the place of that range in the
-oldest of them; the newer ones are cut to what is left. A tombstone that an older run needs is in a
-run of its own behind that.
+tiers.py chooses the runs and the range. The result takes the place of that range in the oldest of
+them; the range is cut out of the newer ones. A tombstone that an older run needs is in a run of its
+own behind that.
 """
 
 from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ class BaseMerge:
         reached("base_merge:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue with the new parts in the place of what was merged."""
+        """Return the catalogue with the new parts in the place of the merged ones."""
         choice = self.choice
         changed = []
         for number, run in enumerate(contents.base.runs):
@@ -85,10 +85,10 @@ class BaseMerge:
         return contents.with_runs(self.runs)
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current; what it replaces goes."""
+        """Make the result current, and remove the replaced parts."""
         contents.use_runs(self.runs)
         return iter(())
 
     def discard(self, contents: Contents) -> None:
-        """Remove what was written."""
+        """Remove the written files."""
         self.writer.abandon()

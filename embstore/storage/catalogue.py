@@ -1,24 +1,24 @@
-"""The catalogue: everything that is committed, in one small file replaced by rename.
+"""The catalogue: the committed state, in one small file replaced by rename.
 
-A **commit** is a rename. Before it, all that the new catalogue names is on the disk; after it, what
-it no longer names may go. So a crash finds the old catalogue or the new one, and files that neither
-names are leftovers to remove.
+A **commit** is a rename. Before it, all files of the new catalogue are on the disk; after it, files
+that it no longer names may be removed. Therefore a crash finds the old catalogue or the new one,
+and files that neither names are leftovers to remove.
 
-A **state** is what the store was at a commit: the tables with their identity and tunables, and the
+A **state** describes the store at a commit: the tables with their identity and tunables, and the
 command number. Its rows are the runs of the base, then the segments, with ``commit <=
 state.commit``, the later record winning. The **head** is the newest state; a **checkpoint** is a
-state kept under the caller's label. What is folded or merged together is on one side of every kept
-checkpoint, so that every kept state stays readable.
+state kept under the caller's label. Files that are folded or merged together are on one side of
+every kept checkpoint, so that every kept state stays readable.
 
 Numbers of segments, runs and files of ids, and table ids, grow for ever, as does the **epoch**: it
-counts how often acknowledged commands were undone, by a restore or by a crash, so that what a
-client knew of an older epoch is void. For the crash the catalogue has a **tail**: it is set before
+counts how often acknowledged commands were undone, by a restore or by a crash, so that a client's
+knowledge of an older epoch is void. For the crash the catalogue has a **tail**: it is set before
 the first command after a commit, and cleared by the next one. If a store with a tail is opened,
-commands were lost, and another epoch begins, written with whatever is written next: before that
-nothing can be lost.
+commands were lost, and another epoch begins, written with the next write: before that nothing can
+be lost.
 
 Where commands are logged, a commit names its place in the command log (command_records.py): a log
-that is gone, or of which what was durable then is not whole, is damage.
+that is missing, or whose durable part at that time is not whole, is damage.
 """
 
 import json
@@ -141,7 +141,7 @@ class Catalogue:
         return {t.table_id for state in states for t in state.tables}
 
     def without_dropped(self) -> "Catalogue":
-        """Return the catalogue without what only tables have that no state names: parts, ids."""
+        """Return the catalogue without the parts and ids of tables that no state names."""
         alive = np.array(sorted(self.table_ids()), np.int64)
 
         def is_alive(part: PartEntry) -> bool:
@@ -155,7 +155,7 @@ class Catalogue:
     @property
     def waiting_bytes(self) -> int:
         """Bytes of files that wait for kept checkpoints: newer than the oldest one, so that they
-        are not merged with what is older; or of tables that the head has not."""
+        are not merged with older files; or of tables that the head has not."""
         if not self.checkpoints:
             return 0
         horizon = self.checkpoints[0].state.commit
@@ -233,7 +233,7 @@ def paths(catalogue: Catalogue) -> dict[str, int]:
 
 
 def unnamed(catalogue: Catalogue, found: Iterable[str]) -> list[str]:
-    """Return those of some files of log, base and ids that the catalogue does not name."""
+    """Return the found files of log, base and ids that the catalogue does not name."""
     named = paths(catalogue)
     return [path for path in found if path not in named]
 

@@ -1,8 +1,8 @@
 """Checking one file: header, size, trailer, key index, and each of its records; or each of its ids.
 
-A file is read from its first byte to its last, in pieces, and reading goes on behind what is wrong:
-a piece that the disk does not give is halved until it is clear which records it has. So a check
-says which rows are damaged, not only that some are. Memory: the key index of the file and a piece.
+A file is read from its first byte to its last, in pieces, and reading goes on behind damage: a
+piece that the disk does not return is halved until its damaged records are known. Therefore a check
+lists the damaged rows. Memory: the key index of the file and a piece.
 
 It needs no open store: a file that the catalogue names never changes, so one thread may check it
 while others use the store (`embstore.engine.scrubbing`).
@@ -31,11 +31,11 @@ from embstore.storage.segment import check_segment_header, read_segment_index
 PIECE_BYTES = 8 << 20
 """Read at a time: a disk gives it at its full rate."""
 _PIECE_KEYS = 1 << 18
-"""Of an index decoded at a time."""
+"""Keys of an index that are decoded at a time."""
 DAMAGED_MAX = 1 << 20
 """Keys of damaged rows that are listed of one file; others are counted."""
 UNUSABLE = (CorruptTableError, TableMismatchError, StorageError, CapacityError)
-"""What reading a file raises that is not what was written."""
+"""The errors of reading a damaged file."""
 
 RowsEntry = PartEntry | SegmentEntry
 
@@ -59,7 +59,7 @@ class Records(NamedTuple):
 
 @dataclass
 class FileReport:
-    """What a check of one file found."""
+    """The result of a check of one file."""
 
     path: str
     bytes: int
@@ -70,7 +70,7 @@ class FileReport:
     """Row keys whose newest record in the file is wrong, ascending; at most DAMAGED_MAX."""
     damaged_count: int = 0
     is_lost: bool = False
-    """Nobody can say which rows it has: it is missing, or its size or index is wrong."""
+    """Its rows are unknown: it is missing, or its size or index is wrong."""
 
     def fail(self, problem: object) -> None:
         """Note a problem; its text names the file."""
@@ -90,7 +90,7 @@ def keys_in(files: Files, entry: RowsEntry, wanted: Keys) -> NDArray[np.bool_]:
 
 
 class FileCheck:
-    """A check of one file; `report` says what was found up to now. One thread."""
+    """A check of one file; `report` has the findings up to now. One thread."""
 
     def __init__(self, files: Files, store_id: bytes, entry: Entry) -> None:
         self.report = FileReport(entry.path, entry.bytes)
@@ -118,7 +118,7 @@ class FileCheck:
                 else:
                     for records in _records(file, entry):
                         yield from self._check_pieces(file, records)
-            except UNUSABLE as exc:  # of the index: what it does not say cannot be checked
+            except UNUSABLE as exc:  # of the index: records without it cannot be checked
                 report.is_lost = True
                 report.fail(exc)
             if self._wrong:
@@ -189,7 +189,7 @@ class FileCheck:
 def _not_repeated(
     all_keys: Keys, keys: Keys, offsets: NDArray[np.int64], file: File, entry: SegmentEntry
 ) -> Keys:
-    """Return those of the keys of wrong records of a segment that have no later record in it."""
+    """Return the keys of wrong records of a segment that have no later record in it."""
     last: dict[int, int] = {}
     for records in _records(file, entry):
         here = np.isin(records.keys, keys)

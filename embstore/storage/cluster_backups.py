@@ -1,12 +1,12 @@
-"""Backups of a cluster: that of each shard in a folder of its own, `shard-N`.
+"""Backups of a cluster: each shard's in a folder of its own, `shard-N`.
 
-A backup of a shard says which one it is, and with which map. All shards of a cluster are restored
-together, of one label, so that no shard is of another time than the others: of a part of them, or
-of states that differ, there would be a store that opens, and whose model is wrong. Whether the
-backups belong together is looked at before a file is copied.
+A backup of a shard has its number and its map. All shards of a cluster are restored together, of
+one label, so that no shard is of another time than the others: a part of them, or different states,
+would make a store that opens, and whose model is wrong. That the backups belong together is checked
+before a file is copied.
 
     SOURCE/shard-N    backups of shard N
-    TARGET/shard-N    what is made of them: the directory of shard N
+    TARGET/shard-N    the result: the directory of shard N
 """
 
 from collections.abc import Callable
@@ -41,16 +41,16 @@ def restore_cluster(
     ----------
     source : path or URL that has the shards' folders
     target : directory that gets `shard-N` of each
-    label : None: that of the highest command number, of those that all shards have
-    store_id : returns the id of the next shard's store; None: that of the backup
-    progress : called with the bytes done, and of how many, of each shard
+    label : None: the label of the highest command number, among those that all shards have
+    store_id : returns the id of the next shard's store; None: the backup's
+    progress : called with the bytes done, and their total, for each shard
 
     Raises
     ------
     CheckpointNotFoundError : not all shards have a backup of this label.
-    InvalidArgumentError : the backups are not those of all shards of one cluster, with one map, at
-        one state; a directory is not empty. Nothing has been written.
-    CorruptTableError : a file is not what was written; that shard and those after it have no store.
+    InvalidArgumentError : the backups are not of all shards of one cluster, with one map, at one
+        state; a directory is not empty. Nothing has been written.
+    CorruptTableError : a file is damaged; that shard and the later ones have no store.
     """
     first = _folder(source, 0)
     found = backups_in(first)

@@ -1,16 +1,16 @@
-"""The files of the command log: records in order, on the disk before anybody relies on them.
+"""The files of the command log: records in order, on the disk before they are acknowledged.
 
-What a record is, command_records.py says; what a segment is, command_segments.py.
+command_records.py defines records, command_segments.py segments.
 
-**Group commit.** A thread writes what waits, and syncs it; what comes meanwhile is written and
-synced together next. There is no timer: a record that comes alone waits for its own sync, and the
-busier the store, the more records share one. With `sync_every_s` records are written at once, and
-synced that often.
+**Group commit.** A thread writes and syncs the waiting records; records that come meanwhile are
+written and synced together next. There is no timer: a record that comes alone waits for its own
+sync, and the busier the store, the more records share one. With `sync_every_s` records are written
+at once, and synced that often.
 
-Room is set aside before a command changes anything (`reserve`).
+Room is reserved before a command changes anything (`reserve`).
 
-**Removed.** A segment that nobody finds by its name any more is lost with the process. So each sync
-looks whether it is still there, before anything that it has is acknowledged.
+**Removed.** A segment whose name has been removed is lost with the process. Therefore each sync
+checks that it is still there, before any of its records is acknowledged.
 """
 
 import errno
@@ -37,7 +37,7 @@ from embstore.storage.files import Files, removed
 _PROMPT_BYTES = 16 << 10
 _PAUSE_S = 0.1
 _QUEUED_BYTES_MAX = 256 << 20
-"""What may wait to be written: then commands wait for the disk."""
+"""Bytes that may wait to be written: beyond it commands wait for the disk."""
 
 
 class _Waiting(NamedTuple):
@@ -56,9 +56,9 @@ class CommandFiles:
 
     Parameters
     ----------
-    read : the records that are there, which have been read; it goes on behind them
+    read : the existing records, which have been read; new ones are appended behind them
     sync_every_s : how long a record may be written and not yet synced; 0: not at all
-    failed : called once, on the log's thread, with what made it fail
+    failed : called once, on the log's thread, with the error of the log
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class CommandFiles:
     # Appending
 
     def reserve(self, size: int) -> None:
-        """Set aside room for a record with a body of so many bytes, at most.
+        """Reserve room for a record with a body of at most `size` bytes.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class CommandFiles:
         while self.written < mark and self.failure is None and self._thread.is_alive():
             try:
                 with self._changed:
-                    self._changed.notify_all()  # what was cut off may not have
+                    self._changed.notify_all()  # an interrupted command may not have
                     self._changed.wait(_PAUSE_S)
             except BaseException as exc:
                 interrupt = exc
@@ -208,7 +208,7 @@ class CommandFiles:
                 self._changed.notify_all()
 
     def _step(self) -> bool:
-        """Write what waits, and sync it when that is due; return False at the end."""
+        """Write the waiting records, and sync them when that is due; return False at the end."""
         with self._changed:
             while not self._queue and not self._is_closing:
                 left = self._left_s
@@ -277,7 +277,7 @@ class CommandFiles:
     def _fail(self, error: EmbstoreError) -> None:
         if not isinstance(error, StorageError):  # room was set aside: no lack that could be mended
             error = StorageError(errno.EIO, f"the command log: {error}")
-        self._failed(error)  # first: who is told next finds the store as it is
+        self._failed(error)  # first: later observers find the store failed
         with self._changed:
             self.failure = error
             self._open |= {r.segment.number: r.segment for r in self._queue}  # to be closed
@@ -286,7 +286,7 @@ class CommandFiles:
         self.progressed()
 
     def close(self) -> None:
-        """Write and sync what waits, and end. Closing twice is harmless."""
+        """Write and sync the waiting records, and end. Closing twice is harmless."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()

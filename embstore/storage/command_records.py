@@ -1,4 +1,4 @@
-"""Records of the command log: their form on the disk, and what a crash may have left of them.
+"""Records of the command log: their form on the disk, and their state after a crash.
 
     commands/000000000003.commands    header page (number, where the segment before ends, bytes of
                                       this one), records
@@ -8,27 +8,27 @@ number (8), bytes of the body (8), **synced segment** and **synced offset** (16)
 (8), zero (8), CRC-32 of these 56 bytes and the segment's number (8). The body follows.
 
 **Torn tails.** After a crash the last records may be there in part, or later ones without earlier
-ones: nobody was told of them, so reading ends before the first that is not whole. A record that
-*was* synced and is not whole is something else, damage, and acknowledged. Each record says how far
+ones: they were not acknowledged, so reading ends before the first that is not whole. A record that
+*was* synced and is not whole is damage of acknowledged data. Each record has the place up to which
 the log was synced when it was written, so any later one shows it. (In the last group there is no
-later one: damage there cannot be told from a torn write.)
+later one: damage there cannot be distinguished from a torn write.)
 
 **Missing and cut segments.** A segment is *sure* once its header, its length and its first records
-are on the disk. The catalogue names one that is; and when a segment is sure, the one before gets a
-last record, which says so (NEXT). Only then is a command of it acknowledged. So each segment that
-may have acknowledged commands is known to have begun: where it is missing, or its first records are
-not whole, they are lost, which is damage. A segment has the length that its header says from its
-first to its last day; one of another length was cut short. What is left of it is read, and the
-reader says so (`cut`): commands may be lost.
+are on the disk. The catalogue names a sure one; and when a segment is sure, the one before gets a
+last record (NEXT), which marks that. Only then is a command of it acknowledged. Therefore each
+segment that may have acknowledged commands is known to have begun: where it is missing, or its
+first records are not whole, they are lost, which is damage. A segment always has the length that
+its header says; one of another length was cut short. The rest of it is read, and the reader reports
+it (`cut`): commands may be lost.
 
 A crash may leave the header of a segment without its first record. If it is not known to have
-begun, it has not: the log ends in the segment before, and whoever goes on begins this one anew. To
-go on behind it would make a segment sure that has no first record.
+begun, it has not: the log ends in the segment before, and a later life begins this one anew.
+Continuing behind it would make a segment sure that has no first record.
 
-**Another life.** Who goes on after a crash writes again what was not known to be synced, and syncs
-it: after a sync that failed the system has pages that it takes for clean, and that are not on the
-disk. It removes the segments behind the torn tail (`go_on_behind`), and begins a segment of its
-own, which says where the one before ended.
+**Another life.** A process that continues after a crash writes the records again that were not
+known to be synced, and syncs them: after a failed sync the system has pages that it takes for
+clean, and that are not on the disk. It removes the segments behind the torn tail (`go_on_behind`),
+and begins a segment of its own, which has the end of the one before.
 """
 
 import struct
@@ -82,12 +82,12 @@ def segment_path(number: int) -> str:
 
 
 def spare_path(number: int) -> str:
-    """Return the path of a segment that was given up, and is to be written over."""
+    """Return the path of a released segment, which is to be overwritten."""
     return f"{DIRECTORY}/{number:012d}{_SPARE_SUFFIX}"
 
 
 def record_bytes(size: int) -> int:
-    """Return what a record with a body of so many bytes takes."""
+    """Return the bytes of a record with a body of `size` bytes."""
     return _HEAD.size + -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -131,7 +131,7 @@ def _head_crc(head: bytes, number: int) -> int:
 class RecordReader:
     """Reads the records of all segments, in order, up to the torn tail if there is one.
 
-    `begin` is what the catalogue says: the first segment that is read, and up to where it was
+    `begin` is from the catalogue: the first segment to read, and the place up to which it was
     durable then; None: there is no log.
 
     Raises CorruptTableError: a record that was durable is not whole, or a segment is missing.
@@ -139,13 +139,13 @@ class RecordReader:
 
     def __init__(self, files: Files, store_id: bytes, begin: Place | None) -> None:
         self.end = Place(0, 0)
-        """Where the records end that have been read."""
+        """The end of the records read so far."""
         self.synced = begin or Place(0, 0)
         """Up to where they are known to be on the disk."""
         self.ends: dict[int, int] = {}
-        """Of each segment that was read, where its records end."""
+        """The end of the records of each segment that was read."""
         self.bytes: dict[int, int] = {}
-        """Of each segment that was read, how long it is to be."""
+        """The full length of each segment that was read."""
         self.sure: set[int] = set()
         """Segments that were known to have begun."""
         self.cut: dict[int, str] = {}
@@ -168,7 +168,7 @@ class RecordReader:
                 )
             with closing(self._files.open(path)) as file:
                 if not self._begins(file, number, is_sure):
-                    break  # it goes on behind what is not whole
+                    break  # the log continues behind a record that is not whole
                 is_sure = yield from self._records(file, number)
             number += 1
         for number in numbers:
@@ -176,8 +176,8 @@ class RecordReader:
                 self._check_torn(number)
 
     def _begins(self, file: File, number: int, is_sure: bool) -> bool:
-        """Begin with a segment; return False where nobody was told of it, and it does not follow
-        what was read, or has no first record."""
+        """Begin with a segment; return False where none of its records was acknowledged, and it
+        does not follow the last one, or has no first record."""
         found, before, size = self._header(file, number)
         is_first = not self.ends
         is_next = found == number and (is_first or before == self.end.offset)
@@ -233,9 +233,9 @@ class RecordReader:
 
 
 def _is_beyond(content: bytes, number: int, end: Place) -> bool:
-    """Tell whether a record in a piece of a segment says that the log was synced beyond a place.
+    """Return whether a record in a piece of a segment says that the log was synced beyond a place.
 
-    What a segment that is written over had before is looked through at once, not head by head.
+    The old content of an overwritten segment is searched at once, not head by head.
     """
     words = np.frombuffer(content, "<u8", len(content) // _ALIGNMENT * 8).reshape(-1, 8)
     segments, offsets = words[:, 3], words[:, 4]
@@ -287,17 +287,17 @@ def _numbers(files: Files, suffix: str) -> list[int]:
 
 
 def remove_segments(files: Files) -> None:
-    """Remove all segments: what they have is committed."""
+    """Remove all segments: their commands are committed."""
     for number in segment_numbers(files):
         files.discard(segment_path(number))
     for number in _numbers(files, _SPARE_SUFFIX):
         files.discard(spare_path(number))
     if files.exists(DIRECTORY):
-        files.sync_directory(DIRECTORY)  # or they come back beside others
+        files.sync_directory(DIRECTORY)  # or they come back together with others
 
 
 def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]]:
-    """Make what was read durable, and its segments sure; remove what is behind it, and return the
+    """Make the read records durable, and their segments sure; remove later segments, and return the
     numbers of segments and spares."""
     numbers = segment_numbers(files)
     for number in reversed(numbers):

@@ -49,9 +49,9 @@ class CommandSegments:
 
     def __init__(self, files: Files, store_id: bytes, read: RecordReader) -> None:
         self.newest: Segment | None = None
-        """Which is appended to; None: the next record begins one."""
+        """The segment that records are appended to; None: the next record begins one."""
         self.needed: Callable[[list[int]], int | None] = lambda numbers: None
-        """Returns the first of the segments that somebody still reads; None: nobody does."""
+        """Returns the first of the segments that are still read; None: none is."""
         self.numbers, self._spares = go_on_behind(files, read)
         self._files = files
         self._store_id = store_id
@@ -70,7 +70,7 @@ class CommandSegments:
         return "" if gone is None else segment_path(gone)
 
     def reserve(self, size: int) -> None:
-        """Have the newest segment have room for so many bytes of records.
+        """Make room for `size` bytes of records in the newest segment.
 
         Raises CapacityError: there is none; nothing has changed.
         """
@@ -94,8 +94,9 @@ class CommandSegments:
         self._files.discard(segment_path(segment.number))
 
     def forget(self, first: int) -> None:
-        """Give up the segments before one that a commit has begun, but those that are needed; their
-        records are written. As many are kept as spares as the log had at this commit."""
+        """Release the segments before one that a commit has begun, except needed ones; their
+        records are written. Spares are kept, up to the number of segments that the log had at this
+        commit."""
         needed = self.needed(list(self.numbers))
         first = first if needed is None else min(first, needed)
         old = [number for number in self.numbers if number < first]
@@ -112,7 +113,7 @@ class CommandSegments:
         self._bytes_before = 0
 
     def _begun(self, needed: int) -> Segment:
-        """Begin a segment of so many bytes, or more."""
+        """Begin a segment of `needed` bytes, or more."""
         number = self._number + 1
         self._files.make_directory(DIRECTORY)
         path = segment_path(number)
@@ -139,8 +140,8 @@ class CommandSegments:
         return Segment(number, file, size)
 
     def _allocate(self, file: File, needed: int) -> int:
-        """Set aside as many bytes as the log has by now; where there is no room for them, what is
-        needed. Return how many."""
+        """Reserve as many bytes as the log has by now; where there is no room for them, only
+        `needed`. Return their number."""
         wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
         least, size = (-(-n // PAGE_BYTES) * PAGE_BYTES for n in (needed, max(needed, wanted)))
         try:

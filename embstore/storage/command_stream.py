@@ -1,8 +1,8 @@
 """The command log as a stream of bytes: a leader reads it from its files, a standby takes it apart.
 
-What travels is what the segments have behind their header pages, record by record and byte by byte,
-with the place where each piece begins. So a standby checks a record as recovery does: by its magic,
-its place and its checksums.
+The stream has the segments' bytes behind their header pages, record by record and byte by byte,
+with the place where each piece begins. Therefore a standby checks a record as recovery does: by its
+magic, its place and its checksums.
 """
 
 import zlib
@@ -28,14 +28,14 @@ START = PAGE_BYTES
 
 
 class SegmentReader:
-    """Reads the log from a place on, never beyond what is synced. One thread at a time.
+    """Reads the log from a place on, never beyond the synced part. One thread at a time.
 
-    Whoever reads keeps the segments from `place.segment` on from being given up.
+    The caller keeps the segments from `place.segment` on from being released.
     """
 
     def __init__(self, files: Files, store_id: bytes, place: Place) -> None:
         self.place = place
-        """Where the next bytes begin."""
+        """The place of the next bytes."""
         self._files = files
         self._store_id = store_id
         self._file: File | None = None
@@ -104,12 +104,12 @@ class SegmentReader:
 class RecordStream:
     """Takes records out of pieces of the log as they come.
 
-    Raises CorruptTableError: what came is no record, or does not follow what came before.
+    Raises CorruptTableError: the bytes are no record, or do not follow the previous one.
     """
 
     def __init__(self, body_bytes_max: int) -> None:
         self.place = Place(0, 0)
-        """Where the records end that were taken."""
+        """The end of the records taken so far."""
         self._body_bytes_max = body_bytes_max
         self._rest = bytearray()
 

@@ -1,8 +1,8 @@
 """A compaction: the live records of some log segments, written to one new segment.
 
-It takes segments of which less than half is live, or many small ones. Liveness is what the index
-says, and the index is of the state in memory; so committed segments are judged only directly after
-a commit, when memory and commit agree, and frozen ones never. At other times uncommitted segments
+It takes segments of which less than half is live, or many small ones. Liveness is taken from the
+index, which describes the state in memory; so committed segments are judged only directly after a
+commit, when memory and commit agree, and frozen ones never. At other times uncommitted segments
 qualify: a cache that thrashes between two checkpoints must not fill the disk.
 """
 
@@ -30,7 +30,7 @@ from embstore.storage.segment import (
 
 @dataclass
 class Compaction:
-    """One compaction: what was chosen, and, once it has run, what came of it."""
+    """One compaction: its input, and, once it has run, its result."""
 
     segments: list[Segment]  # oldest first
     keys: Keys  # the live records, ascending by key, tombstones after the others
@@ -82,8 +82,8 @@ class Compaction:
         return self._catalogue(contents) if number else None
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current, in slices; what it replaces goes."""
-        if not len(self.keys):  # nothing was live: nothing replaces
+        """Make the result current, in slices, and remove the replaced segments."""
+        if not len(self.keys):  # nothing was live: there is no new segment
             self.discard(contents)
             self.result = None
         elif self.result is not None and self.result.commit:
@@ -93,7 +93,7 @@ class Compaction:
         contents.removal.remove(paths, maps)
 
     def discard(self, contents: Contents) -> None:
-        """Remove what was written."""
+        """Remove the written segment."""
         contents.log.abandon(self.writer)
 
     def _catalogue(self, contents: Contents) -> Catalogue:

@@ -1,16 +1,16 @@
 """An open directory: the current catalogue, and the log, base and ids that it names.
 
-`use` makes a catalogue the current one, at opening and after a restore: it opens what the catalogue
-names and removes what it does not, the leftovers of a crash. `replace_catalogue` is the commit: one
-rename.
+`use` makes a catalogue the current one, at opening and after a restore: it opens the files that the
+catalogue names and removes all others, the leftovers of a crash. `replace_catalogue` is the commit:
+one rename.
 
 A directory becomes a store in this order, each step durable before the next: the lock file,
-store.json, the first catalogue. So a store.json without a catalogue is a creation that was cut
-short, if there is nothing else; with other files it is a store that has lost its catalogue.
+store.json, the first catalogue. Therefore a store.json without a catalogue is an interrupted
+creation, if there is nothing else; with other files it is a store that has lost its catalogue.
 
-**Failure.** What can be refused is refused before anything changes. If the disk fails after that
-point, memory and disk may disagree, so the contents are *failed*: everything but closing is
-refused, nothing more is committed, and opening the directory again finds the last commit.
+**Failure.** Refusals come before anything changes. If the disk fails after that point, memory and
+disk may disagree, so the contents are *failed*: everything but closing is refused, nothing more is
+committed, and opening the directory again finds the last commit.
 """
 
 import errno
@@ -91,7 +91,7 @@ class Contents:
         return bytes.fromhex(self.catalogue.store_id)
 
     def use(self, catalogue: Catalogue) -> None:
-        """Make a catalogue the current one: open what it names, remove what it does not."""
+        """Make a catalogue the current one: open its files, remove others."""
         self.catalogue = catalogue
         for state in (catalogue.head, *(c.state for c in catalogue.checkpoints)):
             for table in state.tables:
@@ -102,7 +102,7 @@ class Contents:
         head = {t.table_id for t in catalogue.head.tables}
         for table_id in catalogue.table_ids() - head:
             self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
-        self.log.forgetful = False  # what was forgotten is not in the head
+        self.log.forgetful = False  # forgotten records are not in the head
         self.ids = Ids(self.files, self.store_id, self._new_number)
         self.ids.load(catalogue)
         number = self._remove_unnamed()
@@ -168,7 +168,7 @@ class Contents:
         return [f"{room}/{name}" for room in ROOMS for name in self.files.list(room)]
 
     def _remove_unnamed(self) -> int:
-        """Remove what no commit names; return the highest number of a file seen."""
+        """Remove files that no commit names; return the highest number of a file seen."""
         names = list(filter(is_own, self._paths()))
         digits = (name.split("/")[1].split(".")[0].split("-")[0] for name in names)
         if not self.read_only:
@@ -183,7 +183,7 @@ class Contents:
         here = {*self.files.list(""), *self._paths()}
         needed = [IDENTITY, catalogues.PATH, *catalogues.paths(catalogue)]
         gone = next((path for path in needed if path not in here), "")
-        return gone if catalogue is self.catalogue else ""  # else it may have been given up
+        return gone if catalogue is self.catalogue else ""  # else it may have been dropped
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
@@ -197,7 +197,7 @@ class Contents:
         except StorageError as exc:
             self.fail(exc)
             raise
-        except MemoryError as exc:  # nobody knows whether it was renamed
+        except MemoryError as exc:  # it is unknown whether it was renamed
             self.fail(StorageError(errno.ENOMEM, f"no memory during a commit: {exc}"))
             raise
         replaced = {entry.path for entry in self.catalogue.ids} - {e.path for e in new.ids}
@@ -210,7 +210,7 @@ class Contents:
         return (self.log.maps, self.base.maps)
 
     def close(self) -> None:
-        """Remove what was never committed, and release the lock."""
+        """Remove uncommitted files, and release the lock."""
         self.log.close()
         self.removal.finish()
         try:
@@ -238,7 +238,7 @@ class Contents:
 
 
 def _lock_directory(files: Files, *, read_only: bool) -> Lock:
-    """Make the directory a store if it is empty, and lock it until what is returned is closed.
+    """Make the directory a store if it is empty, and lock it until the returned lock is closed.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
 
 
 def _read_catalogue(files: Files, *, read_only: bool) -> Catalogue:
-    """Return what was last committed; write the first catalogue of a new store."""
+    """Return the last committed catalogue; write the first one of a new store."""
     store_id = read_identity(files)
     if files.exists(catalogues.PATH):
         catalogue = catalogues.decode(files.read_all(catalogues.PATH))

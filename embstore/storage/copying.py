@@ -1,8 +1,7 @@
-"""Rows from files to a file: how every merge copies records.
+"""Copies of rows from files to a file, for all merges.
 
 A merge knows its rows by key, address and record bytes. They are copied in pieces of one record
-size, each record checked on the way: what is wrong on the disk is not written again with a right
-checksum.
+size, each record checked on the way: damage on the disk is not written again with a right checksum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,16 +32,16 @@ class Stored(NamedTuple):
 
     @classmethod
     def none(cls) -> "Stored":
-        """Return those of no row."""
+        """Return an empty value."""
         return cls(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64))
 
     def at(self, where: NDArray[np.bool_] | NDArray[np.int64] | slice) -> "Stored":
-        """Return some of them."""
+        """Return some of the rows."""
         return Stored(self.keys[where], self.addresses[where], self.sizes[where])
 
     @property
     def are_deleted(self) -> NDArray[np.bool_]:
-        """Which of them are tombstones."""
+        """Whether each row is a tombstone, (n,)."""
         deleted: NDArray[np.bool_] = self.sizes == RECORD_HEADER_BYTES
         return deleted
 
@@ -80,8 +79,8 @@ def group_counts(runs: Iterable[Run], low: int, high: int) -> NDArray[np.int64]:
 
 
 def cuts_of(counted: NDArray[np.int64], low: int, high: int, piece_rows: int) -> Iterator[int]:
-    """Yield row keys from `low` to `high` that cut what `group_counts` has counted into pieces of
-    about so many rows."""
+    """Yield row keys from `low` to `high` that cut the groups counted by `group_counts` into pieces
+    of about `piece_rows` rows."""
     yield low
     groups, counts = counted.T
     order = np.argsort(groups, kind="stable")
@@ -100,7 +99,7 @@ def records_of(stored: Stored) -> Iterator[tuple[Keys, NDArray[np.uint64]]]:
 
     Raises
     ------
-    CorruptTableError : a record is not what was written.
+    CorruptTableError : a record is damaged.
     """
     sizes = stored.sizes
     cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]

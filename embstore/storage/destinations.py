@@ -1,16 +1,16 @@
-"""Where a backup is: a directory, or a URL of what fsspec knows (s3://, gs://, file://).
+"""The destination of a backup: a directory, or a URL that fsspec knows (s3://, gs://, file://).
 
 Both have the same few verbs, by paths with '/' between parts. A directory takes a file as a second
-name of it (a hard link) where that can be, else as a copy; a URL takes copies. fsspec is not needed
-but for URLs, and is imported when there is one.
+name of it (a hard link) where that can be, else as a copy; a URL takes copies. fsspec is only
+needed for URLs, and is imported when there is one.
 
 **Is it there already?** Files that a catalogue names never change, and a name is used once in the
-life of a store. So a file of that name and size is taken for the same, if its bytes are the same at
-some places: the first has the store's id, the last has the key index, and a copy of the store that
-went on by itself has other rows. What a restore makes of a backup is verified row by row.
+life of a store. Therefore a file of that name and size is taken for the same, if its bytes are the
+same at some places: the first has the store's id, the last has the key index, and a copy of the
+store with a history of its own has other rows. The result of a restore is verified row by row.
 
-**What may be changed** is decided by the folder's marker (markers.py), before anything is. In a
-directory no link is followed (files.py).
+**Permission.** The folder's marker (markers.py) decides whether it may be changed, before it is. In
+a directory no link is followed (files.py).
 """
 
 import errno
@@ -36,7 +36,7 @@ _PLAIN = re.compile(r"\w[\w.+=@-]*")
 _LOCAL = re.compile(r"(file|local)://")
 
 Look = Callable[[], None]
-"""Called between pieces; raises what is to end the work."""
+"""Called between pieces; an exception ends the work."""
 
 
 class Destination(Protocol):
@@ -49,7 +49,7 @@ class Destination(Protocol):
         """Return a whole small file."""
 
     def replace(self, path: str, content: bytes) -> None:
-        """Replace the content of a small file; durable, after what was put before."""
+        """Replace the content of a small file; durable, after all earlier puts."""
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
         """Return whether it has the file `name` of `source` as `path`, by size and samples."""
@@ -302,7 +302,8 @@ class UrlDestination:
 
     @contextmanager
     def _named(self, path: str) -> Iterator[Any]:
-        """Turn what a file system raises, each has its own classes, into a StorageError."""
+        """Turn the exceptions of a file system, each of which has its own classes, into a
+        StorageError."""
         try:
             yield
         except EmbstoreError:

@@ -10,8 +10,8 @@ size) and StorageError otherwise, both naming the file. Paths are relative to th
 between parts.
 
 **Links.** The root may be a symbolic link. Below it no link is followed: each folder of a path is
-opened by itself (`openat`, `O_NOFOLLOW`), and a new file takes no other's place by being written
-over (`O_EXCL`). So a link that somebody puts into the directory changes no file elsewhere.
+opened by itself (`openat`, `O_NOFOLLOW`), and a new file never overwrites another (`O_EXCL`).
+Therefore a link that is put into the directory changes no file elsewhere.
 
 **Removal.** A folder loses the store's own files alone (`own_names.py`).
 """
@@ -40,16 +40,16 @@ _NO_ROOM = {
     errno.EMFILE: "connections, or raise the limit of open files",
     errno.ENFILE: "connections, or raise the system's limit of open files",
 }
-"""What to free, by what the system says."""
+"""The advice about space, by the system's error number."""
 _LINK = "found a symbolic link, which is not followed"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 @contextmanager
 def _named(path: str, *, final: bool = False) -> Iterator[None]:
-    """Turn an OSError into the embstore error that says which file and what to do.
+    """Turn an OSError into the embstore error that names the file and the remedy.
 
-    `final` for a sync: what it failed to write may be lost, so it is no mere lack of room.
+    `final` for a sync: its data may be lost, so it is no mere lack of room.
     """
     try:
         yield
@@ -128,7 +128,7 @@ class File:
             self._owner._truncate(self, length)
 
     def sync(self) -> None:
-        """Return once what was written is on the disk.
+        """Return once all writes are on the disk.
 
         A failure is final: never taken for success later.
         """
@@ -175,8 +175,8 @@ class Lock:
 class Files:
     """The file operations of one store, rooted at a directory.
 
-    The underscored methods are the system calls that change something: what a fault-injecting
-    subclass overrides.
+    The underscored methods are the system calls that change something: a fault-injecting subclass
+    overrides them.
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
@@ -202,7 +202,7 @@ class Files:
         return stat.S_ISREG(self._mode(path) or 0)
 
     def _mode(self, path: str) -> int | None:
-        """Return type and permissions of what has a path; None: nothing has."""
+        """Return type and permissions of a path; None: it does not exist."""
         with _named(path):
             try:
                 parts = self._parts(path)
@@ -262,7 +262,7 @@ class Files:
         return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
 
     def is_named(self, file: File) -> bool:
-        """Return whether an open file is what has its name: nobody has removed or replaced it."""
+        """Return whether an open file still has its name: it was not removed or replaced."""
         try:
             found = os.stat(self.path(file.path))
         except OSError:
@@ -323,7 +323,7 @@ class Files:
             self.sync_directory("/".join([".."] * (depth + 1)))
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, replacing what has it."""
+        """Give a file another name, replacing an existing file of that name."""
         with _named(target):
             self._rename(source, target)
 
@@ -349,7 +349,7 @@ class Files:
                 self._remove_directory(path)
 
     def discard(self, path: str, *, directory: bool = False) -> None:
-        """Remove what no commit names; if the disk refuses, it is removed at the next opening."""
+        """Remove an unnamed file; if the disk refuses, it is removed at the next opening."""
         with suppress(StorageError, CapacityError):
             self.remove_directory(path) if directory else self.remove(path)
 

@@ -2,7 +2,7 @@
 
 It is due when the committed segments have grown to `fold_bytes`, or are many. It takes those on
 the older side of a kept checkpoint, or on the newer side, never both, so that every kept state
-stays readable. Of a row that was deleted since it was folded last, a tombstone goes to the base.
+stays readable. A row that was deleted since it was folded last has a tombstone in the base.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ from embstore.storage.segment import Segment, first_of, newest_in, places_of
 
 @dataclass
 class Fold:
-    """One fold: what was chosen, and, once it has run, what came of it."""
+    """One fold: its input, and, once it has run, its result."""
 
     segments: list[Segment]  # oldest first
     older: tuple[Run, ...]
     writer: RunWriter
-    needed: NDArray[np.int64]  # ids of the tables of which some state is kept
+    needed: NDArray[np.int64]  # ids of the tables that some kept state has
     keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     runs: tuple[Run, ...] = ()
@@ -58,7 +58,7 @@ class Fold:
         reached("fold:synced")
 
     def catalogue(self, contents: Contents) -> Catalogue:
-        """Return the catalogue with what was written, the newest, in the place of the segments."""
+        """Return the catalogue with the written runs, the newest, in the place of the segments."""
         folded = {s.number for s in self.segments}
         written = self.writer.run, self.writer.tombstones
         self.runs = contents.arranged((*contents.base.runs, *written))
@@ -66,12 +66,12 @@ class Fold:
         return replace(contents.with_runs(self.runs), segments=left)
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current, in slices; what it replaces goes."""
+        """Make the result current, in slices, and remove the replaced segments."""
         contents.use_runs(self.runs)
         yield from contents.log.replace(self.segments, None, self.keys, self.positions)
         paths, maps = [s.path for s in self.segments], [s.map for s in self.segments]
         contents.removal.remove(paths, maps)
 
     def discard(self, contents: Contents) -> None:
-        """Remove what was written."""
+        """Remove the written files."""
         self.writer.abandon()

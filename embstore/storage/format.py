@@ -1,25 +1,25 @@
-"""What is on disk: magic numbers, headers, and where a row is. Little-endian throughout.
+"""The format on disk: magic numbers, headers, and the place of a row. Little-endian throughout.
 
 store.json       {"format", "endianness", "store_id"}: read before anything else is believed
 CATALOGUE        a line with title, format and blake2b, then JSON (catalogue.py); so LINEAGE, SHARD
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
 base/N-P.rows    header page, then records by key, then their index and a trailer (run.py)
 ids/N.ids        header page, then the ids of row numbers of a sparse table (id_files.py)
-commands/N.commands  header page, then the commands that no commit has yet (command_records.py)
+commands/N.commands  header page, then the uncommitted commands (command_records.py)
 
 A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key (8), and the row as
 the cache has it (`embstore.layout`). The checksum covers row key and row, so a record read
-from the wrong place fails as surely as one with a flipped bit. A **tombstone** says that a row was
-deleted: a record that has no row. Nobody has to read one to know it: the indexes of log and base
-say how long records are.
+from the wrong place fails as surely as one with a flipped bit. A **tombstone** marks a deleted row:
+a record that has no row. It is known without reading it: the indexes of log and base have the
+length of records.
 
 A **header** is 72 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
 a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
 the file's kind (24), CRC-32 of the first 64 bytes (8). A file of another store is refused.
 
 Keys are 8 bytes wide today, elements are fp32, and a row has weights and optimizer state, nothing
-else. The header says so, so that wider keys, other elements, or counts and times of rows can come
-without another header, and a store that has them is refused here in words.
+else. The header records that, so that wider keys, other elements, or counts and times of rows can
+come without another header, and a store that has them is refused here with a clear message.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ import zlib
 from embstore.errors import CorruptTableError, TableMismatchError
 
 FORMAT = 5
-"""Of a store; a file's header has the format of its own kind."""
+"""The format of a store; a file's header has the format of its own kind."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""
 PAGE_BYTES = 4096
@@ -42,7 +42,7 @@ _HEADER = struct.Struct("<8sIIHHI16sQQQQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304
 _ROWS = (8, 1, 0)
-"""Of a row: bytes of its key, type of its elements (1: fp32), bytes beside weights and state."""
+"""A row's bytes of its key, type of its elements (1: fp32), bytes besides weights and state."""
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -93,14 +93,14 @@ def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tupl
 
 
 def seal(title: str, form: int, body: bytes) -> bytes:
-    """Return the content of a small file: a line that says what it is and has a hash, the body."""
+    """Return the content of a small file: a line with its title, format and hash, then the body."""
     return f"EMBSTORE {title} {form} {_hash(body)}\n".encode() + body
 
 
 def unseal(title: str, form: int, content: bytes, path: str) -> bytes:
     """Return the body of a small file.
 
-    Raises CorruptTableError: it is not what was written; TableMismatchError: of another format.
+    Raises CorruptTableError: it is damaged; TableMismatchError: it is of another format.
     """
     line, _, body = content.partition(b"\n")
     words = line.decode("ascii", "replace").split(" ")

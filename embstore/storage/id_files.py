@@ -1,15 +1,15 @@
-"""Row numbers of sparse tables on the disk: which id each number has, in files that never change.
+"""Row numbers of sparse tables on the disk: the id of each number, in files that never change.
 
     header page | id id ...
 
 A file has the ids of consecutive numbers of one table; the catalogue names it, and has the checksum
 of the ids. A commit writes a file for the numbers that were assigned since the last one, and syncs
-it before its rename. So a crash forgets the numbers of rows that it forgets, and a restore those
-that were assigned after the checkpoint: the next ids get them again.
+it before its rename. Therefore a crash forgets the numbers of the rows that it loses, and a restore
+forgets the numbers assigned after the checkpoint: the next ids get them again.
 
-**Few files.** A commit also joins small files: it writes one, of what is in memory, in the place of
-several that follow each other, on one side of every kept checkpoint. Of two neighbours the first is
-left with more than twice as many ids as the second, so that an id is written O(log) times; what has
+**Few files.** A commit also joins small files: it writes one, from memory, in the place of several
+consecutive ones, on one side of every kept checkpoint. Afterwards the first of two neighbours has
+more than twice as many ids as the second, so that an id is written O(log) times; a file of
 JOINED_MAX ids is left alone, so that no commit writes long. 200 million ids are some hundred files.
 """
 
@@ -40,14 +40,14 @@ _ID_BYTES = 8
 
 
 def check_ids_header(file: File, store_id: bytes, entry: IdsEntry) -> None:
-    """Check that a file's header is that of these ids of this store."""
+    """Check that a file's header is of these ids of this store."""
     found = unpack_header(file.read(0, PAGE_BYTES), IDS_MAGIC, store_id, file.path)
     if found != (entry.number, entry.table_id, entry.first):
         raise CorruptTableError(f"{file.path}: the header is that of other ids")
 
 
 def read_ids(file: File, entry: IdsEntry) -> Keys:
-    """Return the ids of a file, which must be what the catalogue says of them."""
+    """Return the ids of a file, which must match the catalogue."""
     size = PAGE_BYTES + _ID_BYTES * entry.count
     if file.size != size or entry.bytes != size:
         raise CorruptTableError(
@@ -114,7 +114,7 @@ class Ids:
 
         Raises
         ------
-        CorruptTableError : a file is not what was written, or ids are missing between two.
+        CorruptTableError : a file is damaged, or ids are missing between two.
         """
         for table in catalogue.head.tables:
             self.create(table)
@@ -142,11 +142,11 @@ class Ids:
             self.tables[table.table_id] = RowNumbers(table.table_id)
 
     def drop(self, table_id: int) -> None:
-        """Forget the ids of a table; who reads them goes on."""
+        """Forget the ids of a table; running reads go on."""
         self.tables.pop(table_id, None)
 
     def key_text(self, row_key: int) -> str:
-        """Return the key of a row as it is named in errors: of a sparse table unsigned."""
+        """Return the key of a row for errors: unsigned for a sparse table."""
         numbers = self.tables.get(row_key >> KEY_BITS)
         key = row_key & KEY_MASK
         if numbers is None or key >= numbers.count:
@@ -173,7 +173,7 @@ class Ids:
         return tuple(sorted(found, key=lambda entry: (entry.table_id, entry.first)))
 
     def _ranges(self, numbers: RowNumbers, catalogue: Catalogue) -> list[Range]:
-        """Return what is to be in one file each, by row number."""
+        """Return the ranges of row numbers that are to be in one file each."""
         own = [entry for entry in catalogue.ids if entry.table_id == numbers.table_id]
         ranges = [Range(entry.first, entry.count, entry.commit, entry) for entry in own]
         begin, commit = sum(entry.count for entry in own), catalogue.head.commit
@@ -218,7 +218,7 @@ class Ids:
             self._files.sync_directory("ids")
 
     def mark_committed(self, catalogue: Catalogue) -> None:
-        """Note what a commit has named; what it has not is removed."""
+        """Note the files that a commit has named, and remove the others."""
         for entry in self._written.values():
             if entry not in catalogue.ids:
                 self._files.discard(entry.path)

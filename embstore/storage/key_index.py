@@ -1,8 +1,8 @@
-"""The key index of a run: which row keys it has, and where the record of each is.
+"""The key index of a run: its row keys, and the place of each one's record.
 
-Records of a run are in key order, so the place of a key is its **rank**: how many keys are below
-it. Keys go by groups of 32,768. A group has one entry in the **directory**, and a container that
-says which of its keys there are:
+Records of a run are in key order, so the place of a key is its **rank**: the number of keys below
+it. Keys go by groups of 32,768. A group has one entry in the **directory**, and a container with
+the set of its keys:
 
     keys           container                                                        bytes
     all            none                                                             0
@@ -10,9 +10,9 @@ says which of its keys there are:
                    how many are below (u16)                                         4,224
     fewer          the key of each within its group (u16), ascending                2 a key
 
-So the index takes what the rows take that there are, wherever their keys are: nothing where all
-rows of a table are there, a bit a key where most are, 2 bytes where few are, and 40 bytes a group.
-It is read in place, from the map of the file: a lookup reads two or three cache lines of it.
+The index's size depends on the number of rows, and not on their keys: nothing where all rows of a
+table are there, a bit a key where most are, 2 bytes where few are, and 40 bytes a group. It is read
+in place, from the map of the file: a lookup reads two or three cache lines of it.
 
 Rejected: an array of the keys (8 bytes a row, and a search of it reads several cold pages); the
 keys in the records themselves with a filter before them (a key that is not there then costs a read
@@ -103,7 +103,7 @@ def rank_below(container: int, count: int, offset: int) -> int:
 
 @building_block
 def has_key(container: int, count: int, offset: int, rank: int) -> bool:
-    """Return whether a group has the key `offset`, which has so many below it."""
+    """Return whether a group has the key `offset`, whose rank is `rank`."""
     if count == GROUP_KEYS:
         return True
     if count <= LIST_MAX:
@@ -203,7 +203,7 @@ def find_offsets(
 
 
 def container_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of the containers of groups with so many keys."""
+    """Return the bytes of the containers of groups with `counts` keys."""
     lengths = np.where(counts <= LIST_MAX, (2 * counts + 7) & ~7, _CONTAINER_BYTES)
     lengths[counts == GROUP_KEYS] = 0
     return lengths
@@ -240,7 +240,7 @@ class KeyIndex:
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return int(self.directory[:, _COUNT].sum())
 
     def table_bytes(self, key_bits: int) -> dict[int, int]:

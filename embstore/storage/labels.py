@@ -1,19 +1,19 @@
-"""Which checkpoints are kept: the last ones of each folder of labels, and those that are protected.
+"""The checkpoints that are kept: the last ones of each folder of labels, and protected ones.
 
 A label `ads/nightly/7` is in the folder `ads/nightly`, a plain one in the folder "". Each folder
-keeps its last ones, so that nobody's checkpoints push out another's, and a label is safe from
-routine ones by being in a folder of its own. What is before the first slash is a namespace; it has
+keeps its last ones, so that one client's checkpoints do not push out another's, and a label is safe
+from routine ones in a folder of its own. The part before the first slash is a namespace; it has
 FOLDERS_MAX folders, of which the one whose last checkpoint is oldest goes first.
 
-**Protected** checkpoints are beside all that: none is given up, and none counts, so that a folder
-keeps as many routine ones as if they were not there. PROTECTED_MAX bounds how many there are, since
-each keeps files that merges could give up.
+**Protected** checkpoints are exempt: none is dropped, and none counts, so that a folder keeps as
+many routine ones as without them. PROTECTED_MAX bounds their number, since each keeps files that
+merges could remove.
 
 **To drop one is always safe.** No other state needs it: the head and every other checkpoint name
-all of their own files, so the newest label, and the last one, may go. Whoever reads it (a scan, a
-backup) has its files open, or second names of them, until the end; a restore has the engine, as a
-drop has. The drop is one rename of the catalogue: before it the label is kept whole, after it
-there is none, and files that nothing names are removed, at once or by the next opening.
+all of their own files, so the newest label, and the last one, may go. A reader (a scan, a backup)
+has its files open, or second names of them, until the end; a restore has the engine, as a drop has.
+The drop is one rename of the catalogue: before it the label is kept whole, after it there is none,
+and files that nothing names are removed, at once or by the next opening.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ from embstore.errors import CapacityError, CheckpointProtectedError
 from embstore.results import KeptCheckpoint
 
 FOLDERS_MAX = 8
-"""Of a namespace: each keeps files that merges could give up."""
+"""Folders of a namespace, at most: each keeps files that merges could remove."""
 PROTECTED_MAX = 64
-"""Of a store."""
+"""Protected checkpoints of a store, at most."""
 
 
 def still_kept(checkpoints: Sequence[KeptCheckpoint], keep: int) -> tuple[KeptCheckpoint, ...]:
@@ -82,6 +82,6 @@ def check_loses_none(checkpoints: Sequence[KeptCheckpoint], to: KeptCheckpoint) 
 
 
 def _routine(label: str) -> str:
-    """Return what makes a checkpoint routine, in Python and on the command line."""
+    """Return the call and the command that make a checkpoint routine."""
     in_python = f"store.set_retention({label!r}, 'routine')"
     return f"{in_python}, or embstore set-retention {quote(label)} routine"

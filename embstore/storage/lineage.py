@@ -1,13 +1,13 @@
-"""Which stores a store is the continuation of: what standbys, and those that were replaced, know.
+"""The lineage of a store: its leaders before it, as standbys and replaced leaders know them.
 
 A leader and its standbys have one **lineage**: the promotions that led to the present leader,
-oldest first. Whoever has more of them than another has replaced it.
+oldest first. A store that has more of them than another has replaced it.
 
 Files of `log/` and `base/` have numbers that a leader uses once. A standby makes files of its own,
-with numbers from `below` on; those below are its leader's, byte for byte. A promoted standby's own
-files are the leader's from then on, so each promotion says where they begin: up to there, files of
-one name are the same in all stores that have what came before. By this a commit of a leader is
-taken over without the files that are there already.
+with numbers from `below` on; files with lower numbers are its leader's, byte for byte. A promoted
+standby's own files are the leader's from then on, so each promotion has the number where they
+begin: up to there, files of one name are the same in all stores of that history. In this way a
+commit of a leader is taken over without the files that are there already.
 
 The file LINEAGE is replaced whole, and has a checksum. A store that was never part of this has no
 such file.
@@ -42,17 +42,17 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a store continues, and what has become of it."""
+    """The history that a store continues, and its replacement."""
 
     promotions: tuple[Promotion, ...] = ()
     below: int | None = None
-    """Of a standby: files with lower numbers are its leader's. None: of a leader."""
+    """On a standby: files with lower numbers are its leader's. None: on a leader."""
     replaced: str = ""
     """The address of the leader that this store has replaced; "": it has replaced none."""
     replaced_by: str = ""
     """The promotion that has replaced this store, in words; "": it was not replaced."""
     ahead: str = ""
-    """Of a standby: which commands it has that its leader has lost, so that it follows no more."""
+    """On a standby: the commands that its leader has lost, so that it follows no more."""
 
     def common(self, other: tuple[Promotion, ...]) -> int:
         """Return how many promotions are the same as others, from the oldest on."""
@@ -67,7 +67,7 @@ class Lineage:
         return self.common(other) == len(self.promotions) < len(other)
 
     def shared_below(self, other: tuple[Promotion, ...]) -> int:
-        """Return below which number files are the same as those of the leader with these
+        """Return the number below which files are the same as those of the leader with these
         promotions."""
         at = self.common(other)
         own = NO_NUMBER if self.below is None else self.below
@@ -91,7 +91,7 @@ class Lineage:
 def read(files: Files) -> Lineage:
     """Return the lineage of a directory.
 
-    Raises CorruptTableError, TableMismatchError: its file is not what was written.
+    Raises CorruptTableError, TableMismatchError: its file is damaged, or of another format.
     """
     if not files.exists(PATH):
         return Lineage()

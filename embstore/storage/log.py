@@ -7,7 +7,7 @@ it.
 
 `live` counts the records of a place that the index points to: exact for the state in memory. A kept
 checkpoint may need a record that memory has superseded, so its segments' counts are **frozen** when
-the checkpoint is made, at what that checkpoint needs.
+the checkpoint is made, at the number that it needs.
 
 Sizes: one index entry per distinct row since the last fold, bounded by `rows_max`.
 """
@@ -35,8 +35,8 @@ _NOTHING = nullcontext()
 class Log:
     """All log segments of a store.
 
-    Engine thread only; a merge's thread reads sealed segments' maps. `irreversible` enters what
-    fails the store if it goes wrong.
+    Engine thread only; a merge's thread reads sealed segments' maps. `irreversible` enters a block
+    whose errors fail the store.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Log:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-        """The index's tables, and the address of the map of each place: what finds a record."""
+        """The index's tables, and the address of the map of each place: the arrays that find a
+        record."""
         return (*self.index.tables, self._addresses)
 
     @property
@@ -104,7 +105,7 @@ class Log:
         return self.bytes - sum(s.bytes for s in self.segments if s.commit)
 
     def unsynced(self) -> list[str]:
-        """Return the paths of what no commit has made durable."""
+        """Return the paths of segments that no commit has made durable."""
         writing = [self._writer.segment] if self._writer else []
         return [segment.path for segment in (*self.uncommitted, *writing)]
 
@@ -133,7 +134,7 @@ class Log:
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make sure that `place` has room for so many records of at most so many bytes.
+        """Make sure that `place` has room for `records` records of at most `record_bytes`.
 
         CapacityError, if the disk is full or the index would pass its limit, has changed nothing.
         """
@@ -151,7 +152,8 @@ class Log:
         self._writer.reserve(records, record_bytes)
 
     def place(self, keys: Keys, record_bytes: int) -> Callable[[NDArray[np.uint64]], None]:
-        """Index the next records, of unique keys; return what writes them, packed, to their place.
+        """Index the next records, of unique keys; return the function that writes them, packed, to
+        their place.
 
         `reserve` has made room. They may be written by any thread, before the next read.
         """
@@ -192,11 +194,13 @@ class Log:
         olds: NDArray[np.int64],
     ) -> Iterator[int]:
         """Put one segment, or none, in the place of merged ones, in slices: between one and the
-        next, entries may point to old or new, which say the same. Yields how many were looked at.
+        next, entries may point to old or new, which have the same content. Yields the numbers of
+        entries checked.
 
         keys, olds : (n,) the records that were kept and where they were; `new` has them in this
-        order. The new segment takes the place of the newest of the old ones: what it has is newer
-        than anything older, and nothing newer has its keys. Nothing is frozen before the end.
+        order. The new segment takes the place of the newest of the old ones: its records are newer
+        than all older segments', and no newer record has its keys. Nothing is frozen before the
+        end.
         """
         news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]
         if new is not None:
@@ -226,7 +230,7 @@ class Log:
         self.index.repoint(keys, olds, np.full(len(keys), -1, np.int64), self.live)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if `live` does not count what the index points to."""
+        """Raise AssertionError if `live` is not the count of the index's entries."""
         counted = np.bincount(self.index.positions() >> PLACE_BITS, minlength=len(self.live))
         for segment in self._all:
             live, found = int(self.live[segment.place]), int(counted[segment.place])

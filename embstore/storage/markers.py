@@ -1,9 +1,9 @@
-"""Whose backups a folder has: the file EMBSTORE-BACKUPS, which a first backup writes first.
+"""The owner of a folder of backups: the file EMBSTORE-BACKUPS, which a first backup writes first.
 
 A backup replaces files of some names and removes others, so it goes into a folder that has nothing
 yet, or one whose marker has the store's id. Every other folder is refused, and stays as it is. A
 store and its continuations (a promoted standby, a restored directory without a new id) have one id;
-where two of them have gone apart, the files themselves tell (`embstore.storage.backup`).
+where two of them have diverged, the files themselves show it (`embstore.storage.backup`).
 
 The marker never changes: the store id behind a line with format and hash (`format.seal`).
 A first backup that was cut off leaves nothing, an empty LOCK, or the marker: the next one goes on.
@@ -98,7 +98,7 @@ def check_outside(root: Path) -> None:
 
 
 def _kind_of(files: Files) -> str:
-    """Return what a directory has of embstore; "": neither a store nor backups."""
+    """Return the kind of embstore directory; "": neither a store nor backups."""
     readers: dict[str, Callable[[], object]] = {
         "a store": lambda: read_identity(files),
         "backups": lambda: decode(files.read_all(PATH)),

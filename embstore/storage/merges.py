@@ -1,4 +1,4 @@
-"""Merges: rows rewritten in the background, so that files stay few and what is dead goes.
+"""Merges: rows rewritten in the background, so that files stay few and dead records are removed.
 
 - A **fold** moves the newest records of the oldest log segments to a new run of the base (fold.py).
 - A **base merge** makes fewer runs of several (base_merge.py, tiers.py).
@@ -6,12 +6,12 @@
 
 One merge at a time. `poll` is called between commands: it installs a merge that has finished, and
 starts one that is due; it never waits. The merge runs on a thread of its own in between. `run`
-reads files that never change, and writes files that nothing names yet. Installing makes the result
+reads files that never change, and writes files that are not named yet. Installing makes the result
 current: the catalogue's rename if committed files are replaced, then index entries *that still
-point to the old records*, so whatever happened meanwhile is newer and stays. The entries are done
-in slices, one a poll: until its turn an entry leads to the old record, which is there until the
-end, and says the same. A commit completes them first. A crash at any point leaves either the old
-files or the new ones named; what is not named is removed at the next opening, and the merge is done
+point to the old records*, so entries changed meanwhile are newer and stay. The entries are done in
+slices, one a poll: until its turn an entry leads to the old record, which is there until the end,
+and has the same content. A commit completes them first. A crash at any point leaves either the old
+files or the new ones named; unnamed files are removed at the next opening, and the merge is done
 again.
 
 A merge that fails has changed nothing, and is reported in the stats. For lack of room it is tried
@@ -46,23 +46,23 @@ class Merge(Protocol):
     def run(self, reached: Callable[[str], None]) -> None:
         """Write the kept records durably where they go. Any thread; nothing current changes.
 
-        `reached` is called at each stage; what it raises stops the merge.
+        `reached` is called at each stage; an exception stops the merge.
 
         Raises
         ------
         CapacityError, StorageError : nothing is lost; the merge may be tried again.
-        CorruptTableError : a record is not what was written.
+        CorruptTableError : a record is damaged.
         """
 
     def catalogue(self, contents: Contents) -> Catalogue | None:
-        """Return the catalogue that makes the result current; None: no commit knows these rows."""
+        """Return the catalogue that makes the result current; None: the rows are not committed."""
 
     def install(self, contents: Contents) -> Iterator[int]:
-        """Make the result current, a slice before each yield and one at the end; what it replaces
-        goes."""
+        """Make the result current, a slice before each yield and one at the end; remove the
+        replaced files."""
 
     def discard(self, contents: Contents) -> None:
-        """Remove what was written."""
+        """Remove the written files."""
 
 
 class _StoppedError(Exception):
@@ -81,7 +81,7 @@ class Merges:
         self.error: str | None = None
         self._contents = contents
         self._merge: Merge | None = None
-        self._installing: Iterator[int] | None = None  # what is left of the installation
+        self._installing: Iterator[int] | None = None  # the rest of the installation
         self._thread: threading.Thread | None = None
         self._outcome: BaseException | None = None
         self._stop = threading.Event()
@@ -121,7 +121,7 @@ class Merges:
             self._start(plan)
 
     def slow_down(self, wanted_bytes: int) -> None:
-        """Let a command that logs so many bytes (an update, or a lookup that evicts dirty rows)
+        """Let a command that logs `wanted_bytes` (an update, or a lookup that evicts dirty rows)
         wait, if merges are far behind: all become slower, and none waits for a merge."""
         if self._thread is not None and (delay_s := self.delay_s(wanted_bytes)) > 0:
             began = monotonic()
@@ -129,8 +129,8 @@ class Merges:
             self.waited_s += monotonic() - began
 
     def delay_s(self, wanted_bytes: int) -> float:
-        """Return how long to wait before or after so many bytes are logged: in proportion to them,
-        and to how far merges are behind."""
+        """Return the seconds to wait before or after `wanted_bytes` are logged: in proportion to
+        them, and to how far merges are behind."""
         if self._thread is None:
             return 0.0
         waiting = sum(s.bytes for s in self._committed())
@@ -148,7 +148,7 @@ class Merges:
         self._contents.removal.finish()
 
     def complete(self) -> None:
-        """Do all that is left of an installation, before what must not find it half done."""
+        """Finish an installation, before work that must not find it half done."""
         while self._installing is not None:
             self._install_slice()
 
@@ -161,7 +161,7 @@ class Merges:
         self.complete()
 
     def try_again(self) -> None:
-        """Forget that a merge had no room: a restore has changed what there is."""
+        """Forget that a merge had no room: a restore has changed the files."""
         self._not_before = {k: n for k, n in self._not_before.items() if n == _NEVER}
 
     def look_again(self) -> None:
@@ -223,8 +223,8 @@ class Merges:
         assert merge is not None
         self._merge = self._thread = None
         if self._contents.failure is not None:
-            return  # nothing is committed any more; what the merge wrote has no name
-        self._looked_at = None  # what was due may still be
+            return  # nothing is committed any more; the written files have no name
+        self._looked_at = None  # due work may still be due
         if outcome is None:
             try:
                 self._install(merge)
@@ -232,7 +232,7 @@ class Merges:
                 return
             except EmbstoreError as exc:
                 if self._contents.failure is not None:
-                    raise  # the disk may have the new catalogue, and need what the merge wrote
+                    raise  # the disk may have the new catalogue, and need the written files
                 outcome = exc
         merge.discard(self._contents)
         self._was_stopped = isinstance(outcome, _StoppedError)
@@ -260,7 +260,7 @@ class Merges:
         assert self._installing is not None
         with self._contents.irreversible:
             if next(self._installing, None) is None:
-                self._installing = self._looked_at = None  # what was due may still be
+                self._installing = self._looked_at = None  # due work may still be due
 
     def _failed(self, kind: type, outcome: BaseException) -> None:
         self.failures += 1

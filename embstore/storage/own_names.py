@@ -1,8 +1,8 @@
 """Names of files that a store or a backup makes, and may therefore remove.
 
-What is left over (of a crash, of a merge, of a backup that was given up) is found by listing a
-folder. People put files of their own into folders, so a listed file is removed only if its name has
-one of these forms.
+Leftovers (of a crash, of a merge, of a cancelled backup) are found by listing a folder. People put
+files of their own into folders, so a listed file is removed only if its name has one of these
+forms.
 """
 
 import re

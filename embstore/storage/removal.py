@@ -1,8 +1,8 @@
-"""Files that nothing names any more, removed on a thread of their own.
+"""Removal of unnamed files, on a thread of their own.
 
-To remove 256 MiB takes the system a tenth of a second, when the last map of them goes as well; a
-command must not wait for it. So the thread begins with a later command, when nobody else refers to
-the maps. If the process ends before, the next opening removes what is left.
+Removing 256 MiB takes the system a tenth of a second, including their last map; a command must not
+wait for it. Therefore the thread begins with a later command, when there are no other references to
+the maps. If the process ends before, the next opening removes the rest.
 """
 
 import threading
@@ -26,7 +26,7 @@ class Removal:
         self._maps.append(maps)
 
     def begin(self) -> None:
-        """Remove what is to be removed, on a thread."""
+        """Remove the noted files, on a thread."""
         if not self._paths:
             return
         arguments = self._files, self._paths, self._maps

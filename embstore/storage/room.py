@@ -1,8 +1,7 @@
-"""Whether a directory takes what a store writes: it may be written to, and there is room.
+"""Whether a directory takes a store's writes: it is writable, and has free space.
 
-Asked of the system, and nothing is written for it: so it may be asked often, and by who opens a
-store before anything is changed. What it cannot tell (a quota, a disk that has broken) a commit
-finds out.
+The system is asked, and nothing is written: therefore it may be checked often, and when a store is
+opened, before anything is changed. A commit finds the other cases (a quota, a broken disk).
 """
 
 import errno
@@ -31,7 +30,7 @@ def check_writable(files: Files) -> None:
 
 
 def lack_of(files: Files, more_bytes: int) -> str:
-    """Return why so many bytes, and a little more, can perhaps not be written; empty: they can."""
+    """Return why `more_bytes`, and a little more, may not fit; empty: they do."""
     try:
         check_writable(files)
         left = files.room_bytes()

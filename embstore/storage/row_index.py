@@ -42,13 +42,13 @@ PLACE_BITS = 40
 TOMBSTONE = 1
 OFFSET_MASK = (1 << PLACE_BITS) - 8
 _AHEAD = 12
-"""How many keys ahead the entry is asked for: a few memory latencies."""
+"""Keys ahead for which the entry is prefetched: a few memory latencies."""
 _INITIAL = 1 << 12
 _ALL = 1 << 62
 _MOVED_LEAST = 1 << 15
 """Entries that a call moves: a few milliseconds."""
 _SHRINK = 16
-"""A fold can empty the index; below one entry in so many its memory is freed."""
+"""A fold can empty the index; with under 1/n of its places in use, memory is freed."""
 
 
 @building_block
@@ -274,7 +274,7 @@ class RowIndex:
         """Point each key at its newer position and account for it in `live`.
 
         A place that is `frozen` keeps its count: a kept checkpoint still needs the record that is
-        superseded. Of a repeated key the last counts.
+        superseded. The last position of a repeated key counts.
         """
         self.make_room(len(keys))
         move_keys(self._old, self._entries, keys)

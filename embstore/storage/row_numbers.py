@@ -1,17 +1,17 @@
-"""Row numbers of a sparse table: which number each of its ids has, and which id each number.
+"""Row numbers of a sparse table: from id to number, and from number to id.
 
-A sparse table's keys are any 64-bit ids. Files know its rows by row keys, as those of every other
-table: ``table_id << 40 | row number``. An id gets the next number when a row of it is logged for
-the first time, and keeps it. So rows are packed, however far apart their ids are, and what works on
-row keys (log index, key indexes, merges) knows nothing of ids.
+A sparse table's keys are any 64-bit ids. Files name its rows by row keys, as every other table's:
+``table_id << 40 | row number``. An id gets the next number when a row of it is logged for the first
+time, and keeps it. Therefore rows are packed, for any ids, and code that works on row keys (log
+index, key indexes, merges) needs no ids.
 
 Two arrays in memory: the id of every number, in order; and an open-addressing table of numbers,
 which compares ids in the first array. It holds 4 bytes a place at a load of 0.53 to 0.8, so that an
 id costs 13 to 15.5 bytes, where a table of (id, number) alone takes 23 to 46. The price is a second
-cache line per lookup; both are asked for ahead.
+cache line per lookup; both are prefetched.
 
 The table grows little by little, as that of the log's index: while an old table is there, numbers
-are entered into the new one in order, some with each call, and what is not found in the new one is
+are entered into the new one in order, some with each call, and an id that is not in the new one is
 looked for in the old one. Nothing is ever removed: a restore makes the numbers anew from files
 (id_files.py).
 
@@ -43,9 +43,9 @@ from embstore.storage.row_index import mixed
 NUMBERS_MAX = 3 << 30
 """Rows of one sparse table: places are below 2**32."""
 NOWHERE = KEY_MASK
-"""What an id without a number has in the place of one; no row has this number."""
+"""The number of an id without one; no row has this number."""
 _AHEAD, _NEAR = 24, 12
-"""How many ids ahead the place in the table, and the id that is there, are asked for."""
+"""Ids ahead for which the place in the table, and the id that is there, are prefetched."""
 _INITIAL = 1 << 10
 _IDS_INITIAL = 1 << 16
 """Ids that a small table has address space for; then it is for all that it may ever have, as to
@@ -55,7 +55,7 @@ _MOVED_LEAST = 1 << 15
 _CHECKED = 1 << 20
 """Numbers that a check of integrity looks for, at most: it takes the engine at once."""
 _LOOKED_BYTES = 128
-"""What an id that is looked for moves: a line of the table, and one of the ids."""
+"""Bytes that a lookup of an id moves: a line of the table, and one of the ids."""
 
 
 @building_block
@@ -77,7 +77,7 @@ def _slot_of(slots: Uint32sIn, ids: Int64sIn, key: np.int64) -> np.int64:
 
 @building_block
 def _ask(slots: Uint32sIn, ids: Int64sIn, keys: Int64sIn, i: int) -> None:
-    """Ask for what ids that are looked for soon after keys[i] need."""
+    """Prefetch the lines for ids that are looked for soon after keys[i]."""
     last = keys.shape[0] - 1
     prefetch(slots.ctypes.data + _home(keys[min(i + _AHEAD, last)], slots) * 4)
     near = slots[_home(keys[min(i + _NEAR, last)], slots)]
@@ -149,8 +149,8 @@ class RowNumbers:
         return 8 * (self.count + 1) + self._slots.nbytes + self._old.nbytes
 
     def row_keys_of(self, ids: Keys, workers: Workers | None = None) -> Keys:
-        """Return the row key of each id; that of number NOWHERE, which no row has, where it has
-        no number."""
+        """Return the row key of each id; of number NOWHERE, which no row has, where it has no
+        number."""
         row_keys = np.empty(len(ids), np.int64)
         tables = self._slots, self._old, self._ids
 
@@ -189,7 +189,7 @@ class RowNumbers:
         self._move(max(_MOVED_LEAST, 4 * len(ids)))
 
     def make_room(self, count: int) -> None:
-        """Make room for so many ids more, so that to assign them numbers cannot fail.
+        """Make room for `count` more ids, so that numbering them cannot fail.
 
         Raises CapacityError: nothing has changed.
         """
@@ -204,7 +204,7 @@ class RowNumbers:
             except CapacityError:  # the system counts address space as memory
                 ids = _reserved(2 * size + 1, np.int64)
             ids[: self.count + 1] = self._ids[: self.count + 1]
-            self._ids = ids  # whoever reads the old ones has what they need
+            self._ids = ids  # readers of the old array have all that they need
         if 5 * size > 4 * len(self._slots):
             slots = _reserved(15 * size // 8, np.uint32)
             self._move(self.count)
@@ -213,7 +213,7 @@ class RowNumbers:
             self._move(_MOVED_LEAST)
 
     def _move(self, count: int) -> None:
-        """Enter so many numbers of the old table into the new one."""
+        """Enter `count` numbers of the old table into the new one."""
         if len(self._old) == 1:
             return
         low, self._moved = self._moved, min(self._moved + count, self._of_old)

@@ -6,11 +6,10 @@ A run holds rows of one age, of any tables; a newer run wins. It is cut into fil
     header | record record ... | directory | containers | trailer
 
 Directory and containers are the key index (key_index.py; the trailer, trailer.py). A file has rows,
-or it has **tombstones**: records without a row, so of RECORD_HEADER_BYTES, each of which says that
-a row was deleted that an older run has. The index alone tells which, and no record is read for it.
-The catalogue
-may name a range of a file's keys, and the file twice: what is in between has been merged into
-another run, and is dead.
+or it has **tombstones**: records without a row, so of RECORD_HEADER_BYTES, each of which marks a
+deleted row that an older run has. The index alone identifies them, without reading a record. The
+catalogue may name a range of a file's keys, and the file twice: the keys in between have been
+merged into another run, and are dead.
 """
 
 from contextlib import closing
@@ -51,7 +50,7 @@ class RunIndex(NamedTuple):
 
 
 def check_run_header(file: File, store_id: bytes, entry: PartEntry) -> None:
-    """Check that a file's header is that of a part of this store."""
+    """Check that a file's header is of a part of this store."""
     found = unpack_header(file.read(0, PAGE_BYTES), BASE_MAGIC, store_id, file.path)
     if found[:2] != (entry.number, entry.part):
         raise CorruptTableError(f"{file.path}: the header is that of another part")
@@ -76,7 +75,7 @@ class RunFile:
 
     @classmethod
     def open(cls, files: Files, store_id: bytes, entry: PartEntry) -> "RunFile":
-        """Map a file, which must be what the catalogue says of it. Records are not read."""
+        """Map a file, which must match the catalogue. Records are not read."""
         path, length = entry.path, entry.bytes
         if not files.exists(path):
             raise CorruptTableError(f"{path}: expected {length} bytes of rows, found no file")
@@ -117,7 +116,7 @@ class Part:
         return np.diff(self.file.index.offsets_of(cuts.clip(self.entry.low, self.entry.high)))
 
     def without(self, low: int, high: int) -> "Run":
-        """Return what is left of it without the row keys in [low, high): up to two parts."""
+        """Return the part without the row keys in [low, high): up to two parts."""
         own = self.entry
         if high <= own.low or own.high <= low:
             return (self,)
@@ -194,7 +193,7 @@ class RunWriter:
         self.run, self.tombstones = parts[:rows], parts[rows:]
 
     def abandon(self) -> None:
-        """Remove what was written; nothing names it."""
+        """Remove the written files, which are not named."""
         if self._file is not None:
             self._file.close()
             self._files.discard(self._path)

@@ -9,12 +9,12 @@ The index holds the keys in the order they were appended, repeats included: seal
 and reading it back in order gives the newest of each key without touching a row. Sorting is left to
 merges, which need it. The trailer (trailer.py) counts records and runs.
 
-A **tombstone** is a record without a row, so of RECORD_HEADER_BYTES: the runs say where they are,
+A **tombstone** is a record without a row, so of RECORD_HEADER_BYTES: the runs have their places,
 and their positions have a bit for it (row_index.py).
 
-Room is set aside before a command changes anything (`reserve`), index and trailer included, so that
-what `append` writes cannot fail for lack of it. One segment takes all victims of a command, so a
-segment may be larger than the configured size, never smaller than a command needs.
+Room is reserved before a command changes anything (`reserve`), index and trailer included, so that
+`append` cannot fail for lack of it. One segment takes all victims of a command, so a segment may be
+larger than the configured size, never smaller than a command needs.
 
 A sealed segment never changes. Its map stays readable after the file is removed.
 """
@@ -109,11 +109,11 @@ class SegmentWriter:
         self._allocated = PAGE_BYTES
 
     def fits(self, records: int, record_bytes: int) -> bool:
-        """Return whether so many more records fit, of at most so many bytes each."""
+        """Return whether `records` more records fit, of at most `record_bytes` each."""
         return self._end(records, record_bytes) <= self._capacity
 
     def reserve(self, records: int, record_bytes: int) -> None:
-        """Set aside room for so many more records, and for the index and trailer behind them."""
+        """Reserve room for `records` more records, and for the index and trailer behind them."""
         end = self._end(records, record_bytes)
         assert end <= self._capacity, "a segment was made too small for its records"
         if end > self._allocated:
@@ -179,13 +179,13 @@ class SegmentWriter:
 
 
 def capacity_for(records: int, record_bytes: int, segment_bytes: int) -> int:
-    """Return the size of a new segment that surely holds so many records."""
+    """Return the size of a new segment that surely holds `records` records."""
     needed = 4 * PAGE_BYTES + records * (record_bytes + _INDEX_ENTRY_BYTES)
     return max(segment_bytes, -(-needed // PAGE_BYTES) * PAGE_BYTES)
 
 
 def read_segment(files: Files, store_id: bytes, place: int, entry: SegmentEntry) -> Segment:
-    """Open a sealed segment, which must be what the catalogue says of it."""
+    """Open a sealed segment, which must match the catalogue."""
     path, length = entry.path, entry.bytes
     if not files.exists(path):
         raise CorruptTableError(f"{path}: expected a log segment of {length} bytes, found none")
@@ -217,7 +217,7 @@ class SegmentIndex(NamedTuple):
 
 
 def check_segment_header(file: File, store_id: bytes, entry: SegmentEntry) -> None:
-    """Check that a file's header is that of a segment of this store."""
+    """Check that a file's header is of a segment of this store."""
     found, *_ = unpack_header(file.read(0, PAGE_BYTES), LOG_MAGIC, store_id, file.path)
     if found != entry.number:
         raise CorruptTableError(f"{file.path}: the header is that of another segment")

@@ -1,19 +1,19 @@
-"""Which shard of which cluster a directory is: the file SHARD.
+"""The file SHARD: a directory's cluster, shard number and map.
 
-Rows that are in the wrong place look like rows that were never written, and what is missing is made
-by the initializer: nothing would fail, and the model would be wrong. So a directory that was opened
-as a shard once says which one it is, and with which map, and is never served as anything else: not
-as a shard of another number or cluster, not as a store of its own, not with a map that is older
-than one that it has had. Nor does a store that has had commands of its own become a shard: its rows
-are not those of a shard's partitions.
+Rows that are in the wrong place look like rows that were never written, and missing rows are made
+by the initializer: nothing would fail, and the model would be wrong. Therefore a directory that was
+once opened as a shard records its number and map, and is never served as anything else: not as a
+shard of another number or cluster, not as a store of its own, not with a map that is older than one
+that it has had. Nor does a store that has had commands of its own become a shard: its rows are not
+limited to a shard's partitions.
 
 **Paused writes.** A map that gives partitions to other shards is taken by all shards or by none, at
-one boundary: whoever moves them has every shard pause its writes first, and then decides.
-So a pause outlives the process, like what a database has prepared: a shard that is started again
-takes no writes until it is told what was decided, by a release or by a newer map. Only a shard
+one barrier: the client that moves them has every shard pause its writes first, and then decides.
+Therefore a pause outlives the process, like a prepared transaction of a database: a shard that is
+started again takes no writes until it gets the decision, as a release or a newer map. Only a shard
 whose writes are paused takes a map that moves partitions: its rows have been copied.
 
-SHARD is replaced whole, has a checksum, and is durable before anybody is told: a shard that has
+SHARD is replaced whole, has a checksum, and is durable before it is acknowledged: a shard that has
 acknowledged a map still has it after a crash. A store that is no shard has no such file.
 """
 
@@ -52,7 +52,7 @@ class ShardPlace:
     shard: int
     shard_map: ShardMap
     paused_by: str = ""
-    """Who has paused its writes since it has had this map; "": nobody."""
+    """The client that has paused its writes since it has had this map; "": none."""
     since: int = 0
     """The first version by which commands were split as by this map; 0: this one."""
     moved_commit: int = 0
@@ -73,11 +73,11 @@ class ShardPlace:
 
     @property
     def partitions(self) -> int:
-        """How many partitions of each table the shard has."""
+        """The number of the shard's partitions of each table."""
         return self.shard_map.owners.count(self.shard)
 
     def owns(self, config: TableConfig, keys: Keys) -> NDArray[np.bool_]:
-        """Tell which keys of a table are of the shard's partitions."""
+        """Return which keys of a table are of the shard's partitions."""
         owners = np.array(self.shard_map.owners, np.int32)
         of = partitions(config.seed, keys, config.key_space)
         mine: NDArray[np.bool_] = (owners == self.shard)[of]
@@ -103,7 +103,7 @@ class ShardPlace:
         return replace(self, paused_by=by)
 
     def resumed(self, by: str) -> "ShardPlace":
-        """Return the place that takes writes, if `by` has paused them; "": whoever has."""
+        """Return the place that takes writes, if `by` has paused them; "": any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
     def check_label(self, label: str, commit: int) -> None:
@@ -117,7 +117,7 @@ class ShardPlace:
             )
 
     def is_split_as(self, version: int) -> bool:
-        """Tell whether a command that was split by the map of a version is split as by this one."""
+        """Return whether a command split by the map of a version is split as by this one."""
         return (self.since or self.shard_map.version) <= version <= self.shard_map.version
 
     def with_map(self, shard_map: ShardMap, commit: int) -> "ShardPlace":
@@ -173,7 +173,7 @@ def read(files: Files) -> ShardPlace | None:
 def decode(content: bytes, path: str) -> ShardPlace:
     """Return the place of a file's content; `path` names it in errors.
 
-    Raises CorruptTableError, TableMismatchError: it is not what was written.
+    Raises CorruptTableError, TableMismatchError: it is damaged, or of another format.
     """
     body = unseal(PATH, _FORMAT, content, path)
     try:

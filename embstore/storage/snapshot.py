@@ -1,20 +1,21 @@
 """The rows of one table as of a commit, in the order of their keys, while the store goes on.
 
-Of a sparse table the order is that of row numbers, which are the cursor too; its keys are ids.
+A sparse table's rows are in the order of row numbers, which are the cursor too; its keys are ids.
 
 A state is files that never change: the runs of the base and the segments of the log with ``commit
-<=`` its own, the later record of a row winning (catalogue.py). So a snapshot is a list of them,
-taken with the engine in microseconds. Their maps keep the content for as long as the snapshot
+<=`` its own, the later record of a row winning (catalogue.py). Therefore a snapshot is a list of
+them, taken with the engine in microseconds. Their maps keep the content for as long as the snapshot
 lives, also of files that a merge, a restore or a dropped table has removed meanwhile.
 
-**Since another commit.** A commit logs every dirty row. So what was written after it is in what has
-a higher commit number, and nothing else is: merges never mix what is on two sides of a kept
-checkpoint. Rows that were written are found by the keys of these files, whatever was written; rows
-that were deleted, by their tombstones, where the state of that commit has a row: it may have been
-written and deleted since.
+**Since another commit.** A commit logs every dirty row. Therefore exactly the files with a higher
+commit number have the rows written after it: merges never mix files of two sides of a kept
+checkpoint. Written rows are found by the keys of these files, with any content; deleted rows, by
+their tombstones, where the state of that commit has a row: it may have been written and deleted
+since.
 
-Keys are merged in pieces of some groups of keys (key_index.py). Of the log, whose records are in
-the order of time, the keys of the table are sorted once: 24 bytes a row, as many as its index has.
+Keys are merged in pieces of some groups of keys (key_index.py). The table's keys of the log, whose
+records are in the order of time, are sorted once: 24 bytes a row, for as many rows as its index
+has.
 """
 
 from bisect import bisect_right
@@ -42,9 +43,9 @@ class Snapshot:
 
     Parameters
     ----------
-    commit : rows as of this one, which is the head's or that of a kept checkpoint
-    since : of those, the ones that were logged after this one, which is likewise; 0: all
-    wanted : says which of some keys are of the snapshot; None: all
+    commit : rows as of this one, which is the head's or a kept checkpoint's
+    since : only rows that were logged after this one, which is likewise; 0: all
+    wanted : selects the snapshot's keys; None: all
     numbers : the row numbers of a sparse table
     """
 
@@ -75,8 +76,8 @@ class Snapshot:
         self._piece: tuple[int, Stored] | None = None  # the last that was merged, and its number
 
     def prepare(self, between: Callable[[], None]) -> tuple[int, int]:
-        """Sort what has to be, and return how many rows there are, and how many were deleted;
-        `between` is called between pieces, and what it raises ends it."""
+        """Sort the log's keys, and return the numbers of rows and of deleted rows; `between` is
+        called between pieces, and an exception ends it."""
         self._log = self._logged(self._segments, between)
         self._log_before = self._logged(self._segments_before, between) or Stored.none()
         counted = group_counts(self._runs, self._low, self._high)
@@ -93,15 +94,15 @@ class Snapshot:
         return count, deleted
 
     def rows_from(self, low: int, count: int) -> Located:
-        """Return where the first rows are, at most so many, whose key, or row number, is not
-        below `low`. `keys_of` has their keys."""
+        """Return where the first rows are, at most `count`, whose key, or row number, is not below
+        `low`. `keys_of` has their keys."""
         found = self._from(low, count, are_deleted=False)
         return Located(
             found.keys, found.addresses, np.full(len(found.keys), 3, np.uint8), self._maps
         )
 
     def deleted_from(self, low: int, count: int) -> Keys:
-        """Return the first row keys, at most so many and not below `low`, whose rows were deleted
+        """Return the first row keys, at most `count` and not below `low`, whose rows were deleted
         since the other commit."""
         return self._from(low, count, are_deleted=True).keys
 
@@ -130,8 +131,8 @@ class Snapshot:
         return kept[1]
 
     def _merged(self, low: int, high: int) -> Stored:
-        """Return the newest record of each row in a range, by row key; of tombstones, those of rows
-        that there were before."""
+        """Return the newest record of each row in a range, by row key; tombstones only of rows that
+        there were before."""
         parts = [rows_between(run, low, high) for run in self._runs]
         if self._log is not None:
             begin, end = np.searchsorted(self._log.keys, [low, high])
@@ -145,7 +146,7 @@ class Snapshot:
         return found if self._wanted is None else found.at(self._wanted(self.keys_of(found.keys)))
 
     def _had_row(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which row keys had a row before what is read."""
+        """Return which row keys had a row before the files that are read."""
         had, log = have_rows(self._runs_before, keys), self._log_before
         if len(log.keys):
             at = np.minimum(np.searchsorted(log.keys, keys), len(log.keys) - 1)

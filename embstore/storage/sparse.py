@@ -62,7 +62,7 @@ class SparseRows:
 
     @property
     def logged_rows(self) -> int:
-        """How many rows the log has, of all tables."""
+        """The number of rows in the log, of all tables."""
         return self._rows.logged_rows
 
 
@@ -78,13 +78,13 @@ class SparseAppender:
         self._table_id = table_id
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make room for so many records, and for the row numbers of their ids: see `Appender`."""
+        """Make room for `records` records, and for the row numbers of their ids: see `Appender`."""
         if records:
             self._make_room(records)
             self._appender.reserve(records, record_bytes, bounded=bounded)
 
     def expect(self, records: int) -> None:
-        """Grow the log index and the row numbers once for so many more rows."""
+        """Grow the log index and the row numbers once for `records` more rows."""
         self._make_room(records)
         self._appender.expect(records)
 
@@ -105,7 +105,7 @@ class SparseAppender:
 
 
 class SparseStorage:
-    """What a pool of a sparse table uses of a storage."""
+    """The storage as a pool of a sparse table uses it."""
 
     def __init__(
         self, storage: "Storage", contents: Contents, workers: Workers, table_id: int
@@ -122,7 +122,7 @@ class SparseStorage:
 
     @property
     def is_changing(self) -> bool:
-        """Whether the running call has begun to change what it must not change by half."""
+        """Whether the running call has begun a change that must not be left half done."""
         return self._storage.is_changing
 
     @is_changing.setter

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of storage. They are here so that who shows them loads no compiled kernel."""
+"""The stats of storage. They are here so that showing them loads no compiled kernel."""
 
 from dataclasses import dataclass
 

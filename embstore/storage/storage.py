@@ -2,13 +2,13 @@
 
     rows       reads rows that are not in the cache                            stored_rows.py
     appender   logs dirty rows that leave the cache                            appender.py
-    commit     makes all of it durable, by one rename; optionally under a label
+    commit     makes everything durable, by one rename; optionally under a label
     restore    makes a kept checkpoint the head again
     merges     folds, merges and compactions in the background                merges.py
 
 The base does not change between commits, the log only grows, and the catalogue is replaced
 whole; so the store opens at its last commit after a crash at any instant, without a repair.
-contents.py says what happens when the disk fails.
+contents.py describes failures of the disk.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ class Storage:
         self.log_rows_max = limits.log_rows_max
         self.files = files
         self.keep = checkpoints_keep
-        """Labels that are kept; older ones are given up."""
+        """Labels that are kept; older ones are dropped."""
         self.is_changing = False
         """Whether the running call has begun to change what it must not change by half."""
         self._workers = Workers(threads, _RANGES_PER_THREAD)
@@ -79,7 +79,7 @@ class Storage:
 
     @property
     def catalogue(self) -> Catalogue:
-        """What is committed."""
+        """The committed state."""
         return self._contents.catalogue
 
     @property
@@ -99,7 +99,7 @@ class Storage:
 
     @property
     def failure(self) -> EmbstoreError | None:
-        """What made the storage fail, or None."""
+        """The error that failed the storage, or None."""
         return self._contents.failure
 
     @property
@@ -131,7 +131,7 @@ class Storage:
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
     def name_commands(self, place: command_records.Place | None) -> None:
-        """Name the first command log, durable up to a place; None: give up the last one."""
+        """Name the first command log, durable up to a place; None: drop the last one."""
         if self.catalogue.commands != place:
             self._contents.replace_catalogue(replace(self.catalogue, commands=place))
 
@@ -157,7 +157,7 @@ class Storage:
         self.ids.drop(table_id)
 
     def of_pool(self, row_keys: RowKeys) -> "PoolStorage":
-        """Return what a pool uses of the storage: of a sparse table it takes ids as keys."""
+        """Return the storage as a pool uses it: for a sparse table it takes ids as keys."""
         if row_keys.sparse_id is None:
             return self
         return SparseStorage(self, self._contents, self._workers, row_keys.sparse_id)
@@ -253,8 +253,8 @@ class Storage:
         return checkpoint
 
     def keep_only(self, checkpoints: tuple[KeptCheckpoint, ...]) -> None:
-        """Have these of the kept checkpoints be the kept ones, by one rename; what none of them
-        needs goes, at once or with the next merge.
+        """Keep only these of the kept checkpoints, by one rename; files that none of them needs are
+        removed, at once or with the next merge.
 
         Raises
         ------
@@ -289,7 +289,7 @@ class Storage:
         return Snapshot(table_id, runs, segments, commit, since, wanted, numbers)
 
     def restore(self, label: str, command: int) -> State:
-        """Make a kept checkpoint the head again; what is newer is gone, under a new epoch."""
+        """Make a kept checkpoint the head again; newer changes are lost, under a new epoch."""
         checkpoint = self.kept(label)
         self.merges.stop()
         restored = replace(
@@ -319,4 +319,4 @@ class Storage:
 
 
 PoolStorage = Storage | SparseStorage
-"""What a pool of the cache uses."""
+"""The storage as a pool of the cache uses it."""

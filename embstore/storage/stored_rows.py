@@ -1,10 +1,10 @@
 """Rows that are not in the cache, read from the log, else the base, else not found.
 
-A read has two halves: the records' addresses in maps of the files are found, and copying them
+A read has two halves: finding the records' addresses in maps of the files, and copying them, which
 checks every record. One kernel does both, for a range of the keys in each thread. The second half
-may also be done later, in any thread (`locate`, `collect`), whatever the engine does meanwhile:
-files of log and base never change where they have records, and what was located stays mapped as
-long as the `Located` lives.
+may also be done later, in any thread (`locate`, `collect`), concurrently with the engine: files of
+log and base never change where they have records, and located records stay mapped as long as the
+`Located` lives.
 
 Measured, one thread: 80,000 rows of 528 bytes, at random in 816 MB of the log in the page cache, in
 21 ms, of which 4 find them; a plain loop that only copies and checks these records takes 40.
@@ -39,7 +39,7 @@ from embstore.storage.records import copy_rows, unpack
 from embstore.storage.row_index import OFFSET_MASK, PLACE_BITS, TOMBSTONE, position_of
 
 _LOCATED_BYTES = 128
-"""What a key that is located moves: a line of an index, and a line of results."""
+"""Bytes that locating a key moves: a line of an index, and a line of results."""
 _COLD = -2
 _NO_ROWS = np.empty((0, 0), np.uint64)
 
@@ -94,7 +94,7 @@ class Located:
     keys: Keys  # (n,) unique
     addresses: NDArray[np.uint64]  # (n,), 0: nowhere
     found: NDArray[np.uint8]  # (n,) 0 nowhere, 1 log, 2 base, 3 either
-    maps: tuple[object, ...] | None  # what the addresses point into; None: there is none
+    maps: tuple[object, ...] | None  # the maps of the addresses; None: there are none
 
 
 class StoredRows:
@@ -152,7 +152,7 @@ class StoredRows:
 
     @property
     def logged_rows(self) -> int:
-        """How many rows the log has."""
+        """The number of rows in the log."""
         return self._contents.log.index.size
 
     def keys(self, table_id: int) -> "StoredKeys":
@@ -167,7 +167,7 @@ class StoredRows:
         rows: NDArray[np.uint64] = _NO_ROWS,
         moved_bytes: int = _LOCATED_BYTES,
     ) -> tuple[NDArray[np.uint64], Sequence[int]]:
-        """Find and read in all threads; return addresses, and what each range has returned."""
+        """Find and read in all threads; return addresses, and the result of each range."""
         addresses = np.empty(len(keys), np.uint64)
         where = (*self._contents.log.arrays, *self._contents.base.arrays)
         read_range = partial(read, *where, keys, addresses, found, rows)
@@ -182,7 +182,7 @@ class StoredRows:
         return addresses, self._workers.share(work, len(keys), moved_bytes)
 
     def _check(self, keys: Keys, found: NDArray[np.uint8], wrong: Sequence[int]) -> None:
-        """Raise for the first record that is wrong, by what each range has returned."""
+        """Raise for the first record that is wrong, by the results of the ranges."""
         first = next((i for i in wrong if i >= 0), -1)
         if first >= 0:
             key = int(keys[first])
@@ -194,7 +194,7 @@ class StoredRows:
 
 
 class StoredKeys:
-    """Which rows of a table had a stored row at one moment. Any thread; merges may go on."""
+    """The keys of a table that had a stored row at one moment. Any thread; merges may go on."""
 
     def __init__(self, table_id: int, logged: Sequence[Keys], base: Base) -> None:
         self._table_id = table_id
@@ -202,7 +202,7 @@ class StoredKeys:
         self._base = base
 
     def logged(self) -> Keys:
-        """Return the row keys that the log had, ascending; also those of tombstones."""
+        """Return the row keys that the log had, ascending; also tombstones'."""
         low, high = self._table_id << KEY_BITS, (self._table_id + 1) << KEY_BITS
         return np.sort(np.concatenate([k[(k >= low) & (k < high)] for k in self._logged]))
 
@@ -211,6 +211,6 @@ class StoredKeys:
         return self._base.blocks(self._table_id, shift)
 
     def keys_in_base(self, blocks: Keys, shift: int) -> Keys:
-        """Return the row keys in ascending blocks that the base had, ascending; also those of
-        tombstones."""
+        """Return the row keys in ascending blocks that the base had, ascending; also
+        tombstones'."""
         return self._base.keys_in(blocks, shift)

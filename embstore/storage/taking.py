@@ -1,12 +1,12 @@
-"""Taking over a leader's commit: its catalogue and files, in place of all that a store has.
+"""Taking over a leader's commit: its catalogue and files replace a store's.
 
-    incoming/LINEAGE      of whom the files are; another leader's are removed
+    incoming/LINEAGE      the leader of the files; another leader's are removed
     incoming/log, base, ids   files that are not there already; one whose name ends with .part is
                           not whole
-    incoming/CATALOGUE    written last: from now on the commit is taken, whatever happens
+    incoming/CATALOGUE    written last: from now on the commit is taken, also after a crash
 
 `take_over` then moves everything to its place, the catalogue last. Each of its steps may be done
-again, so one that was cut off is finished when the directory is opened (`finish`).
+again, so an interrupted one is finished when the directory is opened (`finish`).
 """
 
 import json
@@ -38,7 +38,7 @@ class Incoming:
             files.make_directory(f"{_ROOM}/{room}")
 
     def _begin(self) -> None:
-        """Keep what was sent before by the same leader, and nothing else."""
+        """Keep files sent before by the same leader, and nothing else."""
         files = self._files
         mark = json.dumps([asdict(p) for p in self._lineage.promotions]).encode()
         mark = self.catalogue.store_id.encode() + mark
@@ -91,9 +91,9 @@ class Incoming:
 
 
 def finish(files: Files) -> None:
-    """Take over a commit that is whole; forget what is left of one that is not needed any more.
+    """Take over a commit that is whole; remove the rest of one that is not needed any more.
 
-    Nobody has the directory open.
+    The directory is not open.
     """
     if not files.exists(f"{_ROOM}/{catalogues.PATH}"):
         return
@@ -115,7 +115,7 @@ def finish(files: Files) -> None:
 
 
 def _remove(files: Files) -> None:
-    """Remove what came in, the catalogue first: without it there is nothing to finish."""
+    """Remove the received files, the catalogue first: without it there is nothing to finish."""
     if files.exists(_ROOM):
         files.remove(f"{_ROOM}/{catalogues.PATH}")
         files.sync_directory(_ROOM)

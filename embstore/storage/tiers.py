@@ -1,24 +1,24 @@
-"""Which runs of the base are merged next.
+"""The choice of the runs of the base to merge next.
 
-The oldest run is the **bottom**: nearly all rows are there, once. The others are **deltas**. A row
+The oldest run is the **bottom**: it has nearly all rows, once. The others are **deltas**. A row
 that is written again and again is copied by each merge that it takes part in, so merges are few:
 
 - Deltas are merged with each other, four or more at a time, where they are of like size (the
-  largest no more than twice the others together). So there are few of them for a lookup to ask, and
-  a row is copied about once for each factor of four by which the deltas grow. A group of more than
-  a tenth of the bottom is left alone: it would take as much space once more while it is merged.
-  There are never more than 12 runs between two kept checkpoints: then those four go together that
-  cost the least.
+  largest no more than twice the others together). Therefore a lookup asks few of them, and a row is
+  copied about once for each factor of four by which the deltas grow. A group of more than a tenth
+  of the bottom is left alone: it would take as much space once more while it is merged. There are
+  never more than 12 runs between two kept checkpoints: then those four go together that cost the
+  least.
 - Deltas go to the bottom when the base takes more than SPACE times the bottom; but only those rows
   whose keys are in the range of one part, the part for which the deltas have the most. Updates all
   over the table find that part at twice the mean, so a byte in a delta costs (1 + 2 s) / 2 s bytes
-  there, s being SPACE - 1: 2.7. What a delta had in that range is dead until its file goes.
+  there, s being SPACE - 1: 2.7. A delta's rows in that range are dead until its file is removed.
 - A part of a delta is moved to the bottom, unread, where nothing older has a key in its range: rows
   that are written in key order are never merged.
 - Tombstones are in runs of their own, which are merged with the deltas that they are between. At
   the very bottom they go with the rows that they hide. Until then they count there as deltas of the
-  size of these rows: a tombstone is small, and what it frees is not. Four such runs that follow
-  each other, with no delta between them, become one.
+  size of these rows: a tombstone is small, and the row that it frees is not. Four such runs that
+  follow each other, with no delta between them, become one.
 
 With one write to the log and one in a fold, a byte that is updated at random costs about six. The
 functions here decide by sizes alone; tests/unit/test_storage_tiers.py plays years of them.
@@ -44,7 +44,7 @@ _KEY_END = 1 << 62
 
 @dataclass(frozen=True)
 class Choice:
-    """Merge what the runs [oldest, newest] have in [low, high), into the oldest of them."""
+    """Merge the rows of the runs [oldest, newest] in [low, high), into the oldest of them."""
 
     oldest: int
     newest: int
@@ -62,7 +62,7 @@ def choose(
     runs : oldest first, all on one side of every kept checkpoint
     part_bytes : about the size of a part
     dropped : ids of tables whose rows are not needed any more
-    has_older : there are runs on the older side of a kept checkpoint, which tombstones are for
+    has_older : there are runs on the older side of a kept checkpoint, which need tombstones
     """
     places = [n for n, run in enumerate(runs) if not has_tombstones(run)]
     hiding = [] if has_older else [part for run in runs if has_tombstones(run) for part in run]
@@ -123,7 +123,7 @@ def arranged(runs: Sequence[Run], part_bytes: int) -> tuple[Run, ...]:
 
 
 def _file_bytes(runs: Sequence[Run]) -> int:
-    """Return the bytes of the files of some runs, with what is dead in them."""
+    """Return the bytes of the files of some runs, dead records included."""
     return sum({part.entry.path: part.entry.bytes for run in runs for part in run}.values())
 
 

@@ -1,11 +1,10 @@
-"""The end of a file that never changes: its key index, and a trailer that says where that begins.
+"""The end of a file that never changes: its key index, and a trailer with the index's place.
 
     ... | key index | trailer
 
-The trailer (64 bytes) has a magic, the file's number, two counts of what the index has, where the
-index begins, its checksum, the trailer's own, and zero. The catalogue has the length of the file
-and the checksum of the index, too: a file that is another, or was cut short, is found out before
-its index is believed.
+The trailer (64 bytes) has a magic, the file's number, two counts of the index, its beginning, its
+checksum, the trailer's own, and zero. The catalogue has the length of the file and the checksum of
+the index, too: a wrong or truncated file is detected before its index is used.
 """
 
 import struct
@@ -21,11 +20,11 @@ TRAILER_BYTES = _TRAILER.size
 
 
 class Committed(Protocol):
-    """What the catalogue says of a file."""
+    """A file's entry in the catalogue."""
 
     @property
     def number(self) -> int:
-        """Of the file; a run's parts have the same."""
+        """Number of the file; a run's parts have the same."""
 
     @property
     def bytes(self) -> int:
@@ -33,11 +32,11 @@ class Committed(Protocol):
 
     @property
     def checksum(self) -> int:
-        """Of its key index."""
+        """Checksum of its key index."""
 
 
 class IndexBytes(NamedTuple):
-    """The key index of a file as it was read, and the counts that say how it is taken apart."""
+    """The key index of a file as it was read, and the counts by which it is decoded."""
 
     first: int
     second: int

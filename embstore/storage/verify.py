@@ -1,12 +1,12 @@
-"""Verifying a directory: is every file what was written, and if not, which rows are affected?
+"""Verification of a directory: finding damaged files, and the rows that they affect.
 
 Everything that the catalogue names is read, once and in order (checking.py), then the command log.
-What is wrong is collected, and nothing stops at the first error. A damaged record matters where it
-is the newest of its row: so for the head and for each kept label it is asked whether a newer file
-that the state has, a later run or a segment of the log, has the row too. That second look reads the
-key indexes alone, and only where something is damaged.
+Damage is collected, and reading does not stop at the first error. A damaged record matters where it
+is the newest of its row: therefore, for the head and for each kept label, the check looks for the
+row in the state's newer files, later runs or segments of the log. That second look reads the key
+indexes alone, and only where something is damaged.
 
-Files that nobody names are no error: a crash leaves them, and the next opening removes them.
+Unnamed files are no error: a crash leaves them, and the next opening removes them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,13 +42,13 @@ class Affected(NamedTuple):
     """Rows of one table, as of one state, that cannot be read."""
 
     label: str
-    """Of a kept checkpoint; "": the head."""
+    """The label of a kept checkpoint; "": the head."""
     table: str
     rows: int | None
-    """How many, of the DAMAGED_MAX that are listed of a file; None: nobody can say, its index is
+    """Their number, among the DAMAGED_MAX that are listed of a file; None: unknown, its index is
     lost."""
     first_keys: tuple[int, ...]
-    """Of a sparse table ids, as unsigned numbers; none, where their file is damaged too."""
+    """For a sparse table ids, as unsigned numbers; none, where their file is damaged too."""
     path: str
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Affected(NamedTuple):
 
 @dataclass
 class Verification:
-    """What was found; `problems` is empty for a store that is well."""
+    """The findings; `problems` is empty for a sound store."""
 
     files: int = 0
     bytes: int = 0
@@ -117,7 +117,8 @@ def verify_files(
 ) -> Verification:
     """Check the files of log, base and ids that catalogues name, in any directory.
 
-    catalogues : of one store, by label; what is affected is told of the head of each
+    catalogues : the catalogues of one store, by label; affected rows are reported for the head of
+        each
     """
     found = _Verifier(files, note, progress)
     reports = found.check_files(*catalogues.values())
@@ -173,7 +174,7 @@ class _Verifier:
         return catalogue
 
     def check_files(self, *catalogues: Catalogue) -> dict[str, FileReport]:
-        """Check each named file; return what is wrong, by path."""
+        """Check each named file; return reports of damaged ones, by path."""
         entries = entries_of(*catalogues)
         total = sum(entry.bytes for entry in entries)
         result, store_id = self.result, bytes.fromhex(catalogues[0].store_id)
@@ -207,7 +208,7 @@ class _Verifier:
             self._fail(cut)
 
     def list_leftovers(self, catalogue: Catalogue) -> None:
-        """List what is there and named by nothing."""
+        """List the unnamed files."""
         here = [f"{room}/{name}" for room in ROOMS for name in self._files.list(room)]
         others = sorted(set(self._files.list("")) - _KNOWN)
         self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here)]
@@ -216,7 +217,7 @@ class _Verifier:
 def affected_by(
     files: Files, catalogue: Catalogue, reports: dict[str, FileReport]
 ) -> list[Affected]:
-    """Return what damaged files, by path, mean for the head and each kept checkpoint."""
+    """Return the rows that damaged files, by path, affect in the head and each kept checkpoint."""
     return [
         affected
         for label, state in _states(catalogue)
@@ -237,7 +238,7 @@ def _affected(
     state: State,
     reports: dict[str, FileReport],
 ) -> Iterator[Affected]:
-    """Yield what damaged files mean for one state, table by table."""
+    """Yield the rows that damaged files affect in one state, table by table."""
     names = {table.table_id: table.config().name for table in state.tables}
     for ids in catalogue.ids:
         if ids.path in reports and ids.commit <= state.commit and ids.table_id in names:
@@ -284,7 +285,7 @@ def _tables_within(entry: RowsEntry, names: dict[int, str]) -> list[int]:
 
 
 def _visible(files: Files, keys: Keys, entry: RowsEntry, newer: Sequence[RowsEntry]) -> Keys:
-    """Return those of some row keys of a file that no newer file has."""
+    """Return the row keys of a file that no newer file has."""
     keys = _within(keys, entry)
     for other in newer:
         if not len(keys):

@@ -1,10 +1,10 @@
-"""The tables of an open store: what one is, and how commands read and write its rows.
+"""The tables of an open store: a table's state, and its rows read and written by commands.
 
 tables  the tables by name, and their pools
 frame   one call at a time
-owners  whose a session or a client is, by its name
+owners  the owner of a session or a client, by its name
 state   one table, and a command's share of it
 reads   lookups: rows by key, pooled rows, whole rows
 writes  update by gradients, assign, put_rows
-digest  a table's digest, kept up to date by block; sparse_digest, of a sparse table, in one pass
+digest  a table's digest, kept up to date by block; sparse_digest: a sparse table's, in one pass
 """

@@ -1,9 +1,9 @@
-"""Answers of commands that clients may still ask for.
+"""Answers of commands that clients may still send again.
 
-A client may send a command again across a crash, so who sent it is in the log, and the
-answers that a client may still ask for are kept here. A commit makes the logged commands
-superfluous, but not these answers: it begins a segment whose first record has them. They belong to
-a **life**, which ends where they are lost: it is what clients know as the server's instance.
+A client may send a command again across a crash, so the log has each command's origin, and the
+answers that a client may still need are kept here. A commit makes the logged commands superfluous,
+but not these answers: it begins a segment whose first record has them. They belong to a **life**,
+which ends where they are lost: clients know it as the server's instance.
 """
 
 from collections import Counter, OrderedDict
@@ -21,11 +21,11 @@ ANSWERS_MAX = 16_384
 
 
 class Origin(Protocol):
-    """Who sent a command (`embstore_proto.envelope.Origin`)."""
+    """The sender of a command (`embstore_proto.envelope.Origin`)."""
 
     @property
     def client_id(self) -> str:
-        """Of whom."""
+        """The id of the client."""
 
     @property
     def sequence(self) -> int:
@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a command was answered; `result` None: that was lost in a crash, but it was done."""
+    """The answer of a command; `result` None: it was lost in a crash, but the command was done."""
 
     verb: str
     result: Any
@@ -53,22 +53,22 @@ class Answer(NamedTuple):
 
 
 class Remembered:
-    """What is known of one client's calls."""
+    """The remembered calls of one client."""
 
     def __init__(self, floor: int = 1) -> None:
         self.calls: dict[int, Answer] = {}
-        """By sequence."""
+        """Answers by sequence."""
         self.floor = floor
         """Every lower sequence has been forgotten."""
 
 
 class Answers:
-    """The answers that clients may still ask for, and of whom some are forgotten."""
+    """The answers that clients may still need, and the owners of which some are forgotten."""
 
     def __init__(self) -> None:
         self.clients: OrderedDict[str, Remembered] = OrderedDict()
         self.forgotten: set[str] = set()
-        """Owners: a client of theirs that is not here may have had calls."""
+        """Owners of forgotten clients: their client that is not here may have had calls."""
         self._ages = Ages()
         self._counts: Counter[str] = Counter()  # of answers, by owner
 
@@ -99,7 +99,7 @@ class Answers:
         self.forgotten.add(owner)
 
     def put(self, client: str, floor: int, calls: dict[int, Answer]) -> None:
-        """Keep what was read of one client."""
+        """Keep the answers read for one client."""
         remembered = self.clients[client] = Remembered(floor)
         remembered.calls |= calls
         self._ages.renew(client)

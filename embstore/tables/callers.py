@@ -1,9 +1,9 @@
-"""What a command names becomes shares of tables: its keys and arrays, where callers have them.
+"""The keys and arrays of a command become shares of tables, in the memory where callers have them.
 
 Arrays are the host's, or in the memory of the device that a table's rows are on. Those in the
-device's memory are used where they are: keys, gradients, outputs. What is done on the host, as rows
-that are put, is copied there. All of this is inside a call: the device follows the stream that may
-still be writing an array.
+device's memory are used where they are: keys, gradients, outputs. Arrays of work done on the host,
+such as rows that are put, are copied there. All functions here run inside a call: the device
+follows the stream that may still be writing an array.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ Allocate = Callable[..., Sequence[Any]]
 """Returns arrays for the rows of tables, by their names and shapes; and, of some of the rows, by
 the positions that go with them."""
 Out = Sequence[Any] | Allocate | None
-"""Arrays for the rows, None for a new one each; or what makes them from names and shapes."""
+"""Arrays for the rows, None for new ones; or a function that makes them from names and shapes."""
 _DTYPES: dict[int, Any] = {1: np.int64, 2: VALUE}
-"""Of keys and of rows."""
+"""The dtypes of keys and of rows, by dimensions."""
 
 
 def lookup_shares(tables: Tables, parts: Sequence[c.TableKeys]) -> list[Share]:
@@ -71,12 +71,12 @@ def outputs_of(
     shares: Sequence[Share], out: Out, counts: Sequence[int] | None = None
 ) -> tuple[list[Rows | Array], Sequence[Any]]:
     """Return arrays for the rows of each share: as they are written to, and as the caller has given
-    them; of those that he has not, new ones on the host.
+    them; new ones on the host where it gave none.
 
     counts : rows of each; None: one a key
 
-    With keys in the device's memory `out` must be given: what is made here would go with the
-    caller's last reference, whatever its streams still do.
+    With keys in the device's memory `out` must be given: an array made here would be freed with the
+    caller's last reference, while its streams may still use it.
     """
     if counts is None:
         counts = [len(share.keys) for share in shares]
@@ -118,7 +118,7 @@ def gradients_of(table: TableState, rows: Any, count: int) -> Rows | Array:
 
 
 def bag_gradients(rows: Rows | Array, bags: c.Bags) -> Gradients:
-    """Return the gradients of the keys in bags from those of the bags, (bags, dim)."""
+    """Return the gradients of the keys in bags from the bags' gradients, (bags, dim)."""
     counts = np.diff(bags.offsets)
     source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     if bags.mode == "mean":
@@ -135,13 +135,13 @@ def host_rows_of(table: TableState, rows: Any, shape: tuple[int, int], what: str
 
 
 def on_host(device: Device) -> Callable[[Any], Any]:
-    """Return what copies a caller's keys or rows in the device's memory to the host."""
+    """Return the function that copies a caller's keys or rows from the device to the host."""
 
     def copied(array: Any) -> Any:
         try:
             shape = array.__cuda_array_interface__["shape"]
             adopted = device.memory.adopt(array, _DTYPES.get(len(shape), VALUE), len(shape))
-        except Exception:  # whatever its library says
+        except Exception:  # any error of its library
             adopted = None
         if adopted is None:
             return np.empty(0, np.int64)  # the command itself is refused for it, in its own words
@@ -160,7 +160,7 @@ def output_of(table: TableState, out: Any, count: int) -> Rows | Array:
 def _adopted(
     table: TableState, rows: Any, shape: tuple[int, int], what: str, *, write: bool = False
 ) -> Array | None:
-    """Return a caller's rows that are in the device's memory; None for those of the host."""
+    """Return a caller's rows that are in the device's memory; None for rows of the host."""
     adopted = _in_memory(table, rows, np.float32, 2, what, write=write)
     if adopted is not None and (len(adopted), adopted.width) != shape:
         raise refusal(table.name, f"{what} of shape {shape}", (len(adopted), adopted.width))

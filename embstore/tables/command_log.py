@@ -1,11 +1,11 @@
-"""The command log: commands that write, on the disk before they are acknowledged.
+"""The command log, a write-ahead log of commands: on the disk before they are acknowledged.
 
-A store is a pure function of its commands (docs/contract.md, rule 5). So what no commit has yet
+A store is a pure function of its commands (docs/contract.md, rule 5). Therefore uncommitted changes
 need not be lost in a crash, if the commands are kept: opening the store executes them again
-(`embstore.engine.recovery`), through the same executor, and comes to the same bits. The levels of
-**durability** say what an acknowledgement means:
+(`embstore.engine.recovery`), through the same executor, with the same bits. The levels of
+**durability** define an acknowledgement:
 
-    checkpoint   what the last commit has survives a crash; nothing is logged
+    checkpoint   only the last commit survives a crash; nothing is logged
     interval     a command is acknowledged at once; it is written soon, and synced every so often: a
                  crash loses what came since
     commands     a command is acknowledged when it is on the disk
@@ -13,18 +13,19 @@ need not be lost in a crash, if the commands are kept: opening the store execute
 A command is appended as it is counted, inside its call, so the log's order is the store's; a thread
 writes and syncs it, while the next command is applied already. Only the acknowledgement waits.
 
-What is logged of an update is what decides it: each key once, with the scaled sum of its gradients
-(rules 2 and 4), as the engine has just computed them, and a scale of 1. Of a Zipf batch that is a
-third of the bytes; and they are the log's own, so that nobody need keep an array until it was read.
+An update is logged in its summed form: each key once, with the scaled sum of its gradients (rules 2
+and 4), as the engine has just computed them, and a scale of 1. For a Zipf batch that is a third of
+the bytes; and the arrays are the log's own, so that callers need not keep theirs until they were
+read.
 
-The answers that clients may still ask for are in the log, too (answers.py).
+The answers that clients may still need are in the log, too (answers.py).
 
-**Labels** are in the catalogue; the log says of them what standbys have to know: which one was
-made, and, when one was dropped or protected, all that are kept since. The latter is said again
+**Labels** are in the catalogue; the log records them for standbys: a label that was made, and, when
+one was dropped or protected, all labels that are kept since. The latter record is written again
 whenever the log is opened: a crash may have come between the catalogue and the record.
 
-What is logged of a look-ahead step is what it did: an update of the tables' keys, and the session's
-new place.
+A look-ahead step is logged by its effect: an update of the tables' keys, and the session's new
+place.
 
 """
 
@@ -58,13 +59,14 @@ _FORGOTTEN_BYTES_MAX = 8192
 
 
 class CommandLog:
-    """The command log of an open store. With the engine, but for `wait` and what it says.
+    """The command log of an open store. With the engine, except `wait` and functions documented
+    otherwise.
 
     Parameters
     ----------
-    memory, read : what was read when the store was opened (`read_log`)
-    number : of the last command
-    sync_every_s : of level "interval"
+    memory, read : the log's content at the opening of the store (`read_log`)
+    number : number of the last command
+    sync_every_s : interval of level "interval"
     """
 
     def __init__(
@@ -84,9 +86,9 @@ class CommandLog:
         self.memory = memory
         self._borrowed = 0  # the mark of the last record with arrays of a caller
         self.origin: Origin | None = None
-        """Of the call that has the engine."""
+        """The origin of the call that has the engine."""
         self.replay_s = 0.0
-        """What replaying takes, about: the time of the commands that no commit has."""
+        """The approximate seconds of a replay: the time of the uncommitted commands."""
         self.received: Record | None = None
         """The record of a leader's log that is executed: it is appended as it came."""
         self._codec = codec
@@ -119,8 +121,8 @@ class CommandLog:
     def begin(
         self, command: Command[Any] | None, place: SessionPlace | None, *, is_own: bool = False
     ) -> Callable[[int], None]:
-        """Set aside room for a command; return what appends it, once it has its number. `is_own`:
-        nobody else has its arrays.
+        """Reserve room for a command; return the function that appends it, once it has its number.
+        `is_own`: the log owns its arrays.
 
         Raises CapacityError: nothing has changed.
         """
@@ -147,8 +149,8 @@ class CommandLog:
         self.replay_s += perf_counter() - began
 
     def answered(self, command: Command[Any], result: Any, context: Context) -> None:
-        """Keep what the call that has the engine is answered. Replaying finds it out again, but for
-        a restore, after which the client is told of a new epoch."""
+        """Keep the answer of the call that has the engine. Replaying computes it again, except
+        after a restore, whose answer has a new epoch."""
         if self.origin is not None:
             answer = Answer(type(command).__name__, result, context)
             self.memory.answers.add(self.origin, answer)
@@ -177,7 +179,7 @@ class CommandLog:
         return framed(head)
 
     def read(self, record: Record) -> Logged:
-        """Return what a record of a leader's log has; keep its answers."""
+        """Return the content of a record of a leader's log; keep its answers."""
         return read_record(record, self._codec, self.memory, self._storage.catalogue)
 
     def append_received(self, record: Record) -> None:
@@ -188,11 +190,11 @@ class CommandLog:
     # Commits
 
     def before_commit(self, number: int, label: dict[str, Any] | None) -> command_records.Place:
-        """Begin a segment with what a commit does not have, and return where it ends when it is
+        """Begin a segment with the answers, which a commit does not have; return its end once it is
         durable.
 
-        A checkpoint's own answer is not there yet: who asked for it is named with the label, which
-        the catalogue has if it was made.
+        A checkpoint's own answer is not there yet: its origin is stored with the label, which the
+        catalogue has if it was made.
         """
         self.files.segments.end()
         if label is not None and self.origin is not None:
@@ -206,7 +208,7 @@ class CommandLog:
         return synced
 
     def after_commit(self, number: int, label: dict[str, Any] | None) -> None:
-        """Append the label that was made, for standbys, and remove what the commit has."""
+        """Append the label that was made, for standbys, and remove committed segments."""
         if label is not None:
             self.files.append(CHECKPOINT, number, framed(label))
         commands = self._storage.catalogue.commands
@@ -256,11 +258,11 @@ class CommandLog:
 
     @property
     def mark(self) -> int:
-        """What an acknowledgement that is given now waits for to be durable; 0: for nothing."""
+        """The mark that must be durable before an acknowledgement given now; 0: none."""
         return self.files.appended if self.is_durable else 0
 
     def wait(self) -> None:
-        """Return when what was appended by now may be acknowledged, and callers' arrays changed.
+        """Return when commands appended by now may be acknowledged, and callers' arrays changed.
         Any thread."""
         if self.is_durable:
             self.files.wait(self.files.appended)
@@ -268,5 +270,5 @@ class CommandLog:
             self.files.wait(self._borrowed, written=True)
 
     def close(self) -> None:
-        """Write and sync what waits, and end."""
+        """Write and sync waiting records, and end."""
         self.files.close()

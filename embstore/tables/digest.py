@@ -2,14 +2,14 @@
 
 The digest hashes leaves, one for each block of 256 keys with a written row. Leaves are kept between
 calls, together with the blocks written since; so only those blocks are hashed again. Before the
-first call nothing is kept, and a table that nobody asks for pays nothing.
+first call nothing is kept, and a table without digests pays nothing.
 
-**In slices.** A digest is of the table as it was when it began: at one command. Its rows are read
-in slices (slices.py), in the order of their keys, which is that of the base's files; what commands
-change of the rows that are not read yet is set aside (set_aside.py). What is read from the disk,
-and all that is hashed, needs no engine: two threads do that. One digest runs at a time.
+**In slices.** A digest is of the table as of the digest's begin: at one command. Its rows are read
+in slices (slices.py), in the order of their keys, which is the order of the base's files; rows that
+commands change before they are read are copied first (set_aside.py). Reading the disk and hashing
+need no engine: two threads do that. One digest runs at a time.
 
-A digest that is ended early leaves the leaves that were kept, and what has to be hashed again.
+A digest that is ended early leaves the kept leaves, and the set of blocks to hash again, unchanged.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ class TableDigest:
         self._leaves: NDArray[np.uint8] = np.empty((0, 32), np.uint8)
         self._changed = KeySet()
         self.reading: Reading | None = None
-        """What the digest that runs still has to read; None: none runs."""
+        """The rest that the running digest has to read; None: none runs."""
 
     def note_written(self, keys: Keys) -> None:
         """Remember that these row keys of the table were written."""
@@ -75,8 +75,8 @@ class TableDigest:
         self.reading, self._changed = reading, nothing  # together, should memory have ended before
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
-        """Return the digest that was begun, 64 hexadecimal digits; hash what changed since the
-        last. What `slices` raises ends it."""
+        """Return the digest that was begun, 64 hexadecimal digits; hash the blocks changed since
+        the last. An error of `slices` ends it."""
         reading, is_done = self.reading, False
         assert reading is not None
         try:
@@ -158,8 +158,8 @@ class Reading:
     def _pieces(
         self, blocks: Keys, written: WrittenKeys | None, slices: Slices
     ) -> Iterator[tuple[slice, Keys]]:
-        """Yield what is looked for in each slice: some of the blocks, and row keys in them; all
-        that may be written."""
+        """Yield the work of each slice: some of the blocks, and the row keys in them that may be
+        written."""
         record_bytes = self._pool.layout.record_bytes
         rows_max = slice_rows(self._pool.layout)
         step = max(1, AHEAD_BYTES // (BLOCK_KEYS * record_bytes))

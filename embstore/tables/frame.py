@@ -1,19 +1,19 @@
 """The frame of every call: one after the other, on a store that is open and usable.
 
-The engine is single-threaded: a call takes the one lock, whatever thread it comes from, and calls
-of other threads wait for it. Before a call the store is checked to be usable, and a finished merge
-is installed; after each acknowledged command that writes, the **command number** grows by one, and
-the command is logged, where the store has a command log.
+The engine is single-threaded: a call of any thread takes the one lock, and calls of other threads
+wait for it. Before a call the store is checked to be usable, and a finished merge is installed;
+after each acknowledged command that writes, the **command number** grows by one, and the command is
+logged, where the store has a command log.
 
 No call runs inside another: a signal handler may try, and may only close. An interrupt can strike
 between any two lines, where memory may be half changed; so it fails the store, which opens again at
 its last commit.
 
-**No memory.** A call finds none where it asks for it: for its arrays as a rule, before anything has
-changed, and is refused then (CapacityError), like one that finds no room on the disk. What changes
-by parts says so before it begins (`Storage.begin_change`): from there to the end of the call, and
-inside `irreversible`, a lack of memory fails the store. All else leaves rows, cache and log whole
-wherever memory ends: what is allocated is allocated first, then changed.
+**No memory.** A call usually runs out of memory when it allocates its arrays, before anything has
+changed, and is refused then (CapacityError), like one that finds no room on the disk. A call that
+changes data in parts announces it (`Storage.begin_change`): from there to the end of the call, and
+inside `irreversible`, a lack of memory fails the store. All other code leaves rows, cache and log
+whole wherever memory ends: it allocates first, then changes.
 """
 
 import errno
@@ -42,7 +42,7 @@ from embstore.tables.command_log import CommandLog
 from embstore.tables.logged import SessionPlace
 
 LATER: Any = object()
-"""What a call says in place of the command that it logs, as long as that is not known."""
+"""Placeholder for a command that is only known later."""
 _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _IS_BUSY = (
@@ -58,9 +58,9 @@ class Lease:
 
     by: str
     why: str
-    """What a command that writes is refused with."""
+    """The message with which a command that writes is refused."""
     until: float
-    """By the monotonic clock."""
+    """The end, by the monotonic clock."""
 
     @property
     def is_live(self) -> bool:
@@ -79,17 +79,17 @@ class Frame:
         self.log: CommandLog | None = None
         """Where commands are logged; None: nowhere."""
         self.is_covered = False
-        """Whether what is acknowledged survives a crash without a commit."""
+        """Whether acknowledged commands survive a crash without a commit."""
         self.after_writes: list[Callable[[], Callable[[], None] | None]] = []
-        """Weak references to what is called at the end of each command that writes."""
+        """Weak references to functions called at the end of each command that writes."""
         self.paused = ""
         """Why no command that writes is taken, as of a shard whose partitions move; "": they are.
         Set inside a call."""
         self.lease: Lease | None = None
-        """For how long none is taken, whatever `paused` says. Set inside a call."""
+        """While it runs, no writes are taken, independently of `paused`. Set inside a call."""
         self.may_pass: Callable[[SessionPlace | None], bool] = _nothing
-        """Of a command that writes, by the place that a step of a session comes to: whether it is
-        taken all the same."""
+        """Returns whether a command that writes is taken all the same, by the place that a step of
+        its session reaches."""
         self.is_closed = False
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
@@ -113,9 +113,9 @@ class Frame:
         """Run a command that writes, counted and logged if it does not raise; not in a read-only
         store.
 
-        command : what does the same to an open store; None: no row or table changes; LATER: what
-            `logs` is told inside
-        place : where a session is afterwards
+        command : a command with the same effect; None: no row or table changes; LATER: the argument
+            of `logs`, called inside
+        place : the session's place afterwards
         even_paused : also while writes are paused
 
         Raises WritesPausedError: they are.
@@ -123,8 +123,7 @@ class Frame:
         return self._call((command, place), even_paused=even_paused)
 
     def logs(self, command: Command[Any]) -> None:
-        """Have a command, whose arrays nobody else has, logged for the running call, before it
-        changes anything.
+        """Log a command, which owns its arrays, for the running call, before it changes anything.
 
         Raises CapacityError: there is no room for it in the log.
         """
@@ -197,13 +196,13 @@ class Frame:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the engine for what goes together. Waits for the lock, seen by work that lets calls
-        go first."""
+        """Have the engine for several calls. Waits for the lock, noticed by work that lets calls go
+        first."""
         self._check_process()
         token = object()
         self._waiting.add(token)
         try:
-            with self._lock:  # whatever interrupts this leaves it free
+            with self._lock:  # any interrupt leaves it free
                 self._waiting.discard(token)
                 yield
         finally:
@@ -238,11 +237,11 @@ class Frame:
             self._appends = self.log.begin(command, place)
 
     def _end_raised(self, exc: BaseException, *, is_writing: bool) -> CapacityError | None:
-        """End a call that raised: what the device was given may refer to the caller's arrays, so it
-        is waited for; and the store fails if the call was cut off, or the device is lost.
+        """End a call that raised: the device's work may refer to the caller's arrays, so it is
+        waited for; and the store fails if the call was cut off, or the device is lost.
 
-        A command is also cut off by whatever a signal handler raises: it may have changed rows.
-        Returns what the call is refused with in place of `exc`, if it may be refused.
+        A command is also cut off by any exception of a signal handler: it may have changed rows.
+        Returns the error that refuses the call in place of `exc`, if it may be refused.
         """
         refusal = None
         if _is_lack(exc) and not self.storage.is_changing:
@@ -256,7 +255,7 @@ class Frame:
         except DeviceError as lost:
             exc = lost
         if isinstance(exc, DeviceError) and self.device.is_lost:
-            self.storage.fail(exc)  # what it holds is logged no more
+            self.storage.fail(exc)  # its rows are logged no more
         return refusal
 
     @contextmanager
@@ -273,7 +272,7 @@ class Frame:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at what no call is half way through changing; also inside a call."""
+        """Look at the store while no call is changing it; also inside a call."""
         self._check_process()
         with self._lock:
             self._check_open()
@@ -285,7 +284,7 @@ class Frame:
         self._check_open()
 
     def _check_process(self) -> None:
-        """Before any lock: a fork has those that other threads held, and nobody to release them."""
+        """Before any lock: a fork has locks of other threads, and no thread to release them."""
         if os.getpid() != self._process:
             raise StoreClosedError("the store belongs to the process that opened it, not to a fork")
 
@@ -317,7 +316,7 @@ def _nothing(place: SessionPlace | None) -> bool:
 
 
 def _is_lack(exc: BaseException) -> bool:
-    """Tell whether the system had no memory, or no thread, which is a lack of memory as a rule."""
+    """Return whether the system had no memory, or no thread, which usually means the same."""
     if isinstance(exc, RuntimeError):
         return "can't start new thread" in str(exc)
     return isinstance(exc, MemoryError)

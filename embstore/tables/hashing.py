@@ -12,9 +12,9 @@ SLICE_ROWS = 1 << 14
 """Rows that are looked for in a slice; of a dense table, and some of one more block. Less where
 calls wait."""
 _SLICE_BYTES = 4 << 20
-"""Of rows that are copied in a slice, at most about so many."""
+"""Bytes of rows that are copied in a slice, at most approximately."""
 AHEAD_BYTES = 32 << 20
-"""Rows that the disk is asked for at a time, at most, while the ones before are hashed."""
+"""Rows that are prefetched from the disk at a time, at most, while the ones before are hashed."""
 HASH_THREADS = 2
 
 

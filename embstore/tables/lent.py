@@ -1,8 +1,8 @@
 """The device of an embedded store, lent to its trainer (`embstore.handles.lent`).
 
-Rows lie in slots of the device's memory, beside the cache, and are read and updated by the kernels
-that the store's rows are read and updated by. An update that is to be put in place later is made in
-other slots: rows are copied there, updated, and copied back.
+Rows lie in slots of the device's memory, outside the cache, and are read and updated by the same
+kernels as the store's rows. An update that takes effect later is made in other slots: rows are
+copied there, updated, and copied back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ from embstore.tables.callers import bag_gradients
 _ROWS_MAX = 1 << 40
 """Slots are named as keys of a table that has more rows than that."""
 _SLAB_BYTES = 4 << 20
-"""Of an allocation of slots, about."""
+"""Approximate size of an allocation of slots."""
 _LEAST_SLOTS = 256
-"""Of it, at least."""
+"""Slots of an allocation, at least."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Lent:
 
 
 class _Shown:
-    """An array of the device as other libraries show theirs. Whoever reads it has the device in its
-    turn, behind the work that made it: there is no stream to follow."""
+    """An array of the device with the interface of other libraries. A reader uses the device in its
+    turn, after the work that made it: there is no stream to follow."""
 
     def __init__(self, array: Any) -> None:
         self._array = array  # keeps its memory
@@ -136,7 +136,7 @@ class _SlotMemory:
         self._memory.reserve_slots(self.there, 0, self._memory.slots_max, self._slab_slots)
 
     def grow(self, count: int) -> None:
-        """Have so many, if there are fewer.
+        """Grow to `count`, if there are fewer.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class RowsThere:
 
 
 def _parameters(scalars: Rows) -> TableParameters:
-    """Return what an update takes of a pool that has one table: scalars, and nothing else."""
+    """Return an update's parameters for a pool that has one table: scalars, and nothing else."""
     none = np.zeros(1, VALUE)
     return TableParameters(
         scalars.reshape(1, -1), none.view(np.int8), none.reshape(1, 1), none.view(np.uint32), none

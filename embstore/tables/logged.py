@@ -60,7 +60,7 @@ class SessionPlace(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A checkpoint that was made, by whom, and how many labels are kept since."""
+    """A checkpoint that was made, its origin, and the number of labels kept since."""
 
     label: str
     metadata: dict[str, Any]
@@ -69,7 +69,7 @@ class Label(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """What was read from the log: a command, where a session was after one, or a label."""
+    """An entry read from the log: a command, a session's place after one, or a label."""
 
     number: int
     is_counted: bool
@@ -81,13 +81,13 @@ class Logged(NamedTuple):
     path: str
     label: Label | None = None
     labels: dict[str, bool] | None = None
-    """All that are kept since, and whether each is protected."""
+    """All labels that are kept since, and whether each is protected."""
     epoch: int = 0
-    """Of answers: the epoch in which they are given; 0: not known."""
+    """For answers: the epoch in which they are given; 0: not known."""
 
 
 class Memory:
-    """What the log knows of the calls of this life and those that it goes on."""
+    """The log's answers to calls of this life and of the lives that it continues."""
 
     def __init__(self) -> None:
         self.life = uuid4().hex
@@ -103,13 +103,13 @@ class Memory:
 def read_log(
     reader: RecordReader, codec: Codec, memory: Memory, catalogue: Catalogue
 ) -> Iterator[Logged]:
-    """Yield what is in the log, in order; keep its answers in `memory`."""
+    """Yield the entries of the log, in order; keep its answers in `memory`."""
     for record in reader:
         yield read_record(record, codec, memory, catalogue)
 
 
 def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalogue) -> Logged:
-    """Return what a record has; keep its answers in `memory`."""
+    """Return the content of a record; keep its answers in `memory`."""
     head, message = _unframed(record.body)
     command = origin = place = label = None
     if record.kind == ANSWERS:
@@ -145,7 +145,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
 def _remember(
     head: dict[str, Any], codec: Codec, memory: Memory, catalogue: Catalogue, number: int
 ) -> None:
-    """Take up what a record has of clients' calls, in place of all before."""
+    """Restore a record's answers to clients' calls, in place of all earlier ones."""
     memory.life, memory.is_new = head["life"], False
     memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
@@ -162,7 +162,7 @@ def _remember(
 
 
 def note_checkpoint(memory: Memory, origin: Sent, made: Any, catalogue: Catalogue) -> None:
-    """Keep what a checkpoint was answered."""
+    """Keep the answer of a checkpoint."""
     state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.life)
     memory.answers.add(origin, Answer("Checkpoint", made, state))
 

@@ -1,13 +1,13 @@
-"""Whose something is, by its name: a server names what belongs to a caller OWNER:NAME.
+"""Owners of sessions and clients, by name: a server names a caller's ones OWNER:NAME.
 
-What stands before the first colon is the owner, whom the server alone sets: NAME is the caller's
-own, and may have colons. Without a colon it is nobody's, and all of nobody's counts as one owner's.
+The part before the first colon is the owner, which only the server sets: NAME is the caller's own,
+and may have colons. A name without a colon has no owner, and all such names count as one owner's.
 
-**Forgetting.** Of some things so many names are kept, of all owners together. Where there are too
-many, the owner that has most loses its oldest one, so that nobody pushes out what is another's by
-making names. Which one that is follows from the order in which names were renewed, and from nothing
-else: a store that executes the same commands again forgets the same. Of owners that have equally
-many it is the one whose oldest is the oldest; where nobody owns anything, simply the oldest.
+**Forgetting.** A bounded number of names is kept, of all owners together. Beyond it, the owner that
+has most loses its oldest name, so that no owner pushes out another's names by making many. The
+choice depends only on the order in which names were renewed: a store that executes the same
+commands again forgets the same. Among owners that have equally many, the one with the oldest name
+loses it; without owners, simply the oldest goes.
 """
 
 from collections import OrderedDict
@@ -15,23 +15,23 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 def owner_of(name: str) -> str:
-    """Return whose it is; "": nobody's."""
+    """Return the owner of a name; "": none."""
     owner, colon, _ = name.partition(":")
     return owner if colon else ""
 
 
 def owned(owner: str, name: str) -> str:
-    """Return the full name of what an owner calls so."""
+    """Return the full name of an owner's name."""
     return f"{owner}:{name}" if owner else name
 
 
 class Ages:
-    """Names by age, those of each owner apart."""
+    """Names by age, for each owner separately."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         """Have these names, the oldest first."""
         self._names: dict[str, OrderedDict[str, int]] = {}
-        """By owner: when each was renewed, the oldest first; an owner of none is absent."""
+        """By owner: the names with their renewals, the oldest first; an owner of none is absent."""
         self._renewals = 0
         for name in names:
             self.renew(name)
@@ -58,7 +58,7 @@ class Ages:
     def to_forget(self, counts: Mapping[str, int] | None = None) -> Iterator[str]:
         """Yield the names in the order in which they are to be forgotten.
 
-        counts : by owner, what it has; None: names
+        counts : by owner, the number that counts; None: the number of names
         """
 
         def least(owner: str) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 Each rank's share is summed by key first (rule 2), and then the ranks' sums are added in rank order.
 Where work is queued, the sums of all ranks stay on the device, one rank's behind the other's, and
 are summed by key once more: up to 64 occurrences, rule 2 adds one after the other, starting from
-the first, which is what rule 6 says of ranks. Of more ranks, and on the CPU, the host adds them.
+the first, as rule 6 requires for ranks. The sums of more ranks, and on the CPU, are added by the
+host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -77,7 +78,7 @@ class _Kept(NamedTuple):
     keys: Array  # (positions,) int64
     sums: Array  # (positions, dim)
     counts: list[int]
-    """Of each rank's unique keys, so far."""
+    """The number of each rank's unique keys, so far."""
 
 
 def _added_there(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:

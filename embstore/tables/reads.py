@@ -48,7 +48,7 @@ def lookup(
 
 
 def _needs_no_batch(shares: Sequence[Share]) -> bool:
-    """Tell whether shares may be looked up without a batch: of one pool, and few enough keys."""
+    """Return whether shares may be looked up without a batch: of one pool, and few enough keys."""
     if not shares:
         return False
     pool, count = shares[0].table.pool, 0

@@ -1,12 +1,13 @@
-"""Rows as they were when a long read began, of those that commands have changed since.
+"""A copy-on-write snapshot: the rows as of a long read's begin that commands have changed since.
 
-What reads a table in slices is to see it as it was at one command. So while it runs, a command that
-is about to change rows which it has not read yet puts copies of them here first, each row once; a
-row that was never written is noted as such. The reader prefers what is here to what it finds.
+A sliced read must see the table as of a single command. Therefore, while it runs, a command that is
+about to change rows which it has not read yet puts copies of them here first, each row once; a row
+that was never written is noted as such. The reader prefers these copies to the current rows.
 
 It costs a command one more look at its rows, and memory for rows that are changed while they wait
-to be read; both end with the read. Rejected: to read in passes until little has changed, as a
-commit does. Under training that little is the table, and the last pass has to be in one piece.
+to be read; both end with the read. Rejected: reading in passes until few rows have changed, as a
+commit does. Under training every pass finds most of the table changed, and the last pass has to be
+in one piece.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class SetAside:
         self._counts = np.zeros(1, np.int64), np.zeros(1, np.uint8)  # which the index wants
         self._copies: list[Rows] = []
         self._starts: list[int] = []
-        """Of each batch of copies, the number of its first."""
+        """The number of the first copy in each batch."""
         self._count = 0
 
     def add(self, keys: Keys) -> None:
@@ -59,7 +60,7 @@ class SetAside:
         return Earlier(self._pool.reader.look(keys), self._of(keys))
 
     def _of(self, keys: Keys) -> "Copies | None":
-        """Return what is here of some row keys; None: nothing."""
+        """Return the copies of some row keys; None: there are none."""
         numbers = self._index.positions_of(keys)
         if not (numbers >= 0).any():
             return None
@@ -84,7 +85,7 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Copies:
-    """What was set aside of some row keys. Any thread."""
+    """The copies of some row keys. Any thread."""
 
     numbers: NDArray[np.int64]  # (n,) -1: nothing
     starts: NDArray[np.int64]

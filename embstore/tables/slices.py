@@ -1,15 +1,16 @@
 """Long work in slices: pieces that take their turn with the engine, between which calls get on.
 
-Whatever looks at many rows is done so, in the thread that asked for it: a call waits for the slice
-that runs, a few milliseconds, and not for the work. Before each slice whoever asked is told how far
-it is, and may end the work by raising: its caller has gone, or its server stops. A store that is
-closed ends it likewise. So the work must leave everything as it was wherever a slice raises.
+Work on many rows is done in slices, in the calling thread: other calls wait for the running slice,
+a few milliseconds, and not for the whole work. Before each slice the caller gets the progress, and
+may end the work by raising: its client has gone, or its server stops. A closed store ends it
+likewise. Therefore the work must leave everything unchanged wherever a slice raises.
 
-Where no call waits, a slice need not be short, and short ones take half as long again in sum. So
-`halvings` says how often a slice is to be cut in half: a few times when the work begins, and after
-a slice for which a call has waited; one time less after each sixteen that nobody has waited for.
+Where no call waits, a slice need not be short, and short ones take half as long again in sum.
+Therefore `halvings` is the number of times that a slice is cut in half: a few when the work begins,
+and after a slice for which a call has waited; one less after each sixteen slices without a waiting
+call.
 
-What a slice may do is said in rows, bytes or slots where it is done. How long it takes is measured
+The work of a slice is bounded in rows, bytes or slots where it is done. Its time is measured
 (`python -m tests.bench --only stalls`).
 """
 
@@ -26,7 +27,7 @@ _UNWAITED = 16
 
 
 def _nobody(done: int, of: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 class Slices:
@@ -34,8 +35,8 @@ class Slices:
 
     Parameters
     ----------
-    progress : called before each slice, without the engine, with what is done and of how much;
-        what it raises ends the work
+    progress : called before each slice, without the engine, with the work done and its total; an
+        exception ends the work
     check : called at the begin of each slice, with the engine; likewise
     """
 
@@ -47,7 +48,7 @@ class Slices:
     ) -> None:
         self.done = self.of = 0
         self.halvings = HALVINGS_MAX
-        """How often the next slice is to be cut in half, of work that can be."""
+        """The number of times that the next slice is to be cut in half, for divisible work."""
         self._unwaited = 0  # slices since one that a call has waited for
         self._frame = frame
         self._progress = progress or _nobody
@@ -70,13 +71,13 @@ class Slices:
         self._progress(self.done, self.of)
 
     def last(self) -> AbstractContextManager[None]:
-        """Have the engine for the end of the work, whatever has ended it."""
+        """Have the engine for the end of the work, also after an error."""
         return self._frame.looking()
 
     @contextmanager
     def after_others(self, lock: threading.Lock) -> Iterator[None]:
-        """Hold a lock that is not the engine's, for work that is done one after the other; who
-        waits for it is ended as between slices."""
+        """Hold a lock that is not the engine's, for work that is done one after the other; a wait
+        for it is ended as between slices."""
         while not lock.acquire(timeout=_PATIENCE_S):
             self._frame.check_open()
             self._progress(self.done, self.of)

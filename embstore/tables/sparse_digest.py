@@ -2,20 +2,20 @@
 they are stored.
 
 Leaves are sums of hashes, so rows may come in any order, but each of them once. Files have them by
-row number, which an id gets when a row of it is logged for the first time, and keeps. So there are
-two parts:
+row number, which an id gets when a row of it is logged for the first time, and keeps. There are two
+parts:
 
-    ids that had a number when the cache had been looked through for dirty rows, by number
-    of the dirty rows, those that had none then
+    ids that had a number after the search of the cache for dirty rows, by number dirty rows that
+    had no number then
 
 A row that was written when the digest began is in one of them: it was dirty and is found in the
-cache, or it was logged before, and has a number. What else is found was written since, and has been
-set aside as a row that was not there; see `set_aside.py`. The slices are those of a dense table.
+cache, or it was logged before, and has a number. Other rows that are found were written since, and
+are noted as rows that were not there; see `set_aside.py`. The slices are those of a dense table.
 
-Leaves are kept until a row is written. Rejected: to keep the leaves of partitions without a written
+Leaves are kept until a row is written. Rejected: keeping the leaves of partitions without a written
 row. Rows of all partitions are mixed in the files, so each of them would be read all the same, and
-under training no partition stays as it is. To subtract a row's old hash and add its new one costs
-each write two hashes and the old row.
+under training every partition changes. Also rejected: subtracting a row's old hash and adding its
+new one, which costs each write two hashes and the old row.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class SparseDigest:
         self._leaves: Leaves = np.empty(0, np.int64), np.empty((0, 32), np.uint8)
         self._is_changed = True  # since the leaves were computed, or they never were
         self.reading: SparseReading | None = None
-        """What the digest that runs still has to read; None: none runs, or the leaves are kept."""
+        """The rest that the running digest has to read; None: none runs, or the leaves are kept."""
 
     def note_written(self, keys: Keys) -> None:
         """Remember that row keys of the table were written."""
@@ -61,7 +61,7 @@ class SparseDigest:
             self._is_changed = False
 
     def compute(self, slices: Slices, identity: bytes, t: int) -> str:
-        """Return the digest that was begun, 64 hexadecimal digits. What `slices` raises ends it."""
+        """Return the digest that was begun, 64 hexadecimal digits. An error of `slices` ends it."""
         if self.reading is None:
             return root(identity, t, *self._leaves)
         found = None

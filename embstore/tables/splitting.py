@@ -1,13 +1,13 @@
-"""How `cache_bytes` is split between pools: by what each would miss, measured as lookups come.
+"""The division of `cache_bytes` between pools by their estimated misses, measured on lookups.
 
-As long as the budget lasts, pools take what they need. Once one has asked for more in vain, it is
-decided every so many keys looked up how large each should be: `MissCurve` says what it misses with
-how many slots, `best_split` which sizes miss least together. Every miss counts alike, a read of a
+While the budget lasts, pools take all that they need. Once one has asked for more in vain, their
+sizes are decided again at intervals of keys looked up: `MissCurve` estimates a pool's misses by its
+slots, `best_split` finds the sizes that miss least together. Every miss counts alike, a read of a
 row; a pool of large rows has few slots of its bytes, and so little to gain by them.
 
-**Steady.** Curves have noise, and slabs that move have rows leave that will be missed. So there is
-a new split only if it would save `_GAIN` of all misses, or bring so many more hits (beside a scan,
-which misses whatever it has, a few misses may be many hits); an eighth of the budget moves at most
+**Steady.** Curves have noise, and moving a slab evicts rows that will be missed. Therefore there is
+a new split only if it would save `_GAIN` of all misses, or add that share of hits (during a scan,
+which misses at any size, a few misses may be many hits); an eighth of the budget moves at most
 before it is decided again, and slabs move in slices, one at a time between commands
 (`Arena.move_slice`). Pins in slots that go are taken back: hot rows are pinned again elsewhere, and
 steps with a row there planned again. Where the log has no room for dirty rows of a slice, nothing
@@ -15,12 +15,12 @@ moves until it is decided again.
 
 **Floors.** A pool keeps a sixty-fourth of the budget, the rows of its largest call lately, and as
 many slots as are pinned (a call that does not fit is done in parts, which takes far longer than its
-misses), up to an equal part of half the budget, as if nothing were measured.
+misses), up to an equal part of half the budget, independently of the measured misses.
 
-**The budget.** What an index has taken beyond it is released first, whatever was measured, also
-where nothing is (`Arena.keep_to_budget`).
+**The budget.** Index memory beyond it is released first, with any or no measurement
+(`Arena.keep_to_budget`).
 
-All of it follows from the keys of lookups and their order; there is no clock. Only pins may be
+Every decision follows from the keys of lookups and their order; there is no clock. Only pins may be
 there a little sooner or later. Neither changes a bit of any row. Rows that updates bring in without
 a lookup before are not seen, and neither are lookups whose keys are in a GPU's memory: while there
 are such, the split stays as it is. With one pool nothing is measured.
@@ -48,7 +48,7 @@ _MOVED_SHARE = 8
 
 @dataclass
 class PoolSplit:
-    """What was decided last of one pool. All 0: nothing was."""
+    """The last decision about one pool. All 0: there was none."""
 
     bytes_before: int = 0
     bytes_aimed: int = 0
@@ -57,7 +57,7 @@ class PoolSplit:
 
 
 class SplitPool(NamedTuple):
-    """A pool, and what was decided last of it."""
+    """A pool, and the last decision about it."""
 
     pool: Pool
     split: PoolSplit
@@ -68,39 +68,39 @@ class Splitting:
 
     Parameters
     ----------
-    pools : those of the store, which come and go
-    how : "measured", or "demand": whoever comes first
+    pools : the store's pools, which come and go
+    how : "measured", or "demand": first come, first served
     """
 
     def __init__(self, arena: Arena, pools: Mapping[PoolName, Pool], how: CacheSplit) -> None:
         self.how = how
         self.decisions = 0
-        """How often the split was changed."""
+        """The number of changes of the split."""
         self.moved_bytes = 0
         """Bytes that pools have released for others."""
         self.refused = 0
-        """How often slots could not move: the log had no room for their dirty rows."""
+        """The times that slots could not move: the log had no room for their dirty rows."""
         self._arena = arena
         self._pools = pools
         self._reuses: dict[Pool, Reuse] = {}
         self._splits: dict[Pool, PoolSplit] = {}
-        self._era = -1  # the arena's, of what was measured
-        self._keys_left = 0  # until it is decided
+        self._era = -1  # the arena's era of the measurements
+        self._keys_left = 0  # until the next decision
         self._bytes_left = 0  # that may move before that
         self._has_unseen = False  # lookups, since it was decided
 
     def forget(self) -> None:
-        """Forget what was measured: pools have gone."""
+        """Forget the measurements: pools have gone."""
         self._reuses, self._splits, self._era = {}, {}, -1
 
     @property
     def splits(self) -> list[SplitPool]:
-        """All pools, with what was decided last of them."""
+        """All pools, with the last decisions about them."""
         splits = self._splits if self._is_current else {}
         return [SplitPool(p, splits.get(p, PoolSplit())) for p in self._pools.values()]
 
     def note(self, shares: Sequence[Share]) -> None:
-        """Take up a lookup."""
+        """Note a lookup."""
         if self.how == "demand" or len(self._pools) < 2:
             return
         if not self._is_current:
@@ -126,7 +126,7 @@ class Splitting:
 
     @property
     def _is_current(self) -> bool:
-        """Whether what was measured is of these pools and this budget."""
+        """Whether the measurements are of these pools and this budget."""
         return self._era == self._arena.era
 
     def _begin(self) -> None:
@@ -225,7 +225,7 @@ class Splitting:
 
 
 def _slots(pool: Pool, sizes: Floats) -> Floats:
-    """Return the slots that a pool has of so many bytes: whole slabs."""
+    """Return the slots of a pool for sizes in bytes: whole slabs."""
     slots, slab_slots = pool.slots, pool.slots.sizes.slab_slots
     slabs = np.maximum(sizes - slots.sizes.staging_bytes, 0) / (slots.slot_bytes * slab_slots)
     whole: Floats = np.floor(slabs) * slab_slots

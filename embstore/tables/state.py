@@ -1,4 +1,4 @@
-"""One table at run time, and a command's share of it: what reads and writes have in common."""
+"""One table at run time, and a command's share of it, for reads and writes alike."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,14 +51,14 @@ class TableState:
         self.grow(self.rows)
 
     def grow(self, rows: int) -> None:
-        """Have so many rows."""
+        """Grow to `rows` rows."""
         self.rows = rows
         self.limit = rows if rows < 1 << 63 else rows - (1 << 64)
-        """What keys are below, both unsigned: as the bits of an int64."""
+        """The bound that keys are below, both unsigned: as the bits of an int64."""
 
     @property
     def known_rows(self) -> int:
-        """How many rows it has, as profiles say it; 0: of sparse keys."""
+        """The number of rows, as in profiles; 0: sparse keys."""
         return 0 if self.config.is_sparse else self.rows
 
     def row_keys(self, keys: Keys) -> Keys:
@@ -66,11 +66,11 @@ class TableState:
         return self.pool.row_keys.of(self.table_id, keys)
 
     def segment(self, keys: Keys | Array) -> tuple[int, int, Keys]:
-        """Return what the device takes of keys of the table; see `DeviceKeys.unique`."""
+        """Return the device's argument for keys of the table; see `DeviceKeys.unique`."""
         return self.number, self.limit, keys
 
     def entry(self) -> TableEntry:
-        """Return what a commit records of the table."""
+        """Return the table's entry in a commit."""
         return TableEntry(
             self.table_id, self.config.identity(), self.rows, self.learning_rate, self.t
         )
@@ -92,7 +92,7 @@ def _digest_of(config: TableConfig) -> "TableDigest | SparseDigest":
 
 @dataclass(frozen=True)
 class Share:
-    """What a command names of one table: keys, and in an update their gradients."""
+    """A command's part of one table: keys, and in an update their gradients."""
 
     table: TableState
     keys: Keys  # (n,)
@@ -113,12 +113,12 @@ class PoolBatch:
     shares: list[Share]
     batch: Batch
     counts: Counts | None = None
-    """Accesses that each position stands for, (n,); None: 1 each. The batch has none, as it may be
-    that of an earlier call with other counts."""
+    """Accesses that each position stands for, (n,); None: 1 each. The batch has none, because it
+    may be an earlier call's, with other counts."""
 
     @property
     def gradients(self) -> list[Gradients]:
-        """Of each share."""
+        """The gradients of each share."""
         return [share.gradients for share in self.shares if share.gradients is not None]
 
     @property
@@ -176,7 +176,7 @@ def _counts(shares: Sequence[Share]) -> Counts | None:
 
 
 def sums_of(parts: Sequence[PoolBatch], scale: np.float32) -> list[Array] | None:
-    """Return the scaled sums of each batch; wait for what is found in the batches. None: they are
+    """Return the scaled sums of each batch; wait for the findings of the batches. None: they are
     needed by occurrence, and a batch has them by slot."""
     sums = [part.pool.writer.sum_by_key(part.batch, part.gradients, scale) for part in parts]
     if parts and parts[0].pool.device.is_queued:

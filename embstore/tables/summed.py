@@ -1,8 +1,8 @@
-"""An update as the command log has it: one scaled sum for each key, whatever a caller gave.
+"""An update as the command log has it: one scaled sum for each key, for any form of gradients.
 
 Gradients of occurrences or bags are several times as many bytes as their sums, and may be in the
-device's memory. So the log gets what the device has summed (`writes.update`), and a replay, which
-applies it with a scale of 1, has the same bits.
+device's memory. Therefore the log gets the device's sums (`writes.update`), and a replay, which
+applies them with a scale of 1, has the same bits.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ from embstore.tables.writes import Summed
 
 
 def logging(frame: Frame, shares: Sequence[Share], options: UpdateOptions) -> Summed | None:
-    """Return what logs the sums of the running call, which writes LATER; None: there is no log."""
+    """Return the function that logs the sums of the running call, which writes LATER; None: there
+    is no log."""
     if frame.log is None:
         return None
 

@@ -1,4 +1,4 @@
-"""The tables of an open store, their pools, and what has to be true for either to come or go.
+"""The tables of an open store, their pools, and the conditions for either to come or go.
 
 Tables are known by id, which is never reused, so a handle of a dropped table can never mean
 another. Pools are by layout (dim, state, optimizer kind), made when the first table of a layout
@@ -36,7 +36,7 @@ PLACES_MAX = 4096
 
 
 class Tables:
-    """The tables of one store. Inside a call, but for what says any thread."""
+    """The tables of one store. Inside a call, except functions documented for any thread."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Tables:
         self.pools: dict[PoolName, Pool] = {}
         self.splitting = Splitting(self.arena, self.pools, options.cache_split)
         self.places: dict[str, Place] = {}
-        """Of each look-ahead session that may be resumed, its last finished step; the session that
-        was longest ago at work first."""
+        """The last finished step of each look-ahead session that may be resumed; the session that
+        was at work longest ago first."""
         self._place_ages = Ages()
         self._ids: dict[str, int] = {}  # by name
         self.open_head()
@@ -77,7 +77,7 @@ class Tables:
         return self.by_id[found]
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a table of this name. Any thread."""
+        """Return whether there is a table of this name. Any thread."""
         return name in self._ids
 
     def config_of(self, name: str, table_id: int | None = None) -> TableConfig:
@@ -187,7 +187,7 @@ class Tables:
         self.places = dict(head.places)
         self._place_ages = Ages(self.places)
 
-    # What has to be true
+    # Conditions
 
     def last_step(self, session: str, tables: Collection[TableState]) -> int:
         """Return the step after which a session goes on: 0 if a table was made again since, or if
@@ -327,7 +327,7 @@ class Tables:
 
 
 def _check_same(table: TableState, asked: TableConfig) -> None:
-    """Raise TableExistsError where a table is not what was asked for."""
+    """Raise TableExistsError where a table differs from the requested one."""
     name = asked.name
     if table.identity_json != asked.identity_json():
         differences = ", ".join(

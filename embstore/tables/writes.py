@@ -1,11 +1,11 @@
 """Writes: update by gradients, assign, put_rows, delete, clear. Checked whole, then applied whole.
 
-An update runs in four steps, so that what is refused has changed nothing:
+An update runs in four steps, so that a refused one has changed nothing:
 
 1. the keys of each pool are made unique and looked for, or grouped by their slots; gradients are
     summed by key and scaled, and in the same pass noticed if large (rules 2, 4, 9);
 2. the device is waited for, once; keys and sums are checked;
-3. rows are made resident, or room is reserved for those that will have to leave;
+3. rows are made resident, or room is reserved for rows that will have to leave;
 4. the optimizer is applied, tables count (rules 4, 5).
 
 On a GPU whose rows are all there, with nothing to log, all four are queued before the device is
@@ -41,7 +41,7 @@ from embstore.tables.written_keys import WrittenKeys, written_ids
 T_MAX = 2**64 - 1
 """t stands in the digest as eight bytes."""
 Wrong = tuple[int, int, NDArray[np.float32]]
-"""Of a sum that is refused: id of the table, the key, and the sum (dim,)."""
+"""A refused sum: id of the table, the key, and the sum (dim,)."""
 Change = Callable[[Array, int, int], None]
 """change(slots, low, high) changes the rows of keys[low:high], which are in `slots`."""
 Summed = Callable[[list[tuple[RowKeys, Keys, Rows]]], None]
@@ -73,7 +73,7 @@ def update(
     ----------
     parts : the batches of the shares, where they are known; None: they are made here
     session : the writer's, if any
-    summed : is told what the update is, before anything changes
+    summed : called with the summed update, before anything changes
 
     Raises
     ------
@@ -126,8 +126,8 @@ def _is_updated(
     scale: np.float32,
     options: UpdateOptions,
 ) -> bool:
-    """Do an update whose rows are all there before that is known, so that the device waits for
-    nobody; False: nothing was changed, because they were not, or something else has to be done
+    """Queue an update before it is known that all its rows are there, so that the device does not
+    wait; False: nothing was changed, because rows are missing, or something else has to be done
     before."""
     found = []
     for part in parts:
@@ -220,8 +220,8 @@ def delete(share: Share, session: str = "") -> int:
 
 
 def clear(table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None) -> int:
-    """Do the same with all rows of a table; return how many of those had been written that the
-    store `owns`, of which it is told the keys; None: all.
+    """Delete all rows of a table; return how many written rows the store had of the keys that it
+    `owns`; None: all keys.
 
     Raises as `delete`.
     """
@@ -305,7 +305,7 @@ def _apply(
 
 
 def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
-    """Set what the kernels get of the optimizers, for the update that comes."""
+    """Set the optimizers' scalars for the kernels, for the next update."""
     by_table, every = options.learning_rates, options.learning_rate
     for table in tables:
         if table.t == T_MAX:
@@ -360,7 +360,7 @@ def _write(
             _set_aside(table, writes)
     for pool, keys, _ in writes:
         pool.followers.prepare(len(keys))
-    # Rows, leaves and t change together: whatever interrupts this, a signal too, fails the store.
+    # Rows, leaves and t change together: any interrupt, a signal too, fails the store.
     storage = tables[0].pool.storage
     storage.is_changing = True
     with storage.irreversible:

@@ -1,13 +1,13 @@
-"""Which rows of a table were written, in some blocks of its keys.
+"""The written rows of a table, in some blocks of its keys.
 
-A written row is dirty in the cache, or in the log, or in the base. Each of the three says which
-keys it has, so that a table costs what is written of it, wherever its keys are: to ask for every
+A written row is dirty in the cache, or in the log, or in the base. Each of the three lists its
+keys, so that the cost depends on the number of written rows and not on their keys: asking for every
 key of a block would cost 256 questions for a row that is alone there.
 
 They are asked in slices, while calls go on. Rows go one way only, from the cache to the log, and
 from the log to the base; so they are asked in this order, and no row that was written at the begin
-is missed, but those that are deleted meanwhile, whose keys are told. Rows that are written
-meanwhile, or were deleted, may be found, or not.
+is missed, except rows deleted meanwhile, whose keys are reported. Rows that are written meanwhile,
+or were deleted, may be found, or not.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def dirty_keys(
     try:
         while at is not None:
             with one():
-                if at == FIRST and exchange is not None:  # what rises may pass by
+                if at == FIRST and exchange is not None:  # rows that rise may be missed
                     exchange.risen = found
                 at, keys = pool.writer.dirty_range(at)
                 found.append(keys)
@@ -112,7 +112,7 @@ class WrittenKeys:
 
 
 def _of_blocks(keys: Keys, blocks: Keys) -> Keys:
-    """Return those of ascending keys that are in ascending blocks."""
+    """Return the ascending keys that are in ascending blocks."""
     low, high = np.searchsorted(keys, [blocks[0] << _SHIFT, (blocks[-1] + 1) << _SHIFT])
     near: Keys = keys[low:high]
     at = np.searchsorted(blocks, near >> _SHIFT)

@@ -1,4 +1,4 @@
-"""A cluster of shards on Ray: who runs where, and comes back when it dies.
+"""A cluster of shards on Ray: their placement, and their restart after a crash.
 
     import embstore_cluster
     cluster = embstore_cluster.start(shards=2, data="/data/ads")
@@ -8,24 +8,24 @@
 
 Or on the command line: `embstore cluster start|status|grow|drain|stop`.
 
-    plan          what a cluster is: the map, who runs where, with which flags; a value
+    plan          a cluster's description as a value: the map, the shards' nodes and flags
     coordinator   the actor that has the plan, in a file of its own
     shard         the actor of a shard, which keeps its server running
     process       the server's process: `embstore serve`, ended with its actor
     going_back    all shards to one checkpoint, where one has lost commands
     local         Ray on this machine, started where none runs
     placing       on which nodes, and at which ports
-    looking       what shards say of themselves
+    looking       the statistics that shards report
     clusters      start, status, stop
     growing       grow, drain
-    changing      what the coordinator does for that
+    changing      the coordinator's part of growing and draining
 
-**What dies, and what brings it back.** A shard's server that ends by itself is started again by its
-actor. An actor that ends is started again by Ray, and its server has ended with it. The coordinator
-is an actor like any other, and reads its file again. Addresses are in the map, and the same each
-time; what was acknowledged is in the shards' command logs, or, with a weaker durability, in a
-checkpoint of the cluster: a shard that lost commands which the others have would be a store of
-another time, so the others lose them, too.
+**Recovery.** A shard's server that ends by itself is started again by its actor. An actor that ends
+is started again by Ray, and its server has ended with it. The coordinator is an actor like any
+other, and reads its file again. Addresses are in the map, and the same each time; acknowledged
+writes are in the shards' command logs, or, with a weaker durability, in a checkpoint of the
+cluster: a shard that lost commands which the others have would be a store of another time, so the
+others lose them, too.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,10 @@
 """A cluster that grows or shrinks: the work of the coordinator, on a thread of its own.
 
-Meanwhile the coordinator answers, as shards that are started ask it for the plan. The map is
-recorded by it, in its file; so whatever dies, the cluster goes by that file: a coordinator that is
-started again has all shards go by its map, and take writes (`embstore_client.moving.resolve`). The
-work itself is then not gone on with: it is asked for again, and what was copied is copied anew.
+Meanwhile the coordinator answers, because shards that are started ask it for the plan. The map is
+recorded in the coordinator's file, so after any crash the cluster follows that file: a coordinator
+that is started again gives all shards its map, after which they take writes
+(`embstore_client.moving.resolve`). The interrupted change itself is not resumed: the caller
+requests it again, and rows are copied anew.
 """
 
 import logging
@@ -25,17 +26,17 @@ from embstore_client.shards.router import Router
 _LOG = logging.getLogger(__name__)
 BY = "the coordinator, which moves partitions"
 LABEL = "embstore-map/{}"
-"""Of the checkpoint that is kept when partitions have moved: labels of before are void."""
+"""The label of the checkpoint kept after partitions have moved: earlier labels are void."""
 _TRIES, _PAUSE_S = 120, 1.0
-"""To reach all shards, some of which may be being started."""
+"""Tries and pauses to reach all shards, some of which may still be starting."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a change is."""
+    """The progress of a change."""
 
     what: str = ""
-    """What is done now; "": nothing."""
+    """The change under way, for messages; "": none."""
     rows: int = 0
     """Copied so far."""
     error: str = ""
@@ -49,7 +50,7 @@ class Change:
     ----------
     current : returns the map that is recorded
     record : records the next one
-    ended : is called when all shards go by it, and take writes
+    ended : called when all shards use the map, and take writes
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Change:
         self._start(lambda: self._change(count, joining, connecting), connecting)
 
     def resolve(self, connecting: dict[str, Any]) -> None:
-        """Begin to have all shards go by the map that is recorded, and take writes."""
+        """Begin to give all shards the recorded map, after which they take writes."""
         self._start(lambda: self._resolve(connecting), connecting)
 
     def _start(self, work: Callable[[], None], connecting: dict[str, Any]) -> None:
@@ -80,7 +81,7 @@ class Change:
             error = ""
             try:
                 work()
-            except Exception as exc:  # whatever it is, who asks for it is told
+            except Exception as exc:  # any error is reported to the caller
                 error = str(exc) or repr(exc)
                 if not isinstance(exc, EmbstoreError):
                     _LOG.exception("a change of the cluster has failed by a mistake of ours")

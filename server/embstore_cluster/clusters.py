@@ -1,8 +1,8 @@
 """Starting a cluster, looking at it, and ending it.
 
-The directory of a cluster has `coordinator.json`, by which the same cluster is started again:
-the map, addresses and directories are those of before, whatever is asked for now; flags and
-resources are the new ones.
+The directory of a cluster has `coordinator.json`, from which the same cluster is started again. The
+map, addresses and directories are taken from that file, not from the arguments; flags and resources
+are taken from the arguments.
 """
 
 import os
@@ -45,7 +45,7 @@ LASTING: dict[str, Any] = {
     "max_restarts": -1,
     "max_task_retries": -1,
 }
-"""Of the actors of a cluster: Ray starts them again, whoever began them has ended."""
+"""Options of a cluster's actors: Ray restarts them, and they outlive the job that started them."""
 
 
 @dataclass(frozen=True)
@@ -82,22 +82,24 @@ def start(
     Parameters
     ----------
     shards : how many; None: as many as the cluster in `data` has
-    data : directory of the cluster: of the coordinator's file, and of the shards' directories, each
+    data : directory of the cluster, with the coordinator's file and the shards' directories, each
         on the node where the shard is
-    name : by which its actors are found; clusters on one Ray have different ones
+    name : name by which its actors are found; clusters on one Ray have different names
     cache_bytes : of each shard
-    num_cpus, num_gpus : what Ray keeps for each shard
-    durability : of every shard. With less than "commands", where a shard that dies has lost any,
-        the cluster goes back to its last checkpoint (`going_back`)
-    flags : more of `embstore serve`, for every shard
-    address : of Ray; None: that of the job, of RAY_ADDRESS or of this machine, else one is started
+    num_cpus, num_gpus : processors and GPUs that Ray reserves for each shard
+    durability : durability of every shard. With less than "commands", where a shard that dies has
+        lost any, the cluster goes back to its last checkpoint (`going_back`)
+    flags : further flags of `embstore serve`, for every shard
+    address : address of Ray; None: the address of the job, of RAY_ADDRESS or of this machine's Ray,
+        else a Ray is started
 
     Raises
     ------
     InvalidArgumentError : a cluster of that name runs; the one in `data` has other shards; `data`
         has files that are of no cluster.
     CapacityError : Ray has no room.
-    StoreClosedError : a shard did not get ready: what it said; nothing is left running.
+    StoreClosedError : a shard did not get ready; the message has its error. Nothing is left
+        running.
     """
     one_of(durability, "durability", LEVELS)
     path = Path(data).absolute()
@@ -208,9 +210,10 @@ def status(
     address: str | None = None,
     **connecting: Any,
 ) -> dict[str, Any]:
-    """Return who has what, of a cluster that runs.
+    """Return each shard's partitions, address and statistics, of a cluster that runs.
 
-    `connecting` is as of `embstore.connect`, for what a shard says of itself: see `looking`.
+    `connecting` has the arguments of `embstore.connect`, by which shards are asked for their
+    statistics (`looking`).
 
     Raises
     ------
@@ -250,7 +253,7 @@ def status(
 
 
 def _states(plan: Plan) -> list[dict[str, Any]]:
-    """Return what each shard's actor says; all are asked at once."""
+    """Return the state that each shard's actor reports; all are asked at once."""
     actors = [_actor(plan.actor(shard)) for shard in range(len(plan.nodes))]
     calls = [None if actor is None else actor.state.remote() for actor in actors]
     asked = [call for call in calls if call is not None]
@@ -299,7 +302,7 @@ def stop(
 
 
 def _end(plan: Plan, timeout_s: float) -> list[str]:
-    """End the actors, shards first; return what went wrong."""
+    """End the actors, shards first; return the problems."""
     problems = ended(plan, range(len(plan.nodes)), timeout_s)
     coordinator = _actor(plan.coordinator)
     if coordinator is not None:
@@ -308,7 +311,7 @@ def _end(plan: Plan, timeout_s: float) -> list[str]:
 
 
 def ended(plan: Plan, numbers: Iterable[int], timeout_s: float) -> list[str]:
-    """End the actors of some shards; return what went wrong."""
+    """End the actors of some shards; return the problems."""
     actors = {shard: _actor(plan.actor(shard)) for shard in numbers}
     there = {shard: actor for shard, actor in actors.items() if actor is not None}
     calls = {shard: actor.stop.remote(timeout_s) for shard, actor in there.items()}

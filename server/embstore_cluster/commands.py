@@ -43,8 +43,8 @@ def start(
 ) -> None:
     """Start a cluster of shards on Ray, which is started on this machine where there is none.
 
-    The shards are on loopback, unless Ray has several nodes. What was started in DIR before is
-    started again, with the same addresses and rows.
+    The shards are on loopback, unless Ray has several nodes. A cluster that was started in DIR
+    before is started again, with the same addresses and rows.
     """
     with output.progress("shards"):
         from embstore_cluster import clusters
@@ -78,12 +78,12 @@ def status(
     data: _Data = _DATA,
     name: _Name = _NAME,
     ray: _Ray = None,
-    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
-    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
-    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    tls_ca: Annotated[Path | None, flag("As for other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As for other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As for other commands.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which shard has what: partitions, rows, whether it is ready, how often it came back."""
+    """Show each shard's partitions, rows, whether it is ready, and how often it came back."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from embstore_cluster import clusters
 
@@ -128,14 +128,14 @@ def grow(
     data: _Data = _DATA,
     name: _Name = _NAME,
     ray: _Ray = None,
-    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
-    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
-    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    tls_ca: Annotated[Path | None, flag("As for other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As for other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As for other commands.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Have more shards, each with its share of the partitions, while clients read and write.
 
-    What fails half way leaves the partitions where they are; give the command again.
+    A failure half way leaves the partitions where they are; give the command again.
     """
     _change("grow", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
 
@@ -147,14 +147,14 @@ def drain(
     data: _Data = _DATA,
     name: _Name = _NAME,
     ray: _Ray = None,
-    tls_ca: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
-    token_file: Annotated[Path | None, flag("As of other commands.", "FILE")] = None,
-    insecure: Annotated[bool, flag("As of other commands.")] = False,
+    tls_ca: Annotated[Path | None, flag("As for other commands.", "FILE")] = None,
+    token_file: Annotated[Path | None, flag("As for other commands.", "FILE")] = None,
+    insecure: Annotated[bool, flag("As for other commands.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Have fewer shards: the last ones give their partitions to the others, and end.
 
-    What fails half way leaves the partitions where they are; give the command again.
+    A failure half way leaves the partitions where they are; give the command again.
     """
     _change("drain", shards, data, name, ray, tls_ca, token_file, insecure, as_json)
 

@@ -1,11 +1,11 @@
 """The coordinator: an actor that has a cluster's plan, and keeps it in a file of its own.
 
-The file `coordinator.json` is replaced whole, and is on the disk before anybody is told what it
-says, so the coordinator is what the file is: killed at any moment, it comes back with the same
-plan. Shards ask it for the plan each time they start a server, and tell it that they have lost
-commands (`going_back`). Training goes on while it is away.
+The file `coordinator.json` is replaced whole, and is on the disk before its content is given to
+anybody. So a coordinator that is killed at any moment comes back with the same plan. Shards ask it
+for the plan each time they start a server, and report lost commands to it (`going_back`). Training
+goes on while it is away.
 
-It also has shards join and leave (`changing`), and then is the one who records the map. Shards that
+It also has shards join and leave (`changing`), and records the map of such a change. Shards that
 are to join are in a plan of their own, `joining`, until they have.
 
 Ray has one call after the other executed. A call may come twice, when the actor died in between:
@@ -31,12 +31,12 @@ PATH = "coordinator.json"
 _OWN = re.compile(
     r"(coordinator\.json|ray\.(json|token|log)|shard-[0-9]+(\.(map|back)\.json)?)(\.new)?"
 )
-"""What the directory of a cluster has."""
+"""The names of files and directories that belong to a cluster."""
 _SHOWN = 3
 
 
 def check_directory(data: str) -> None:
-    """Raise InvalidArgumentError, if a directory has what is not of a cluster."""
+    """Raise InvalidArgumentError, if a directory has files of no cluster."""
     others = [n for n in Files(data).list("") if not _OWN.fullmatch(n) and n != "lost+found"]
     if others:
         shown = ", ".join(map(repr, others[:_SHOWN])) + (", ..." if len(others) > _SHOWN else "")
@@ -54,12 +54,12 @@ def kept_plan(data: str) -> Plan | None:
 
 @dataclass
 class _Kept:
-    """What the file has."""
+    """The content of the file."""
 
     plan: Plan
     starts: list[int]
     joining: Plan | None = None
-    """With shards that are to join; None: none are."""
+    """The plan with the shards that are to join; None: none are."""
     is_changing: bool = False
     """Writes of shards may be paused."""
 
@@ -82,8 +82,8 @@ class Coordinator:
     """Has the plan of a cluster."""
 
     def __init__(self, plan: Plan) -> None:
-        """Begin with `plan`; what the file has of the same start has gone on from there: Ray gives
-        the same arguments each time that it starts this actor again."""
+        """Begin with `plan`, unless the file has a newer state of the same start: Ray gives the
+        same arguments each time that it starts this actor again."""
         Path(plan.data).mkdir(parents=True, exist_ok=True)
         self._files = Files(plan.data)
         found = _read(self._files)
@@ -165,7 +165,7 @@ class Coordinator:
             return self._kept.joining
 
     def change(self, count: int, connecting: dict[str, Any]) -> None:
-        """Begin to have so many shards; those that are more have been started.
+        """Begin to have `count` shards; additional ones have been started.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class Coordinator:
             self._write()
 
     def _ended(self) -> None:
-        """Note that all shards go by the map, and take writes. On the thread of a change."""
+        """Note that all shards use the map, and take writes. On the thread of a change."""
         with self._writing:
             self._kept.is_changing = False
             self._write()

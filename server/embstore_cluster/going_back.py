@@ -1,24 +1,24 @@
 """Going back: where a shard has lost commands, all shards go to one checkpoint, or none serves.
 
 With durability "checkpoint" or "interval" a shard that has died comes back at its last commit, and
-the others are ahead of it. What they have together is then no state that any trainer has seen. So
-the cluster goes back, as one, to the last checkpoint that all shards have:
+the others are ahead of it. No trainer has seen the state that they have together. So the cluster
+goes back, as one, to the last checkpoint that all shards have:
 
 1. A shard's server looks at its directory before it opens it (`prepare`, in the server's process,
    which has the directory's lock, so that no server before it can write any more). A catalogue with
    a tail has lost commands: the process ends with LOST.
-2. Its actor tells the coordinator, which asks all actors which checkpoints are on their disks, and
-   takes the newest that all have. It notes that in its file, as going back number n, and has every
-   other shard's server ended. Only then does it answer.
+2. Its actor notifies the coordinator, which asks all actors which checkpoints are on their disks,
+   and takes the newest that all have. It notes that in its file, as going back number n, and has
+   every other shard's server ended. Only then does it answer.
 3. Each server, of any shard, that starts from then on is given n and the label. It restores that
-   once: beside its directory is the number that it has gone back to last.
+   once: a file next to its directory has the number that it has gone back to last.
 
 **No step is acknowledged in between**: a step needs all shards, and the one that had lost commands
-serves only when every server of before has ended. Whoever dies meanwhile begins where it was: what
-is decided is in the coordinator's file, what is restored is in the shard's.
+serves only when every earlier server has ended. A process that dies meanwhile resumes: the decision
+is in the coordinator's file, the number restored last is in the shard's.
 
-**One that is always there.** A directory without any checkpoint gets one at its first start, so
-there is always a state to go back to.
+**A first checkpoint.** A directory without any checkpoint gets one at its first start, so there is
+always a state to go back to.
 """
 
 import json
@@ -44,7 +44,7 @@ FIRST_LABEL = "cluster/start"
 
 
 def words(plan: Plan, shard: int) -> list[str]:
-    """Return what the process of a shard's server is to `prepare`, as words of its command line."""
+    """Return the words by which the command line of a shard's server makes it `prepare`."""
     if plan.durability == "commands":
         return []
     back = plan.back
@@ -82,7 +82,7 @@ def prepare(given: Sequence[str]) -> int:
 
 
 def _kept(directory: Path) -> Catalogue | None:
-    """Return what is committed, when no other server has the directory; None: it is new."""
+    """Return the committed catalogue, when no other server has the directory; None: it is new."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return None
@@ -94,8 +94,9 @@ def _kept(directory: Path) -> Catalogue | None:
 
 
 def labels(directory: Path) -> dict[str, str]:
-    """Return the checkpoints on a shard's disk, oldest first: by label, what is equal on all shards
-    if it is one of the cluster; a shard's own is as none other. A server may have the directory."""
+    """Return the checkpoints on a shard's disk by label, oldest first. The value is equal on all
+    shards for a checkpoint of the cluster; that of a shard's own checkpoint differs from all
+    others. A server may have the directory open."""
     files = Files(str(directory))
     if not files.exists(catalogues.PATH):
         return {}

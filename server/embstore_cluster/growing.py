@@ -48,7 +48,7 @@ def grow(
     ------
     InvalidArgumentError : it has more; a change is under way.
     StoreClosedError : no cluster of that name runs; a new shard did not get ready.
-    EmbstoreError : why partitions were not moved; it may be asked for again.
+    EmbstoreError : why partitions were not moved; the call may be repeated.
     """
     plan, coordinator = clusters.running(Path(data).absolute(), name, address)
     _check_logged(plan)

@@ -3,9 +3,9 @@
 Where the caller is in a Ray job, or RAY_ADDRESS or this machine has a Ray, that is taken. Else one
 is started (`ray start`), which lives on when the command ends, and is ended by `stop`.
 
-Ray listens on all interfaces, and whoever can call it can run programs; there is no setting for
-loopback alone (2.60). So a Ray of our own takes calls with a token only, which it reads from a file
-that its user alone can read. The shards' own ports are on loopback.
+Ray listens on all interfaces, and every client can run programs; there is no setting for loopback
+alone (2.60). So a Ray of our own takes calls with a token only, which it reads from a file that its
+user alone can read. The shards' own ports are on loopback.
 """
 
 import json
@@ -43,12 +43,12 @@ class LocalRay:
     """A Ray of our own."""
 
     pid: int
-    """Of `ray start`, whose end ends it."""
+    """Process id of `ray start`, whose end ends it."""
     began: int
-    """Of that process, as the system counts it: another one may have its number later."""
+    """Start time of that process, in the system's count: another process may get its id later."""
     address: str
     folder: str
-    """Of its sockets, whose paths have to be short, and of its logs."""
+    """The directory of its sockets, whose paths have to be short, and of its logs."""
 
 
 def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
@@ -57,7 +57,7 @@ def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
     Parameters
     ----------
     address : of the Ray to take; None: one that is there
-    cpus : where there is none: start one with so many CPUs; None: start none
+    cpus : where there is none: CPUs of the Ray to start; None: start none
 
     Raises
     ------
@@ -120,7 +120,7 @@ def _connect(address: str, token_of: Path | None) -> None:
 def _of_machine() -> str | None:
     """Return the address of the Ray that was started on this machine last, if it listens.
 
-    Asked here, and not by `ray.init("auto")`, which takes long to find that nobody is there.
+    Asked here, and not by `ray.init("auto")`, which takes long to find that no Ray listens.
     """
     folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
     try:
@@ -194,7 +194,7 @@ def _start(data: Path, cpus: int) -> LocalRay:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Return ports of an address of this machine at which nobody listens now."""
+    """Return unused ports of an address of this machine."""
     with ExitStack() as taken:
         sockets = [taken.enter_context(closing(socket.socket())) for _ in range(count)]
         for one in sockets:

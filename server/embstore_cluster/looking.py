@@ -1,7 +1,8 @@
-"""What shards say of themselves: what each has, and what it does a second.
+"""The statistics that shards report: the rows that each has, and its commands a second.
 
-Rates are of two looks, so a look takes `LOOK_S`. **Skew** is how much more than the mean the shard
-has that has most: 1 where all have as much. A cluster is as fast as its busiest shard.
+Rates are differences of two readings, so a look takes `LOOK_S`. **Skew** is how much more than the
+mean the shard with the most has: 1 where all have equally much. A cluster is as fast as its busiest
+shard.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,11 @@ _SKEWED = "rows_resident", "bytes", "keys_per_s"
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("command", "tables", "rows_resident", "bytes", "commands_per_s", "keys_per_s")
 )
-"""What is known of a shard that did not answer."""
+"""The entry of a shard that did not answer: all None."""
 
 
 def look(addresses: Mapping[int, str], connecting: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return what shards have, and do, by number.
+    """Return the shards' statistics, by number.
 
     Returns
     -------
@@ -59,8 +60,8 @@ def _keys(stats: dict[str, Any]) -> int:
 
 
 def skew(shards: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return of what is counted the most that a shard has, divided by the mean; None: a shard did
-    not answer, or none has any."""
+    """Return, by statistic, the largest value of a shard divided by the mean; None: a shard did not
+    answer, or all values are zero."""
     found: dict[str, float | None] = {}
     for name in _SKEWED:
         values = [shard[name] for shard in shards]

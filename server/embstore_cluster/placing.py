@@ -2,7 +2,7 @@
 
 It is decided once, and kept in the plan: a shard's rows are on its node's disk, and its address is
 in the map. So a shard is tied to the IP of its node (Ray's resource `node:IP`), and waits for it
-where that is away. A Ray of one node is of this machine: the shards are on loopback then.
+where that is away. If Ray has one node, that is this machine: the shards are on loopback then.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from embstore_cluster.plan import Resources
 
 _WAIT_S = 30.0
 _SHARE = 0.001
-"""Of `node:IP`, of which a node has 1."""
+"""A shard's part of the resource `node:IP`, of which a node has 1."""
 
 
 def at_node(ip: str) -> dict[str, float]:

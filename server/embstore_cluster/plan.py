@@ -1,4 +1,4 @@
-"""What a cluster is, as a value: the map, who runs where, and how each server is started."""
+"""The plan of a cluster, as a value: the map, each shard's node, and how its server is started."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,17 +10,17 @@ from embstore.errors import CorruptTableError
 from embstore.sharding import ShardMap
 
 NAMESPACE = "embstore"
-"""Of Ray, where the actors of all clusters have their names."""
+"""The namespace of Ray in which the actors of all clusters have their names."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray is to keep for each shard."""
+    """The resources that Ray reserves for each shard."""
 
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     memory_bytes: int = 0
-    """For the cache, where that is in the host's memory."""
+    """Memory for the cache, where that is in the host's memory."""
 
     def options(self) -> dict[str, Any]:
         """Return them as Ray's options of an actor."""
@@ -35,19 +35,19 @@ class Resources:
 
 @dataclass(frozen=True)
 class Back:
-    """To what the shards of a cluster have gone back last (`going_back`)."""
+    """The checkpoint to which the shards of a cluster have gone back last (`going_back`)."""
 
     number: int = 0
-    """How often they have."""
+    """The number of times that they have gone back."""
     label: str = ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A cluster; of each shard, by number, what the tuples say."""
+    """A cluster. The tuples have an entry for each shard, by number."""
 
     name: str
-    """By which its actors are found."""
+    """The name by which its actors are found."""
     data: str
     """The absolute path of the directory that has the shards' own, on every node."""
     shard_map: ShardMap
@@ -57,13 +57,13 @@ class Plan:
     """The IP, as Ray has it, of the node where each shard's directory is."""
     resources: Resources = Resources()
     flags: tuple[str, ...] = ()
-    """More of `embstore serve`, for every shard."""
+    """Further flags of `embstore serve`, for every shard."""
     life: str = ""
-    """Of one start of the cluster: another one after each."""
+    """Id of one start of the cluster: each start has another one."""
     durability: Durability = "commands"
-    """Of every shard."""
+    """Durability of every shard."""
     back: Back = Back()
-    """To what the shards have gone back last."""
+    """The checkpoint to which the shards have gone back last."""
 
     @property
     def coordinator(self) -> str:
@@ -79,7 +79,7 @@ class Plan:
         return Path(self.data) / f"shard-{shard}"
 
     def words(self, shard: int, shard_map: Path) -> list[str]:
-        """Return what follows `embstore` to serve a shard; `shard_map` is the file of the map."""
+        """Return the arguments of `embstore` to serve a shard; `shard_map` is the map's file."""
         return [
             "serve",
             *self.flags,

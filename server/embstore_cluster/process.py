@@ -1,11 +1,11 @@
 """A server that ends with its parent: `-m embstore_cluster.process PARENT [WORD ...] serve ...`.
 
 A server that outlived its actor would have the directory and the port that the next one needs. The
-system ends it (SIGKILL) with the thread that started it, whatever has ended that: to a store this
-is a crash, which its command log is for. A parent that has gone before the system was asked is seen
-by its process id.
+system ends it (SIGKILL) with the thread that started it, for any reason: to a store this is a
+crash, from which its command log recovers. A parent that has gone before the system was asked is
+detected by its process id.
 
-Words before `serve` are of `going_back`: its directory is made ready first.
+Words before `serve` are for `going_back`, which prepares the directory first.
 """
 
 import ctypes

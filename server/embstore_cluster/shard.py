@@ -1,9 +1,9 @@
 """The actor of a shard: it keeps the shard's server running, as a process of its own.
 
 A server has its process for itself: its main thread has the event loop and the signals, its engine
-thread shares the interpreter with nobody else's threads (Ray's worker has some), its umask, its
-allocator's arenas and its thread switching are its own. So a shard is `embstore serve`, unchanged,
-and a child of the actor, that ends with it (process.py).
+thread shares the interpreter with no threads of Ray's worker, and its umask, its allocator's arenas
+and its thread switching are its own. Therefore a shard is `embstore serve`, unchanged, and a child
+of the actor, that ends with it (process.py).
 
 A server that ends by itself is started again here, at once where it had been ready: that takes the
 time of its start, and not also that of a worker of Ray. One that was not ready, as on a directory

@@ -4,11 +4,11 @@ From the bottom up; nothing imports upward, and the engine knows nothing of the 
 
 setup         settings, and how their values are read
 telemetry     log, metrics of calls, slow calls, traces
-access        who calls, and what one caller may take
-path          what every call passes, whichever transport it came by
+access        callers, their rights, and their limits
+path          the path of a call, the same for all transports
 transports    gRPC, shared memory, REST
 replication   a leader and its standbys
 host          the life of the process, and the store that it serves
 cli           the command line; `doctor` and `sizing` are commands of their own
-page          what a browser is sent
+page          the page and files for a browser
 """

@@ -1,10 +1,10 @@
-"""Who calls, and what they may do.
+"""The callers of a server, and their rights.
 
-principals   a caller, its rights by pattern, and what of a command or result is its own
-tokens       the file that says who there is: names, secrets' hashes, rights
-shares       what one token may take of what all share
+principals   a caller, its rights by pattern, and the names that belong to it
+tokens       the file of tokens: names, hashes of secrets, rights
+shares       the limits of one token on resources that all share
 callers      from a token, or a certificate's names, to the principal; read again at SIGHUP
 
-Whether a caller may give a command says `embstore_server.path.rights`. A server without a file of
-tokens takes everybody for ANYBODY, who may do everything.
+`embstore_server.path.rights` decides whether a caller may give a command. A server without a file
+of tokens takes every caller for ANYBODY, which has all rights.
 """

@@ -1,9 +1,10 @@
-"""From what a caller shows to who it is.
+"""Authentication: from a token or a certificate to its principal.
 
-Every call is looked at anew, which takes microseconds: nothing is remembered of those who guess.
+Every call is authenticated anew, which takes microseconds: the server keeps no state about failed
+attempts.
 
-SIGHUP reads the file again. What is removed there is refused with its next call; a file that is not
-understood leaves all as it was, which the log says. Event loop only.
+SIGHUP reads the file again. A token that was removed is refused at its next call; an invalid file
+is logged, and changes nothing. Event loop only.
 """
 
 import logging
@@ -30,10 +31,10 @@ def certificate_names(auth_context: Mapping[str, Sequence[bytes]]) -> list[str]:
 
 
 class Callers:
-    """Those who may call a server; without a file of tokens, anybody."""
+    """The callers that a server accepts; without a file of tokens, all."""
 
     def __init__(self, path: Path | None, limits: Mapping[str, int]) -> None:
-        """Read the file; raises InvalidArgumentError. `limits` are of whoever has no others."""
+        """Read the file; raises InvalidArgumentError. `limits` are the default limits."""
         self._path = path
         self._limits = limits
         self._entries: dict[str, Entry] = {}
@@ -50,11 +51,11 @@ class Callers:
 
     @property
     def known(self) -> Collection[Principal]:
-        """All who are known by name."""
+        """All principals with a name."""
         return self._principals.values()
 
     def named(self, name: str) -> Principal | None:
-        """Return who is known by a name, if anybody is. Any thread."""
+        """Return the principal of a name, None if there is none. Any thread."""
         return self._principals.get(name)
 
     def reload(self) -> None:
@@ -69,13 +70,13 @@ class Callers:
             event(logging.INFO, "tokens read", names=len(self._entries))
 
     def principal_of(self, context: Any) -> Principal:
-        """Return who calls, by the context of a gRPC call. Raises UnauthenticatedError."""
+        """Return the principal of a gRPC call, by its context. Raises UnauthenticatedError."""
         authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
         return self.principal(str(authorization), certificate_names(context.auth_context()))
 
     def principal(self, authorization: str, certificate_names: Iterable[str]) -> Principal:
-        """Return who calls: by the header that was sent, "" for none, else by the names of a
-        certificate that was verified.
+        """Return the principal of a call: by the header that was sent, "" for none, else by the
+        names of a certificate that was verified.
 
         Raises UnauthenticatedError.
         """

@@ -1,8 +1,7 @@
 """The server's certificate, and the authorities of its clients': read again at SIGHUP.
 
 Both ports ask for them with each new connection, so that a certificate that is about to run out is
-replaced without a restart. Files that are not what they should be leave all as it was, which the
-log says.
+replaced without a restart. Invalid files are logged, and change nothing.
 """
 
 import logging
@@ -16,7 +15,7 @@ from embstore_server.telemetry.logs import event
 
 
 class Served(NamedTuple):
-    """What a handshake needs, as PEM, and as a context of Python's."""
+    """Key and certificates of a handshake, as PEM and as a context of Python's."""
 
     key: bytes
     chain: bytes
@@ -42,14 +41,14 @@ class Certificates:
             event(logging.INFO, "certificate read")
 
     def context(self) -> ssl.SSLContext:
-        """Return a context that takes what is served at each handshake."""
+        """Return a context that takes the current certificates at each handshake."""
 
         def take(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
             connection.context = self.served.context
 
         first = _read(self._settings).context
         first.sni_callback = take  # called of clients, too, that name no server
-        # A connection that takes up an earlier one would go by the authorities of that time.
+        # A resumed connection would use the authorities of the earlier one.
         first.options |= ssl.OP_NO_TICKET
         first.num_tickets = 0
         return first

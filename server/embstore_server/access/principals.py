@@ -1,16 +1,17 @@
-"""A caller: its name, its rights by pattern of names (`embstore.rights`), and what is its own.
+"""A caller: its name, its rights by pattern (`embstore.rights`), its sessions and call ids.
 
-**Sessions** belong to who opened them. Their names are the principal's own: `train` of the token
-`ads` is the session `ads:train`, whose place no other token can take or read. Who may write
-everything may also name those of others, as they are listed: so an operator ends any. A session of
-a server that had no tokens is `:train` then, and a store that gets tokens later goes on there.
+**Sessions** belong to the principal that opened them. Their names are the principal's own: `train`
+of the token `ads` is the session `ads:train`, whose position no other token can take or read. A
+principal that may write everything may also use the full names, as they are listed: in this way an
+operator can end any session. A session of a server that had no tokens is `:train` then, and a store
+that gets tokens later goes on there.
 
-**Calls that are sent again** are remembered by client and principal, so that nobody gets, or takes,
-the answer of another's; and a client says by its id whose it is, so that nobody's are forgotten for
-the many of another's.
+**Calls that are sent again** are remembered by client and principal, so that no principal gets or
+takes the answer of another; and a client's id includes its owner, so that the many clients of one
+principal do not push out those of another.
 
-**What is not one's own** is refused by what was asked for, before anything is looked up, so that
-the answer is the same whether there is such a table or not.
+**Other principals' tables** are refused by name, before anything is looked up, so that the answer
+is the same whether there is such a table or not.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,21 +28,21 @@ from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 
 _REMEMBERED_MAX = 4096
 _OWNER_CHARACTERS = 16
-"""Of a client id; the others are of what the principal calls it: 188 bits."""
+"""Length of a client id's owner part, in characters; the rest is a hash of 188 bits."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who calls. `rights` are by pattern; `name` is empty of a server that knows nobody."""
+    """A caller. `rights` are by pattern; `name` is empty on a server without tokens."""
 
     name: str
     rights: Mapping[str, Right]
     limits: Mapping[str, int] = field(default_factory=dict)
-    """What it may take (`access.shares`), by name."""
+    """Its limits (`access.shares`), by name."""
     _found: dict[str, Right] = field(default_factory=dict, compare=False, repr=False)
 
     def right_on(self, name: str) -> Right:
-        """Return the highest right on what has this name; KNOWN, if there is none."""
+        """Return the highest right on a table or session of this name; KNOWN, if there is none."""
         right = self._found.get(name)
         if right is None:
             granted = (r for pattern, r in self.rights.items() if matches(name, pattern))
@@ -79,7 +80,7 @@ class Principal:
         return self.right_on(EVERYTHING) >= Right.WRITE
 
     def session(self, name: str) -> str:
-        """Return the full name of what this principal calls session `name`."""
+        """Return the full name of this principal's session `name`."""
         if not self.name or not name:  # which the engine refuses
             return name
         if ":" in name and self._has_all_sessions:
@@ -92,7 +93,7 @@ class Principal:
             raise PermissionDeniedError("expected a session of one's own, found another's")
 
     def owns_session(self, name: str) -> bool:
-        """Tell whether the session of this full name is the principal's."""
+        """Return whether the session of this full name is the principal's."""
         return self._has_all_sessions or owner_of(name) == self.name
 
     # Calls that are sent again
@@ -101,7 +102,7 @@ class Principal:
         """Return an origin that no other principal can have; of a bad one, the same.
 
         Its owner (`tables.owners`) is the principal: by a hash, as a name may take all of the
-        characters. Who has no name is no owner, whatever the client id.
+        characters. A principal without a name is no owner, for any client id.
         """
         client_id = origin.client_id
         is_bad = not 0 < len(client_id) <= CLIENT_ID_CHARACTERS_MAX
@@ -114,7 +115,7 @@ class Principal:
     # Results
 
     def visible(self, value: Any) -> Any:
-        """Return what of a command's result the principal may see."""
+        """Return the part of a command's result that the principal may see."""
         if self.right_on(EVERYTHING) >= Right.READ:
             return value
         match value:

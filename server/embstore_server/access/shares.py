@@ -1,19 +1,19 @@
-"""What one token may take of what all share: its limits, by name.
+"""The limits of one token on resources that all share, by name.
 
     queue_calls, inflight_bytes, sessions   at any time; half of the server's own bound, unless the
                                             file of tokens says otherwise
     announced_bytes                         of all sessions of the token; half of the store's bound.
-                                            Who may write everything has one share together: their
-                                            sessions have no owner
+                                            Tokens that may write everything have one share
+                                            together: their sessions have no owner
     call_bytes                              keys and rows of one call, bounded where the file says
-                                            so: another's call may wait for one to end
+                                            so: calls of other tokens may wait for one to end
     tables, rows, disk_bytes                of the tables that it may write, together; bounded where
                                             the file says so. disk_bytes is what those rows take at
                                             most, so that it is known when a table is made
 
 Pins need no limit: sessions of several owners divide the slots among them (`lookahead.planner`).
 
-A server that knows nobody has its own bounds alone.
+A server without tokens has its own bounds alone.
 """
 
 from contextlib import suppress
@@ -35,7 +35,7 @@ SHARE = 0.5
 
 
 def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
-    """Return the limits of whoever has no others, by their names."""
+    """Return the default limits, by name."""
     shared = {
         "queue_calls": queue_calls_max,
         "inflight_bytes": inflight_bytes_max,
@@ -66,7 +66,7 @@ def check_call(principal: Principal, command: Command[Any], engine: Engine) -> N
 
 
 def used(principal: Principal, engine: Engine) -> dict[str, int]:
-    """Return what a principal has in a store. With the engine, or for a look at it."""
+    """Return a principal's usage of a store. With the engine, or for a look at it."""
     sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
     announced = engine.sessions.announcing.announced_bytes(principal.name)
     of_sessions = {"sessions": len(sessions), "announced_bytes": announced}
@@ -84,7 +84,7 @@ def _of_tables(principal: Principal, engine: Engine) -> dict[str, int]:
 
 
 def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
-    """Refuse what would take more than a principal's share of a store. With the engine.
+    """Refuse a command that would take more than a principal's share of a store. With the engine.
 
     Raises CapacityError.
     """

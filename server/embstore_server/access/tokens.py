@@ -1,19 +1,19 @@
-"""The file of tokens: who there is, and what each may do.
+"""The file of tokens: names, and the rights of each.
 
     {"version": 2, "checksum": "blake2b:HASH", "tokens": {
         "ads":  {"secret": "sha256:HASH", "rights": {"ads/*": "write"}},
         "dash": {"certificate": true, "rights": {"*": "read"}, "limits": {"queue_calls": 8}}}}
 
 A token is `NAME.SECRET`, of which the file has a hash alone. The secret is always 32 random bytes,
-made by `embstore token add`: nobody finds it by trying, so a hash that is slow on purpose (scrypt,
-argon2) would protect nothing, and be a way in for who wants to keep the server busy. With scrypt of
-8 ms, guesses took every core and kept tokens out that were right, and 500 entries held the event
-loop for 4 s at SIGHUP; SHA-256 takes a microsecond. A name with a `certificate` has no secret: its
-entry shows a certificate of that name instead.
+made by `embstore token add`: it cannot be guessed, so a hash that is slow on purpose (scrypt,
+argon2) would protect nothing, and would let attackers keep the server busy. With scrypt of 8 ms,
+guesses took every core and kept tokens out that were right, and 500 entries held the event loop for
+4 s at SIGHUP; SHA-256 takes a microsecond. A name with a `certificate` has no secret: its entry
+shows a certificate of that name instead.
 
-The file is replaced whole, and readable for its owner alone; who changes it holds a lock beside it.
-`embstore token` writes it, and nobody else: the checksum of the entries shows what was damaged, or
-edited, which would be another right or another name. A running server reads it again at SIGHUP.
+The file is replaced whole, and readable for its owner alone; a writer holds a lock file in the same
+directory. Only `embstore token` writes it: the checksum of the entries detects damage and edits,
+which would change a right or a name. A running server reads it again at SIGHUP.
 """
 
 import fcntl
@@ -48,9 +48,9 @@ LIMITS = (
     "rows",
     "disk_bytes",
 )
-"""What of a token can be limited; `access.shares` says what each bounds."""
+"""The names of a token's limits; `access.shares` describes them."""
 RIGHTS = {right.name.lower(): right for right in (Right.READ, Right.WRITE, Right.ADMIN)}
-"""Those that can be granted, by what they are called."""
+"""The rights that can be granted, by name."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class Entry:
     name: str
     secret: str | None
     rights: Mapping[str, Right] = field(default_factory=dict)
-    """By pattern."""
+    """Rights by pattern."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """By what is limited."""
+    """Limits by name (`LIMITS`)."""
 
     def has(self, secret: str) -> bool:
-        """Tell whether this is the entry's secret; it takes as long if not."""
+        """Return whether this is the entry's secret; it takes as long if not."""
         return hmac.compare_digest(_hashed(secret), self.secret or _NO_HASH)
 
 
 _NO_HASH = "sha256:"
 NOBODY = Entry("", None)
-"""To be asked for the secret of a name that is not in the file: the answer takes as long."""
+"""The entry checked for a name that is not in the file: the answer takes as long."""
 
 
 def _hashed(secret: str) -> str:
@@ -79,7 +79,7 @@ def _hashed(secret: str) -> str:
 
 
 def new_secret() -> tuple[str, str]:
-    """Return a new secret, and what the file has of it."""
+    """Return a new secret, and its hash for the file."""
     secret = token_urlsafe(32)
     return secret, _hashed(secret)
 

@@ -1,7 +1,7 @@
 """The command line: `embstore serve`, commands for a running server, and the tools.
 
 Results go to standard output, everything else to standard error, so that `--json` can be piped.
-A command's module is imported when the command is asked for, and heavy modules (NumPy, gRPC, the
+A command's module is imported when the command is called, and heavy modules (NumPy, gRPC, the
 engine) when it runs: `embstore --help` is fast. Commands for a running server need no extra; one
 that does says which (`extras`).
 """
@@ -14,9 +14,9 @@ from embstore.errors import EmbstoreError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status.
 
-    An EmbstoreError is an answer: its message is shown without a trace. So is standard output that
-    takes no more. Any other exception is a bug, and is raised. `arguments` are the words after
-    `embstore`; None: those of the process.
+    An EmbstoreError is an answer: its message is shown without a trace. A standard output that
+    takes no more is treated in the same way. Any other exception is a bug, and is raised.
+    `arguments` are the words after `embstore`; None: those of the process.
     """
     from embstore_server.cli import exits
     from embstore_server.cli.standard_output import OutputLostError, standing_in
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with standing_in():
             return _run(arguments)
     except OutputLostError as exc:
-        if exc.is_pipe:  # who reads has what he wants
+        if exc.is_pipe:  # the reader has read enough
             return exits.READER_GONE
         from embstore_server.cli.output import show_error
 

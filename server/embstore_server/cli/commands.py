@@ -1,4 +1,4 @@
-"""The tree of commands: where the function of each is. It is imported when it is asked for."""
+"""The tree of commands, with the module of each, which is imported when the command is called."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -55,7 +55,7 @@ _TABLE_COMMANDS = {
 
 
 def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[TyperGroup]:
-    """Return a kind of group that imports a command when it is asked for.
+    """Return a class of groups that import a command when it is called.
 
     default : the command that is meant where none is named; "": there has to be one
     """
@@ -68,7 +68,7 @@ def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[Typer
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             is_named = bool(args) and not (args[0].startswith("-") and args[0] not in _HELP)
-            is_typed = is_named or ctx.resilient_parsing  # else: a shell completes what comes next
+            is_typed = is_named or ctx.resilient_parsing  # else: a shell completes the next word
             return super().parse_args(ctx, args if is_typed or not default else [default, *args])
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:

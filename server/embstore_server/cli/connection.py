@@ -1,4 +1,4 @@
-"""Commands for a running server: the flags that each of them has, the connection, what it shows."""
+"""Commands for a running server: their common flags, the connection, and the output."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ TIMEOUT_S = 60.0
 LONG_TIMEOUT_S = 3600.0
 """For commands that read or write whole tables."""
 CONNECT_TIMEOUT_S = 5.0
-"""For a server that is starting. One that is not there is told of at once."""
+"""Time for a server that is starting. A port without a server is an error at once."""
 EVERY_S = 2.0
 FILES = {
     "tls_ca": "PEM file of the certificate authorities to trust. Default: no TLS.",
@@ -45,11 +45,11 @@ def on_server(
     """Return a decorator that gives a command the flags of a connection, and --json.
 
     The command's first parameter, `connect`, is not a flag: calling it connects to the server that
-    the flags name, so a command checks its own arguments before. What it returns is shown.
-    `timeout_s` is the default of --timeout. `is_watched`: it can be shown again and again.
+    the flags name, so a command checks its own arguments before. The command's return value is
+    shown. `timeout_s` is the default of --timeout. `is_watched`: it can be shown again and again.
     `of_one`: it concerns the server at the address alone, also where that is a shard of a cluster.
 
-    SIGTERM and a closed terminal end it as an error does: what it has begun is put away.
+    SIGTERM and a closed terminal end it as an error does: it cleans up after itself.
     """
     seconds = flag("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
     flags = [
@@ -104,9 +104,9 @@ def connected(
     insecure: bool,
     of_one: bool = False,
 ) -> AbstractContextManager["Store"]:
-    """Connect to a server, of a shard to all unless `of_one`; raises EmbstoreError, at once where
-    nobody is there."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why there is no connection is said by us
+    """Connect to a server, or to all shards of its cluster unless `of_one`; raises EmbstoreError,
+    at once where the port is closed."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report why there is no connection
     from embstore_client.connecting import connect, connect_one
 
     token = files["token_file"]

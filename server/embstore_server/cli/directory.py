@@ -28,9 +28,9 @@ def verify(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Read every file of a store, or of backups; say what is wrong and which rows are affected.
+    """Read every file of a store, or of backups; report damage and the rows that it affects.
 
-    No server may have the directory open. Status 1: something is wrong.
+    No server may have the directory open. Status 1: damage was found.
     """
     from embstore.storage import markers
     from embstore.storage.backup import verify_backups

@@ -1,4 +1,4 @@
-"""`embstore doctor`: what of this machine makes a server slow, or fails it later."""
+"""`embstore doctor`: find causes of a slow or failing server on this machine."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ def doctor(
     *,
     as_json: output.AsJson = False,
 ) -> None:
-    """Look at limits, disk, clock, processor, memory, GPU and versions; say what to change.
+    """Check limits, disk, clock, processor, memory, GPU and versions; suggest changes.
 
     Run it as the server's user, where it will run: in its container, say. It writes 32 MiB to DIR
     and removes them. Status 1: something fails; a warning is no failure.

@@ -1,9 +1,9 @@
-"""What an exit status means; `embstore_proto.status` says which error ends with which.
+"""The exit statuses of commands; `embstore_proto.status` assigns them to errors.
 
 DEVICE_FAILED is EX_SOFTWARE of sysexits.h, the nearest standard status: the rows that only the
 device had are lost, and a supervisor may start the server again, which opens its last checkpoint.
-Those above 128 are what a shell shows of a program that a signal has ended, with the signal's
-number: here the command has seen the signal, and put away what it had begun.
+A status above 128 is 128 plus the number of a signal, as a shell shows it of a program that a
+signal has ended: here the command has caught the signal, and cleaned up.
 """
 
 from signal import SIGINT, SIGPIPE, SIGTERM

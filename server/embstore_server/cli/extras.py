@@ -1,4 +1,4 @@
-"""What a command needs beyond the base packages: the sentence that says which extra brings it."""
+"""Packages that a command needs beyond the base: the message that names their extra."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

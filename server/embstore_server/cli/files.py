@@ -87,9 +87,9 @@ def import_(
         bool, flag("Make the table as the file says, if it is not there.", None)
     ] = False,
 ) -> Shown:
-    """Set rows of a table to those of a file. Interrupted, it can be done again.
+    """Set rows of a table from a file. An interrupted import can be repeated.
 
-    Without --with-state, rows are assigned: their optimizer state starts anew.
+    Without --with-state, rows are assigned: their optimizer state starts at zero.
     """
     from embstore_client.files import import_table
 

@@ -12,12 +12,12 @@ import typer
 
 
 def flag(help: str, metavar: str | None = None, *names: str, **options: Any) -> Any:
-    """Return what describes a flag, for `Annotated`."""
+    """Return the description of a flag, for `Annotated`."""
     return typer.Option(*names, metavar=metavar, help=help, **options)
 
 
 YES = flag("Do not ask.", None, "--yes", "-y")
-"""Of a command by which something is lost."""
+"""The flag of a command that deletes something."""
 
 
 def option(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:

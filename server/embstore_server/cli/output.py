@@ -15,7 +15,7 @@ import typer
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli.exits import FAILED
 
-if TYPE_CHECKING:  # rich is loaded by what draws with it
+if TYPE_CHECKING:  # rich is loaded by code that draws with it
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
@@ -26,7 +26,7 @@ AsJson = Annotated[bool, JSON_FLAG]
 """The flag of every command that has something to show."""
 
 Shown = tuple[Any, "str | Callable[[], RenderableType]"]
-"""What a command has to show: a JSON document, and what people get, as text or drawn by Rich."""
+"""The output of a command: a JSON document, and the same for people, as text or drawn by Rich."""
 
 Advance = Callable[[int], None]
 """Takes the number of items done since the last call."""
@@ -50,7 +50,7 @@ def show_text(text: str) -> None:
 
 
 def show(document: Any, text: "str | Callable[[], RenderableType]", *, as_json: bool) -> None:
-    """Write a JSON document, or what it means for people: a text, or what is drawn."""
+    """Write a JSON document, or its version for people: a text, or a drawing."""
     if as_json:
         show_json(document)
     elif callable(text):
@@ -75,7 +75,7 @@ def ask(question: str, what: str, done: str) -> None:
 
     Raises
     ------
-    InvalidArgumentError : nobody can be asked.
+    InvalidArgumentError : standard input is no terminal.
     """
     if not sys.stdin.isatty():
         raise InvalidArgumentError(f"{what}: expected --yes, as nobody can be asked")
@@ -119,20 +119,20 @@ def parts(named: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> "Renderable
 
 
 def drawn(text: "str | Callable[[], RenderableType]") -> "RenderableType":
-    """Return what a command shows to people, to be drawn."""
+    """Return the output of a command for people, to be drawn."""
     from rich.text import Text
 
     return text() if callable(text) else Text(text)
 
 
 def is_terminal() -> bool:
-    """Tell whether standard output can be drawn over."""
+    """Return whether standard output can be drawn over."""
     return _console().is_terminal
 
 
 @contextmanager
 def screen(first: "RenderableType") -> Iterator[Callable[["RenderableType"], None]]:
-    """Draw on the whole terminal inside the with block; yield what draws it anew."""
+    """Draw on the whole terminal inside the with block; yield the function that redraws it."""
     from rich.live import Live
 
     with Live(first, console=_console(), screen=True, auto_refresh=False) as live:

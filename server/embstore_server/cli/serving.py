@@ -47,7 +47,7 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         from embstore_server.path.freed import share_freed_memory  # asyncio is nothing for --help
 
         share_freed_memory()
-        os.umask(0o077)  # rows are nobody else's to read, whatever the port asks for
+        os.umask(0o077)  # no other user may read rows, under any umask
         with _ending_at_once():
             with needing("server"):
                 _look_for_packages()
@@ -70,7 +70,7 @@ def _look_for_packages() -> None:
 
 
 def _show_first_token(settings: Settings) -> None:
-    """Make the first token where it is asked for; show it on standard output, not in the log."""
+    """Make the first token where that is requested; show it on standard output, not in the log."""
     if not settings.first_token or settings.tokens is None:
         return
     from embstore_server.access.tokens import make_first

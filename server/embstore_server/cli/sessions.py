@@ -30,7 +30,7 @@ def close(
     *,
     yes: Annotated[bool, YES] = False,
 ) -> Shown:
-    """End a session for all its ranks, who are told so; its place stays.
+    """End a session for all its ranks, whose calls then fail; its position is kept.
 
     For one whose trainer was killed, if its lease is long, or hangs.
     """

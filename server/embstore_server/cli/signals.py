@@ -1,4 +1,4 @@
-"""Signals that end a command: what it has begun is put away first, as after an error."""
+"""Signals that end a command: it cleans up first, as after an error."""
 
 import signal
 import sys
@@ -28,7 +28,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore these signals in the block: for what puts away, and is short."""
+    """Ignore these signals in the block, which cleans up and is short."""
     with _handled(_IGNORED, signal.SIG_IGN):
         yield
 

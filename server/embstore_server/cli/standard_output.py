@@ -1,10 +1,9 @@
 """Standard output that takes no more: a pipe whose reader has gone, a full disk.
 
-A command then ends with one line at most and without a trace. Whoever writes, Typer's help and
-Rich's tables too, writes to `sys.stdout`: for the time of a command that is a stand-in here, which
-turns the error of the operating system into OutputLostError. As that is no OSError, nobody on the
-way takes it for something else. It is no error of embstore's tree either: the command itself may
-well have done what it was asked for.
+A command then ends with one line at most and without a trace. All output, Typer's help and Rich's
+tables too, goes to `sys.stdout`: for the time of a command that is a stand-in here, which turns the
+error of the operating system into OutputLostError. It is no OSError, so no handler on the way takes
+it for another error. It is no EmbstoreError either: the command itself may well have succeeded.
 """
 
 import os

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @on_server(is_watched=True, of_one=True)
 def stats(connect: Connect) -> Shown:
-    """Show what the store is and did since it was opened."""
+    """Show the store's state, and its counters since it was opened."""
     from embstore.engine.stats import StoreStats
 
     with connect() as store:

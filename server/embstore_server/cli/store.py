@@ -83,7 +83,7 @@ def set_retention(
 ) -> Shown:
     """Protect a checkpoint, have it be a routine one again, or drop it and give its space back.
 
-    One that is protected is made routine before it is dropped. What the store has now stays.
+    One that is protected is made routine before it is dropped. The store's current rows stay.
     """
     with connect() as store:
         if retention == "dropped" and not yes:
@@ -105,7 +105,7 @@ def restore(
     force: Annotated[bool, flag("End open sessions.", None, "--force")] = False,
     yes: Annotated[bool, YES] = False,
 ) -> Shown:
-    """Go back to a kept checkpoint, for all clients. What is newer is gone.
+    """Go back to a kept checkpoint, for all clients. Newer commands are lost.
 
     The session of a trainer that was killed ends when its lease has run out: --wait.
     """
@@ -132,7 +132,7 @@ def backup(
         str | None, flag("A kept checkpoint. Default: what there is now.", "LABEL")
     ] = None,
 ) -> Shown:
-    """Have a running server back up its store; another backup to DEST takes what is new.
+    """Have a running server back up its store; another backup to DEST copies only new files.
 
     Other calls go on meanwhile. If this command is interrupted, the server goes on.
     """
@@ -153,7 +153,7 @@ def digest(
         list[str] | None, typer.Argument(metavar="[TABLE]...", help="Default: all.")
     ] = None,
     leaves: Annotated[
-        bool, typer.Option("--leaves", help="Of each block of 256 keys with a written row, too.")
+        bool, typer.Option("--leaves", help="Also of blocks of 256 keys with a written row.")
     ] = False,
 ) -> Shown:
     """Show the digest of tables: equal if, and only if, every bit of their rows is.
@@ -177,7 +177,7 @@ def digest(
 def call(
     connect: Connect,
     verb: Annotated[str, typer.Argument(metavar="VERB", help="As in the .proto file: GetStats.")],
-    request: Annotated[str, typer.Argument(metavar="[JSON]", help="Of its request.")] = "{}",
+    request: Annotated[str, typer.Argument(metavar="[JSON]", help="Its request.")] = "{}",
 ) -> Shown:
     """Call any verb that carries no arrays by the JSON of its messages, and show its reply."""
     from embstore_proto.verbs import JSON_VERBS, VERBS, Outgoing

@@ -1,4 +1,4 @@
-"""`embstore table`: create, list, show, grow, clear and drop tables, and set what updates use."""
+"""`embstore table`: create, list, show, grow, clear and drop tables, and set optimizers."""
 
 from dataclasses import asdict
 from functools import partial
@@ -61,7 +61,7 @@ def create(
 @on_server()
 def list(connect: Connect) -> Shown:
     """List all tables."""
-    with connect() as store:  # not the store's stats: who has rights on some tables sees those
+    with connect() as store:  # not the store's stats, which need rights on all tables
         tables = {name: store.table(name).stats() for name in store.tables()}
     listed = [{"name": name, **stats} for name, stats in tables.items()]
     return listed, partial(by_name, "name", TableStats, tables)

@@ -1,4 +1,4 @@
-"""`embstore token`: who may call a server, and do what. They write the file, and call no server."""
+"""`embstore token`: the callers of a server, and their rights. They write a file."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,14 +39,14 @@ def add(
     right: OneRight,
     tables: Tables,
     certificate: Annotated[
-        bool, flag("Make no token: who shows a certificate of this name has the right.")
+        bool, flag("Make no token: a client certificate of this name has the right.")
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
     """Make a token, and show it, this one time: the file has a hash of it.
 
     A trainer needs write: it creates tables, looks up, updates, opens sessions and makes
-    checkpoints. To drop tables, and for what concerns everybody, admin is needed.
+    checkpoints. To drop tables, and for commands that affect all clients, admin is needed.
     """
     from embstore_server.access import tokens as file
 
@@ -87,7 +87,7 @@ def limit(
     to: Limits,
     as_json: output.AsJson = False,
 ) -> None:
-    """Limit what a token may take of what all share; a number, or bytes as 4GiB."""
+    """Limit a token's use of shared resources; a number, or bytes as 4GiB."""
     from embstore_server.access.tokens import check_limit
     from embstore_server.setup.parsing import pairs
 
@@ -117,7 +117,7 @@ def remove(
 
 
 def list(*, tokens: Tokens, as_json: output.AsJson = False) -> None:
-    """List who may call, and do what."""
+    """List the tokens and certificates that may call, and their rights."""
     from embstore_server.access.tokens import read
 
     listed = [

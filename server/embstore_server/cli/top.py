@@ -1,8 +1,8 @@
 """`embstore top`: a running store in a terminal, as its page shows it in a browser.
 
-It looks every so often and draws the whole screen anew: counters as what they grew by a second
-since the look before. Where nothing can be drawn over, in a pipe or a file, it looks twice, for
-rates, writes what the second look shows, and ends.
+It looks every so often and draws the whole screen anew: counters as rates a second since the look
+before. In a pipe or a file, which cannot be redrawn, it looks twice, for rates, writes the second
+look, and ends.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""What `embstore top` draws of one look at a store, and of what has grown since the look before."""
+"""The screen of `embstore top`, drawn from one look at a store and the look before."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Read = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Look:
-    """The stats of a store, when, and those of the look before."""
+    """The stats of a store, their time, and the look before."""
 
     stats: dict[str, Any]
     at: float
@@ -32,7 +32,7 @@ class Look:
     before: tuple[dict[str, Any], float] | None = None
 
     def grown(self, read: Read) -> float | None:
-        """Return what a counter has grown by since the look before; None: there was none."""
+        """Return the increase of a counter since the look before; None: there was none."""
         if self.before is None:
             return None
         old, new = read(self.before[0]), read(self.stats)

@@ -55,8 +55,8 @@ def set_policy(
 def check_integrity(connect: Connect) -> Shown:
     """Check the invariants of cache and storage while the store is used. Status 1: one is violated.
 
-    It checks what the server has in memory; `embstore verify` reads the files of a store that no
-    server has open.
+    It checks the server's memory; `embstore verify` reads the files of a store that no server has
+    open.
     """
     from embstore.commands import CheckIntegrity
 
@@ -98,8 +98,8 @@ def set_shard_map(
         Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The map, as JSON.")
     ],
 ) -> Shown:
-    """Give one shard the next map of its cluster, as a file. The map says who has which rows: it
-    comes from the cluster's coordinator, and is not written by hand.
+    """Give one shard the next map of its cluster, as a file. The map assigns partitions of rows to
+    shards: it comes from the cluster's coordinator, and is not written by hand.
 
     Give --address of the shard, and each shard the same map.
     """

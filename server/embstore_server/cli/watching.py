@@ -1,7 +1,8 @@
 """Looking at a server again and again: `embstore top`, and `--watch` of other commands.
 
 On a terminal each look is drawn over the one before, and the last one stays when Ctrl-C has ended
-it. Elsewhere looks are written one after the other, with --json a line each, until nobody reads.
+it. Elsewhere looks are written one after the other, with --json a line each, until the reader
+closes the pipe.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from embstore_server.cli.output import Shown
 
 
 def watch(look: Callable[[], Shown], every_s: float, *, as_json: bool) -> None:
-    """Show what `look` returns, every so often, until Ctrl-C."""
+    """Show the result of `look`, every `every_s` seconds, until Ctrl-C."""
     if output.is_terminal() and not as_json:
         document, drawn = watched(look, every_s)
         output.show(document, drawn, as_json=False)
@@ -30,7 +31,7 @@ def watch(look: Callable[[], Shown], every_s: float, *, as_json: bool) -> None:
 
 
 def watched(look: Callable[[], Shown], every_s: float) -> Shown:
-    """Draw on the whole terminal what `look` returns, until Ctrl-C; return the last of it."""
+    """Draw the results of `look` on the whole terminal, until Ctrl-C; return the last one."""
     shown = look()
     try:
         with output.screen(output.drawn(shown[1])) as update:

@@ -1,8 +1,8 @@
-"""The data directory: what file system it is on, how much room there is, and how fast it is.
+"""The data directory: its file system, its free space, and its speed.
 
 The speed is measured by a file of MEASURED_BYTES in the directory itself: written and synced whole;
-small writes with a sync each, as a command log does; and reads of 4 KiB at random places, of pages
-that the kernel was asked to forget, as missed rows do. All of it takes about a second.
+small writes with a sync each, as a command log does; and reads of 4 KiB at random offsets, of pages
+that the kernel was asked to forget, as missed rows do. The measurement takes about a second.
 """
 
 import os
@@ -23,10 +23,10 @@ SYNCS, READS, PAGE_BYTES = 20, 200, 4096
 ROOM_NONE_BYTES = 64 << 20
 """Less, and a server refuses writes before long (embstore_server.path.room)."""
 ROOM_SMALL_BYTES = 8 << 30
-"""A command log has up to 4 GiB, and merges need room for what they write anew."""
+"""A command log has up to 4 GiB, and merges need space for the files that they rewrite."""
 FILES_FEW = 10_000
 SLOW_SYNC_S, SLOW_READ_S, SLOW_WRITE_BYTES_PER_S = 0.01, 0.002, 100 << 20
-"""Of a disk that turns; one without moving parts is five times as fast at least."""
+"""The speed of a rotating disk; a disk without moving parts is at least five times as fast."""
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre"}
 _OF_MEMORY = {"tmpfs", "ramfs"}
@@ -34,7 +34,7 @@ _OF_MEMORY = {"tmpfs", "ramfs"}
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a directory's disk is; medians of seconds."""
+    """The speed of a directory's disk; medians of seconds."""
 
     write_bytes_per_s: float
     sync_s: float
@@ -42,7 +42,7 @@ class Speed:
 
 
 def looked_at(system: System, directory: Path) -> Iterator[Finding]:
-    """Yield what there is to say of a data directory; of one that is not there, of its parent."""
+    """Yield the findings for a data directory; where it does not exist, for its parent."""
     place = directory
     while not place.exists():
         place = place.parent
@@ -60,7 +60,7 @@ def looked_at(system: System, directory: Path) -> Iterator[Finding]:
 
 
 def file_system(system: System, place: Path) -> str:
-    """Return the kind of file system that a directory is on, "" where nobody says."""
+    """Return the kind of file system that a directory is on, "" where it is unknown."""
     path, kind, longest = str(place.resolve()), "", -1
     for line in system.text("proc/mounts").splitlines():
         _, point, found, *_ = [*line.split(), "", "", ""]
@@ -102,7 +102,7 @@ def of_room(free_bytes: int, free_files: int | None) -> Finding:
 
 
 def of_speed(speed: Speed) -> Iterator[Finding]:
-    """Judge what was measured."""
+    """Judge the measured speed."""
     yield _judged(
         "disk syncs",
         f"{1000 * speed.sync_s:.2f} ms a sync",

@@ -9,7 +9,7 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check has found. `change` says what to do; empty where it is ok."""
+    """The result of one check. `change` is the remedy; empty where it is ok."""
 
     name: str
     status: Status
@@ -34,12 +34,12 @@ def fail(name: str, found: str, change: str) -> Finding:
 
 @dataclass(frozen=True)
 class System:
-    """What a system says of itself, in files below `root`."""
+    """A system's own description, in files below `root`."""
 
     root: Path = Path("/")
 
     def text(self, path: str) -> str:
-        """Return what a file says, without spaces around; "" where there is none."""
+        """Return the text of a file, without spaces around it; "" where there is no file."""
         try:
             return (self.root / path).read_text(errors="replace").strip()
         except OSError:
@@ -51,5 +51,5 @@ class System:
         return int(text) if text.isdecimal() else None
 
     def has(self, path: str) -> bool:
-        """Tell whether there is such a file."""
+        """Return whether there is such a file."""
         return (self.root / path).exists()

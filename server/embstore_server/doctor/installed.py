@@ -1,4 +1,4 @@
-"""What is installed: versions, the packages of extras, CuPy and the driver of a GPU."""
+"""The installed software: versions, the packages of extras, CuPy and the driver of a GPU."""
 
 import os
 import platform
@@ -14,11 +14,11 @@ from embstore_server.telemetry import tracing
 _PACKAGES = ("embstore", "numpy", "numba", "grpcio", "protobuf", "fastapi", "uvicorn")
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _USED_SHARE = 0.1
-"""Of a GPU's memory that a display and contexts may have."""
+"""Share of a GPU's memory that a display and contexts may have."""
 
 
 def looked_at(system: System) -> Iterator[Finding]:
-    """Yield what there is to say of what is installed."""
+    """Yield the findings for the installed software."""
     yield of_versions({name: found for name in _PACKAGES if (found := version_of(name))})
     yield from of_traces(os.environ, {name: version_of(name) for name in tracing.PACKAGES})
     cupy = {name: found for name in _CUPY if (found := version_of(name))}
@@ -62,12 +62,12 @@ def of_traces(environ: Mapping[str, str], found: dict[str, str]) -> Iterator[Fin
 
 
 def has_gpu(system: System) -> bool:
-    """Tell whether there is a driver of NVIDIA's."""
+    """Return whether there is a driver of NVIDIA's."""
     return system.has("proc/driver/nvidia/version") or system.has("dev/nvidia0")
 
 
 def of_gpu(system: System, cupy: dict[str, str], devices: Callable[[], str]) -> Finding:
-    """Judge driver and CuPy. `devices` returns what CuPy finds, and raises where it cannot."""
+    """Judge driver and CuPy. `devices` describes the devices that CuPy finds, or raises."""
     if not has_gpu(system):
         return ok("GPU", "none with a driver: rows are cached in memory of the host")
     driver = system.text("proc/driver/nvidia/version").partition("\n")[0] or "a driver"

@@ -1,4 +1,4 @@
-"""What the process may have: each connection takes a descriptor, each file of the store a map."""
+"""Limits of the process: each connection takes a descriptor, each file of the store a map."""
 
 import resource
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ DESCRIPTORS_FEW, DESCRIPTORS_ENOUGH = 256, 4096
 """A store and its listeners need the first; two ports full of connections the second."""
 LOCKED_BYTES_ENOUGH = 64 << 20
 MAPS_ENOUGH = 65_530
-"""What the kernel grants by itself."""
+"""The kernel's default."""
 
 
 def looked_at(system: System, *, has_gpu: bool) -> Iterator[Finding]:
-    """Yield what there is to say of limits."""
+    """Yield the findings for limits."""
     _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)  # a server takes all it may have
     yield of_descriptors(descriptors)
     yield of_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_gpu=has_gpu)

@@ -12,14 +12,14 @@ from embstore_server.setup.parsing import bytes_text
 
 MEMORY_SMALL_BYTES = LEVEL_TWO_SMALL_BYTES = 1 << 30
 SHARED_SMALL_BYTES = 64 << 20
-"""What Docker gives a container by itself."""
+"""Docker's default for a container."""
 FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"}
 """Those that are read without the kernel."""
 CORES_FEW = 2
 _ROW_BYTES = (64, 528)
-"""Of 16 elements, and of 128 with row-wise state."""
+"""Bytes of rows of 16 elements, and of 128 with row-wise state."""
 _KEY_BYTES = 40
-"""Of the GPU's memory, at most, for a row of level two: key, score, flag, a part of the index."""
+"""Bytes of GPU memory, at most, for a row of level two: key, score, flag, its part of the index."""
 
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 _NOT_SYNCHRONIZED = 0x40
@@ -27,7 +27,7 @@ _NO_OVERCOMMIT = 2
 
 
 def looked_at(system: System, *, has_gpu: bool) -> Iterator[Finding]:
-    """Yield what there is to say of the machine."""
+    """Yield the findings for the machine."""
     yield of_clock_source(system)
     yield of_clock(synchronized=clock_is_synchronized())
     yield of_cores(len(os.sched_getaffinity(0)), system)
@@ -78,7 +78,7 @@ def of_clock(*, synchronized: bool | None) -> Finding:
 
 
 def of_cores(usable: int, system: System) -> Finding:
-    """Judge how many processors there are: engine, event loop and kernels run beside each other."""
+    """Judge how many processors there are: engine, event loop and kernels run concurrently."""
     found, cores = f"{usable} processors", float(usable)
     quota, _, period = system.text("sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdecimal() and period.isdecimal():
@@ -91,7 +91,7 @@ def of_cores(usable: int, system: System) -> Finding:
 
 
 def of_processor(system: System) -> Finding:
-    """Judge what the processor can do at once."""
+    """Judge the processor's vector instructions."""
     features: dict[str, str] = {}
     for line in system.text("proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")

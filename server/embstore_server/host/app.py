@@ -1,18 +1,19 @@
 """The life of the server process: open, serve, drain, commit.
 
-1. Both ports are bound before the store is opened, so that a port in use is said at once. Health
-   says NOT_SERVING, and /readyz 503, until the store is open.
+1. Both ports are bound before the store is opened, so that a port in use is an error at once.
+   Health says NOT_SERVING, and /readyz 503, until the store is open.
 2. The engine thread opens the store, and both ports serve it, on one event loop.
-3. SIGTERM or SIGINT: new calls are refused, those that run or wait are finished within `drain_s`,
-   the store is committed and closed, and the process ends with 0. A second signal changes nothing.
-   Where there is no room for the commit, it is tried until `drain_s` is over (room.py).
-   One that comes while the store is being opened has its effect when it is open. One that comes
-   before, while kernels are compiled, ends the process at once: nothing is open.
-   SIGHUP: tokens and certificates are read again.
-4. When the device is lost, so are the rows that only it held: health and /readyz say so, what runs
-   or waits is refused within `drain_s`, nothing is committed, and the process ends with a status of
-   its own (`cli.exits.DEVICE_FAILED`), because a new process may well get a device that works. A
-   disk that fails is told in the same way, but the process stays: there a new one would not help.
+3. SIGTERM or SIGINT: new calls are refused, running and waiting calls are finished within
+   `drain_s`, the store is committed and closed, and the process ends with 0. A second signal
+   changes nothing. Where there is no disk space for the commit, it is tried until `drain_s` is over
+   (room.py). A signal that comes while the store is being opened takes effect when it is open. One
+   that comes before, while kernels are compiled, ends the process at once: nothing is open. SIGHUP:
+   tokens and certificates are read again.
+4. When the device is lost, so are the rows that only it held: health and /readyz report it, running
+   and waiting calls are refused within `drain_s`, nothing is committed, and the process ends with a
+   status of its own (`cli.exits.DEVICE_FAILED`), because a new process may well get a device that
+   works. A disk that fails is reported in the same way, but the process stays: there a new one
+   would not help.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ def serve(settings: Settings) -> int:
     Raises DeviceError: the device was lost; the store opens at its last checkpoint; EmbstoreError:
     the store or a port could not be opened, or not everything was committed.
     """
-    if sys.stderr is not None:  # of a file that was cut short below its map, nobody else tells
+    if sys.stderr is not None:  # the only report of a file that was truncated below its map
         faulthandler.enable()
     raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -149,7 +150,7 @@ async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: thread
     await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
     if stop.done() and not opening.done() and not compiled.is_set():
         event(logging.INFO, "stopped", signal=stop.result(), note="nothing was open")
-        os._exit(0)  # no thread can be told to leave the compiler
+        os._exit(0)  # no thread can be made to leave the compiler
     await opening
 
 
@@ -163,7 +164,7 @@ async def _asked_or_lost(stop: asyncio.Future[str], service: Service) -> None:
 
 
 def _stop_signal() -> asyncio.Future[str]:
-    """Return what is done, with the signal's name, when the process is asked to end."""
+    """Return a future that is done, with the signal's name, when the process is asked to end."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[str] = loop.create_future()
 
@@ -226,6 +227,6 @@ def _after_commit(engine: Engine, service: Service, loop: asyncio.AbstractEventL
 
 
 def _after_problem(found: list[str]) -> None:
-    """Log what is wrong with a file. In the thread that checks files."""
+    """Log the damage of a file. In the thread that checks files."""
     note = "embstore verify shows all; restore a backup"
     event(logging.ERROR, "damage found", problems=found, note=note)

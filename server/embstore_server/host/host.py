@@ -1,8 +1,8 @@
 """The host of a store: it opens it, serves it, and ends it.
 
-All that lives as long as the process is made here, from the bottom up: the service, then what
-keeps a leader and its standbys alike, which looks at the service and opens the store anew when a
-standby takes its leader's commit.
+Everything that lives as long as the process is made here, from the bottom up: the service, then
+replication, which follows the service and opens the store anew when a standby takes its leader's
+commit.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from embstore_server.telemetry.metrics import Metrics
 
 
 class Host:
-    """A store, and what serves it in this process. Event loop only."""
+    """A store, and its service in this process. Event loop only."""
 
     def __init__(
         self, settings: Settings, open_engine: Callable[[], Engine], metrics: Metrics
@@ -37,7 +37,7 @@ class Host:
         self.following.start()
 
     async def stop(self) -> None:
-        """Finish what is queued, and close the store, which commits it; see `Worker.stop`."""
+        """Finish the queued calls, and close the store, which commits it; see `Worker.stop`."""
         await self.following.stop()
         try:
             await self.service.worker.stop()
@@ -58,12 +58,12 @@ class Host:
         return engine
 
     def _use(self, engine: Engine) -> None:
-        self.following.decide(engine)  # not before: the store until now stays what it is
+        self.following.decide(engine)  # not before: the previous store keeps its role
         self.service.use(engine, self.standbys.wake)
         self.standbys.use(engine)
 
     async def _reopen(self) -> None:
-        """Open what is in the directory now, in place of the store that was served."""
+        """Open the directory's current store, in place of the one that was served."""
         worker = self.service.worker
         deadline = monotonic() + SECONDS_MAX
         task = worker.submit("Follow", worker.reopen, lane="follow", deadline=deadline)

@@ -10,9 +10,9 @@ from embstore_server.setup.settings import Settings
 
 
 def take_place(settings: Settings, engine: Engine) -> None:
-    """Have an open store be what the settings say it is, and note it in its directory.
+    """Make an open store the shard of the settings, and note it in its directory.
 
-    Raises InvalidArgumentError: it is something else, or the file of the map is none.
+    Raises InvalidArgumentError: it is another shard, or the file of the map is not a map.
     """
     is_used = engine.tables.frame.command_number > 0
     commit, files = engine.storage.catalogue.head.commit, engine.storage.files

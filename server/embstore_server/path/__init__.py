@@ -1,7 +1,7 @@
-"""What every call passes, whichever transport it came by.
+"""The path of every call, the same for all transports.
 
 A call is taken apart (`calls`), permitted (`rights`), counted against its caller's share
-(`embstore_server.access`, `inflight`), queued in its caller's lane (`turnstile`, `worker`) or given
+(`embstore_server.access`, `inflight`), queued in its client's lane (`turnstile`, `worker`) or given
 a thread of its own where it takes long (`long_works`), executed at most once (`replay`), and
-answered when a crash cannot take back what the answer says (`durable`, `quorum`).
+answered when everything that the answer reflects is durable (`durable`, `quorum`).
 """

@@ -1,4 +1,4 @@
-"""What the engine brings back from a command: its result, and which state it is of.
+"""The engine's answer to a command: its result, and the state that it reflects.
 
 A reply's context must be read right after the work, on the thread that did it, before another
 command changes it; hence work is wrapped here, and not where it is answered.
@@ -32,7 +32,7 @@ class Answered(NamedTuple):
     context: Context
     stage_seconds: dict[str, float]
     mark: int = 0
-    """What of the command log has to be durable before anybody is told."""
+    """The place up to which the command log has to be durable before the answer is sent."""
 
     def finished(self, done: AcknowledgedUpdate) -> "Answered":
         """Return the answer of a call that had to wait for other ranks, which it has."""
@@ -40,7 +40,7 @@ class Answered(NamedTuple):
 
 
 def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[Engine], Answered]:
-    """Return work made to return Answered, with the time spent in each stage where asked for."""
+    """Return work made to return Answered, with the times of its stages where that is requested."""
 
     def answered(engine: Engine) -> Answered:
         totals = engine.tables.stages
@@ -63,9 +63,9 @@ def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float
 
 
 def answered_error(error: Exception, verb: str, caller: Caller | None = None) -> Exception:
-    """Return the error that a call ends with: of one whose time ran out, DeadlineError; of one that
-    found no memory, CapacityError, or OutcomeUnknownError where it may have been done. Log what is
-    no answer, but a mistake of ours."""
+    """Return the error that a call ends with: DeadlineError where its time ran out; CapacityError
+    where it found no memory, or OutcomeUnknownError where it may have been done. Log other
+    exceptions, which are bugs."""
     who = caller.who if caller else {"verb": verb}
     command = COMMANDS.get(verb.removesuffix("Stream"))
     advice = after_timeout(command) if command else ""
@@ -88,7 +88,7 @@ def answered_error(error: Exception, verb: str, caller: Caller | None = None) ->
 
 
 def drop_trace(error: BaseException) -> None:
-    """Drop an error's trace, and those of what led to it."""
+    """Drop the traces of an error and its causes."""
     link: BaseException | None = error
     while link is not None:
         clear_frames(link.__traceback__)

@@ -1,7 +1,7 @@
 """Lookups that have to wait for nothing, answered where they arrive.
 
-What it spares is a task for each, its time-out and turns of the event loop, which together cost
-more than to look up a thousand rows; and those that came together are one lookup.
+This saves a task for each, its time-out and its rounds of the event loop, which together cost more
+than to look up a thousand rows; and lookups that came together are done as one.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from embstore_server.path.incoming import Incoming, ReplyRows
 from embstore_server.path.service import Service
 
 AT_ONCE_BYTES = 16 << 20
-"""Of rows that are looked up at once, together. If they are in the cache that takes a few
+"""Bytes of rows that are looked up at once, together. If they are in the cache that takes a few
 milliseconds, in which the engine would be busy anyway."""
 
 _LOOKUP = VERBS["Lookup"]
@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
     command: Lookup
     rows: ReplyRows
     bytes: int
-    """Of the rows, about."""
+    """The size of the rows, approximately."""
 
 
 class AtOnce:
@@ -69,7 +69,7 @@ class AtOnce:
                 _LOOKUP.framed(value, answered.context, places=own.blank)
                 for own, value in zip(rows, answered.value, strict=True)
             ]
-        except Exception:  # whichever it is of; the usual way says what is wrong
+        except Exception:  # of any of them; the usual way reports the error
             return []
         for call, caller, command, reply in zip(calls, callers, commands, replies, strict=True):
             caller.sent_bytes = reply.total_bytes if reply else 0
@@ -79,7 +79,7 @@ class AtOnce:
         return replies
 
     def _asked(self, call: Incoming, request: Received, bytes_max: int) -> "_Asked | None":
-        """Return a lookup that may be answered at once, of so many bytes of rows at most."""
+        """Return a lookup that may be answered at once, of at most `bytes_max` bytes of rows."""
         caller = call.caller(_LOOKUP.name)
         try:
             caller.principal = self._service.callers.principal(
@@ -88,7 +88,7 @@ class AtOnce:
             arrived = self._service.arrived(_LOOKUP, caller, request)
             command: Any = arrived.command
             size = self._service.expected_bytes(command)
-        except Exception:  # the usual way says what is wrong
+        except Exception:  # the usual way reports the error
             return None
         is_plain = not arrived.stages and arrived.rows_dtype not in NARROW
         if not is_plain or size > bytes_max or not call.has_room(size):

@@ -1,4 +1,4 @@
-"""Who calls, and what the call cost: what a transport knows, and the log says of slow calls."""
+"""The caller of a call and the call's cost: filled in by the transport, logged for slow calls."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,10 +27,10 @@ of one verb, code and token the log has one a minute."""
 
 @dataclass
 class Caller:
-    """Who calls, by when, and what the call cost so far.
+    """The caller of a call, its deadline, and its cost so far.
 
-    `peer` is where it calls from; a label and ids are for the log. `audited` is what an operator is
-    told that it was about, "" of a call that is not administration.
+    `peer` is the client's address; a label and ids are for the log. `audited` is the subject of a
+    call of administration, for the audit log; "" for other calls.
     """
 
     verb: str
@@ -40,13 +40,13 @@ class Caller:
     request: str = ""
     traceparent: str = ""
     map_version: int = 0
-    """Of the map by which its command was split; 0: by none."""
+    """The version of the map by which its command was split; 0: by none."""
     process: int = 0
     """That it calls from, where the server will know of its end (`shared_memory.processes`)."""
     tables: Sequence[str] = ()
     """Names of the tables that its command names."""
     keys: int = 0
-    """How many keys its command has; of a step's gradients, how many rows."""
+    """The number of its command's keys; for a step's gradients, of rows."""
     session: str = ""
     rank: int | None = None
     step: int | None = None
@@ -54,11 +54,11 @@ class Caller:
     wait_s: float = 0.0
     run_s: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Of the engine by its stages; and what it waited for besides, as "durable"."""
+    """Seconds in the engine's stages, and in other waits, as "durable"."""
     brief: bool = False  # a few keys: may be done at once
     principal: Principal = ANYBODY
     shared_lane: str = ""
-    """Of callers without a name; "": each has the lane of its peer."""
+    """The lane of callers without a name; "": each has the lane of its peer."""
     audited: str = ""
     gone: Callable[[], Awaitable[None]] | None = None
     """Waits until its client has gone; None: the call is cancelled then."""
@@ -74,8 +74,8 @@ class Caller:
 
     @property
     def who(self) -> dict[str, Any]:
-        """What the log says of a call, whatever became of it. A call without a request id gets one,
-        by which its caller, or who looks at it, finds it in the log."""
+        """The fields of a call for the log, for any outcome. A call without a request id gets one,
+        by which it is found in the log."""
         self.request = self.request or uuid4().hex[:16]
         named = {"session": self.session, "token": self.principal.name, "client": self.label}
         return {"verb": self.verb, "request": self.request} | {n: v for n, v in named.items() if v}
@@ -96,7 +96,7 @@ class Caller:
         self.wait_s += monotonic() - since
 
     def worked(self, task: "Task") -> None:
-        """Add what its task took."""
+        """Add the times of its task."""
         self.wait_s += task.wait_s
         self.run_s += task.run_s
         self.spent(task.stage_seconds)

@@ -1,6 +1,6 @@
-"""A call, whichever transport it came by: message in, the answer or the error out.
+"""A call, the same for all transports: message in, the answer or the error out.
 
-The wire's rows (`embstore_proto.verbs`) say how each verb travels, and so how it is answered:
+The wire's rows (`embstore_proto.verbs`) say how each verb is sent and answered:
 
     control, bulk        one message in, one out
     LookupStep           answered by one message of rows or two
@@ -10,11 +10,11 @@ The wire's rows (`embstore_proto.verbs`) say how each verb travels, and so how i
     ReadScan             answered by one message, whose rows a thread of its own reads
     WarmCache            answered by how far it is, again and again
 
-A transport brings an `Incoming`: who calls, by when, and how an answer or an error leaves. Rows are
-written straight to where it sends them from (`Blank`), so that protobuf never copies an array.
-Every call is one `answered` block. A call whose client has gone is cancelled by its transport at
-whatever it awaits: nothing has been queued then, or it is withdrawn, or it runs to its end and is
-remembered. A message is taken whole before anything is queued.
+A transport brings an `Incoming`: the caller, the deadline, and the functions that send an answer or
+an error. Rows are written straight to the transport's send buffer (`Blank`), so that protobuf never
+copies an array. Every call is one `answered` block. A call whose client has gone is cancelled by
+its transport where it waits: either nothing has been queued then, or its task is withdrawn, or its
+task runs to its end and is remembered. A message is taken whole before anything is queued.
 
 **Documents.** A profile and a hot set travel as the bytes of their files. To read one of a GiB
 takes seconds, so a command that takes long is taken apart on its own thread.
@@ -50,10 +50,10 @@ from embstore_server.path.service import Service
 from embstore_server.path.step_answers import StepAnswers, send
 
 BRIEF_BYTES = 1 << 10
-"""Of a brief request: at most a hundred keys, a fraction of a millisecond where rows are cached and
-milliseconds where the disk is asked for each."""
+"""The size of a brief request: at most a hundred keys, a fraction of a millisecond where rows are
+cached and milliseconds where the disk is asked for each."""
 _SCANNED_ARRAYS = 3
-"""Of a page: keys, rows, state."""
+"""The arrays of a page: keys, rows, state."""
 
 _DOCUMENTS = [name for name, verb in VERBS.items() if verb.is_streamed]
 """Verbs that are answered by a stream; those that have no way of their own, by a document."""
@@ -77,7 +77,7 @@ class Calls:
             "ReadScan": self._read_scan,
             "WarmCache": self._warm_cache,
         }
-        """How verbs are answered whose answer is not one message, or takes long."""
+        """Functions that answer verbs whose answer is not one message, or takes long."""
 
     async def answer(
         self,
@@ -101,7 +101,7 @@ class Calls:
 
     @asynccontextmanager
     async def answered(self, verb: str, call: Incoming) -> AsyncIterator[Caller]:
-        """Yield who calls, who has to be `let_in`; what the block raises ends the call by an
+        """Yield the caller, which has to be `let_in`; an exception of the block ends the call by an
         error."""
         service = self._service
         caller = call.caller(verb)
@@ -126,9 +126,9 @@ class Calls:
             observe(caller, code, service.metrics, service.settings.slow_call_ms)
 
     def let_in(self, call: Incoming, caller: Caller, verb: Verb) -> None:
-        """Find out who calls, before the request is read: arrays only of those who may use them
-        somewhere. A request without any is small, and read, so that the log says what a refused
-        call of administration was about."""
+        """Authenticate the caller, before the request is read: arrays are read only from callers
+        that may use them on some table. A request without arrays is small, and read, so that the
+        log has the subject of a refused call of administration."""
         caller.principal = self._service.callers.principal(
             call.authorization, call.certificate_names
         )
@@ -167,7 +167,7 @@ class Calls:
                 await service.turn(arrived.command, reservation)
                 caller.waited("step", began)
             expected = service.expected_bytes(arrived.command, value_bytes(dtype))
-            if expected:  # whatever is in flight, what has no rows is answered
+            if expected:  # a reply without rows needs no room
                 await call.expect(expected, reservation)
             if dtype in NARROW:  # until they are rounded
                 reservation.add(service.expected_bytes(arrived.command))
@@ -199,7 +199,7 @@ class Calls:
 
         return await service.run_in_thread(verb.name, work, caller)
 
-    # Answers by several messages, or by what takes long
+    # Answers by several messages, or from long works
 
     async def _document(
         self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]

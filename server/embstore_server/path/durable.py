@@ -1,7 +1,7 @@
-"""Answers that wait until the command log is durable, and those of writes for standbys, too.
+"""Answers that wait until the command log is durable; answers to writes wait for standbys, too.
 
 The engine goes on with the next command; only the answer waits, and holds no thread. The log's
-thread says on the event loop how far it has come: once for a group of commands.
+thread reports its progress to the event loop: once for a group of commands.
 
 Event loop only.
 """
@@ -17,7 +17,7 @@ from embstore_server.path.quorum import Quorum
 
 
 class _Waiting(NamedTuple):
-    """Who waits for a mark; `is_write`: on standbys, too."""
+    """A call that waits for a mark; `is_write`: on standbys, too."""
 
     mark: int
     is_write: bool
@@ -25,7 +25,7 @@ class _Waiting(NamedTuple):
 
 
 class Durable:
-    """What waits for marks of the command log.
+    """The calls that wait for marks of the command log.
 
     `refusal` makes the error that a call ends with if the log fails before its mark; `failed` is
     called when it has failed; `progressed` after each sync.
@@ -57,9 +57,9 @@ class Durable:
         return sum(one.is_write and one.mark <= durable for one in self._waiting)
 
     async def wait(self, mark: int, *, is_write: bool = False) -> None:
-        """Return once the log has come to a mark, of a write on standbys, too.
+        """Return once the log is durable up to a mark; for a write on standbys, too.
 
-        Raises what `refusal` makes: it never will.
+        Raises the error of `refusal`: it never will be.
         """
         if self._has(mark, is_write):
             return
@@ -72,7 +72,7 @@ class Durable:
         await future
 
     def has(self, mark: int) -> bool:
-        """Tell whether a read of this mark need not wait."""
+        """Return whether a read of this mark need not wait."""
         return self._has(mark, is_write=False)
 
     def _has(self, mark: int, is_write: bool) -> bool:
@@ -80,25 +80,25 @@ class Durable:
 
     def _noticed(self) -> None:
         """Have it looked into, on the loop. On the log's thread."""
-        with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+        with suppress(RuntimeError):  # the loop has ended, and all that waited with it
             self._loop.call_soon_threadsafe(self._synced)
 
     def _synced(self) -> None:
         if self._log.files.failure is not None:
             self._failed()
         files = self._log.files
-        durable = files.durable  # first: what is synced is as much, or more
+        durable = files.durable  # first: the synced mark is as high, or higher
         self._quorum.synced(durable, files.synced)
         self.look()
         self._progressed()
 
     def look(self) -> None:
-        """Let go on who need not wait any more."""
+        """Resume the calls that need not wait any more."""
         has_failed = self._log.files.failure is not None
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             if one.future.done():
-                continue  # nobody waits any more
+                continue  # its call has ended
             if self._has(one.mark, one.is_write):
                 one.future.set_result(None)
             elif has_failed:

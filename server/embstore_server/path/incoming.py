@@ -16,9 +16,9 @@ from embstore_server.path.caller import Caller
 from embstore_server.path.inflight import Reservation
 
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
-"""Of rows: a few dozen microseconds."""
+"""Bytes of rows rounded on the event loop: a few dozen microseconds."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
-"""Bytes of a reply's header: what is not said per table, what is beside its name, stage times."""
+"""Bytes of a reply's header: common part, part of a table without its name, stage times."""
 
 Request = bytes | memoryview | Received
 
@@ -27,19 +27,19 @@ class Incoming(Protocol):
     """A call as its transport knows it."""
 
     transport: str
-    """Whose stats count it."""
+    """The transport whose stats count it."""
     authorization: str
     certificate_names: Sequence[str]
 
     def caller(self, verb: str) -> Caller:
-        """Return who calls, by when."""
+        """Return the caller, with the call's deadline."""
 
     def has_room(self, count: int) -> bool:
-        """Tell whether `expect` of so many bytes has nothing to do."""
+        """Return whether `count` bytes fit without `expect`."""
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Have room for so many bytes of rows in the reply, on a reservation if that is bounded;
-        raises OverloadedError."""
+        """Make room for `count` bytes of rows in the reply, on a reservation if replies are
+        bounded; raises OverloadedError."""
 
     def blank(
         self,
@@ -51,7 +51,7 @@ class Incoming(Protocol):
         """Return a message to be filled where it is sent from. Any thread."""
 
     async def send(self, reply: Framed, *, is_last: bool) -> None:
-        """Send a message of the answer, once the client has taken what came before it."""
+        """Send a message of the answer, once the client has taken the previous one."""
 
     async def refuse(self, error: Exception, *, is_final: bool) -> None:
         """End the call by an error; `is_final`: it is no use to send it again."""

@@ -1,24 +1,25 @@
 """The bytes of requests and replies that the process holds at once, and their bound.
 
-A request reserves its bytes, a streamed one as they come: what is announced and not sent takes no
-memory, and a client that announces much and sends little would hold up all others. So it is only
-asked at the start whether there is room for all of it, and a stream may yet be refused in its
-middle, when others took the room; these go on, and so of streams that grow together one is
-finished. Who finds no room is refused (OverloadedError) and backs off; to wait instead would let a
-client that sends slowly hold up all others. One message always fits, however large it may be, so
-that a small bound makes calls serial and not impossible. The rows of a reply are reserved before
-they are read, and count until the client has taken them; whoever reads nothing is cut off. What a
-reply has beside them is not refused: its work is done.
+A request reserves its bytes, a streamed one as they come: bytes that are announced and not sent
+take no memory, and a client that announces much and sends little would hold up all others.
+Therefore the start of a stream only checks that there is room for all of it, and the stream may
+still be refused in its middle, when others took the room; these go on, and therefore one of several
+streams that grow together is finished. A call that finds no room is refused (OverloadedError) and
+its client backs off; waiting instead would let a client that sends slowly hold up all others. One
+message always fits, however large it may be, so that a small bound makes calls serial and not
+impossible. The rows of a reply are reserved before they are read, and count until the client has
+taken them; a client that reads nothing is cut off. The rest of a reply is never refused: its work
+is done.
 
 A rank's share of a session's step counts until the session has taken it. The session waits with it
 for the shares of the other ranks: if it counted as well, shares that exceed the bound together
 would keep each other out, and their step would never end.
 
-A step that came before its **turn** waits for calls that come later, and must not keep them out. So
-it counts as lent meanwhile, see below; where too much is lent, it is refused, and comes again.
+A step that came before its **turn** waits for calls that come later, and must not keep them out.
+Its bytes count as lent meanwhile, see below; where too much is lent, it is refused, and sent again.
 
 **Shared memory** that a connection keeps between its calls is lent. It takes room from calls, and
-may itself be half of the bound, so that they get on; one area, as one message, always fits.
+may itself be half of the bound, so that they get on; one segment, as one message, always fits.
 
 **Owners.** Calls of one token have a bound of their own below that of all, with the same rules.
 Event loop only.
@@ -31,7 +32,7 @@ from contextlib import contextmanager
 from embstore.errors import OverloadedError
 
 _LENT_SHARE = 2
-"""One part in so many of the bound may be lent."""
+"""At most 1/n of the bound may be lent."""
 
 
 class Inflight:
@@ -41,9 +42,9 @@ class Inflight:
         self.bytes_max = bytes_max
         self.reserved_bytes = 0
         self.owned_bytes: Counter[str] = Counter()
-        """Of those by owner that have a name."""
+        """Reserved bytes by owner, for owners with a name."""
         self.lent_bytes = 0
-        """Of all these, what is lent."""
+        """The lent part of the reserved bytes."""
         self.owned_lent_bytes: Counter[str] = Counter()
 
     def lend(self, owner: str, most: int | None, count: int) -> "Reservation":
@@ -55,13 +56,13 @@ class Inflight:
         return loan
 
     def reservation(self, owner: str = "", most: int | None = None) -> "Reservation":
-        """Return what gives back at the end of its block what was reserved inside, by an owner
+        """Return a context manager that releases at its end the bytes reserved inside, for an owner
         that may have `most`."""
         return Reservation(self, owner, most)
 
 
 class Reservation:
-    """What one call holds; a context manager."""
+    """The bytes that one call has reserved; a context manager."""
 
     def __init__(self, inflight: Inflight, owner: str, most: int | None) -> None:
         self._inflight = inflight
@@ -99,7 +100,7 @@ class Reservation:
         self.add_unchecked(count)
 
     def add_unchecked(self, count: int) -> None:
-        """Hold `count` bytes more whatever the bound: a reply that is made is sent."""
+        """Reserve `count` bytes more, even above the bound: a reply that is made is sent."""
         self._inflight.reserved_bytes += count
         self.reserved_bytes += count
         if self._owner:
@@ -131,7 +132,7 @@ class Reservation:
             self._inflight.owned_lent_bytes[self._owner] += more
 
     def release(self) -> None:
-        """Hold nothing any more; what is added from now on counts again."""
+        """Release all bytes; bytes added from now on count again."""
         count, self.reserved_bytes = self.reserved_bytes, 0
         self._inflight.reserved_bytes -= count
         if self._owner:

@@ -1,15 +1,14 @@
-"""Work that takes long: on threads of its own, until nobody wants it any more.
+"""Work that takes long: on threads of its own, until it is done or its caller has gone.
 
-Each verb has threads of its own, so that it waits for its own kind alone. Of these a **lane** (all
-calls of one token) has at most half: what is more waits in its lane, in order, and what others send
-finds a thread. A lane has what it works on until that ends, also where nobody waits for it any
-more; else who cancels and calls again had all threads. Unnamed callers share all threads.
+Each verb has threads of its own, so that it waits for its own kind alone. A **lane** (all calls of
+one token) has at most half of them: further calls wait in their lane, in order, and calls of others
+find a thread. A lane keeps a thread until its work ends, also where the caller has gone; otherwise
+a client that cancels and calls again could take all threads. Unnamed callers share all threads.
 
-A thread cannot be
-stopped; but what takes long is done piece by piece, and asks between its pieces whether it is still
-wanted (`Progress`). It ends there when its caller has gone: the call was cancelled, its deadline
-has passed, its connection is closed; or when the server's time to drain is over. The work of the
-server itself, such as a warm-up, has no caller that could go.
+A thread cannot be stopped; but long work is done piece by piece, and asks between its pieces
+whether it is still wanted (`Progress`). It ends there when its caller has gone: the call was
+cancelled, its deadline has passed, its connection is closed; or when the server's time to drain is
+over. The work of the server itself, such as a warm-up, has no caller that could go.
 """
 
 import asyncio
@@ -27,9 +26,9 @@ LongWork = Callable[[Progress], T]
 """work(progress), which ends where `progress` raises."""
 
 _THREADS_MAX = 16
-"""Of one verb; further calls of it wait for these."""
+"""Threads of one verb; further calls of it wait for these."""
 _LANE_THREADS_MAX = _THREADS_MAX // 2
-"""Of these, of one lane."""
+"""Threads of these for one lane, at most."""
 
 
 class _Wanted:
@@ -50,12 +49,12 @@ class _Wanted:
 
 
 class LongWorks:
-    """The works that run, and their threads. Event loop only, but for what the threads do."""
+    """The running works, and their threads. Event loop only, except for the work on the threads."""
 
     def __init__(self, after_each: Callable[[], None]) -> None:
-        self._after_each = after_each  # called on the loop, whoever waits
+        self._after_each = after_each  # called on the loop, even if its caller has gone
         self.running: set[object] = set()
-        """Also those for which nobody waits any more."""
+        """The running works, also those whose caller has gone."""
         self._wanted: set[_Wanted] = set()
         self._pools: dict[str, ThreadPoolExecutor] = {}  # by verb
         self._lanes: dict[tuple[str, str], Turns] = {}  # by verb and name
@@ -74,11 +73,11 @@ class LongWorks:
         lane: str = "",
         lane_calls_max: int | None = None,
     ) -> T:
-        """Return what work returns.
+        """Return the result of `work`.
 
         gone : waits until the caller has gone; None: then this is cancelled
-        lane : whose it is; "": nobody's, and it waits for a thread alone
-        lane_calls_max : so many works of the lane may wait, of all verbs
+        lane : its lane; "": none, and it waits for a thread only
+        lane_calls_max : number of works of the lane that may wait, of all verbs
 
         Raises OverloadedError: no more works of the lane may wait.
         """
@@ -86,7 +85,7 @@ class LongWorks:
         loop = asyncio.get_running_loop()
 
         def noted() -> T:
-            self.running.add(wanted)  # here: it goes on when nobody waits for it any more
+            self.running.add(wanted)  # here: it goes on when its caller has gone
             try:
                 wanted.check(0, 0)
                 return work(wanted.check)
@@ -109,7 +108,7 @@ class LongWorks:
             left.cancel()
             self._wanted.discard(wanted)
             if result.done():
-                result.cancelled() or result.exception()  # looked at, whoever still waits
+                result.cancelled() or result.exception()  # retrieved, even if its caller has gone
             else:
                 result.cancel()
                 wanted.end(DeadlineError(f"{verb}: nobody waits for it any more"))
@@ -124,7 +123,7 @@ class LongWorks:
     async def _in_lane(
         self, verb: str, lane: str, lane_calls_max: int | None, work: Callable[[], T]
     ) -> T:
-        """Return what work returns on a thread, in its lane's turn."""
+        """Return the result of `work`, done on a thread, in its lane's turn."""
         pool = self._pools.get(verb)
         if pool is None:
             pool = self._pools[verb] = ThreadPoolExecutor(_THREADS_MAX, verb)
@@ -145,7 +144,7 @@ class LongWorks:
         return await asyncio.wrap_future(result)
 
     def cut_off(self) -> None:
-        """End what runs or waits for a thread, and begin nothing: the server's time is over."""
+        """End works that run or wait for a thread, and begin none: the server's time is over."""
         self.is_cut_off = True
         for wanted in self._wanted:
             wanted.end(_cut_off(wanted.verb))

@@ -1,8 +1,8 @@
-"""What is on the disks of enough standbys, as a mark of the leader's command log.
+"""The mark of the leader's command log up to which enough standbys have it on their disks.
 
-A standby acknowledges places of the log that it was sent, and answers wait for marks: which place
-was synced at which mark is noted at each sync, newest last. What standbys had before this process
-of the leader began counts as well: nothing is acknowledged until enough of them have that.
+A standby acknowledges places of the log that it was sent, and answers wait for marks: each sync
+notes its place and its mark, newest last. The log from before this process of the leader counts as
+well: nothing is acknowledged until enough standbys have that.
 
 Event loop only.
 """
@@ -24,7 +24,7 @@ class Quorum:
 
     def __init__(self, needed: int, grown: Callable[[], None]) -> None:
         self.mark = _NOTHING if needed else _ALL
-        """So far, enough of them have the log."""
+        """The mark up to which enough standbys have the log."""
         self._needed = needed
         self._grown = grown
         self._places: list[Place] = []
@@ -55,5 +55,5 @@ class Quorum:
         self._grown()
 
     def left(self, standby: object) -> None:
-        """Forget a standby that is not connected any more; what it had, it has."""
+        """Forget a standby that is not connected any more; the mark does not fall."""
         self._marks.pop(standby, None)

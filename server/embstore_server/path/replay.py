@@ -2,30 +2,31 @@
 
 A client numbers its mutating calls. The server keeps, per client, the call of each number: while
 it is queued or running, a further attempt joins it; when it is done, it is answered as before.
-What is kept is an answer (a command number, t), never rows.
+An answer (a command number, t) is kept, never rows.
 
-A client says which numbers it has the answers of; those are forgotten, and so is what lies more
-than CALLS_MAX behind its newest. Of clients beyond CLIENTS_MAX the owner that has most loses its
-oldest one (`tables.owners`), of those without a call under way. From then on a client of this owner
-that is new here may be one that was forgotten: it is *doubtful*. Its first attempts are run as
-ever; a further one that is not remembered is OutcomeUnknownError.
+A client reports the numbers whose answers it has; those are forgotten, and so are calls more than
+CALLS_MAX behind its newest. Beyond CLIENTS_MAX clients, the owner that has most loses its oldest
+client without a call under way (`tables.owners`). From then on a client of this owner that is new
+here may be a forgotten one: it is *doubtful*. Its first attempts are run as ever; a further one
+that is not remembered is OutcomeUnknownError.
 
 A call that surely changed nothing, and may do so another time (it was cancelled before it started,
 found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
 
 A further attempt that is *not* remembered was either never received, and is then run, or belongs to
 another life of the server or another epoch of the store, where it may have been applied before the
-rows it made were rolled back. The client says what instance and epoch it first sent the call to; if
-they are others now, nobody can tell, and the answer is OutcomeUnknownError.
+rows it made were rolled back. The client names the instance and epoch to which it first sent the
+call; if they are others now, the outcome cannot be known, and the answer is OutcomeUnknownError.
 
-**Restarts.** Where the store has a command log, the answers are in it too (`recall`): the window
-goes on where it was when the server was killed, under the same instance: a call that was out then
-is run, or answered as it would have been. Of one whose answer alone was lost it is known that it
-was applied.
+**Restarts.** Where the store has a command log, the answers are in it too (`recall`): the
+deduplication window continues where it was when the server was killed, under the same instance: a
+call that was under way then is run, or answered as it would have been. A call whose answer alone
+was lost is known to have been applied.
 
-A remembered answer of another epoch is not given again either: a restore has undone what it tells.
-An answer has its epoch in it, which says so at any time; to forget at a restore instead would also
-forget what was queued behind it, and never happen where nobody waits for the restore any more.
+A remembered answer of another epoch is not given again either: a restore has undone its command. An
+answer has its epoch in it, so this is known at any time; forgetting answers at a restore instead
+would also forget calls queued behind it, and would never happen where the restore's caller has
+gone.
 
 Event loop only.
 """
@@ -67,7 +68,7 @@ class _Call:
         return self.outcome.done() and _result_of(self.outcome) is _LOST
 
     def is_undone(self, epoch: int) -> bool:
-        """Whether what it answers is of another epoch; an error is of none, it changed nothing."""
+        """Whether its command is of another epoch; errors have none, they changed nothing."""
         result = _result_of(self.outcome)
         return isinstance(result, Answered) and result.context.epoch != epoch
 
@@ -76,7 +77,7 @@ _LOST = object()
 
 
 def _result_of(outcome: "asyncio.Future[Any]") -> Any:
-    """Return what a call became; None of one that is not done, or raised."""
+    """Return the result of a call; None for a call that is not done, or raised."""
     if not outcome.done() or outcome.cancelled() or outcome.exception() is not None:
         return None
     return outcome.result()
@@ -116,8 +117,8 @@ class ReplayWindow:
         return sum(len(client.calls) for client in self._clients.values())
 
     def recall(self, answers: Answers, mark: int = 0) -> None:
-        """Remember what the command log has of a former process, or of the leader before; it is
-        answered when the log is durable up to a mark."""
+        """Remember the answers that the command log has from a former process, or from the previous
+        leader; they are sent when the log is durable up to a mark."""
         self._clients.clear()
         self._ages = Ages(answers.clients)
         self._forgotten = set(answers.forgotten)
@@ -136,7 +137,7 @@ class ReplayWindow:
 
         Raises OutcomeUnknownError: a further attempt of a call that another life of the store
         received; InvalidArgumentError: no client id, no sequence, or another call had this one;
-        Exception: what the call raised.
+        Exception: the call's own error.
         """
         client = self._client(origin)
         client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
@@ -224,7 +225,7 @@ def _nothing(_: Engine) -> None:
 
 
 def check_epoch(origin: Origin, epoch: int) -> None:
-    """Refuse a call whose sender goes by another epoch than the store's. Any thread."""
+    """Refuse a call whose sender knows another epoch than the store's. Any thread."""
     if origin.epoch and origin.epoch != epoch:
         raise OutcomeUnknownError(
             f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "

@@ -1,8 +1,8 @@
-"""Whether a caller may give a command, and which one it is then.
+"""The check whether a caller may give a command, and the command with the caller's own names.
 
 One function, for every transport: the right is the command's (`Command.right`), the names it is
-needed on are those that the command, or its session, has. What is administration is noted for the
-log, refused or not.
+needed on are those that the command, or its session, has. Commands of administration are noted for
+the log, refused or not.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _AUDITED_CHARACTERS_MAX = 400
 
 
 def _subject(command: Any) -> str:
-    """Return what a command is about, for the log."""
+    """Return the subject of a command, for the log."""
     if getattr(command, "force", False):
         return f"{command.label}, ending open sessions"
     for field in ("name", "label", "destination"):

@@ -1,19 +1,19 @@
-"""Room for what is written: looked for also while nobody writes, told, and waited for at the end.
+"""Free disk space: checked also without writes, reported, and waited for at the end.
 
 A server whose directory takes no more is **not ready**: /readyz and gRPC's health say so, with the
-reason, and ready again once there is room; so do stats and metrics, and the log, once a minute.
-Reads are served all the same; but readiness says where to send work, and a trainer that comes here
-would be refused. A write that finds no room in the command log is refused before it changes
-anything. Where commands are not logged, it would only find out at the next commit: so writes are
-refused as soon as a commit of all that has changed may find no room.
+reason, and ready again once there is space; so do stats and metrics, and the log, once a minute.
+Reads are served all the same; but readiness decides where work is sent, and a trainer's writes
+would be refused here. A write that finds no space in the command log is refused before it changes
+anything. Where commands are not logged, the lack would only show at the next commit: so writes are
+refused as soon as a commit of all changes may find no space.
 
-When the server ends, what no commit has is committed. Where there is no room for that, it is tried
-again until `drain_s` is over; then the log says what is lost, or that the command log has it, and
-the process does not end with 0. Where commands are logged, a commit that is not done by then is
+When the server ends, it commits its last commands. Where there is no space for that, it tries again
+until `drain_s` is over; then the log reports the lost commands, or that the command log has them,
+and the process does not end with 0. Where commands are logged, a commit that is not done by then is
 left out: the next start executes them.
 
-Files that somebody removes below a running server are looked for as often: the store has failed
-then, since what is acknowledged would be lost. Event loop only.
+The check also looks for files that were removed below a running server: the store has failed then,
+since acknowledged writes would be lost. Event loop only.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _AGAIN_S = 0.5
 
 
 async def _nobody() -> None:
-    """Nobody is told."""
+    """Notify nobody."""
 
 
 class _LateError(Exception):
@@ -45,11 +45,11 @@ class _LateError(Exception):
 
 
 class Room:
-    """Whether the directory of a service takes what is written."""
+    """The free disk space of a service's directory."""
 
     def __init__(self, served: "Served") -> None:
         self.lack = ""
-        """Why it does not; empty: it does."""
+        """Why the directory takes no writes; empty: it does."""
         self.changed: Callable[[], Awaitable[None]] = _nobody
         """Called when that changes."""
         self._service = served
@@ -62,7 +62,7 @@ class Room:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look now, and tell what has changed."""
+        """Check now, and report a change."""
         before, self.lack = self.lack, await asyncio.to_thread(_lack, self._service.engine)
         self._service.notice_failure()
         if self.lack and monotonic() - self._said_at >= SELDOM_S:
@@ -81,7 +81,7 @@ class Room:
                 raise CapacityError(f"nothing has changed: {self.lack}")
 
     async def commit(self, until: float) -> None:
-        """Commit what no commit has, again and again where there is no room, until some time of the
+        """Commit the last commands, again and again where there is no space, until a time of the
         monotonic clock. Without a command log a commit that has begun goes on after it."""
         engine = self._service.engine
         deadline = None if engine.log is None else partial(_check, until)
@@ -97,7 +97,7 @@ class Room:
                 _say_uncommitted(engine, exc)
                 return
             except CapacityError as exc:
-                deadline = None  # a lack of room is told by the status, however late it is
+                deadline = None  # a lack of space shows in the status, however late it is
                 if monotonic() >= until:
                     _say_uncommitted(engine, exc)
                     return
@@ -122,7 +122,7 @@ def _lack(engine: Engine) -> str:
 
 
 def _say_uncommitted(engine: Engine, cause: Exception) -> None:
-    """Log how many commands no commit has, and what becomes of them."""
+    """Log how many commands no commit has, and whether they are lost."""
     commands = engine.tables.frame.command_number - engine.storage.catalogue.head.command
     note = "they are lost"
     if engine.log is not None:

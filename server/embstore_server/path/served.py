@@ -1,20 +1,20 @@
-"""The store that is served: which one it is, whether it takes calls, and who waits for it.
+"""The store that is served, whether it takes calls, and the calls that wait for it.
 
 It is opened by `embstore_server.host`, which gives it to `use`; a standby that takes its leader's
-commit gives another one. What is here outlives a store: stats, queue, who may call.
+commit gives another one. Stats, queue and callers outlive a store.
 
 **Waiting for others.** A command of a look-ahead session may wait for a step: for its rows, or for
-its last rank. It holds no thread meanwhile: `until` polls what it waits for, and again after each
-progress that a session makes. The sessions report progress on any thread; what is reported before
-the loop has come to wake the waiting calls needs no second wake-up, so a burst costs one. Every
-call that waits is woken, which is a poll for each rank of each session: few, and cheap.
+its last rank. It holds no thread meanwhile: `until` polls its condition, and again after each
+progress that a session makes. The sessions report progress on any thread; reports that come before
+the loop has woken the waiting calls need no second wake-up, so a burst costs one. Every call that
+waits is woken, which is a poll for each rank of each session: few, and cheap.
 
-**Threads.** What takes long takes the store's own lock piece by piece (long_works.py). Meanwhile no
-task is done by the event loop at once, which would stand still while it waits for that lock; nor is
-one while a merge waits to be installed.
+**Threads.** Long work takes the store's own lock piece by piece (long_works.py). Meanwhile no task
+is done by the event loop at once, which would stand still while it waits for that lock; nor is one
+while a merge waits to be installed.
 
-**The end.** A server that stops gives its calls a while. What is left then is cut off: what waits
-in the queue, and what takes long at its next piece. Both are told so, and have done nothing.
+**The end.** A server that stops gives its calls a while. Then it cuts off the rest: calls in the
+queue at once, and long works at their next piece. Both get an error, and have done nothing.
 """
 
 import asyncio
@@ -62,11 +62,11 @@ T = TypeVar("T")
 
 
 class Patient(Protocol):
-    """What a call waits for: a step's rows, its last rank, a warm-up."""
+    """An event that a call waits for: a step's rows, its last rank, a warm-up."""
 
     @property
     def left_s(self) -> float:
-        """In so many seconds it is worth another look, whatever happens."""
+        """Seconds after which it is to be polled again, without any progress."""
 
 
 class Served:
@@ -79,7 +79,7 @@ class Served:
         self.settings = settings
         self.metrics = metrics
         self.process = uuid4().hex
-        """Of this process alone, whatever outlives it."""
+        """The id of this process alone; `instance` may outlive it."""
         self.instance = self.process
         self.started = monotonic()
         limits = shares.defaults(settings.queue_calls_max, settings.inflight_bytes_max)
@@ -87,26 +87,26 @@ class Served:
         self.certificates = None if settings.tls_cert is None else Certificates(settings)
         self.inflight = Inflight(settings.inflight_bytes_max)
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
-        """By transport."""
+        """Traffic by transport."""
         self.socket = ""
         """Where the shared-memory transport listens; "": nowhere."""
         self.standing = Standing(settings.standbys)
         self.lineage = Lineage()
-        """What the store continues; replaced whole."""
+        """The history that the store continues; replaced whole."""
         self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
         self.caller_of: type[Caller] = Caller
-        """What a transport makes of who calls."""
+        """The class of callers that a transport makes."""
         if metrics.traces is not None:
             self.caller_of, self.worker.task_of = TimedCaller, TimedTask
         self.replay = ReplayWindow(self.worker, self.instance)
         self.room = Room(self)
         self.freed = Freed()
         self.failed = asyncio.Event()
-        """Set once a call has failed the store, also one that nobody waits for any more."""
+        """Set once a call has failed the store, also one whose client has gone."""
         self.preparing = ""
-        """What is done before the store is opened, and how far it is; any thread sets it."""
+        """The work done before the store is opened, and its progress; any thread sets it."""
         self.durable: Durable | None = None
-        """What answers wait for; None: for nothing."""
+        """The durability that answers wait for; None: they do not wait."""
         self.quorum = Quorum(settings.standbys, self._has_grown)
         self.long_works = LongWorks(self.notice_failure)
         self.idle = asyncio.Event()
@@ -138,7 +138,7 @@ class Served:
             failed=self.notice_failure,
             progressed=synced,
         )
-        durable = log.files.durable  # now: of what is synced from here on it is told
+        durable = log.files.durable  # now: later syncs are reported
         self.quorum.synced(durable, log.files.synced)
         self.recall()
 
@@ -169,7 +169,7 @@ class Served:
             self.idle.set()
 
     def cut_off(self) -> None:
-        """End what takes long, and what waits for its turn: the time to drain is over."""
+        """End long works and queued calls: the time to drain is over."""
         self.long_works.cut_off()
         self.worker.cut_off(StoreClosedError("the server is stopping; send the call again later"))
 
@@ -185,7 +185,7 @@ class Served:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for what needs no turn of it; StoreClosedError before the store is open."""
+        """The engine, for work without a turn; StoreClosedError before the store is open."""
         if self._engine is None:
             raise self.closed()
         return self._engine
@@ -209,12 +209,13 @@ class Served:
 
     @property
     def failure(self) -> BaseException | None:
-        """What failed the store, so that it refuses every call until the server is restarted."""
+        """The error that failed the store, which then refuses calls until the server is
+        restarted."""
         return None if self._engine is None else self._engine.failure
 
     @property
     def device_error(self) -> DeviceError | None:
-        """What failed the store, if that was its device."""
+        """The error that failed the store, if that was its device's."""
         return self.failure if isinstance(self.failure, DeviceError) else None
 
     @property
@@ -230,7 +231,7 @@ class Served:
 
     @property
     def unready(self) -> str:
-        """Why nobody should be sent here, though reads may be served (room.py); empty: do."""
+        """Why this server should get no work, though it may serve reads (room.py); empty: ready."""
         return self.not_ready or self.room.lack
 
     @property
@@ -243,8 +244,8 @@ class Served:
     async def run_in_thread(
         self, verb: str, work: Callable[[Engine, Progress], T], caller: Caller | None = None
     ) -> T:
-        """Return what `work` returns on a thread of the verb's own: for what takes long. It is
-        ended between its pieces when its caller has gone."""
+        """Return the result of long work, done on a thread of the verb's own. It is ended between
+        its pieces when its caller has gone."""
         if self._engine is None or self.stopping:
             raise self.closed()
         mine = partial(work, self._engine)
@@ -262,7 +263,7 @@ class Served:
     # Waiting for others
 
     async def until(self, handle: Patient, poll: Callable[[], T | None]) -> T:
-        """Return what `poll` returns of a handle, once that is not None.
+        """Return the result of `poll`, once that is not None.
 
         It is called after each progress of a session, and when the handle's patience ends. Raises
         StoreClosedError: the server stops, or the store has failed; others will not come any more.
@@ -288,7 +289,7 @@ class Served:
 
     def wake(self) -> None:
         """Let every waiting call poll again."""
-        self._is_waking = False  # before they poll: what is reported from now on may be after that
+        self._is_waking = False  # before they poll: a later report may come after their poll
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
 
@@ -302,7 +303,7 @@ class Served:
         return StoreClosedError(f"the server is {self.not_ready}{later}")
 
     def notice_failure(self) -> None:
-        """Tell health and the log, once, that the store has failed. Event loop only."""
+        """Report to health and the log, once, that the store has failed. Event loop only."""
         if self.failure is not None and not self.failed.is_set():
             self.failed.set()
             self.wake()

@@ -1,9 +1,9 @@
-"""What every call goes through, whichever transport it came in by: lane, deadline, queue, stats.
+"""The common path of calls of all transports: lane, deadline, queue, stats.
 
 `execute` has a command executed where its effect says
 (`embstore.commands`): on the engine thread in its turn, with an origin at most once; on a thread of
-its own, where it takes long; or at once, where it needs no engine, so that a lease is renewed
-whatever else waits. Event loop only.
+its own, where it takes long; or at once, where it needs no engine, so that a lease is renewed even
+when other calls wait. Event loop only.
 """
 
 import asyncio
@@ -43,12 +43,13 @@ C = TypeVar("C", bound=Command[Any])
 T = TypeVar("T")
 
 _PARSED_TIMES = 30
-"""A document takes so many times its size, at most, until the store has it: the two bytes of a row
-of a profile become two int64, and checks, ranks and what is kept take more. Measured: 29."""
+"""The memory that a document takes, at most, as a multiple of its size, until the store has it: the
+two bytes of a row of a profile become two int64, and checks, ranks and the result take more.
+Measured: 29."""
 _PARSING_SHARE = 2
-"""Of what may be in flight, a document's parsing takes one part in so many: others go on."""
+"""Parsing of a document takes at most 1/n of the bytes in flight, so that others go on."""
 _MEMBERS_MAX = 4096
-"""Of which session and rank are remembered, for the log of slow calls."""
+"""Members whose session and rank are remembered, for the log of slow calls."""
 
 
 class Service(Served):
@@ -64,7 +65,7 @@ class Service(Served):
         open_engine: Callable[[], Engine],
         promote: Callable[[], Awaitable[bool]],
     ) -> None:
-        """Prepare; `promote` makes a standby the leader, and returns False of what is none."""
+        """Prepare; `promote` makes a standby the leader, and returns False on other servers."""
         super().__init__(settings, metrics, open_engine)
         self.warming = Warming(self)
         self._promote = promote
@@ -73,9 +74,9 @@ class Service(Served):
     # Commands
 
     def permitted(self, caller: Caller, command: C) -> C:
-        """Return a command as its caller means it, if the caller may give it. Any thread.
+        """Return a command with its caller's own names, if the caller may give it. Any thread.
 
-        Whatever brings a command to `execute`, `begin` or the engine asks this first. Raises
+        All code that brings a command to `execute`, `begin` or the engine calls this first. Raises
         PermissionDeniedError.
         """
         command = permitted(caller, command, lambda: self.engine.sessions)
@@ -109,9 +110,9 @@ class Service(Served):
         """Do the same, but not wait for the other ranks of a step: `finished` does.
 
         `out` is as of `Executor.execute`, called on the engine thread; with `stages` the answer
-        says where the time went. Raises OverloadedError, DeadlineError, StoreClosedError: nothing
-        has been done, but that StoreClosedError may also say that the store has failed since;
-        OutcomeUnknownError: see `embstore_server.path.replay`; what the command raised.
+        has the times of its stages. Raises OverloadedError, DeadlineError, StoreClosedError:
+        nothing has been done, except that StoreClosedError may also mean that the store has failed
+        since; OutcomeUnknownError: see `embstore_server.path.replay`; and the command's own errors.
         """
         self.note(caller, command)
         self.room.check(command)
@@ -154,7 +155,7 @@ class Service(Served):
             return None
         log = self._engine.log
         if self.durable is not None and log is not None and not self.durable.has(log.mark):
-            return None  # what it reads may have to wait
+            return None  # its reads may have to wait
         began = monotonic()
         versions = {caller.map_version for caller in callers} - {0}
         work = answering(lambda e: e.look_up_resident(commands, outs, versions), self.instance)
@@ -171,7 +172,7 @@ class Service(Served):
         return engine.begin(command, map_version=caller.map_version, **how)
 
     def reservation(self, caller: Caller) -> Reservation:
-        """Give back at the end what a caller reserves inside."""
+        """Return a reservation, which is released at the end of its block."""
         principal = caller.principal
         return self.inflight.reservation(principal.name, principal.limits.get("inflight_bytes"))
 
@@ -195,13 +196,13 @@ class Service(Served):
         return answered
 
     async def _until_durable(self, caller: Caller, answered: Answered, *, is_write: bool) -> None:
-        """Wait until a crash cannot take back what an answer says, also of what others wrote; what
-        this call wrote is then on standbys, too, where that is asked for.
+        """Wait until everything that an answer reflects is durable, other clients' writes included;
+        this call's own write is then on standbys, too, where that is required.
 
         Not for the rows of a session's step: a step before it that a crash takes back is not
         acknowledged, and so is sent again, with the same gradients.
         """
-        is_known = not isinstance(answered.value, StepOutcome)  # else it is waited for when it is
+        is_known = not isinstance(answered.value, StepOutcome)  # else: once it is known
         if self.durable is not None and is_known:
             began = monotonic()
             await self.durable.wait(answered.mark, is_write=is_write)
@@ -219,7 +220,7 @@ class Service(Served):
         return answered
 
     def note(self, caller: Caller, command: Any) -> None:
-        """Say in a caller what its command asks for, and of which session, rank and step."""
+        """Note in a caller its command's size, session, rank and step."""
         caller.note(command)
         place = self._places.get(getattr(command, "member", ""))
         if place is not None:
@@ -289,7 +290,7 @@ class Service(Served):
         return (own, f"call_bytes of {caller.principal.name!r}") if own < most else (most, limit)
 
     def parsing_bytes(self, size: int) -> int:
-        """Return how many bytes count as in flight, beside its own, while a document is parsed."""
+        """Return the bytes that count as in flight while a document is parsed, without its own."""
         share = self.settings.inflight_bytes_max // _PARSING_SHARE
         return min((_PARSED_TIMES - 1) * size, share)
 
@@ -306,7 +307,8 @@ class Service(Served):
     # Work
 
     async def run(self, caller: Caller, work: Work) -> Any:
-        """Return what `work` returns on the engine thread; withdrawn if the caller leaves in time.
+        """Do `work` on the engine thread, return its result; withdraw it if the caller leaves in
+        time.
 
         Raises OverloadedError, DeadlineError, StoreClosedError: nothing has been done.
         """

@@ -92,7 +92,7 @@ class StepAnswers:
         positions: Mapping[str, Any] | None,
         dtype: str,
     ) -> None:
-        """Have room for rows of a step, which is bounded by what was announced."""
+        """Make room for rows of a step, whose number is bounded by the announcement."""
         size, bytes_each = 0, value_bytes(dtype)
         for name, (count, dim) in lookup.shapes.items():
             size += 2 * ALIGNMENT
@@ -134,7 +134,7 @@ class StepAnswers:
         await send(self._service, call, caller, await framed(verb, answered, None))
 
     def _lookup(self, caller: Caller, command: Command[Any]) -> StepLookup:
-        """Return what a step's lookup waits for; no turn of the engine is needed for it."""
+        """Return the handle of a step's lookup; no turn of the engine is needed for it."""
         lookup = cast("StepLookup", self._service.engine.begin(command))
         self._check_step(caller, command, lookup)
         return lookup

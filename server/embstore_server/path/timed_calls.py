@@ -1,8 +1,8 @@
-"""Calls that also keep when each of their stages was, where traces are made of them (tracing.py).
+"""Calls that also keep the times of their stages, where traces are made of them (tracing.py).
 
-The log of slow calls wants seconds by stage, a trace wants when each began and ended. What counts
-the seconds stays as it is: its dict, task and caller are replaced by these, which keep each lap. So
-a server without traces pays nothing for them.
+The log of slow calls wants seconds by stage, a trace wants their begin and end. The code that
+counts seconds is unchanged: its dict, task and caller are replaced by these, which keep each lap. A
+server without traces pays nothing for them.
 """
 
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class TimedCaller(Caller):
         self.laps.append(Lap(stage, since, monotonic()))
 
     def worked(self, task: Task) -> None:
-        """Note what its task took; one that was withdrawn, or goes on without it, has waited."""
+        """Note the times of its task; a task that was withdrawn or left has waited."""
         super().worked(task)
         if not task.run_s:
             self.laps.append(Lap("queue", task.enqueued, monotonic()))
@@ -51,7 +51,7 @@ class TimedCaller(Caller):
         self.laps.append(Lap("engine", began, began + task.run_s, parts))
 
     def attributes(self) -> dict[str, Any]:
-        """Return what a span says of who called, and for what; what is not known is left out."""
+        """Return the span's attributes for the caller and its request, known ones only."""
         scheme = self.peer.partition(":")[0]
         transport = {"rest": "rest", "unix": "shared_memory"}.get(scheme, "grpc")
         known = {

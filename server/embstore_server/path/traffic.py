@@ -1,4 +1,4 @@
-"""What each transport has carried, since the process began. Event loop only, but for the copies."""
+"""The traffic of each transport, since the process began. Event loop only, except the copies."""
 
 from embstore_proto.received import Copies
 from embstore_server.path.caller import Caller
@@ -12,13 +12,13 @@ class Traffic:
         self.received_bytes = 0
         self.sent_bytes = 0
         self.copies = Copies()
-        """What was copied beside what the engine reads and writes."""
+        """Bytes copied, in addition to the engine's own reads and writes."""
         self.connections: int | None = None
         """None where the library does not say."""
         self.area_bytes = 0
-        """Of memory that is shared with clients."""
+        """Bytes of memory that are shared with clients."""
         self.device_area_bytes = 0
-        """Of a GPU's memory that is shared with clients."""
+        """Bytes of a GPU's memory that are shared with clients."""
 
     def count(self, caller: Caller) -> None:
         """Count a call that has ended."""

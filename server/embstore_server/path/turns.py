@@ -1,8 +1,8 @@
-"""Places that are given in order: who finds no room waits for its turn.
+"""Admission in order: a call that finds no room waits for its turn.
 
-The awkward part is a wait that is cancelled. The future is cancelled at once, but whoever waits for
-it hears of it in the loop's next round: a turn that is given in between has to pass it over, and
-one that had just been given is passed on. Event loop only.
+The awkward part is a wait that is cancelled. The future is cancelled at once, but its waiter
+resumes in the loop's next round: a turn that is given in between has to skip it, and one that had
+just been given is passed on. Event loop only.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waits."""
         return len(self._queue)
 
     @property
@@ -59,7 +59,7 @@ class Turns:
                 turn.set_result(None)
 
     def cut_off(self, why: EmbstoreError) -> None:
-        """Have all who wait get this error."""
+        """End all waits with this error."""
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():

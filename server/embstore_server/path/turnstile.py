@@ -1,14 +1,14 @@
-"""Which of the many calls of one token are worked on: one at a time, while others call as well.
+"""A concurrency limit per token: one call at a time, while other tokens call as well.
 
 The queue for the engine is fair, but a call costs the event loop as much before it is there, when
 it is taken apart, and after. A token with a hundred connections would have the loop, and the
-interpreter, to itself. So a bulk call passes here first: its message has come, and waits for the
-calls of its lane before it to leave the engine. It waits so only where another lane has called
-within the last second; a token that is alone has as many calls under way as it likes.
+interpreter, to itself. Therefore a bulk call passes here first: its message has come, and waits
+until the earlier calls of its lane have left the engine. It waits only where another lane has
+called within the last second; a token that is alone may have any number of calls under way.
 
 Measured (sixteen connections against one, in one run): without it the 99 % of the one's step took
-19 times as long as alone, with it 4 times; with two at a time 5.7, with four 6.3. So it is one:
-while the engine has a call of one token, that of another is taken apart.
+19 times as long as alone, with it 4 times; with two at a time 5.7, with four 6.3. So the limit is
+one: while the engine has a call of one token, a call of another is parsed.
 
 Waiting here counts as waiting for the engine. Event loop only.
 """
@@ -21,7 +21,7 @@ from types import TracebackType
 from embstore_server.path.turns import Turns
 
 _CROWDED_S = 1.0
-"""So long after a call of another lane a lane still counts as beside it."""
+"""Seconds for which another lane's last call counts as contention."""
 
 
 class Turnstile:

@@ -1,9 +1,9 @@
-"""The warm-up of the cache: one at a time, on a thread of its own, for whoever wants to follow it.
+"""The warm-up of the cache: one at a time, on a thread of its own; calls may follow it.
 
 A warm-up belongs to the server and not to the call that asked for it: it takes as long as the disk
-needs, goes on when its callers have left, and ends with the store. Who asks for the share that is
-being warmed joins it; another share has its turn after it. How far it is, is looked at every
-`_LOOK_S`: a person follows it. Event loop only, but for what the thread notes.
+needs, goes on when its callers have left, and ends with the store. A request for the share that is
+being warmed joins it; another share has its turn after it. Its progress is read every `_LOOK_S`: a
+person follows it. Event loop only, except the thread's notes.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class WarmUp:
 
     @property
     def left_s(self) -> float:
-        """In so many seconds it is worth another look."""
+        """Seconds after which it is to be polled again."""
         return _LOOK_S
 
     def note(self, rows: int, of: int) -> None:
@@ -50,7 +50,7 @@ class WarmUp:
         return self.done.done() or None
 
     def now(self) -> Warmed:
-        """Return how far it is, or raise what ended it."""
+        """Return its progress, or raise the error that ended it."""
         rows, of = self.done_of
         if self.done.done():
             rows = self.done.result()
@@ -67,7 +67,7 @@ class Warming:
         self._at_start: asyncio.Task[None] | None = None
 
     def state(self) -> tuple[Warmed, str | None]:
-        """Return how far the last warm-up is or was, and what ended it early; of none, no row."""
+        """Return the progress of the last warm-up, 0 rows if none, and the error that ended it."""
         if self._last is None:
             return Warmed(0, 0, finished=True), None
         try:
@@ -76,7 +76,7 @@ class Warming:
             return Warmed(*self._last.done_of, finished=True), message_of(exc)
 
     def begun(self, share: float) -> WarmUp:
-        """Return the warm-up of this share that runs, or begin it; raise OverloadedError if that of
+        """Return the warm-up of this share that runs, or begin it; raise OverloadedError if one of
         another share runs."""
         last = self._last
         if last is None or last.done.done():
@@ -96,8 +96,8 @@ class Warming:
             await self._service.until(last, last.ended)
 
     async def followed(self, share: float) -> AsyncIterator[Warmed]:
-        """Begin or join a warm-up; yield how far it is, whenever that has changed, or raise what
-        ended it."""
+        """Begin or join a warm-up; yield its progress, whenever that has changed, or raise the
+        error that ended it."""
         warm_up = await self.joined(share)
         last: Warmed | None = None
 

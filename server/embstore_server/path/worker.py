@@ -1,20 +1,20 @@
-"""The engine thread: it owns the store, and takes what waits from a bounded, fair queue.
+"""The engine thread: it owns the store, and takes tasks from a bounded, fair queue.
 
 **Fair.** Each client has a lane; the thread takes from the lanes in turn. A client with a hundred
 calls waiting delays another's by one call, not by a hundred. Calls of one lane keep their order.
 
 **Bounded.** A call that finds `queue_calls_max` others waiting is refused at once
-(OverloadedError): its client backs off, and waits where it costs nothing.
+(OverloadedError): its client backs off, and waits at no cost to the server.
 
 **Leaving.** A task is *waiting*, then *started*, then done. While it waits it may be withdrawn
 (its call was cancelled, its deadline passed) and then leaves no trace. Once started it runs to its
-end, whoever still wants to know. The step from waiting to started, or to withdrawn, is taken under
+end, even if its caller has gone. The step from waiting to started, or to withdrawn, is taken under
 the queue's lock, so that it is always exactly one of the two.
 
 **At once.** A *brief* task (a few keys, on a device that queues no work) that finds the engine idle
-is done by the event loop itself: two switches of threads cost more than such a call. So what owns
-the store is, strictly, whoever holds `_turn`, a lock that the thread takes for each task; the loop
-only ever tries it.
+is done by the event loop itself: two switches of threads cost more than such a call. Strictly, the
+store's owner is the holder of `_turn`, a lock that the thread takes for each task; the loop only
+ever tries it.
 
 The event loop gives tasks and gets results; the thread never waits for the loop. It is woken by a
 token for each task, through a SimpleQueue: a Condition's wait costs several times as much, which a
@@ -62,7 +62,7 @@ class Task:
             self.outcome.set_result(result)
         else:
             self.outcome.set_exception(error)
-            self.outcome.exception()  # retrieved: it may be that nobody waits any more
+            self.outcome.exception()  # retrieved: its caller may have gone
 
 
 class Worker:
@@ -115,7 +115,7 @@ class Worker:
         has_waited: bool = False,
     ) -> Task:
         """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
-        What has waited already has been counted, and is not refused for those who came later.
+        A task that has waited already has been counted, and is not refused in favour of later ones.
 
         Raises OverloadedError: the queue, or the lane, is full; StoreClosedError: the server is
         stopping.
@@ -208,7 +208,7 @@ class Worker:
             self._finish(task, None, why)
 
     async def stop(self) -> None:
-        """Finish what is queued, close the store, which commits it, and end the thread.
+        """Finish the queued tasks, close the store, which commits it, and end the thread.
 
         Raises CapacityError, StorageError: not everything could be committed.
         """
@@ -244,7 +244,7 @@ class Worker:
             self._close_error = exc
 
     def reopen(self, engine: Engine) -> Engine:
-        """Leave the store as it is, and open what is in its directory now. The work of a task."""
+        """Abandon the store, and open its directory anew. The work of a task."""
         engine.abandon()
         self._engine = self._open_engine()
         return self._engine
@@ -278,7 +278,7 @@ class Worker:
             )
         else:
             stages = self._engine.tables.stages
-            stages.add_up()  # of what is no task
+            stages.add_up()  # seconds outside of tasks
             stages.of_work = task.stage_seconds
             try:
                 result = task.work(self._engine)
@@ -294,7 +294,7 @@ class Worker:
 def _untraced(error: BaseException) -> BaseException:
     """Return an error without its trace, whose frames hold arrays: it may be remembered for long.
 
-    The trace of what is no answer, but a mistake of ours, stays as text, for the log.
+    The trace of an exception that is a bug stays as text, for the log.
     """
     if not isinstance(error, EmbstoreError):
         error.add_note("".join(format_exception(error)))

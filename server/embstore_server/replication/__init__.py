@@ -1,1 +1,1 @@
-"""A leader and its standbys: what each is sent, following, promotion."""
+"""A leader and its standbys: sending, following, promotion."""

@@ -1,19 +1,20 @@
 """The standby's side of following: it has its leader's commit, and executes its commands.
 
-A standby connects to its leader again and again. It goes on after its last command if the leader
-still has what comes then, which is most often so; else it takes the leader's last commit in place
-of what it has (`embstore.storage.taking`), and opens the store again.
+A standby connects to its leader again and again. It resumes after its last command if the leader
+still has the next ones, which is the usual case; else it replaces its store by the leader's last
+commit (`embstore.storage.taking`), and opens the store again.
 
 Commands are executed as by recovery (`embstore.engine.receiving`), on a thread, and acknowledged to
 the leader when they are durable here; meanwhile the next ones are executed.
 
 A leader that has fewer commands than its standby has lost acknowledged ones, which the standby has.
-So the standby stays as it is: it follows no more, says why, and can be promoted. That is written
-into its lineage, since a leader that goes on would soon have as many, and other ones.
+Therefore the standby keeps its store: it follows no more, reports why, and can be promoted. That is
+written into its lineage, because a leader that goes on would soon have as many commands, and other
+ones.
 
 **Promotion.** The standby stops following, writes into its lineage that it has replaced its leader,
-and begins an epoch. From then on it takes writes, and tells the old leader, as long as that cannot
-be reached. Started with the same `follow` again, it stays what it was made.
+and begins an epoch. From then on it takes writes, and tries to notify the old leader until that is
+reached. Started with the same `follow` again, it remains the leader.
 
 Event loop only.
 """
@@ -63,15 +64,15 @@ _OPTIONS = [
 
 
 class Following:
-    """What a server does as a standby; of a leader, nothing."""
+    """The standby's work; idle on a leader."""
 
     def __init__(self, served: Served, reopen: Callable[[], Awaitable[None]]) -> None:
-        """Prepare; `reopen` has what is in the directory served, in place of the store before."""
+        """Prepare; `reopen` serves the directory's new store in place of the previous one."""
         self._service = served
         self._settings = settings = served.settings
         self._reopen = reopen
         self._address = "" if settings.follow == OFF else settings.follow
-        self._anew = False  # what is here is not what the leader had
+        self._anew = False  # the store here differs from the leader's
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Future[Any] | None = None  # goes on to its end
         self._promoting = asyncio.Lock()
@@ -86,7 +87,7 @@ class Following:
                 begin_epoch(engine, epoch)
 
     def decide(self, engine: Engine) -> None:
-        """Say what a store that is served from now on is: a standby, or what it was made."""
+        """Set the replication role of a store that is served from now on."""
         standing, lineage = self._service.standing, self._service.lineage
         if self._leads(lineage):
             standing.replaced_by = lineage.replaced_by
@@ -98,18 +99,18 @@ class Following:
         )
 
     def _leads(self, lineage: Lineage) -> bool:
-        """Return whether nobody is to be followed, or whoever was has been replaced by this."""
+        """Return whether there is no leader to follow, or this server has replaced it."""
         return not self._address or (lineage.replaced == self._address and not lineage.replaced_by)
 
     def start(self) -> None:
-        """Begin to follow, or to tell the old leader that it was replaced."""
+        """Begin to follow, or to notify the old leader that it was replaced."""
         if self._service.standing.leader:
             self._task = asyncio.create_task(self._follow_for_ever())
         elif self._service.lineage.replaced and not self._service.standing.replaced_by:
             self._task = asyncio.create_task(self._fence(self._service.lineage.replaced))
 
     async def stop(self) -> None:
-        """Stop; what is executed now is executed to its end."""
+        """Stop; commands that are being executed are executed to their end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -119,7 +120,7 @@ class Following:
             self._work = None
 
     async def promote(self) -> bool:
-        """Make the standby the leader; return False where nobody is followed.
+        """Make the standby the leader; return False where it follows no leader.
 
         Raises StoreClosedError: it has not its leader's first commit yet.
         """
@@ -200,7 +201,7 @@ class Following:
                 call.cancel()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what says who follows; read anew, as the leader's tokens may be others by now."""
+        """Return the metadata with the token, read anew: the leader's tokens may have changed."""
         path = self._settings.follow_token
         if path is None:
             return ()
@@ -241,7 +242,7 @@ class Following:
         )
 
     async def _execute(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
-        """Execute what comes, for ever."""
+        """Execute the commands of a stream, for ever."""
         stream = RecordStream(_BODY_BYTES_MAX)
         service = self._service
         while True:
@@ -266,7 +267,7 @@ class Following:
             raise
 
     async def _to_its_end(self, work: Awaitable[Any]) -> Any:
-        """Return what work returns, which is not cut off when following ends."""
+        """Return the result of `work`, which is not cut off when following ends."""
         self._work = asyncio.ensure_future(work)
         result = await asyncio.shield(self._work)
         self._work = None
@@ -294,7 +295,7 @@ class Following:
     # A commit
 
     async def _take(self, call: Any, leader: Any) -> None:
-        """Take the leader's commit in place of what is here."""
+        """Replace the store here by the leader's commit."""
         service = self._service
         files, standing = service.engine.storage.files, service.standing
         catalogue = catalogues.decode(leader.catalogue)
@@ -334,7 +335,7 @@ class Following:
     # Fencing
 
     async def _fence(self, address: str) -> None:
-        """Tell the old leader that it was replaced, however long it takes to reach it."""
+        """Notify the old leader that it was replaced, however long it takes to reach it."""
 
         async def tell(call: Any) -> None:
             follower = self._follower()
@@ -378,7 +379,7 @@ async def _check_not_ahead(
 async def _send(call: Any, **what: Any) -> None:
     try:
         await call.write(pb.FollowRequest(**what).SerializeToString())
-    except asyncio.InvalidStateError:  # what it ended with is what is read next
+    except asyncio.InvalidStateError:  # the next read gives its status
         raise StoreClosedError("the stream ended") from None
 
 

@@ -1,12 +1,12 @@
 """The leader's side of following: each standby is sent a commit, if it needs one, and then the log.
 
-What a standby is sent is durable here: it never has a command that its leader could lose.
+Only the durable part of the log is sent: a standby never has a command that its leader could lose.
 
 A commit's files are open while they are sent, so a merge may remove them meanwhile. Segments of the
-command log that a standby has not been sent are not given up by a commit, but for no more than
-LAG_BYTES_MAX: then the standby is dropped, and begins again with a newer commit.
+command log that a standby has not been sent are not removed by a commit, for at most LAG_BYTES_MAX:
+then the standby is dropped, and begins again with a newer commit.
 
-Event loop only, but for what is said to run in a thread or with the engine.
+Event loop only, except functions documented to run in a thread or with the engine.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Standbys"].full_name
 METHOD = f"/{SERVICE_NAME}/Follow"
 
 LAG_BYTES_MAX = 4 << 30
-"""Of the command log that is kept for a standby beyond a commit."""
+"""Bytes of the command log that are kept for a standby beyond a commit."""
 PIECE_BYTES = 1 << 20
 STATE_EVERY_S = 0.5
 
 
 class Feed:
-    """One standby that is connected, and what it has still to be sent."""
+    """One connected standby, and its position in the log."""
 
     def __init__(self, name: str, engine: Engine, follower: Any) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class Feed:
         return self.reader.place.segment
 
     def begin(self, feeds: list["Feed"], can_go_on: bool) -> None:
-        """Find where the standby is, and keep what it needs. In a thread."""
+        """Find the standby's position, and keep the files that it needs. In a thread."""
         engine, files = self.engine, self.engine.storage.files
         log = engine.log
         assert log is not None
@@ -112,12 +112,12 @@ class Feed:
         self._opened.clear()
 
     def log_piece(self) -> tuple[Place, bytes] | None:
-        """Return what comes next of the log, if it is there. In a thread."""
+        """Return the next piece of the log, if it is there. In a thread."""
         assert self.engine.log is not None and self.reader is not None
         return self.reader.read(self.engine.log.files.synced, PIECE_BYTES)
 
     def close(self) -> None:
-        """Need nothing any more."""
+        """Release all files."""
         self.is_closed = True
         self.end_of_commit()
         if self.reader is not None:
@@ -149,7 +149,7 @@ class Standbys:
         self.wake()
 
     def wake(self) -> None:
-        """Have the log looked into for what is new."""
+        """Have the log checked for new commands."""
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
 
@@ -183,13 +183,13 @@ class Standbys:
             self._service.freed.after(error)
             await refuse(context, error)
         finally:
-            if name or code != "UNAUTHENTICATED":  # else nothing is known of who called
+            if name or code != "UNAUTHENTICATED":  # else the caller is unknown
                 who = {"token": name, "peer": context.peer()}
                 alike = ("Follow", code, name) if code in REFUSED else ()
                 event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who, alike=alike)
 
     def _let_in(self, context: Any) -> None:
-        """Raise, unless who follows may do so (any more)."""
+        """Raise, unless the caller may (still) follow."""
         self._service.callers.principal_of(context).check(Right.ADMIN, [EVERYTHING])
 
     async def _check(self, follower: Any) -> bool:
@@ -304,8 +304,9 @@ class Standbys:
     async def _send_log(
         self, feed: Feed, context: Any, acknowledging: "asyncio.Task[None]"
     ) -> None:
-        """Send what comes, until the standby says what cannot be; first of all, without a byte,
-        where it begins: what the standby has by then it acknowledges, too."""
+        """Send the log as it grows, until the standby's acknowledgement is invalid. The first
+        message has the place of the beginning and no bytes: the standby acknowledges its earlier
+        commands, too."""
         assert feed.reader is not None
         await sent(context.write(_log_piece(feed.reader.place, b"")))
         state_at = 0.0

@@ -1,1 +1,1 @@
-"""What a server is told before it begins: its settings, and how they are read."""
+"""The settings of a server, and how they are read."""

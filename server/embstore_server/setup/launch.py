@@ -23,8 +23,8 @@ _LINES_KEPT = 200
 class ServerProcess:
     """`embstore serve` as a child process; a context manager that starts and stops it.
 
-    `address` is that of gRPC, `admin` that of REST, once it is ready. `options` are further flags.
-    Not thread-safe.
+    `address` is the gRPC port's and `admin` the REST port's address, once it is ready. `options`
+    are further flags. Not thread-safe.
     """
 
     def __init__(self, data: Path | str, *options: str) -> None:

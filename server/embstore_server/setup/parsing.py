@@ -1,8 +1,8 @@
 """Kinds of values that people write and read: addresses, amounts of bytes, times, switches.
 
 A value comes as text (a flag, an environment variable) or already typed (TOML, a test). A `Kind`
-reads either and says in words what it accepts, so that an error can name the source as well:
-"EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GIG'".
+reads either and describes the accepted values in words, so that an error can name the source as
+well: "EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GIG'".
 """
 
 import re
@@ -20,7 +20,7 @@ from embstore_proto.addresses import split_address
 OFF = "off"
 """In place of an address: do not serve this."""
 SECONDS_MAX = 1e8
-"""Three years: far below what the timers of the system can hold."""
+"""Three years: far below the limit of the system's timers."""
 
 UNARY_BYTES_LIMIT = 256 << 20
 """gRPC counts a message's bytes in 31 bits, and the server receives a multiple of
@@ -134,7 +134,7 @@ def _count(value: Any) -> int:
 
 
 def _within(low: int, high: int, read: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Return what reads a whole number in [low, high]."""
+    """Return the reader of a whole number in [low, high]."""
 
     def bounded(value: Any) -> int:
         number = read(value)
@@ -150,7 +150,7 @@ def _count_or_none(value: Any) -> int:
 
 
 def _number(low: float, high: float) -> Callable[[Any], float]:
-    """Return what reads a number in [low, high]."""
+    """Return the reader of a number in [low, high]."""
 
     def read(value: Any) -> float:
         if isinstance(value, bool) or not low <= float(value) <= high:
@@ -163,7 +163,7 @@ def _number(low: float, high: float) -> Callable[[Any], float]:
 def pairs(place: str, form: str, texts: Iterable[str]) -> dict[str, str]:
     """Return {A: B} for every "A=B"; neither is empty, and each A stands once.
 
-    `place` is the flag or parameter that gave them, `form` what the two are, as COLUMN=NAME.
+    `place` is the flag or parameter that gave them, `form` their names, as COLUMN=NAME.
     """
     found: dict[str, str] = {}
     for text in texts:

@@ -55,7 +55,7 @@ _SERVICE_LINK = re.compile(
 
 @dataclass(frozen=True)
 class Setting:
-    """How one setting is given and shown; its name and default are those of its field."""
+    """How one setting is given and shown; its field has its name and default."""
 
     name: str
     kind: Kind
@@ -113,7 +113,7 @@ class Settings:
     # A counted lookup takes about twice as long.
     count_rate: float = of_store("count_rate", kinds.SHARE, 0.01)
     checkpoints_keep: int = of_store("checkpoints_keep", kinds.COUNT)
-    # It takes 6 % of a trainer's rate on two cores, whatever the disk takes for a sync, where
+    # It takes 6 % of a trainer's rate on two cores, independently of the disk's sync time, where
     # `commands` takes 18 to 40 %; and a crash loses a second, not the ten minutes of `checkpoint`.
     durability: str = of_store("durability", one_of(*LEVELS), "interval")
     sync_every_s: float = of_store("sync_every_s", kinds.SECONDS)
@@ -122,11 +122,11 @@ class Settings:
     dirty_bytes: int | None = of_store("dirty_bytes", kinds.BYTES)
     # A few thousandths of a core, and a terabyte in a day and a half.
     scrub_bytes_per_s: int = of_store("scrub_bytes_per_s", kinds.BYTES_OR_NONE, 8 << 20)
-    # Whoever may call a server is not to write wherever the server's user may.
+    # Clients must not write to every path that the server's user can write to.
     backup_within: str | None = setting(
         kinds.PATH_OR_URL,
-        "Directory or URL below which clients name the folders of backups; none: no client has "
-        "any made.",
+        "Directory or URL below which clients name the folders of backups; none: clients "
+        "cannot make backups.",
         None,
     )
     follow: str = setting(
@@ -146,8 +146,8 @@ class Settings:
     # Waiting for a standby that may not be there is a choice.
     standbys: int = setting(
         kinds.NUMBER,
-        "So many standbys have a write on their disks, too, before it is acknowledged; while there "
-        "are fewer, writes wait.",
+        "Number of standbys that must persist a write before it is acknowledged; while there are "
+        "fewer, writes wait.",
         0,
     )
     shard_map: Path | None = setting(
@@ -162,7 +162,7 @@ class Settings:
     read_only: bool = of_store("read_only", kinds.SWITCH)
     device: str = of_store("device", kinds.DEVICE)
     threads: int | None = of_store("threads", kinds.THREADS)
-    # gRPC's customary port, on loopback, because whoever reaches it may write every table.
+    # gRPC's customary port, on loopback, because every client that reaches it may write all tables.
     listen: str = _network(
         kinds.ADDRESS, "Address of gRPC; port 0: any free one.", "127.0.0.1:50051"
     )
@@ -190,13 +190,12 @@ class Settings:
     tls_key: Path | None = _network(kinds.FILE, "PEM file of its key.", None)
     tls_client_ca: Path | None = _network(
         kinds.FILE,
-        "PEM file of the authorities whose certificates clients show (mutual TLS); gRPC takes no "
-        "others.",
+        "PEM file of the authorities of client certificates (mutual TLS); gRPC takes no others.",
         None,
     )
     tokens: Path | None = _network(
         kinds.FILE,
-        "File of who may call, and do what; embstore token writes it. None: anybody, everything.",
+        "File of tokens and their rights; embstore token writes it. None: all calls are allowed.",
         None,
     )
     first_token: bool = _network(
@@ -207,19 +206,19 @@ class Settings:
     insecure: bool = _network(
         kinds.SWITCH, "Serve addresses other than loopback without TLS, or without tokens.", False
     )
-    # Far more than trainers have, and a fourth of what a process may have open on most systems.
+    # Far more than trainers have, and a fourth of a process's open files on most systems.
     connections_max: int = _limit(kinds.COUNT, "Connections to each port; more are ended.", 1024)
     # The slowest network takes less.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "A connection that is not set up by then (gRPC), or has not sent the head of a request "
-        "(REST), is ended.",
+        "Time after which a connection that is not set up (gRPC), or has not sent the head of a "
+        "request (REST), is ended.",
         10.0,
     )
     # A megabyte at a megabit a second takes eight.
     read_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "A client that reads nothing of its reply for so long is cut off.",
+        "Time after which a client that reads nothing of its reply is cut off.",
         30.0,
     )
     # Seconds of work: more calls would time out in the queue.
@@ -245,7 +244,7 @@ class Settings:
     drain_s: float = _limit(
         kinds.SECONDS, "Time to finish running calls when the server stops.", 30.0
     )
-    # Two hundred times what a batch takes.
+    # Two hundred times the time of a batch.
     slow_call_ms: float = _log(kinds.MILLISECONDS, "Calls that take as long are logged.", 1000.0)
     log_format: str = _log(one_of("plain", "json"), "For people, or a JSON object a line.", "plain")
     log_level: str = _log(

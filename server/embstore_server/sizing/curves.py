@@ -1,11 +1,11 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """Hit rates by size of the cache, for each layout of rows of a running store.
 
-A **curve** is what a pool's cache would have hit, of the accesses that the store has counted, at
-sizes from a ten-thousandth of its rows to all of them, and at the size it has now; under each
-policy, so that the present one stands beside the others. It is a prediction (prediction.py), from
-recorded calls where the store recorded some. A cache of two levels hits in one of both as a cache
-hits that is as large as both together: exactly so with LRU.
+A **curve** is the share of the counted accesses that a pool's cache would have hit, at sizes from a
+ten-thousandth of its rows to all of them, and at the size it has now; under each policy, so that
+the present one can be compared with the others. It is a prediction (prediction.py), from recorded
+calls where the store recorded some. A cache of two levels hits in one of both as a cache hits that
+is as large as both together: exactly so with LRU.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from embstore_server.sizing.prediction import hit_rates
 from embstore_server.sizing.sizes import host_rows, layout_of_bytes, level_bytes, looked_at
 
 _EVERY = 2
-"""Of the sizes that are worth a look, one in so many is predicted: a server has other work."""
+"""Every n-th of the sizes worth a look is predicted: a server has other work."""
 
 
 @dataclass
@@ -50,8 +50,8 @@ def curves(profile: Profile, stats: Mapping[str, Any]) -> list[Curve]:
 
     Parameters
     ----------
-    profile : what the store has counted
-    stats : of the store (`embstore.engine.stats`)
+    profile : the counts of the store
+    stats : the stats of the store (`embstore.engine.stats`)
     """
     found = []
     for pool in stats["cache"]["pools"]:

@@ -1,21 +1,20 @@
-"""How much cache: the hit rate at each size, from what was recorded or from counts alone.
+"""The hit rate of a cache at each size, predicted from a recording or from counts alone.
 
 **Hits by access** count every occurrence of a key in a call, **hits by unique key** each key of a
-call once: the store's two counters (cache/counters.py). What a cache must fetch are the unique keys
-that miss; what a user sees as a rule are accesses. A row's first use is a miss, in a prediction as
-in the store, unless a warm-up has brought the row.
+call once: the store's two counters (cache/counters.py). A cache must fetch the unique keys that
+miss; a user usually sees accesses. A row's first use is a miss, in a prediction as in the store,
+unless a warm-up has brought the row.
 
-**Recorded**: a profile with a trace has its calls simulated (simulate.py), which knows of drift,
-scans, and what the size of a call does. How many accesses and unique keys there were is known; what
-the sample makes of them is a little more or less, most of all by a few very hot keys, which hit at
-any size: the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). Of a part of
-the tables it is not known how many there were, and there is no such correction.
+**Recorded**: a profile with a trace has its calls simulated (simulate.py), which includes drift,
+scans, and the effect of a call's size. The number of accesses and unique keys is known; the
+sample's estimate of it is a little higher or lower, mostly because of a few very hot keys, which
+hit at any size: the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). For a
+part of the tables the number is not known, and there is no such correction.
 
 How good that is, is measured against stores (tests/conformance/test_miss_ratio.py): within two
-points at every size from two calls on. In a smaller cache it is the store's slot numbers and the
-order of a call's keys that decide, and five points may be missing. Where a loop begins to fit, a
-curve is a step, and a sample of a seventh of the keys has it up to three percent of the slots
-beside its place.
+points at every size from two calls on. In a smaller cache the store's slot numbers and the order of
+a call's keys decide, and the prediction may be five points off. Where a loop begins to fit, a curve
+is a step, and a sample of a seventh of the keys shifts it by up to three percent of the slots.
 
 **Counted**: without a trace, a key's n accesses are taken to fall anywhere among the N counted, as
 though nothing followed from anything (the independent reference model). A row stays in an LRU cache
@@ -23,14 +22,14 @@ of C slots for a characteristic time T (Che, Tung and Wang, 2002): until C keys 
 
     C = sum over keys of 1 - (1 - T/N)^n        hits = sum of (n - 1) * (1 - (1 - T/N)^n)
 
-for of n points drawn on a stretch, each of the n - 1 gaps is below T with that probability. The
-form for a finite stretch has two advantages over the usual one with e^(-nT/N): first uses are
-misses by themselves, and a key that was seen once is not thought to come again. LFU and rank are
+because each of the n - 1 gaps between n points drawn on a stretch is below T with that probability.
+The form for a finite stretch has two advantages over the usual one with e^(-nT/N): it counts first
+uses as misses, and it does not expect a key that was seen once to come again. LFU and rank are
 taken to hold the C most accessed keys, from their first use on: the best that a cache can do
-without a view of the future, so what they reach is below.
+without a view of the future, so real caches hit less.
 
-Hits by unique key depend on how many accesses make a call, which counts do not tell: the caller may
-(`accesses_per_call`); otherwise they are NaN.
+Hits by unique key depend on how many accesses make a call, which counts do not include: the caller
+may give it (`accesses_per_call`); otherwise they are NaN.
 """
 
 from collections.abc import Sequence
@@ -71,14 +70,14 @@ class HitRates:
     """"recorded": calls were simulated; "counted": estimated from counts alone."""
 
     def at(self, slots: NDArray[np.int64]) -> "HitRates":
-        """Return those of some of the sizes, which are ascending."""
+        """Return the hit rates of some of the sizes, which are ascending."""
         places = np.searchsorted(self.slots, slots)
         return HitRates(slots, self.by_access[places], self.by_unique[places], self.method)
 
 
 @dataclass(frozen=True, eq=False)
 class LookaheadTraffic:
-    """What announced steps of training need, a step being a call of the recording."""
+    """The traffic of announced training steps, a step being a call of the recording."""
 
     slots: NDArray[np.int64]
     """(s,)"""
@@ -90,8 +89,8 @@ class LookaheadTraffic:
     """(calls,) rows that 1, 2, ... consecutive steps use together, on average."""
 
     def working_set(self, steps: int) -> float:
-        """Return the rows that so many consecutive steps use together: a cache that is to hold
-        them needs as many slots."""
+        """Return the rows that `steps` consecutive steps use together: a cache that is to hold them
+        needs as many slots."""
         recorded = len(self.working_sets)
         check(1 <= steps <= recorded, f"steps from 1 to the {recorded} recorded", steps)
         return float(self.working_sets[steps - 1])
@@ -146,10 +145,10 @@ def hit_rates(
 def lookahead_traffic(
     profile: Profile, slots: ArrayLike, policy: str, tables: Sequence[str] | None = None
 ) -> LookaheadTraffic:
-    """Return what each step of training with look-ahead has to fetch, and has to have room for.
+    """Return the rows that each step of training with look-ahead fetches, and needs room for.
 
-    Every row of a step is there when the step is trained, whatever its size; what a larger cache
-    saves is fetching. `policy` decides about rows that no announced step names.
+    Every row of a step is there when the step is trained, at any cache size; a larger cache only
+    saves fetching. `policy` decides about rows that no announced step names.
 
     Raises
     ------
@@ -163,7 +162,7 @@ def lookahead_traffic(
     recorded = recording(profile, trace, names, with_warm_order=False)
     _, unique_sum = _totals(trace, names, recorded)
     unique_rows = unique_sum / trace.calls
-    # What the sample lacks is taken to be in every step, as in the hit rates.
+    # Rows that the sample lacks are taken to be in every step, as in the hit rates.
     sets = np.maximum(working_sets(recorded) + unique_rows - recorded.unique_sum / trace.calls, 0.0)
     return LookaheadTraffic(rates.slots, unique_rows, (1 - rates.by_unique) * unique_rows, sets)
 
@@ -176,7 +175,7 @@ def _recorded(
     policy: Policy,
     warm_up: float,
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return hits, and what they are hits of."""
+    """Return hits, and the totals that they are hits of."""
     recorded = recording(profile, trace, tables, with_warm_order=warm_up > 0)
     if policy.has_counts:
         by_access, by_unique = scored_hits(recorded, slots, policy, warm_up)
@@ -233,7 +232,7 @@ class _Counts:
 def _top(
     counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return the hits of a cache of the top keys, and what they are hits of."""
+    """Return the hits of a cache of the top keys, and the totals that they are hits of."""
     unique, sizes = counts.unique(per_call), slots.astype(np.float64)
     warmed = counts.of_top(np.ones(len(unique)), warm_up * sizes)
     by_access = counts.of_top(counts.accesses - 1, sizes) + warmed
@@ -244,7 +243,7 @@ def _top(
 def _che(
     counts: _Counts, slots: NDArray[np.int64], warm_up: float, per_call: float
 ) -> tuple[Hits, tuple[float, float]]:
-    """Return the hits of LRU caches, and what they are hits of."""
+    """Return the hits of LRU caches, and the totals that they are hits of."""
     n, unique = counts.accesses, counts.unique(per_call)
     by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
     for i, size in enumerate(slots):

@@ -1,8 +1,8 @@
 """Recorded calls, played against caches of keys: how often would they have hit?
 
-A trace has the accesses to a random part of the keys, the share `rate` of them. A cache of
-`slots * rate` slots that sees these alone does as the whole cache does with all keys, but for
-chance (SHARDS: Waldspurger et al., FAST 2015; "miniature simulation": USENIX ATC 2017).
+A trace has the accesses to a random part of the keys, the share `rate` of them. A cache of `slots *
+rate` slots that sees these alone behaves as the whole cache does with all keys, except for chance
+(SHARDS: Waldspurger et al., FAST 2015; "miniature simulation": USENIX ATC 2017).
 
 **LRU** is simulated for all sizes at once, by stack distances (Mattson et al., 1970): a cache of
 any size holds the rows that were used last, so a key hits where fewer rows than there are slots
@@ -14,12 +14,12 @@ so a size that ends among them holds such a row with the probability of a fair d
 next victim; levels of profiled counts.
 
 **Weights.** Chance gives the sample some hot keys too many or too few, and never quite its part of
-each table. The profile has counts of all keys and tells how far off it is. Of a **stratum**, keys
-of one table with about the same count, there are so many in the sample and so many in all: each
-stands for all / sampled keys, in the room that it takes as in what it hits, and its accesses for
-those of the whole stratum (post-stratification). Where a fifth of 80,000 keys is recorded, errors
-of up to 3.5 points become 0.5 at most. A stratum has `_STRATUM_KEYS` keys of the sample or more. A
-key that no profile names stands for 1 / rate.
+each table. The profile has counts of all keys and shows how far off the sample is. A **stratum**
+has the keys of one table with about the same count. Each sampled key stands for all / sampled keys
+of its stratum, both in the slots that it takes and in its hits, and its accesses stand for the
+accesses of the whole stratum (post-stratification). Where a fifth of 80,000 keys is recorded,
+errors of up to 3.5 points become 0.5 at most. A stratum has `_STRATUM_KEYS` keys of the sample or
+more. A key that no profile names stands for 1 / rate.
 
 A row counts as missed at its first use, except where a warm-up has brought it. A recording of a
 cache that has long been warm therefore understates its hits, by the rows that were resident.
@@ -69,11 +69,11 @@ class Recording:
     weights: Int64s
     """(k,) of each id: the keys that it stands for, in units of 1 / _ONE."""
     counts: Floats
-    """(k,) profiled accesses, 0 of keys that no profile names; those of a part, scaled up."""
+    """(k,) profiled accesses, 0 for keys that no profile names; a partial count is scaled up."""
     counted: float
     """Profiled accesses of all keys, those that are not in the sample too."""
     warm_order: Int64s
-    """Ids of the profiled keys of the sample, by descending count; empty if none is asked for."""
+    """Ids of the profiled keys of the sample, by descending count; empty without a warm-up."""
 
     @property
     def calls(self) -> int:
@@ -91,13 +91,13 @@ class Recording:
         return float(self.weights[self.ids].sum()) / _ONE
 
     def warmed(self, slots: float) -> Int64s:
-        """Return the ids that fill so many slots before the first call, in order of count."""
+        """Return the ids that fill `slots` slots before the first call, in order of count."""
         ends = np.cumsum(self.weights[self.warm_order])
         return self.warm_order[: np.searchsorted(ends, slots * _ONE, side="right")]
 
 
 class _Sampled(NamedTuple):
-    """Profiled keys that a trace of some rate has, ascending, with what each stands for."""
+    """Profiled keys that a trace of some rate has, ascending, with their weights."""
 
     keys: Keys
     counts: Int64s
@@ -106,7 +106,7 @@ class _Sampled(NamedTuple):
 
 
 def _sampled(table: TableProfile, rate: float) -> _Sampled:
-    """Return those of one table."""
+    """Return the sampled keys of one table."""
     limit = spatial_limit(rate)
     is_in = np.zeros(len(table.keys), np.bool_)
     if limit >= 0:
@@ -193,7 +193,7 @@ def recording(
 
 
 def lru_hits(recorded: Recording, slots: Int64s, warm_up: float) -> Hits:
-    """Return what LRU caches of `slots`, (s,), would have hit."""
+    """Return the hits of LRU caches of `slots`, (s,)."""
     weights = recorded.weights[recorded.ids]
     first, ahead, width = _lru_places(recorded, weights)
     warm_ends = np.full(len(recorded.weights), np.iinfo(np.int64).max)
@@ -205,18 +205,20 @@ def lru_hits(recorded: Recording, slots: Int64s, warm_up: float) -> Hits:
     for i, size in enumerate(slots.tolist()):
         chances = np.clip((size * _ONE - ahead) / width, 0, 1)
         chances[first[first_ends > warm_up * size * _ONE]] = 0
-        # A larger call is done in parts: the first alone finds what was there.
+        # A larger call is done in parts: only the first finds the rows that were there.
         chances *= np.minimum(1, size * _ONE / call_sums)
         by_access[i], by_unique[i] = chances @ recorded.accesses, chances @ weights
     return by_access / _ONE, by_unique / _ONE
 
 
 def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the events that are the first of their key, and for each event the weight of what is
-    certainly above its key in the order of last use, and of what its key's place is drawn from.
+    """Return the events that are the first of their key, and for each event the weight of the keys
+    that are certainly above its key in the order of last use, and of the keys among which its key's
+    place is drawn.
 
     A warm-up of any size is the same calls before the first, from some call on: rows come by
-    ascending count. So all of it comes before, and what does not fit is told from the rest by size.
+    ascending count. Therefore the whole warm-up comes before, and the rows that do not fit are
+    found by size.
     """
     warm = recorded.warm_order[::-1]
     pieces = np.arange(0, len(warm), _WARM_PIECE)
@@ -231,7 +233,7 @@ def _lru_places(recorded: Recording, weights: Int64s) -> tuple[Int64s, Int64s, I
 
 
 def scored_hits(recorded: Recording, slots: Int64s, policy: Policy, warm_up: float) -> Hits:
-    """Return what caches of `slots`, (s,), would have hit under a policy that has counts."""
+    """Return the hits of caches of `slots`, (s,), under a policy that has counts."""
     by_access, by_unique = np.zeros(len(slots)), np.zeros(len(slots))
     keys = np.empty((len(recorded.weights), 4), np.int64)
     result = np.empty(2, np.int64)

@@ -70,7 +70,7 @@ def stack_depths(
 ) -> None:
     """Write `above` and `since`."""
     calls = bounds.shape[0] - 1
-    uses = np.zeros(calls, np.int64)  # the weight of what each call is the last to have used
+    uses = np.zeros(calls, np.int64)  # the weight of the keys whose last use is each call
     tree = np.zeros(calls + 1, np.int64)  # sums over these (Fenwick 1994)
     used = 0
     for call in range(calls):
@@ -158,7 +158,7 @@ def _age(keys: Int64Rows, lists: Int64Rows) -> None:
 def _evict(
     excess: int, weights: Int64sIn, keys: Int64Rows, lists: Int64Rows, least: int, clock: int
 ) -> tuple[int, int]:
-    """Evict keys of so much weight, if there are as many; return what left, and `least`."""
+    """Evict keys of weight `excess`, if there are as many; return the weight, and `least`."""
     left = 0
     while left < excess:
         least = _least_from(lists, least)
@@ -206,7 +206,7 @@ def simulate_scores(
     accesses: Int64sIn,  # (e,)
     weights: Int64sIn,  # (k,), >= 1
     first_counts: Int64sIn,  # (k,), of each key when it comes, at most COUNT_MAX
-    warm: Int64sIn,  # unique ids: what the cache begins with, touched in this order; there is room
+    warm: Int64sIn,  # unique ids: the cache's initial keys, touched in this order; there is room
     room: Int,
     counting: Int,  # COUNT_UP, COUNT_KEEP or COUNT_NONE
     ageing: Int,  # the weight of touches until all counts are halved; 0: they never are

@@ -1,9 +1,9 @@
-"""What rows and slots take in bytes, and which sizes of a cache are worth a look.
+"""The bytes of rows and slots, and the sizes of a cache that are worth a look.
 
-A slot takes its row (`embstore.layout`), its metadata and its share of the
-index besides, and a pool some memory to bring rows in (`embstore.cache.sizes`); what is computed
-here is what a pool on the CPU would be given the budget for, to a slab. Level two of a GPU's cache
-has its rows in pinned memory of the host, and all else of its slots in the GPU's.
+A slot takes its row (`embstore.layout`), its metadata and its share of the index, and a pool some
+memory to bring rows in (`embstore.cache.sizes`). The size computed here is the budget of a pool on
+the CPU, to a slab. Level two of a GPU's cache has its rows in pinned memory of the host, and the
+rest of its slots in the GPU's.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ _ROUNDS = 8
 
 
 def layout_of_bytes(row_bytes: int) -> Layout:
-    """Return a layout whose rows take so many bytes, or what it takes to hold so many."""
+    """Return a layout whose rows take `row_bytes`, rounded up to whole elements."""
     return Layout(-(-row_bytes // ELEMENT_BYTES), 0, "")
 
 
 def cache_bytes(layout: Layout, slots: int) -> int:
-    """Return the cache_bytes that a store needs to have so many slots, in one pool of a layout."""
+    """Return the cache_bytes that a store needs for `slots` slots, in one pool of a layout."""
     device, needed = CpuDevice(threads=1), 0
     for _ in range(_ROUNDS):
         sizes = Sizes.of(layout, max(needed, slots * layout.row_bytes), device)
@@ -43,7 +43,7 @@ def cache_bytes(layout: Layout, slots: int) -> int:
 def level_bytes(
     layout: Layout, slots: NDArray[np.int64], below: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the cache_bytes, (s,), of so many slots with so many rows below them in level two."""
+    """Return the cache_bytes, (s,), of numbers of slots and of rows below them in level two."""
     counts = zip(slots.tolist(), below.tolist(), strict=True)
     found = [cache_bytes(layout, count) + host_key_bytes(more) for count, more in counts]
     return np.maximum.accumulate(np.array(found, np.int64))
@@ -61,8 +61,8 @@ def host_rows(row_bytes: int, host_bytes: int, below: NDArray[np.int64]) -> NDAr
 
 
 def host_key_bytes(rows: int) -> int:
-    """Return the bytes of a GPU's cache_bytes that keys, scores, flags and index of so many rows of
-    level two take, whatever the rows' size is."""
+    """Return the bytes of a GPU's cache_bytes that keys, scores, flags and index of level two's
+    rows take, for any row size."""
     memory = CpuDevice(threads=1).memory
     return rows * memory.slot_bytes(1, 0) + memory.index_bytes(rows) if rows else 0
 

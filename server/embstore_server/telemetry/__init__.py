@@ -1,1 +1,1 @@
-"""What a server tells of itself: log, metrics of calls, slow calls, traces."""
+"""Telemetry of a server: log, metrics of calls, slow calls, traces."""

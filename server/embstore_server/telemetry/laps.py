@@ -5,7 +5,7 @@ from typing import NamedTuple
 from embstore.stages import Spent
 
 LAPS_MAX = 64
-"""Of a call; one with more rows than the cache takes has as many as it has parts."""
+"""Laps of a call, at most; a call with more rows than the cache has laps for each part."""
 
 
 class Lap(NamedTuple):

@@ -7,13 +7,14 @@ An **event** is a short fixed name and fields; keys and rows are never among the
 uvicorn, grpc, asyncio and warnings take the same form: the logger's name is the event, its text the
 field `message`.
 
-Some fields come from a caller (a label, a request id). So that none can write a line of its own, or
-a terminal's control sequence, every character that is not printable is escaped, and a plain value
-with spaces, quotes or `=` is quoted: a line always splits into its fields. A trace follows a plain
-line, indented, where no event can begin.
+Some fields come from a caller (a label, a request id). To keep a caller from writing a line of its
+own, or a terminal's control sequence, every character that is not printable is escaped, and a plain
+value with spaces, quotes or `=` is quoted: a line always splits into its fields. A trace follows a
+plain line, indented, where no event can begin.
 
-What a library says again and again is said once a minute, with how often it was: whoever sends
-garbage to a port could fill the disk otherwise. So is an event that a refused caller brings about.
+A message that a library repeats is logged once a minute, with its count: a client that sends
+garbage to a port could fill the disk otherwise. Events caused by refused callers are limited in the
+same way.
 """
 
 import json
@@ -29,13 +30,13 @@ from embstore_server.setup.settings import Settings
 
 SELDOM_S = 60.0
 _ALIKE_CHARACTERS = 200
-"""By which two messages of a library are alike."""
+"""Leading characters by which two messages of a library are alike."""
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
 """Numbers and addresses, by which two messages may differ and still be alike."""
 _KINDS_MAX = 1000
 _FIELDS, _ALIKE = "embstore_fields", "embstore_alike"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
-"""Characters besides letters and digits that a plain value has unquoted."""
+"""Characters, apart from letters and digits, that a plain value has unquoted."""
 
 
 def event(
@@ -47,11 +48,11 @@ def event(
     alike: Sequence[str] = (),
     **fields: Any,
 ) -> None:
-    """Log what happened, in a few fixed words; what varies belongs in `fields`. Any thread.
+    """Log an event, named by a few fixed words; varying values belong in `fields`. Any thread.
 
-    `fields` are numbers, texts, None, or containers of them; never keys or rows. Of events of one
-    name that are `alike`, by a few fixed words, one is written in SELDOM_S, with `left_out`: how
-    many were not.
+    `fields` are numbers, texts, None, or containers of them; never keys or rows. One of the events
+    of a name that are `alike`, by a few fixed words, is written per SELDOM_S, with the number of
+    the others as `left_out`.
     """
     extra = {_FIELDS: fields, _ALIKE: tuple(alike)}
     logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
@@ -88,7 +89,7 @@ class Seldom(logging.Filter):
         self._said: dict[tuple[str, ...], _Said] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is to be written; say in it how many like it were not."""
+        """Return whether a record is to be written; add the number of suppressed ones to it."""
         key = _key(record)
         if not key:
             return True
@@ -106,7 +107,7 @@ class Seldom(logging.Filter):
 
 
 def _key(record: logging.LogRecord) -> tuple[str, ...]:
-    """Return by what a record is like others; nothing of one that is always written."""
+    """Return the key under which records are alike; () for a record that is always written."""
     if hasattr(record, _FIELDS):
         alike: tuple[str, ...] = getattr(record, _ALIKE)
         return alike and (record.name, record.getMessage(), *alike)
@@ -127,7 +128,7 @@ def _add_left_out(record: logging.LogRecord, count: int) -> None:
 
 @dataclass
 class _Said:
-    """What was said, and is not again before its time."""
+    """A message that was logged, and is suppressed until `next_at`."""
 
     next_at: float
     left_out: int = 0

@@ -27,16 +27,16 @@ BOUNDS: tuple[float, ...] = (
     *(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0),
 )
-"""Upper bounds in seconds, each inside its bucket; one more bucket is for what is above."""
+"""Upper bounds in seconds, each inside its bucket; one more bucket is for longer times."""
 _PERCENT = (50, 95, 99)
 
 
 class Metrics:
     """The stats of calls, a Prometheus collector. Counted on the event loop; read on any thread.
 
-    It counts itself: what Prometheus counts with takes a lock for each number, which a call of one
-    key feels; here a number is added to, and made a sample when there is a scrape. What other
-    threads read meanwhile has a fixed form, but for names, which are copied.
+    It counts itself: Prometheus's counters take a lock for each number, which slows a call of one
+    key; here a number is added to, and made a sample at a scrape. Data that other threads read
+    meanwhile has a fixed form, except names, which are copied.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Metrics:
 
 
 class _Latencies:
-    """How many calls took up to each bound, and all of their seconds."""
+    """The number of calls up to each bound, and the sum of their seconds."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
@@ -153,10 +153,10 @@ class _VerbCounts:
 
 
 def _quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:
-    """Return what about `share` of all seconds are at most; linear inside a bucket.
+    """Return the quantile `share` of all seconds, interpolated linearly inside a bucket.
 
-    As Prometheus's histogram_quantile, so that a panel and REST agree; what lies above the last
-    bound is answered with that bound.
+    Computed like Prometheus's histogram_quantile, so that a panel and REST agree; a quantile above
+    the last bound is reported as that bound.
     """
     *bounded, (_, count) = cumulative
     rank, below, lower = share * count, 0.0, 0.0

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The last slow calls, for who looks at a running server: the log has them all, in its own place.
+"""The last slow calls, for REST and the page; the log has them all.
 
-A call is slow that takes as long as the setting slow_call_ms. Of these the latest SLOW_CALLS_KEPT
-are kept in memory; what a caller gave as its label or ids is cut, as elsewhere.
+A call is slow that takes as long as the setting slow_call_ms. The latest SLOW_CALLS_KEPT are kept
+in memory; labels and ids that callers gave are truncated, as elsewhere.
 """
 
 from collections import deque

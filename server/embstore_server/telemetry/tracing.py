@@ -1,21 +1,21 @@
-"""Calls as spans of OpenTelemetry, sent to a collector; all that the server knows of it is here.
+"""Calls as spans of OpenTelemetry, sent to a collector; all code for OpenTelemetry is here.
 
 The environment decides, as everywhere with OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT, or
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, says where a collector is, and the SDK reads the other variables
-(headers, certificates, sampler, names of the service). Without them nothing is imported.
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, gives a collector's address, and the SDK reads the other
+variables (headers, certificates, sampler, names of the service). Without them nothing is imported.
 
 A call is a span, and its stages are spans below it, with the times that they had (timed_calls.py):
 
     embstore.v1.Embstore/Lookup      its parent is the span of the client, by `traceparent`
         queue                        it waited for the engine
         engine
-            probe, read, insert...   stages, as of slow calls
+            probe, read, insert...   stages, as for slow calls
         durable, ranks, step, thread
 
 **Nothing waits for a collector.** The event loop puts a call that has ended into a queue, and that
 is all it does. A thread makes the spans, asks the sampler, and sends them, a batch at a time. While
-a collector does not answer, the queue fills up; what finds it full is dropped, and counted. At the
-end the thread has LAST_S to send what is left.
+a collector does not answer, the queue fills up; calls that find it full are dropped, and counted.
+At the end the thread has LAST_S to send the rest.
 
 The provider is our own, and not the process's: FastAPI has spans of its own for that one.
 """
@@ -81,7 +81,7 @@ def begun(environ: Mapping[str, str]) -> "Traces | None":
             traces = Traces(OTLPSpanExporter())
         except ModuleNotFoundError as exc:
             problem = f"{exc.name} is not installed: {pip_install('otel')}"
-        except Exception as exc:  # whatever is wrong with what it read from the environment
+        except Exception as exc:  # any error in the variables that it read
             problem = str(exc) or type(exc).__name__
     if problem:
         event(logging.WARNING, "no traces", asked_by=variable, reason=problem)
@@ -99,11 +99,11 @@ class TimedCall(Protocol):
     laps: "list[Lap]"
 
     def attributes(self) -> dict[str, Any]:
-        """Return what its span says of it."""
+        """Return the attributes of its span."""
 
 
 class _Call(NamedTuple):
-    """A call that has ended; nothing of its arrays."""
+    """A call that has ended, without its arrays."""
 
     verb: str
     code: str
@@ -138,7 +138,7 @@ class Traces:
 
         self._service = SERVICE.full_name
         ours = {"service.version": __version__, "service.instance.id": uuid4().hex}
-        resource = Resource(ours).merge(Resource.create())  # what the environment names goes first
+        resource = Resource(ours).merge(Resource.create())  # the environment goes first
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "embstore"}))
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -153,7 +153,7 @@ class Traces:
         self._sending = 0
         """Spans that the exporter has now."""
         self.spans = {"exported": 0, "failed": 0, "dropped": 0}
-        """How many were taken by the collector, not taken, or found no room in the queue."""
+        """The numbers of spans that the collector took or refused, or that the queue dropped."""
         self._thread = Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
@@ -176,7 +176,7 @@ class Traces:
             self._awake.set()
 
     def stop(self, within_s: float = LAST_S) -> None:
-        """Send what is left, and end; what has not been sent in time is dropped. Any thread."""
+        """Send the remaining spans, and end; after `within_s` the rest is dropped. Any thread."""
         self._stopping = True
         self._awake.set()
         self._thread.join(within_s)
@@ -197,7 +197,7 @@ class Traces:
             while self._ended:
                 try:
                     self._export(self._batch())
-                except Exception as exc:  # whatever it is, the next batch may do better
+                except Exception as exc:  # any error: the next batch may do better
                     event(logging.WARNING, "traces not made", reason=str(exc) or type(exc).__name__)
 
     def _taken(self) -> Iterator[_Call]:

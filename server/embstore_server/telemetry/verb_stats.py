@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""What is counted of the calls of a verb, declared once: for the document of REST, and metrics."""
+"""The counters of a verb's calls, declared once: for the document of REST, and metrics."""
 
 from dataclasses import dataclass
 
@@ -21,8 +21,8 @@ class LatencyStats:
 class VerbStats:
     """The calls of one verb, since the process began; metrics.py counts them.
 
-    Sizes are those of messages, without headers of the transport. Waiting and engine time are those
-    of calls that reached the engine: zeros of calls that did not would hide the time of the others.
+    Sizes are those of messages, without headers of the transport. Waiting and engine time count
+    calls that reached the engine: zeros of other calls would hide their times.
     """
 
     codes: dict[str, int] = counter("Calls answered, by gRPC status.", metric="calls", label="code")

@@ -1,2 +1,2 @@
-"""How calls come and answers leave: gRPC, shared memory, REST. Each brings the same call to the
+"""The transports of calls and answers: gRPC, shared memory, REST. Each brings the same call to the
 path (`embstore_server.path.calls`)."""

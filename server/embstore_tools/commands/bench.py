@@ -1,11 +1,12 @@
 """`embstore bench`: a quick load against a running server.
 
 It creates a table of its own, looks up and updates batches of Zipf keys there, one call at a time,
-and drops it, also when a signal ends it: what one trainer would see from this machine, network
-included. `make bench` measures against peers.
+and drops it, also when a signal ends it. Its times are those of one trainer on this machine,
+network included. `make bench` measures against peers.
 
 The key of rank r (1 is the hottest) has probability r**-s / sum(k**-s, k = 1..rows), drawn by the
-inverse of the cumulative probabilities; ranks are keys, as the cache does not care which are hot.
+inverse of the cumulative probabilities; ranks are keys, because the cache does not depend on which
+keys are hot.
 """
 
 from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ def _table(store: "Store", load: Load) -> Iterator["Table"]:
             initializer=Uniform(-0.01, 0.01),
             seed=load.seed,
         )
-    except BaseException:  # the error to report, whatever comes of this
+    except BaseException:  # the error to report, even if the drop fails
         with undisturbed():
             try:
                 _drop(store, name)
@@ -156,7 +157,7 @@ def _timed(
     from embstore.layout import VALUE_BYTES
 
     times = []
-    for keys in islice(drawn, load.calls):  # drawn outside of what is timed
+    for keys in islice(drawn, load.calls):  # drawn outside of the timed call
         begin = perf_counter()
         call(keys)
         times.append(perf_counter() - begin)

@@ -85,7 +85,7 @@ def demo(
     if sparse:
         _check_sparse(compare=compare, hotcold=hotcold, policy=given.get("policy"))
     _check_place(given.keys(), address, compare=compare, cluster=cluster)
-    import_module("embstore_server.host.app")  # what the server needs is missed here
+    import_module("embstore_server.host.app")  # a missing package of the server is an error here
     from embstore_tools import demo as demos
 
     if "report" in given:
@@ -114,7 +114,7 @@ def demo(
 
 
 def _check_sparse(*, compare: bool, hotcold: bool, policy: str | None) -> None:
-    """Refuse what goes by accesses that were counted before."""
+    """Refuse flags that need accesses counted before."""
     if compare or hotcold or policy == "rank":
         counting = "--compare, --hotcold and --policy rank"
         raise InvalidArgumentError(f"--sparse: no rows are counted before; leave out {counting}")
@@ -142,7 +142,7 @@ def _check_flags(given: Set[str], *, compare: bool, hotcold: bool, no_session: b
 
 
 def _check_place(given: Set[str], address: str | None, *, compare: bool, cluster: bool) -> None:
-    """Refuse flags of what is started where it is not started so."""
+    """Refuse flags that contradict --compare, --cluster or --address."""
     problem = ""
     if compare and (cluster or address is not None):
         problem = "--compare starts servers: leave out --cluster and --address"

@@ -89,7 +89,7 @@ def profile(
 
 
 def _hashing(columns: Mapping[str, str], hashed: Mapping[str, int]) -> dict[str, Any]:
-    """Return what hashes the ids of each column of a table whose ids are hashed."""
+    """Return the hash functions of columns, of tables whose ids are hashed."""
     from embstore.hashing import hash_ids
 
     return {
@@ -114,7 +114,8 @@ def _of_hashed(facts: Mapping[str, Any]) -> tuple[int | None, str | None]:
 
 @contextmanager
 def _mebibytes_read(total: int) -> Iterator[Callable[[int], None]]:
-    """Show how far files of `total` bytes are read; yield what takes the bytes of each piece."""
+    """Show the progress of reading `total` bytes; yield the function that takes each piece's
+    bytes."""
     read = 0
     with output.progress("MiB read", -(-total // _MIB)) as advance:
 

@@ -1,4 +1,4 @@
-"""`embstore report`: what a training run did over its steps, as one HTML file."""
+"""`embstore report`: the steps of a training run, as one HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +10,12 @@ from embstore_server.cli.flags import flag
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="What RunHistory.save wrote.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="A file of RunHistory.save.")],
     *,
     out: Annotated[Path, flag("The report.", "FILE", "--output", "-o")] = Path("run.html"),
     as_json: output.AsJson = False,
 ) -> None:
-    """Draw what a training run did: hit rates, stalls, bytes and times over its steps, cache sizes.
+    """Draw a training run: hit rates, stalls, bytes and times over its steps, cache sizes.
 
     The file needs no network and no script.
     """

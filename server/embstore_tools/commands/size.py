@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _CALLS_OF_FEW = 20
 """That few samples are to be cut into: the first is then a twentieth of all accesses."""
 _STEPS = 16
-"""As many as the demo announces."""
+"""The number of steps that the demo announces."""
 
 
 @needing("fast")
@@ -170,7 +170,7 @@ def _known(shares: "NDArray[np.float64]") -> list[float | None]:
 def _lookahead(
     profile: "Profile", found: dict[str, Any], steps: int | None
 ) -> dict[str, Any] | None:
-    """Return the traffic of look-ahead and the working set of so many steps; None: unknown."""
+    """Return the traffic of look-ahead and the working set of `steps` steps; None: unknown."""
     import numpy as np
 
     from embstore_server.sizing.prediction import lookahead_traffic
@@ -224,7 +224,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _of_host(found: dict[str, Any]) -> str:
-    """Return one sentence that says what level two takes of both memories."""
+    """Return one sentence with the bytes of level two in both memories."""
     rows, row_bytes = max(found["host_rows"]), found["row_bytes"]
     pinned, keys = max(found["host_pinned_bytes"]), max(found["host_key_bytes"])
     return (
@@ -235,7 +235,7 @@ def _of_host(found: dict[str, Any]) -> str:
 
 
 def _of_one_call(profile: "Profile") -> str:
-    """Return what to do where all samples are one recorded call; "": they are several."""
+    """Return advice where all samples are one recorded call; "": they are several."""
     if profile.trace is None or profile.trace.calls != 1 or profile.samples is None:
         return ""
     batch = max(len(profile.samples) // _CALLS_OF_FEW, 1)

@@ -1,17 +1,17 @@
 """The demo: a DLRM trained through a server or a cluster of its own, and checked to the bit.
 
     criteo, columns, synthetic   the Criteo format: read, turned into keys, written
-    dlrm                         the model in plain NumPy, and how good it is
-    frameworks                   what computes it: NumPy, or Torch through its adapter
+    dlrm                         the model in plain NumPy, and its quality
+    frameworks                   its implementation: NumPy, or Torch through its adapter
     dense                        the check: the same tables in memory, without a store
     steps, ways                  batches, and the ways to their rows
     training                     the loop in lockstep
     serving                      a server or a cluster of one's own, or one that runs
-    job, trial                   what is to be done, and doing it
-    phases, result, showing      what is told meanwhile and at the end
+    job, trial                   the description of a training, and its execution
+    phases, result, showing      the output meanwhile and at the end
 
-`run` starts a server on free ports, trains through the client as any trainer would, and gives the
-server up again; `compare` does that for each policy and each way to train. Importing this package
+`run` starts a server on free ports, trains through the client as any trainer would, and stops the
+server again; `compare` does that for each policy and each way to train. Importing this package
 starts nothing.
 """
 
@@ -62,7 +62,7 @@ def run(
     cluster: bool = False,
     address: str | None = None,
 ) -> DemoResult:
-    """Run the demo, print what it came to, and return it; `exact` says if all was well.
+    """Run the demo, print its result, and return it; `exact` is True if all digests agree.
 
     Parameters
     ----------
@@ -72,12 +72,12 @@ def run(
     console : where to show progress and result; None: standard output
     json : print one JSON object and nothing else
     cluster : start a cluster of two shards, on Ray, and no server
-    address : start nothing: train at the store that is served there
+    address : start nothing: train with the store that is served there
 
     Raises
     ------
-    InvalidArgumentError : a line of the file is wrong, the first of which is looked at before a
-        server is started; the framework is not installed.
+    InvalidArgumentError : a line of the file is wrong, the first line being checked before a server
+        is started; the framework is not installed.
     EmbstoreError : the server did not start, or refused a call.
     """
     job = job or Job()
@@ -146,7 +146,7 @@ def _trained(
 def _begun(
     data: Path | None, job: Job, directory: Path | None, console: Console | None, json: bool
 ) -> Iterator[tuple[Path, Path, Phases, Console]]:
-    """Return where to work, the samples, what shows the phases, and where the result is shown."""
+    """Yield the directory, the file of samples, the display of phases, and the result's console."""
     if data is not None:
         check_readable(data)
     console = console or Console()

@@ -1,13 +1,13 @@
 """The 26 categorical columns of Criteo Kaggle, each a table, and from hashes to keys.
 
-A column's category is a 32-bit hash of what it was. Its key is that hash modulo the rows of the
-column's table (the hashing trick), so tables can be smaller than the columns have categories:
-CARDINALITIES are those of the published training set, 33.8 million rows in all, and a demo takes
-a part of them. Small columns are left as they are, for a table of one row would carry nothing.
+A column's category is a 32-bit hash of the original value. Its key is that hash modulo the rows of
+the column's table (the hashing trick), so tables can be smaller than the columns have categories:
+CARDINALITIES are those of the published training set, 33.8 million rows in all, and a demo takes a
+part of them. Small columns are left as they are, for a table of one row would carry nothing.
 
-Of sparse keys one table has all columns, each hashed as text with a seed of its own: what is needed
-is no rows, and one call of each kernel. Keys are then those of the first column, of the second, and
-so on.
+With sparse keys one table has all columns, each hashed as text with a seed of its own: this needs
+no number of rows, and one call of each kernel. Its keys are the first column's, then the second's,
+and so on.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ CARDINALITIES = (
 """Categories of each column in Criteo Kaggle's training set."""
 SPARSE_TABLE = "criteo/sparse"
 ROWS_KEPT = 1000
-"""A column keeps so many rows, if it has them, however far the others are scaled down."""
+"""Rows that a column keeps, if it has them, however far the others are scaled down."""
 
 
 def scaled_rows(scale: float) -> tuple[int, ...]:

@@ -8,15 +8,15 @@ empty.
     fields 15-40   26 categories, each a hash of up to eight hexadecimal digits
 
 An empty integer or category reads as 0, as in the preprocessing that DLRM publishes. Lines end
-with \n or \r\n, the last one with nothing if it likes. What is not such a line is refused by its
-number: silently skipped lines would shift every figure.
+with \n or \r\n, the last one optionally with nothing. A malformed line is refused by its number:
+silently skipped lines would shift every figure.
 
-A file may be packed, as they are shipped (`embstore_client.files.packed`).
+A file may be packed, as the data set is shipped (`embstore_client.files.packed`).
 
 The files are large (45 million lines), so lines are read in blocks, and a block is parsed as one
 array of bytes: the separators make a (lines, 40) grid of fields, and all numbers of a grid grow
 together, one digit each per pass. That reads about 650,000 lines a second, split and int()
-225,000. Only a block that is wrong is looked at line by line, to say what is wrong.
+225,000. Only a wrong block is parsed line by line, to find the mistake.
 """
 
 from collections.abc import Iterator
@@ -39,9 +39,9 @@ FIELDS = 1 + INTEGERS + CATEGORIES
 _LINE_BYTES_MAX = 4096
 """A line is under 500 bytes; a file without newlines must not be read whole to find that out."""
 _DIGITS_MAX = {10: 18, 16: 8}
-"""Of a number, by its base: integers below 2**63, categories below 2**32."""
+"""Digits of a number, by its base: integers below 2**63, categories below 2**32."""
 _DIGIT_VALUES = np.full(256, 255, np.uint8)
-"""Of each byte, in any base; 255 if it is no digit."""
+"""The value of each byte as a digit, in any base; 255 if it is no digit."""
 _DIGIT_VALUES[[*b"0123456789abcdef"]] = range(16)
 _DIGIT_VALUES[[*b"ABCDEF"]] = range(10, 16)
 _TAB, _NEWLINE, _RETURN, _MINUS = b"\t\n\r-"
@@ -78,7 +78,7 @@ def read(path: Path, *, limit: int, block: int, as_text: bool = False) -> Iterat
     Raises
     ------
     InvalidArgumentError : no such file, an empty one, or a line that is not of this format; its
-        message names the line and what was expected. The blocks before it have been yielded.
+        message names the line and the expected format. The blocks before it have been yielded.
     """
     for samples, _ in read_lines(path, limit=limit, block=block, as_text=as_text):
         yield samples
@@ -182,7 +182,7 @@ def _texts(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> NDArray[np.
 
 
 def _decimals(array: NDArray[np.uint8], starts: Ints, lengths: Ints) -> tuple[Ints, Mask]:
-    """As `_numbers` of base 10, with a minus sign allowed before the digits."""
+    """Parse as `_numbers` in base 10, with a minus sign allowed before the digits."""
     negative = (lengths > 0) & (array[starts] == _MINUS)
     values, bad = _numbers(array, starts + negative, lengths - negative, 10)
     return np.where(negative, -values, values), bad | (negative & (lengths == 1))

@@ -1,10 +1,10 @@
 """The check: the same tables, dense and in memory, with no store in between.
 
-A table's content is a function of its identity and of the updates it acknowledged; so whoever
-applies the same gradients by the same arithmetic must come to the same digest. A DenseTable does
-that in the simplest way there is: two arrays as long as the table, no cache, no log, no batches
-over tables. `embstore.arithmetic` gives it the formulas, and the arrays give it everything else:
-a row that the store lost, mixed up, updated twice or read too early shows.
+A table's content is a function of its identity and of the updates it acknowledged; so any program
+that applies the same gradients by the same arithmetic must get the same digest. A DenseTable does
+that in the simplest way: two arrays as long as the table, no cache, no log, no batches over tables.
+Only the formulas come from `embstore.arithmetic`: a row that the store lost, mixed up, updated
+twice or read too early shows.
 
 A row's initial content is made when the row is first named, because a table of millions of rows
 of which thousands are read would otherwise be slow to begin. Rows of sparse keys are numbered then,
@@ -36,8 +36,8 @@ _LEAF_BYTES = 32
 
 
 class DenseTable:
-    """One table. Not checked: keys are int64, those of dense ones in [0, rows), gradients finite
-    float32 (n, dim)."""
+    """One table. Not checked: keys are int64, dense ones in [0, rows), gradients finite float32 (n,
+    dim)."""
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
@@ -138,7 +138,7 @@ class DenseTables:
         self._tables = {config.name: DenseTable(config) for config in configs}
 
     def difference(self, found: Mapping[str, Rows], keys: Mapping[str, Keys]) -> str | None:
-        """Return where `found`, what a store's lookup of `keys` returned, differs to the bit."""
+        """Return the first difference of `found`, a store's rows of `keys`, in bits; None: none."""
         for name, rows in found.items():
             expected = self._tables[name].lookup(keys[name])
             differs = (expected.view(np.uint32) != rows.view(np.uint32)).any(axis=1)

@@ -24,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[Any]
-"""Of the dtype that the network was made with: float32 to train, float64 to test gradients."""
+"""Arrays of the dtype that the network was made with: float32 to train, float64 to test
+gradients."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of one batch's mean loss, beside the loss itself."""
+    """The mean loss of one batch, and its gradients."""
 
     loss: float
     embeddings: Floats
@@ -67,7 +68,7 @@ class Mlp:
         return activations
 
     def backward(self, activations: list[Floats], gradient: Floats) -> tuple[Floats, list[Floats]]:
-        """Return the gradients of the input and of `parameters`, given that of the output."""
+        """Return the gradients of the input and of `parameters`, given the output's gradient."""
         gradients: list[Floats] = []
         for k in reversed(range(len(self.parameters) // 2)):
             linear = self.linear_end and 2 * k == len(self.parameters) - 2
@@ -146,7 +147,7 @@ def _sigmoid(x: Floats) -> Floats:
 class Adam:
     """Adam for the dense part (Kingma and Ba, arXiv:1412.6980), which the trainer owns itself.
 
-    First and second moments are beside each of `parameters`, which `step` changes in place. The
+    Each of `parameters`, which `step` changes in place, has a first and a second moment. The
     store's Adam is apart from this one: it keeps state by row, and its bits are promised. Here
     arrays are few and whole, and nothing is promised.
     """

@@ -1,8 +1,8 @@
-"""What is to be trained, how, and through what kind of store.
+"""A training job: model, data, way of training, and store.
 
 The cache is made smaller than the tables (by default a fifth), so that rows leave it and come back
 all the time: hit rates then mean something, and so does the comparison with the check. In a session
-every row is there when its step asks, however small the cache; what that took is in its figures.
+every row is there when its step asks, however small the cache; its figures show the cost.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,34 +25,34 @@ DEFAULT_OPTIMIZER = RowWiseAdagrad(learning_rate=0.02)
 
 @dataclass(frozen=True)
 class Job:
-    """What to train. Wrong values raise InvalidArgumentError when it is made."""
+    """A training job. Wrong values raise InvalidArgumentError when it is made."""
 
     samples: int = 300_000
     """Lines of the file to use at most: some ten seconds of training on two cores."""
     batch: int = 2048
     """Lines of a step; a tenth of them is held out."""
     dim: int = 16
-    """Of all embeddings: DLRM's published configuration for this data."""
+    """Dimension of all embeddings: DLRM's published configuration for this data."""
     scale: float = 0.02
     """Rows of a table for each category that its column has in Criteo Kaggle."""
     optimizer: Optimizer = DEFAULT_OPTIMIZER
-    """Of the embeddings."""
+    """The optimizer of the embeddings."""
     cache_bytes: int | None = None
     """None: `cache_share` of the tables."""
     cache_share: float = 0.2
     """The cache's bytes for each byte of the tables, unless `cache_bytes` says how many."""
     policy: str = "lru"
-    """Which rows leave the cache first: "lru", "lfu" or "rank"."""
+    """The eviction policy: "lru", "lfu" or "rank"."""
     way: Way = field(default_factory=Ahead)
-    """How it is trained."""
+    """The way to train."""
     framework: str = "numpy"
-    """What computes the model; another than NumPy by its adapter."""
+    """The framework of the model; NumPy, or another one through its adapter."""
     device: str = "cpu"
     """Where it does: "cpu", or "cuda", "cuda:0" of Torch, with the store in the same process and on
     the same GPU."""
     sparse: bool = False
-    """Whether categories are hashed as text, into one table of sparse keys. The share of the cache
-    is that of as many rows as dense tables have."""
+    """Whether categories are hashed as text, into one table of sparse keys. The cache's share is
+    then relative to the rows of the dense tables."""
 
     def __post_init__(self) -> None:
         integer(self.samples, "samples", 2)
@@ -81,7 +81,8 @@ class Job:
 
     @property
     def configs(self) -> list[TableConfig]:
-        """What each column's table is, in the order of the columns; or the one of sparse keys."""
+        """The configurations of the columns' tables, in their order, or of the one of sparse
+        keys."""
         return table_configs(
             self.rows, dim=self.dim, optimizer=self.optimizer, is_sparse=self.sparse
         )
@@ -103,12 +104,12 @@ class Job:
 
     @property
     def store_cache_bytes(self) -> int:
-        """What the store's cache is to be given."""
+        """The budget of the store's cache."""
         return self.cache_bytes or max(1, int(self.cache_share * self.table_bytes))
 
     @property
     def step_samples(self) -> int:
-        """Samples of a step: of a block of lines, what is not held out."""
+        """Samples of a step: a block of lines without its held-out part."""
         return self.batch - held_out_of(self.batch)
 
     @property
@@ -118,7 +119,7 @@ class Job:
 
 
 def jobs_of(job: Job, hot_cold: HotCold) -> dict[str, Job]:
-    """Return what is compared: `job` under each policy, and in each way."""
+    """Return the jobs to compare: `job` under each policy, and in each way."""
     return {
         "LRU": replace(job, policy="lru", way=Calls()),
         "LFU": replace(job, policy="lfu", way=Calls()),

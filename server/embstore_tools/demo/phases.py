@@ -1,8 +1,8 @@
-"""What the demo is doing, shown while it does it.
+"""The progress of the demo, shown while it runs.
 
-On a terminal each phase is a progress bar, and finished ones stay with the time they took. Where
-nobody watches (a log file, a pipe), bars that redraw themselves are useless: a phase then says
-when it begins, now and then how far it is, and at the end how long it took.
+On a terminal each phase is a progress bar, and finished ones stay with the time they took. In a log
+file or a pipe, bars that redraw themselves are useless: a phase then writes a line at its
+beginning, its progress now and then, and its time at the end.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ _TELL_SECONDS = 5.0
 
 
 class Advance(Protocol):
-    """Tell how much more is done, and what there is to say about it."""
+    """A function that reports progress, with a note."""
 
     def __call__(self, count: int, note: str = "") -> None:
-        """Add `count` to what is done and replace the note."""
+        """Add `count` to the progress and replace the note."""
 
 
 class Phases:
@@ -66,7 +66,7 @@ class Phases:
 
     @contextmanager
     def phase(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """Show a phase of `total` things; None: nobody can say how many."""
+        """Show a phase of `total` things; None: their number is unknown."""
         title = self._prefix + title
         if self._bars is None:
             yield from self._without_bars(title, total)

@@ -1,13 +1,14 @@
-"""What a demo came to: all figures, as data and as JSON.
+"""The result of a demo: all figures, as data and as JSON.
 
-Two hit rates of the cache, because both are in use. By unique key: of the distinct keys of each
-lookup, how many were in the cache (what the cache must do). By access: of all keys as the trainer
-named them, repeats included (what most papers report, and always higher, as hot keys repeat).
+Two hit rates of the cache, because both are in use. By unique key: the share of the distinct keys
+of each lookup that were in the cache (the cache's work). By access: the share of all keys as the
+trainer named them, repeats included (reported by most papers, and always higher, as hot keys
+repeat).
 
-Neither says much in a session: keys are announced once each, and their rows are in the cache before
-they are looked up. There the session's own figures are shown, and its hit rate must be 100 %; only
-a step in parts, whose rows do not fit the cache together, may miss some. Of hot/cold training they
-are those of the mixed batches; hot ones are answered here.
+Neither is informative in a session: keys are announced once each, and their rows are in the cache
+before they are looked up. There the session's own figures are shown, and its hit rate must be 100
+%; only a step in parts, whose rows do not fit the cache together, may miss some. In hot/cold
+training they are the mixed batches' rates; hot batches are answered here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,19 +31,19 @@ class SessionResult:
     lookup_keys: int
     """Keys of all lookups, by unique key."""
     hit_rate: float
-    """Of these, the share whose rows were in the cache when they were looked up, 0 to 1."""
+    """The share of these keys whose rows were in the cache when they were looked up, 0 to 1."""
     early_share: float
-    """Of the bytes of rows that were looked up, the share sent before the step's turn, 0 to 1.
-    0 of an embedded store: there is no way on which they could be early."""
+    """The share of looked-up row bytes that was sent before the step's turn, 0 to 1. It is 0 for an
+    embedded store, which sends nothing."""
     stall_s: float
     """Seconds from asking for a step's rows until all could be read. A server is asked a step
-    ahead, so the step before is in them; `DemoResult.seconds` has what the loop itself waited."""
+    ahead, so they include the step before; `DemoResult.seconds` has the loop's own wait."""
     steps_in_parts: int
     """Steps whose rows did not fit the cache together."""
 
     @classmethod
     def of(cls, shares: Sequence[Mapping[str, Any]]) -> "SessionResult":
-        """Return the figures of a session from what a store tells of it, or each shard of one."""
+        """Return the figures of a session from the stats of a store, or of each shard of one."""
         early, late, keys = (
             sum(one[name] for one in shares)
             for name in ("early_bytes", "late_bytes", "lookup_keys")
@@ -60,25 +61,25 @@ class SessionResult:
 
 @dataclass(frozen=True)
 class PopularityResult:
-    """What was known of the rows' frequencies before training."""
+    """The rows' frequencies known before training."""
 
     count_s: float
     """Seconds that it took to count the file."""
     counted_rows: int
     """Rows that will be accessed."""
     warmed_rows: int
-    """Brought into the cache before the first step; 0 where the policy does not go by them."""
+    """Rows brought into the cache before the first step; 0 where the policy uses no profile."""
 
 
 @dataclass(frozen=True)
 class HotColdResult:
-    """Figures of hot/cold training: what was trained on the replica, and what rows it took."""
+    """Figures of hot/cold training: the samples trained on the replica, and the replica's rows."""
 
     budget_bytes: int
     hot_rows: int
-    """Of the replica."""
+    """Rows of the replica."""
     hot_bytes: int
-    """Of these rows, weights and state."""
+    """Bytes of these rows, weights and state."""
     threshold: int
     """Accesses in the file from which on a row is hot."""
     hot_batches: int
@@ -86,7 +87,7 @@ class HotColdResult:
     hot_samples: int
     mixed_samples: int
     hot_share: float
-    """Of the samples trained on, those in all-hot batches, 0 to 1."""
+    """The share of the trained samples that were in all-hot batches, 0 to 1."""
     switches: int
     """Times that rows were exchanged with the store."""
     rows_pulled: int
@@ -100,39 +101,39 @@ class HotColdResult:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Figures of one demo. Rates are of 0 to 1; `seconds` by what they were spent on."""
+    """Figures of one demo. Rates are from 0 to 1; `seconds` are by activity."""
 
     samples: int
-    """Trained on."""
+    """Samples trained on."""
     samples_held_out: int
     steps: int
     samples_per_second: float
-    """Of training, the dense check not counted; a session's store works on during it."""
+    """Samples a second of training, without the dense check; a session's store works during it."""
     loss: float
     auc: float | None
-    """Of the held-out samples; None if they have one label only."""
+    """AUC of the held-out samples; None if they have one label only."""
     framework: str
-    """What computed the model."""
+    """The framework of the model."""
     policy: str
     hit_rate_unique: float
-    """Of lookups while training, by unique key; a replica's rows are hits."""
+    """Hit rate of lookups while training, by unique key; a replica's rows are hits."""
     hit_rate_access: float | None
     """None: not known, as a session that misses any knows no accesses."""
     tables: int
     rows: int
-    """Of dense tables; those of sparse keys that were trained."""
+    """Rows of dense tables, or the trained rows of sparse keys."""
     dim: int
     optimizer: str
     table_bytes: int
-    """What all rows take, weights and optimizer state."""
+    """Bytes of all rows, weights and optimizer state."""
     cache_bytes: int
-    """What the store may use for resident rows, their index and staging."""
+    """Bytes that the store may use for resident rows, their index and staging."""
     bytes_read: int
-    """Of rows while training, by the store from its directory."""
+    """Bytes of rows that the store read from its directory while training."""
     bytes_written: int
     """The same to its directory; the rows in the cache are written by the checkpoint after it."""
     network_bytes: int | None
-    """Of requests and replies while training; None: there was no network."""
+    """Bytes of requests and replies while training; None: there was no network."""
     seconds: dict[str, float]
     popularity: PopularityResult | None
     """None: nothing was counted."""
@@ -164,15 +165,15 @@ class DemoResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of several jobs on one file, by what was compared.
+    """The results of several jobs on one file, by name.
 
-    All train on the same samples with the same model, and the same ones are held out. But for
-    hot/cold, which packs them anew, they do so in the same order, and come to the same bits.
+    All train on the same samples with the same model, and the same ones are held out. All except
+    hot/cold, which packs them anew, do so in the same order, and get the same bits.
     """
 
     results: dict[str, DemoResult]
     count_s: float
-    """Seconds that it took to count the file, for those that needed it."""
+    """Seconds that it took to count the file, for the jobs that needed it."""
 
     @property
     def exact(self) -> bool:

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 CHECKPOINT_LABEL = "trained"
 SHARDS = 2
-"""Of a cluster of the demo's own."""
+"""Shards of the demo's own cluster."""
 _TIMEOUT_S = 60.0
 
 
 class Served(NamedTuple):
-    """A store, and what is known of the way to it."""
+    """A store, and the network traffic to it."""
 
     store: "Store"
     network_bytes: Callable[[], int] | None
-    """Returns how many bytes of requests and replies there were so far; None: nobody counts."""
+    """Returns the bytes of requests and replies so far; None: they are not counted."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def served(
     is_cluster: bool = False,
     address: str | None = None,
 ) -> Iterator[Served]:
-    """Connect to what is started here, and ends with the block, or to what runs at `address`.
+    """Connect to the store at `address`, or to one started here, which ends with the block.
 
     Parameters
     ----------

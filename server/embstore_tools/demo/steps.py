@@ -1,14 +1,13 @@
-"""What a training trains on: batches, and the steps that they become in a loop.
+"""The input of training: batches, and the steps that they become in a loop.
 
-A block of lines is what is read of a file. Each tenth part of a block is held out, until there are
+A file is read in blocks of lines. Each tenth part of a block is held out, until there are
 HELD_OUT_MAX samples, and is never trained on: any file of a few lines has some, and one pass over a
-stream is enough. (In a real file they are as old as what is trained on, so their AUC is a little
-better than that of a day to come.) It is taken from the block before anything else is done with it,
-so that the held-out samples are the same ones whatever becomes of the others: batches as they were
-read, or in another order.
+stream is enough. (In a real file they are as old as the training samples, so their AUC is a little
+better than the AUC of a future day.) It is taken from the block before anything else is done with
+it, so that the held-out samples are the same for all orders of the other samples.
 
-A batch is made by whoever reads: in a session that is the reader's thread, so all that is known of
-it is in it. What is held out is told by HeldOut once reading has ended.
+A batch is made on the reading thread, in a session the reader's, so it contains all its data.
+HeldOut has the held-out samples once reading has ended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from embstore_tools.demo.criteo import Samples
 
 HELD_OUT_EVERY = 10
 HELD_OUT_MAX = 100_000
-"""An AUC of so many samples is known to about 0.002, and they take 32 MB."""
+"""Samples held out, at most: they give an AUC to about 0.002, and take 32 MB."""
 
 
 def held_out_of(count: int) -> int:
@@ -33,15 +32,15 @@ def held_out_of(count: int) -> int:
 
 
 class HeldOut:
-    """The held-out samples of a file, in its order, as its blocks go by."""
+    """The held-out samples of a file, in its order, collected as its blocks are read."""
 
     def __init__(self) -> None:
         self.parts: list[Samples] = []
-        """A part of each block. Whoever iterates adds to it."""
+        """The held-out part of each block. Iteration adds to it."""
         self.count = 0
 
     def without(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
-        """Yield what is left of each block, if there is anything left."""
+        """Yield the rest of each block, if there is any."""
         for block in blocks:
             count = held_out_of(len(block))
             if self.count + count > HELD_OUT_MAX:
@@ -63,14 +62,14 @@ class Batch:
     integers: NDArray[np.int64]
     """(n, 13)"""
     keys: dict[str, Keys]
-    """By table, (n,)."""
+    """Keys by table, (n,)."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 def batches(blocks: Iterable[Samples], rows: tuple[int, ...]) -> Iterator[Batch]:
-    """Yield a batch for each block; `rows` are those of each column's table."""
+    """Yield a batch for each block; `rows` are the numbers of rows of the columns' tables."""
     for block in blocks:
         yield Batch(block.labels, block.integers, keys_by_table(block.categories, rows))
 

@@ -1,8 +1,8 @@
-"""A file in the Criteo format with a signal planted in it, for those who have not the real one.
+"""A file in the Criteo format with a signal planted in it, for tests without the real one.
 
-What a real file does to an embedding store is kept: 26 columns of very unlike size, categories
-that follow Zipf's law (a few are in every batch, most are rare), empty fields. Labels are drawn
-from a logistic model, so that something can be learnt and a held-out AUC means something:
+It has the properties of a real file that matter to an embedding store: 26 columns of very unlike
+size, categories that follow Zipf's law (a few are in every batch, most are rare), empty fields.
+Labels are drawn from a logistic model, so that a model can learn and a held-out AUC is meaningful:
 
     logit = bias + sum over integers of w * log(1 + x) + sum over columns of the category's effect
 
@@ -100,11 +100,11 @@ def write(
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Write `samples` lines to a new file; `advance` is told how many more there are.
+    """Write `samples` lines to a new file; `advance` is called with the number of further ones.
 
     Parameters
     ----------
-    rows : of each column's table; 26 of them make the Criteo format
+    rows : number of rows of each column's table; 26 of them make the Criteo format
     """
     source = Source(rows, seed)
     with path.open("x", encoding="ascii", newline="\n") as file:

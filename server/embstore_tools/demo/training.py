@@ -6,11 +6,11 @@ One step is one batch of samples, one lookup and one update over all 26 tables:
                |  equal, to the bit?               |
             check.lookup                        check.update
 
-Where the steps come from is the way's to say (ways.py), and what the model computes with the
-framework's (frameworks); the loop is the same for all.
+The way (ways.py) gives the steps, and the framework (frameworks) computes the model; the loop is
+the same for all.
 
-The check is asked for the same rows before each step, so a difference is found in the step after
-the one that made it, and named; training stops there, because everything after it would differ.
+The check looks up the same rows before each step, so a difference is found and reported in the step
+after the one that made it; training stops there, because everything after it would differ.
 
 Held-out samples are looked up with admit=False: evaluation leaves the cache as training left it.
 """
@@ -43,10 +43,10 @@ _LOSS_MEMORY = 0.95  # the loss shown is a mean over about twenty steps
 
 @dataclass
 class Trained:
-    """What training came to; times in seconds by what they were spent on.
+    """The result of training; times in seconds, by activity.
 
-    "read" is how long the loop waited for its next step. In a session another thread reads, and
-    announces, so that is little once it is ahead; where rows are exchanged, that is in it, too.
+    "read" is the loop's wait for its next step. In a session another thread reads, and announces,
+    so it is short once that thread is ahead; where rows are exchanged, it includes the exchange.
     """
 
     steps: int = 0
@@ -58,7 +58,7 @@ class Trained:
 
     @property
     def samples_per_second(self) -> float:
-        """Of training, the dense check not counted."""
+        """Samples a second of training, without the time of the dense check."""
         return self.samples / (sum(self.seconds.values()) - self.seconds["check"])
 
     @contextmanager
@@ -74,7 +74,8 @@ def table_configs(
 ) -> list[TableConfig]:
     """Return the configuration of each column's table, or of the one of sparse keys.
 
-    Initial rows are uniform within 1 / sqrt(rows), as DLRM's are; of sparse keys those of all.
+    Initial rows are uniform within 1 / sqrt(rows), as DLRM's are; for sparse keys `rows` is the sum
+    of all.
     """
     tables = {table_name(column): count for column, count in enumerate(rows)}
     if is_sparse:
@@ -93,7 +94,7 @@ def table_configs(
 
 
 class Trainer:
-    """A DLRM whose embeddings are in a store, and in a dense check beside it. One thread."""
+    """A DLRM whose embeddings are in a store, and in a dense check as well. One thread."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Trainer:
         self.learner = learner_of(framework, store, configs, seed=seed, device=device)
 
     def train(self, blocks: Iterable[Samples], feed: Feed, advance: Advance) -> None:
-        """Train on each block but what is held out of it, until a row differs from the check.
+        """Train on each block without its held-out part, until a row differs from the check.
 
         Parameters
         ----------

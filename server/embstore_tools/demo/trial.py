@@ -1,9 +1,9 @@
 """One job, from a file to a result: train through a store, then compare it with the dense check.
 
-Where the policy or the way wants to know which rows are frequent, the file is counted first: batch
-by batch, and only what will be trained on, as held-out samples leave no trace in a cache. So the
-profile's recording is that of the calls to come. Under the rank policy the store is then given the
-profile, and its cache is warmed by it.
+Where the policy or the way needs the rows' frequencies, the file is counted first: batch by batch,
+and only the samples to train on, as held-out samples leave no trace in a cache. Therefore the
+profile records exactly the later calls. Under the rank policy the store is then given the profile,
+and its cache is warmed by it.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from embstore_training.history import RunHistory
 
 WARMED_SHARE = 0.7
-"""Of the cache's slots; the others are for rows that the profile does not rank so high."""
+"""Share of the cache's slots; the others are for rows that the profile ranks lower."""
 _COUNTERS = "unique_hits", "unique_keys", "access_hits", "accesses"
 
 
@@ -55,7 +55,7 @@ class Counted:
 
 
 def count_first(job: Job, path: Path, phases: Phases) -> Counted:
-    """Count what a job's training will access."""
+    """Count the accesses of a job's training."""
     # Here, because they read files by the demo's reader, and only a run needs them.
     from embstore_tools.profiling.count import Counting, SampleCounter
     from embstore_tools.profiling.readers import Chunk, Column
@@ -99,13 +99,14 @@ def train_and_compare(
 
     Parameters
     ----------
-    counted : by `count_first`; None: it is counted here, if that is needed
-    network_bytes : returns how many bytes went over the network so far; None: there is none
-    report : where a session's report is written, and beside it (.json) what it kept; None: nowhere
+    counted : the result of `count_first`; None: the file is counted here, if that is needed
+    network_bytes : returns the bytes sent over the network so far; None: there is none
+    report : path of a session's report; its data is written to the same path with .json; None:
+        nowhere
 
     Raises
     ------
-    InvalidArgumentError : a line of the file is malformed; a budget of less than one row.
+    InvalidArgumentError : a line of the file is malformed; a budget is smaller than one row.
     """
     trainer = Trainer(store, job.configs, framework=job.framework, device=job.device)
     if job.needs_profile and counted is None:
@@ -126,7 +127,7 @@ def train_and_compare(
         session, hot = feed.session(), feed.hot()
         _write_report(feed.history(), report)
     moved = network_bytes() - moved_before if network_bytes else None
-    shards = shards_of(store.stats())  # now: what follows is no training
+    shards = shards_of(store.stats())  # now: the rest is no training
     with phases.phase("evaluating", trainer.held_out.count) as advance:
         auc = trainer.held_out_auc(advance)
     trained = trainer.result
@@ -178,7 +179,7 @@ def _of_digests(trainer: Trainer, store: "Store", phases: Phases) -> dict[str, A
 def _prepare(
     job: Job, store: "Store", counted: Counted | None, phases: Phases
 ) -> PopularityResult | None:
-    """Give the store the profile and warm its cache, under the policy that goes by it."""
+    """Give the store the profile and warm its cache, under the policy that uses it."""
     if counted is None:
         return None
     rows = sum(len(table.keys) for table in counted.profile.tables.values())
@@ -200,7 +201,7 @@ def _prepare(
 def _of_store(
     shards: Sequence[Mapping[str, Any]], session: SessionResult | None, hot: HotColdResult | None
 ) -> dict[str, Any]:
-    """Return what the shards of a store, and its session, had and did while it was trained."""
+    """Return the figures of a store's shards, and of its session, during training."""
     pools = [pool for shard in shards for pool in shard["cache"]["pools"]]
     hits_unique, hits_access = _hit_rates(pools, session, hot)
     return {
@@ -217,9 +218,9 @@ def _of_store(
 def _hit_rates(
     pools: Sequence[Mapping[str, int]], session: SessionResult | None, hot: HotColdResult | None
 ) -> tuple[float, float | None]:
-    """Return hits by unique key and by access of all lookups, wherever they were answered.
+    """Return hits by unique key and by access of all lookups, in the store and in a replica.
 
-    In a session they are the session's; what a replica answers hits as well.
+    In a session they are the session's; lookups in a replica are hits.
     """
     if session is None:
         sums = {name: sum(pool[name] for pool in pools) for name in _COUNTERS}

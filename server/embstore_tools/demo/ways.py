@@ -1,6 +1,6 @@
-"""The ways to train: where the steps of a loop, and their rows, come from.
+"""The ways to train: the sources of a loop's steps and their rows.
 
-    Calls     a step is a lookup and an update like any other; nobody knows what comes next
+    Calls     a step is a lookup and an update like any other; the next step is not known
     Ahead     a session: a thread reads batches ahead and announces their keys, and the store brings
               their rows before the step asks
     HotCold   a session as well, for the batches that need the store; samples whose rows are all hot
@@ -8,8 +8,8 @@
 
 The loop cannot tell the ways apart: the **feed** of each gives it steps, one after the other.
 Neither Ahead nor any cache changes a bit of the tables. HotCold changes the order of the samples,
-and so what is learnt, a little; for the order that it makes, the bits are the ones that any other
-way would come to.
+and so the learnt weights, a little; for the order that it makes, the bits are the same as in any
+other way.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """What a way is given to train with."""
+    """The input of a way."""
 
     store: "Store"
     rows: dict[str, int]
-    """Of each table, in the order of the columns."""
+    """Rows of each table, in the order of the columns."""
     row_bytes: int
-    """Of a row of any of them, weights and state."""
+    """Bytes of a row of any of them, weights and state."""
     batch: int
     """Samples of a step."""
     profile: Profile | None
     """There for the ways that need one."""
     keeps_history: bool = False
-    """Whether a session keeps what it does over its steps."""
+    """Whether a session keeps a history of its steps."""
 
     def batches(self, blocks: Iterable[Samples]) -> Iterator[Batch]:
         """Yield a batch for each block."""
@@ -54,7 +54,7 @@ class Material:
 
 
 def session_of(material: Material) -> SessionResult:
-    """Return what the session that has the tables did so far."""
+    """Return the figures so far of the session that has the tables."""
     first = next(iter(material.rows))
     open_ones = [shard["sessions"]["open"] for shard in shards_of(material.store.stats())]
     return SessionResult.of([s for of_shard in open_ones for s in of_shard if first in s["tables"]])
@@ -77,15 +77,15 @@ class Feed:
         self._material.store.update({t: (batch.keys[t], rows) for t, rows in gradients.items()})
 
     def session(self) -> SessionResult | None:
-        """Return what its session did so far; None: it has none."""
+        """Return the figures of its session so far; None: it has none."""
         return None
 
     def hot(self) -> HotColdResult | None:
-        """Return what was trained away from the store; None: nothing ever is."""
+        """Return the figures of hot/cold training; None: this way has none."""
         return None
 
     def history(self) -> "RunHistory | None":
-        """Return what its session kept over its steps; None: nothing was to be kept."""
+        """Return the history of its session's steps; None: none was to be kept."""
         return None
 
 
@@ -156,7 +156,7 @@ class _HotColdFeed(_AheadFeed):
 
 @dataclass(frozen=True)
 class Calls:
-    """By single calls."""
+    """Training by single calls."""
 
     needs_profile = False
     """Whether the file is to be counted before."""
@@ -190,8 +190,9 @@ class HotCold:
     """All-hot batches on a replica, the others in a look-ahead session."""
 
     budget_bytes: int = 4 << 20
-    """For the hot rows, weights and state. Of the default demo's accesses 97 % are to so many rows,
-    and four samples in ten have no other ids; 16 MiB would hold all rows that it ever uses."""
+    """Bytes of the hot rows, weights and state. In the default demo these rows take 97 % of the
+    accesses, and four samples in ten have no other ids; 16 MiB would hold all rows that it ever
+    uses."""
     lookahead: int = Ahead.lookahead
     """Steps that the session announces beyond the last finished one, at most."""
     needs_profile = True

@@ -1,8 +1,8 @@
 """Files -> a profile: counts of a sample of the samples, whole samples, and a trace.
 
-All three are of one pass over a **stream**: the samples of all files in their order, numbered from
-0. What comes of sample i depends on i, the seed and its ids alone, so the same files give the same
-profile however they are cut into chunks:
+All three are made in one pass over a **stream**: the samples of all files in their order, numbered
+from 0. The treatment of sample i depends on i, the seed and its ids alone, so the same files give
+the same profile however they are cut into chunks:
 
     counted    iff hash(seed, i) < rate * 2**64; all, at rate 1
     kept       iff its hash of another kind is among the SAMPLES_MAX smallest: a uniform sample, and
@@ -14,11 +14,11 @@ profile however they are cut into chunks:
 hash is SplitMix64 (Steele, Lea, Flood: OOPSLA 2014), whose output i can be had directly: one to one
 over i, so no two samples are equal.
 
-Samples are kept as they are, each with its lists as long as they are. Where all of these would have
-more than SAMPLE_IDS_MAX ids, fewer are kept: those of the smallest hashes still, as many as have no
-more ids together. So one long list takes room from none but a few.
+Samples are kept unchanged, each with its full lists. Where all of these would have more than
+SAMPLE_IDS_MAX ids, fewer are kept: still the samples of the smallest hashes, as many as have no
+more ids together. In this way one long list displaces only a few samples.
 
-**Memory** is bounded whatever the files hold: the counters and the recorder by their own bounds
+**Memory** is bounded for any files: the counters and the recorder by their own bounds
 (`KeyCounter`, `Recorder`), kept samples by twice SAMPLES_MAX and twice SAMPLE_IDS_MAX, one chunk,
 and one batch.
 """
@@ -53,16 +53,16 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Counting:
-    """What is counted of the samples, and how."""
+    """The parameters of counting."""
 
     tables: tuple[str, ...]
-    """Of each column; a table may have several."""
+    """The table of each column; a table may have several."""
     rate: float = 1.0
     seed: int = 0
     batch: int = 2048
     """Samples of a recorded call."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """By table: larger ids are refused. Absent: unknown; SPARSE_ROWS: of sparse keys."""
+    """Rows by table: larger ids are refused. Absent: unknown; SPARSE_ROWS: of sparse keys."""
     keys_max: int = KEYS_MAX
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Counting:
 def count_files(
     files: Iterable[SampleFile], counting: Counting, advance: Callable[[int], None] = lambda _: None
 ) -> "SampleCounter":
-    """Count the samples of files, one after the other; `advance` is told the bytes read of them."""
+    """Count the samples of files, one after the other; `advance` is called with the bytes read."""
     counter = SampleCounter(counting)
     for file in files:
         for chunk in file.chunks():
@@ -121,7 +121,7 @@ class SampleCounter:
 
     @property
     def memory_bytes(self) -> int:
-        """What the counters and the recorder take."""
+        """Bytes of the counters and the recorder."""
         counters = sum(counter.memory_bytes for counter in self._counters.values())
         return counters + self._calls.recorder.memory_bytes
 
@@ -176,10 +176,10 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class _KeptSamples:
     """The samples of the smallest hashes, in the order of the stream.
 
-    Those are kept whose hash is among the SAMPLES_MAX smallest, and whose ids, with those of all
-    samples of smaller hashes, are no more than SAMPLE_IDS_MAX; but at least one. What more samples
-    bring can only make both harder. So who is left out once is left out of all of the stream, and
-    with it all of larger hashes.
+    A sample is kept if its hash is among the SAMPLES_MAX smallest, and its ids, with the ids of all
+    samples of smaller hashes, are no more than SAMPLE_IDS_MAX; but at least one is kept. Further
+    samples can only make both conditions harder. Therefore a sample that is left out once stays
+    left out, and so do all samples of larger hashes.
     """
 
     def __init__(self, tables: tuple[str, ...], seed: int) -> None:
@@ -198,7 +198,7 @@ class _KeptSamples:
             self._keep()
 
     def _choose(self, hashes: NDArray[np.uint64], columns: Sequence[Column]) -> None:
-        """Keep those of some samples that may be kept."""
+        """Keep the samples that may be kept."""
         wanted = hashes < self._limit
         if wanted.any():
             self._hashes.append(hashes[wanted])
@@ -206,7 +206,7 @@ class _KeptSamples:
             self._kept_ids += sum(len(column.ids) for column in self._columns[-1])
 
     def _keep(self) -> None:
-        """Leave out what is not kept any more, and hold the rest in one piece."""
+        """Leave out samples that are not kept any more, and join the rest."""
         hashes = np.concatenate(self._hashes)
         columns = [Column.joined(pieces) for pieces in zip(*self._columns, strict=True)]
         order = np.argsort(hashes)
@@ -249,7 +249,7 @@ class _Calls:
             start = stop
 
     def finish(self) -> None:
-        """Record what there is of the running call."""
+        """Record the incomplete running call."""
         if not self._kept:
             return
         pieces = [

@@ -1,4 +1,4 @@
-"""What is shown of a profile: stats by table, and curves as text (plotext) and as PNG (matplotlib).
+"""The display of a profile: stats by table, and curves as text (plotext) and as PNG (matplotlib).
 
 Both draw the same: several curves over one axis of sizes, which spans orders of magnitude and so is
 logarithmic, with shares from 0 to 1 above it. They come with the extra `data`; a picture that
@@ -22,7 +22,7 @@ from embstore.profiles.profile import Profile, TableProfile
 from embstore.version import pip_install
 
 TEXT_COLUMNS, TEXT_LINES = 78, 18
-"""Of a terminal that is as small as they get."""
+"""The size of the smallest usual terminal."""
 _MARKERS = ("*", "o", "x", "+", "#")
 _TICKS_MAX = 7
 _Y_TICKS = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -40,7 +40,7 @@ class Curve:
 
     name: str
     x: NDArray[np.float64]
-    """Ascending; what is not above 0 has no place on the axis and is left out."""
+    """Ascending; values that are not above 0 have no place on the axis and are left out."""
     y: NDArray[np.float64]
     """Shares, from 0 to 1."""
 
@@ -62,7 +62,7 @@ class Plot:
 
 
 def text(plot: Plot) -> str:
-    """Return the plot as lines without colours, or one line that says what is missing.
+    """Return the plot as lines without colours, or one line that names the missing package.
 
     plotext draws on one figure for the whole process: one thread at a time.
     """
@@ -71,7 +71,7 @@ def text(plot: Plot) -> str:
     except ModuleNotFoundError:
         return f"(a plot here {_NEEDED})"
     figure.clear.all()
-    terminal.limit(False, False)  # what is piped into a file is no wider for a wide terminal
+    terminal.limit(False, False)  # a file's text does not depend on the terminal's width
     figure.plot_size(TEXT_COLUMNS, TEXT_LINES)
     figure.legend(False)  # it would cover the curves
     legend = ""
@@ -100,7 +100,7 @@ def _decades(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, plot: Plot) -> tuple[list[float], list[str]]:
-    """Return whole decades, as many as there is room for, and what is written at them."""
+    """Return whole decades, as many as fit, and their labels."""
     decades = range(ceil(low - _SLACK), floor(high + _SLACK) + 1)
     decades = decades[:: -(-len(decades) // _TICKS_MAX) or 1]
     written = [
@@ -123,7 +123,7 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(path: Path, plots: Sequence[Plot]) -> None:
-    """Write plots side by side as a PNG, whatever the file's name ends with."""
+    """Write plots side by side as a PNG, for any suffix of the file's name."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0 * len(plots), 5.0), layout="constrained")
@@ -151,7 +151,7 @@ def _draw(axes: Any, plot: Plot) -> None:
 
 
 def known_rows(table: TableProfile) -> int:
-    """Return a table's rows, or where nobody said how many it has, the rows that were seen."""
+    """Return a table's rows, or where their number was not given, the rows that were seen."""
     return table.rows or len(table.keys)
 
 

@@ -1,25 +1,25 @@
 """Files of training samples, read as a stream of chunks of ids.
 
-Three formats are known, and told apart by how a file begins, when it is unpacked: Parquet by its
-four first bytes; text with a header, whose first line has no number in it; and what else there is
-must be Criteo TSV (`embstore_tools.demo.criteo`). All that can be wrong with a file before its
-samples are read is found when it is opened, for all files before the first is read: counting takes
-long, and a mistyped column in the last file must not be found at its end.
+Three formats are recognized by the beginning of the unpacked file: Parquet by its first four bytes;
+text with a header, whose first line has no number in it; any other file must be Criteo TSV
+(`embstore_tools.demo.criteo`). Mistakes that can be found without reading samples are found when a
+file is opened, for all files before the first is read: counting takes long, and a mistyped column
+in the last file must not be found at its end.
 
 A **column** of a chunk holds the ids of its samples, one each or a list each:
 
     one id a sample     ids (n,)    offsets None
     a list a sample     ids (m,)    offsets (n + 1,), sample i has ids[offsets[i]:offsets[i + 1]]
 
-In Parquet and under a header a column is named as the file names it. What its ids may be is in
-`embstore_client.files.values`: integers, and where they are hashed to the rows of their table also
-text and missing ones. A missing value is refused else: what it stands for, the trainer's own
-preprocessing decides. What a text file has is hashed as text, digits too. In Criteo TSV the
-categories are C1 to C26, or 1 to 26, integers of 32 bits, and an empty one is 0, as in the demo.
+In Parquet and under a header a column is named as the file names it. `embstore_client.files.values`
+has the rules for its ids: integers, and where they are hashed to the rows of their table also text
+and missing ones. A missing value is refused otherwise: the trainer's own preprocessing decides its
+meaning. Values of a text file are hashed as text, digits too. In Criteo TSV the categories are C1
+to C26, or 1 to 26, integers of 32 bits, and an empty one is 0, as in the demo.
 
-How fast, on one core: of Criteo TSV 280,000 lines or 7 million ids a second, for all 40 fields are
-checked; of Parquet with 26 columns of integers more than 40 million ids. Counting them
-(`count.py`) does 20 to 40 million, so it is the reading of text that takes the time.
+Speed on one core: Criteo TSV 280,000 lines or 7 million ids a second, because all 40 fields are
+checked; Parquet with 26 columns of integers more than 40 million ids. Counting them (`count.py`)
+does 20 to 40 million, so reading text takes most of the time.
 """
 
 import re
@@ -41,10 +41,10 @@ from embstore_client.files.values import Hashing, ids_of, is_ids
 from embstore_tools.demo import criteo
 
 _CRITEO_LINES = 1024
-"""Of a chunk: what parsing makes of them fits the processor's cache. 8,192 at a time are read at
+"""Lines of a chunk: their parsed arrays fit the processor's cache. 8,192 at a time are read at
 three quarters of the speed."""
 _ROWS = 8192
-"""Of a chunk of columns."""
+"""Rows of a chunk of columns."""
 _PARQUET_MAGIC = b"PAR1"
 _HEADER_BYTES_MAX = 1 << 20
 
@@ -123,7 +123,7 @@ def open_files(
     Parameters
     ----------
     columns : None: all 26 categories, where all files are Criteo TSV
-    hashed : makes rows of the ids of a column; those of others are rows themselves
+    hashed : functions that make rows of the ids of a column; ids of other columns are rows
 
     Raises
     ------
@@ -134,7 +134,7 @@ def open_files(
 
 def _opened(path: Path, columns: Sequence[str] | None, hashed: Mapping[str, Hashing]) -> SampleFile:
     try:
-        # A pipe would have lost what is read of it here.
+        # A pipe would lose the bytes that are read here.
         check(path.is_file() or not path.exists(), "a file", f"{path}, which is none")
         with Unpacked(path) as file:
             first = file.bytes.readline(_HEADER_BYTES_MAX)
@@ -213,7 +213,7 @@ def _criteo_index(path: Path, name: str) -> int:
 _NO_NUMBER = re.compile(
     r"In CSV column #(?P<column>\d+): (Row #\d+: )?CSV conversion error to \w+: (?P<found>.*)"
 )
-"""What pyarrow says of text that is no integer."""
+"""pyarrow's messages about text that is no integer."""
 
 
 class _ColumnFile:

@@ -1,11 +1,11 @@
 """Charts as inline SVG: lines over steps, parts that add up, and a line over a logarithm.
 
 A chart is WIDTH by HEIGHT units and as wide as its column. Colours are classes of the page's style,
-by the place of a series, so that a reader's light or dark theme gives them. Each point says what it
-is when it is pointed at (`title`), without a script.
+by the place of a series, so that a reader's light or dark theme gives them. Each point has a
+tooltip (`title`), without a script.
 
-A first step is ten times as long as others, since programs are compiled and pages mapped in it. So
-the scale is that of the others; what is above it is drawn at its end.
+A first step is ten times as long as others, since programs are compiled and pages mapped in it.
+Therefore the other steps set the scale; larger values are drawn at its end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ def lines(
     xs: Sequence[float], series: Series, text: Format, *, most: float | None = None, base: int = 10
 ) -> str:
     """Return a chart with a line for each series, up to `most`; None: as far as they go. `base` is
-    that of round numbers: 10, or 1024."""
+    the base of round numbers: 10, or 1024."""
     top = (
         most
         if most is not None
@@ -80,7 +80,7 @@ def _top(heights: Sequence[float], base: int) -> float:
 
 
 _ROUND = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Of which a base takes those below it."""
+"""Round numbers; a base takes the ones below it."""
 
 
 def _place(

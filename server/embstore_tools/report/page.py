@@ -149,7 +149,7 @@ def _layout(cache: Mapping[str, Any], accesses: Mapping[str, Any]) -> dict[str, 
 
 
 def _share_at(count: int, rows: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the share of at most so many rows."""
+    """Return the share of at most `count` rows."""
     return max(
         (share for row, share in zip(rows, shares, strict=True) if row <= count), default=0.0
     )

@@ -15,7 +15,7 @@ from embstore_training.history import KIND
 
 @dataclass(frozen=True)
 class RunFile:
-    """What a run kept."""
+    """The history of a run."""
 
     session: dict[str, Any]
     samples: dict[str, list[float]]
@@ -51,7 +51,7 @@ class RunFile:
 
 
 def read(path: Path) -> RunFile:
-    """Return what a run kept in a file.
+    """Return the history of a run from a file.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""How a gRPC call ends by an error: with its status sent, and nothing kept of the call.
+"""The end of a gRPC call by an error: its status is sent, and nothing of the call is kept.
 
 An error's trace holds the frames of the call, and they the message and the reply. The error may be
-remembered, and its status may wait for a client that does not read. What is left in a circle goes
-only when the collector comes, which is seldom.
+remembered, and its status may wait for a client that does not read. Reference cycles are freed only
+by the garbage collector, which runs rarely.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from embstore_proto.status import ERROR_METADATA, answer_of, message_of
 
 
 async def refuse(context: Any, error: Exception, metadata: Sequence[tuple[str, str]] = ()) -> None:
-    """End a call with the status of an error; raises what tells gRPC so."""
+    """End a call with the status of an error; raises gRPC's exception for that."""
     named = [(ERROR_METADATA, type(error).__name__)] if isinstance(error, EmbstoreError) else []
     try:
         code, text = answer_of(error).code, message_of(error)

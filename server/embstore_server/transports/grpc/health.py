@@ -21,7 +21,7 @@ SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 READS_MAX = 2
 """Requests that are awaited at a time; each may grow to the largest message of the port."""
 WATCHERS_MAX = 128
-"""Streams of Watch at a time; each has a task, and what its client sends without being asked."""
+"""Streams of Watch at a time; each has a task, and messages that its client may send."""
 _REQUEST_BYTES_MAX = 1 << 10
 """A request is the name of a service."""
 _Status = health_pb2.HealthCheckResponse
@@ -32,7 +32,7 @@ class Health:
 
     def __init__(self, name: str, read_s: float, after_refusal: Callable[[], None]) -> None:
         """Know the service `name`; wait `read_s` seconds for a request; `after_refusal` is called
-        when one has been given up, or was too large."""
+        when one has been dropped, or was too large."""
         self._names = {"", name}
         self._read_s = read_s
         self._after_refusal = after_refusal
@@ -49,7 +49,7 @@ class Health:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def say(self, *, is_serving: bool) -> None:
-        """Answer checks with this status from now on, and send it to those who watch."""
+        """Answer checks with this status from now on, and send it to all watchers."""
         self._status = _Status.SERVING if is_serving else _Status.NOT_SERVING
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -80,8 +80,8 @@ class Health:
             self._watchers -= 1
 
     async def _is_known(self, context: Any) -> bool:
-        """Tell whether the service is known that a request asks for; end the call of one that does
-        not come. A request that finds no place is taken to ask for the whole server."""
+        """Return whether a request's service is known; end the call where no request comes. A
+        request beyond READS_MAX is taken to ask for the whole server."""
         if self._reads == READS_MAX:
             return True
         self._reads += 1
@@ -91,7 +91,7 @@ class Health:
             if not is_known:
                 self._after_refusal()
             return is_known
-        except TimeoutError:  # the end of the call gives up what has come of the request
+        except TimeoutError:  # the end of the call frees the received part of the request
             self._after_refusal()
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come")
             raise
@@ -100,7 +100,7 @@ class Health:
 
 
 def _name_in(request: Any) -> str | None:
-    """Return the service that a request names; None of what is no request."""
+    """Return the service that a request names; None where it is no request."""
     if request is grpc.aio.EOF or len(request) > _REQUEST_BYTES_MAX:
         return None
     try:

@@ -24,7 +24,7 @@ from embstore_server.transports.grpc.reflecting import Reflection
 from embstore_server.transports.grpc.rpc import SERVICE_NAME, GrpcCalls
 
 _RECEIVED_MARGIN = 2
-"""A unary message of up to so many times the limit is received, to be refused with a reason."""
+"""Unary messages up to this multiple of the limit are received, to be refused with a reason."""
 
 _FRAME_BYTES = 1 << 10
 
@@ -43,15 +43,15 @@ _UNCOMPRESSED = 1
 Calls that have one are refused by gRPC (UNIMPLEMENTED), unread."""
 
 UNREAD_BYTES = 1 << 17
-"""What a client may send of a message that no handler awaits yet; in a data centre it need not stop
-for that. gRPC would let it grow to 128 MB by itself for a client that sends fast."""
+"""Bytes that a client may send of a message that no handler awaits yet; in a data centre it need
+not stop for that. gRPC would let it grow to 128 MB by itself for a client that sends fast."""
 
 _LAST_REPLIES_S = 1.0
-"""For the answers of what was cut off, and for what is on its way then."""
+"""Time for the answers of calls that were cut off, and for messages on their way."""
 
 
 class Streams(Protocol):
-    """Streams that are no calls of the store, as those of standbys."""
+    """Streams that are no calls of the store, as the streams of standbys."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the methods, for `add_generic_rpc_handlers`."""
@@ -64,7 +64,7 @@ class GrpcServer:
     """The gRPC server of a service, at `address`."""
 
     def __init__(self, service: Service, streams: Streams) -> None:
-        """Serve calls, and `streams` beside them."""
+        """Serve calls and `streams`."""
         settings = service.settings
         handshake_ms = min(int(1000 * settings.handshake_timeout_s), _MOST)
         received_max = max(_RECEIVED_MARGIN * settings.unary_bytes_max, CHUNK_BYTES_MAX)
@@ -148,7 +148,7 @@ def _bind(server: Any, service: Service) -> str:
 
 
 def _credentials(certificates: Certificates) -> Any:
-    """Return credentials that take what is served with each connection."""
+    """Return credentials that take the current certificates with each connection."""
 
     def current() -> Any:
         key, chain, authorities, _ = certificates.served

@@ -1,8 +1,8 @@
 """Requests of one message, while they come.
 
 gRPC shows a message, and how long it is, once all of it has come: until then nothing counts it, and
-it may grow to the largest message of the port. So a lane (a token, or a connection without one)
-receives few at a time. The others wait in HTTP/2's flow control, where each takes no more than
+it may grow to the largest message of the port. Therefore a lane (a token, or a connection without
+one) receives few at a time. The others wait in HTTP/2's flow control, where each takes no more than
 `port.UNREAD_BYTES`. Event loop only.
 """
 
@@ -19,8 +19,8 @@ from embstore_server.path.turns import Turns
 T = TypeVar("T")
 
 CONTROL_MAX = 4
-"""Requests without arrays that a lane receives at a time. They have a queue of their own, so that a
-lease is renewed whatever else comes; all but the largest come with their call."""
+"""Requests without arrays that a lane receives at a time. They have a queue of their own, so that
+bulk requests do not delay a lease's renewal; all but the largest come with their call."""
 _BULK_MIN = 4
 
 
@@ -28,7 +28,7 @@ class Receiving:
     """The requests that are received, by lane."""
 
     def __init__(self, message_bytes_max: int, inflight_bytes_max: int) -> None:
-        """Messages have so many bytes at most; so many may be in flight."""
+        """Bound the bytes of a message, and the bytes in flight."""
         self._message_bytes_max = message_bytes_max
         self._inflight_bytes_max = inflight_bytes_max
         self._lanes: dict[tuple[str, bool], Turns] = {}  # of those that receive
@@ -51,7 +51,7 @@ class Receiving:
     async def in_turn(
         self, lane: str, most: int, read: Callable[[], Awaitable[T]], *, is_bulk: bool = False
     ) -> T:
-        """Return what is read as one of the `most` that a lane receives."""
+        """Return the result of `read`, as one of the `most` requests that a lane receives."""
         key = lane, is_bulk
         turns = self._lanes.get(key)
         if turns is None:

@@ -73,7 +73,7 @@ class GrpcCalls:
             caller.received_bytes = len(request)
             caller.brief = verb.is_bulk and len(request) <= BRIEF_BYTES
             with self._service.reservation(caller) as reservation:
-                if verb.is_bulk:  # whatever is in flight, a lease is renewed
+                if verb.is_bulk:  # a lease is renewed even when too much is in flight
                     reservation.add(len(request))
                 reply = await self._calls.reply(verb, call, caller, [request], reservation)
                 if verb.is_bulk:
@@ -132,7 +132,7 @@ class GrpcIncoming:
         self.certificate_names: Sequence[str] = certificate_names(context.auth_context())
 
     def caller(self, verb: str) -> Caller:
-        """Return who calls, by when."""
+        """Return the caller, with the call's deadline."""
         settings = self._service.settings
         label, request, traceparent = _labels(self._metadata)
         remaining = self.context.time_remaining()
@@ -148,11 +148,11 @@ class GrpcIncoming:
         )
 
     def has_room(self, count: int) -> bool:
-        """Never: what has no bound of its own is reserved."""
+        """Never: replies have no bound of their own here, and are reserved."""
         return not count
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Reserve so many bytes."""
+        """Reserve `count` bytes."""
         if reservation is not None:
             reservation.add(count)
 
@@ -167,7 +167,7 @@ class GrpcIncoming:
         return Blank(room, shapes, others, dtype=dtype)
 
     async def send(self, reply: Framed, *, is_last: bool) -> None:
-        """Send a message of a stream, once the client has taken what came before it."""
+        """Send a message of a stream, once the client has taken the previous one."""
         for message in reply.chunks() if self._in_chunks else (reply.joined(),):
             await self._write(message)
 
@@ -182,7 +182,7 @@ class GrpcIncoming:
             ) from None
 
     async def refuse(self, error: Exception, *, is_final: bool) -> None:
-        """End the call by an error; raises what tells gRPC so."""
+        """End the call by an error; raises gRPC's exception for that."""
         metadata = [(NOT_AGAIN_METADATA, "the store has failed")] if is_final else []
         await refuse(self.context, error, metadata)
 
@@ -192,7 +192,7 @@ def _streamed(handler: Handler) -> Any:
 
 
 def _labels(metadata: dict[str, Any]) -> list[str]:
-    """Return what the metadata says of client, request and trace."""
+    """Return the labels of client, request and trace in the metadata."""
     labels: list[str] = []
     for key in ("embstore-client", "embstore-request", "traceparent"):
         value = metadata.get(key, "")

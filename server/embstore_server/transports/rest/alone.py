@@ -1,8 +1,8 @@
-"""What REST may not have one shard do alone.
+"""Commands that REST refuses on a single shard of a cluster.
 
-REST is of one server. What all shards have to hear, or none, is refused there: a table that one
-shard alone makes, or a label that it alone keeps, would leave the cluster apart. gRPC cannot tell
-so: the router of a cluster calls each shard as any client calls a server.
+REST is of one server. It refuses commands that all shards must execute, or none: a table or a label
+of one shard alone would make the cluster inconsistent. gRPC cannot refuse them: the router of a
+cluster calls each shard as any client calls a server.
 """
 
 from collections.abc import Callable

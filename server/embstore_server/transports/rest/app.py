@@ -34,7 +34,7 @@ _DESCRIPTION = (
 _TOKEN = HTTPBearer(
     scheme_name="token",
     description="NAME.SECRET; with mutual TLS, a certificate of a known name does as well",
-    auto_error=False,  # for the document alone: the call finds out who calls
+    auto_error=False,  # for the document alone: the call authenticates the caller
 )
 
 

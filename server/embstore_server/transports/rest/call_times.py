@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """GET /api/v1/calls: how long calls took, as histograms, and the latest slow ones.
 
-Two answers, one taken from the other, are the histogram of the calls between them: what a page that
-shows the last seconds makes its quantiles of. No engine is needed.
+The difference of two answers is the histogram of the calls between them, from which the page
+computes the quantiles of the last seconds. No engine is needed.
 """
 
 from dataclasses import dataclass

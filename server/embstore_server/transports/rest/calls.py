@@ -2,7 +2,7 @@
 
 The caller is made before the body is read, so that the deadline covers reading, and a body that is
 refused counts among the verb's calls too. An `X-Request-Timeout` header, in seconds, shortens the
-deadline, and so does the one that Prometheus sends. What takes long ends when its client has gone;
+deadline, and so does the one that Prometheus sends. A long work ends when its client has gone;
 other calls go on until they are done, or until their deadline.
 """
 
@@ -56,7 +56,7 @@ class CallRoute(APIRoute):
 
 @dataclass(frozen=True)
 class Call:
-    """What a route works with."""
+    """The service and caller of a route's call."""
 
     service: Service
     caller: Caller
@@ -69,8 +69,8 @@ class Call:
     async def execute_long(
         self, make: Callable[[], Command[Any]], then: Callable[[Any, Any], Any]
     ) -> Answered:
-        """Do the same with a command that takes long to make, and of whose result it takes long to
-        make what is answered: `then(command, result)`. All on a thread of the verb's own."""
+        """Execute a command that takes long to make, and return the answer `then(command, result)`,
+        which takes long as well. All on a thread of the verb's own."""
         self.check_ready()
 
         def work(engine: Engine, progress: Progress) -> Any:
@@ -83,8 +83,8 @@ class Call:
         return await self.service.run_in_thread(self.caller.verb, answered, self.caller)
 
     def permitted(self, command: T) -> T:
-        """Return a command, if the caller may give it, and a shard alone may execute it; what has
-        no command of its own asks for one that tells as much. Any thread."""
+        """Return a command, if the caller may give it, and a single shard may execute it; a route
+        without a command asks for one that reveals as much. Any thread."""
         command = self.service.permitted(self.caller, command)
         check_alone(command, lambda: self.service.engine.shard)
         return command
@@ -94,8 +94,8 @@ class Call:
         return await self.execute(GetStats(table))
 
     def check_may_read_stats(self) -> None:
-        """Refuse a caller that may not read the store's stats: what has no command of its own, and
-        tells as much."""
+        """Refuse a caller that may not read the store's stats: for routes that have no command, and
+        reveal as much."""
         self.permitted(GetStats())
 
     def check_ready(self) -> None:

@@ -1,4 +1,4 @@
-"""POST /api/v1/commands/{Verb}: a verb by the protobuf-JSON of its request, with that of its reply.
+"""POST /api/v1/commands/{Verb}: a verb, by the protobuf-JSON of its request and reply.
 
 Each verb has a route, so that it is counted and documented by its name. Those that have no JSON
 form are refused by the wire (`embstore_proto.verbs`).
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/commands", route_class=CallRoute, tags=["commands"])
 
 
 def _described(message: Any, *, is_reply: bool) -> dict[str, Any]:
-    """Return what the OpenAPI document says of a body."""
+    """Return the OpenAPI description of a body."""
     schema = schema_of(message.DESCRIPTOR, is_reply=is_reply)
     return {"content": {"application/json": {"schema": schema}}}
 

@@ -1,8 +1,8 @@
 """The connections of the REST port: no more than there may be, and none that asks for nothing.
 
 A connection holds a descriptor, from when it is accepted: TLS may be agreed on much later, or
-never. So it is counted there, and one too many is ended at once. One address has at most half of
-all, so that it does not keep the others out; loopback, where proxies are, may have all.
+never. Therefore it is counted there, and one too many is ended at once. One address has at most
+half of all, so that it does not keep the others out; loopback, where proxies are, may have all.
 
 Uvicorn ends a connection that has been answered and sends nothing more; it waits for ever for the
 first request, and for the rest of a request that was begun.
@@ -22,21 +22,21 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CERTIFICATE_NAMES = "certificate_names"
-"""Of a request's state: the names in the certificate that its client has shown."""
+"""Key of a request's state: the names in the certificate that its client has shown."""
 
 _SHARE = 2
-"""One address has one part in so many of all connections."""
+"""One address may have 1/n of all connections."""
 
 
 class Listener(socket.socket):
     """A listening socket that ends connections beyond those that there may be.
 
-    Raises OSError: nobody can listen there.
+    Raises OSError: the address cannot be listened at.
     """
 
     def __init__(self, address: tuple[str, int], family: int, connections_max: int) -> None:
         made = socket.create_server(address, family=family)
-        # The protocol by its number: of sockets without, asyncio does not turn Nagle's algorithm
+        # The protocol by its number: for sockets without, asyncio does not turn Nagle's algorithm
         # off, and an answer's second packet would wait 40 ms for the acknowledgement of its first.
         super().__init__(made.family, made.type, socket.IPPROTO_TCP, made.detach())
         self._connections_max = connections_max
@@ -63,7 +63,7 @@ def _is_near(host: str) -> bool:
 
 
 def protocol(handshake_timeout_s: float) -> Any:
-    """Return what Uvicorn is to make for each connection."""
+    """Return the factory of Uvicorn's connections."""
     return partial(_Connection, handshake_timeout_s=handshake_timeout_s)
 
 
@@ -92,7 +92,7 @@ class _Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; end the connection where its answer has gone already."""
+        """Refuse input that is not HTTP; end the connection where its answer has gone already."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:

@@ -1,10 +1,10 @@
 """Every refusal in one form: {"error", "message", "request"}, and one way to find its status.
 
-Errors of the tree have the status of `embstore_proto.status`. What HTTP itself refuses (no such
-route, another method, a large body, another media type) keeps HTTP's status; a body or parameter
-that does not fit its model is answered 400, as if the store had refused it. All of these are the
-caller's mistakes, so they are named InvalidArgumentError. Anything else is a bug: logged with its
-trace, answered 500 without its text.
+Errors of the tree have the status of `embstore_proto.status`. Requests that HTTP itself refuses (no
+such route, another method, a large body, another media type) keep HTTP's status; a body or
+parameter that does not fit its model is answered 400, as if the store had refused it. All of these
+are the caller's mistakes, so they are named InvalidArgumentError. Anything else is a bug: logged
+with its trace, answered 500 without its text.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _PROBLEMS_MAX = 10
 
 @dataclass(frozen=True)
 class Refusal:
-    """How an exception is answered."""
+    """The answer to an exception."""
 
     status: int
     code: str  # gRPC's, for the stats of calls
@@ -60,13 +60,13 @@ def refusal_of(error: Exception, verb: str, caller: Caller | None = None) -> Ref
 
 
 def refused(status: int, message: str, headers: Mapping[str, str] | None = None) -> Refusal:
-    """Return what HTTP itself refuses."""
+    """Return the refusal of a request by HTTP itself."""
     name = InvalidArgumentError.__name__
     return Refusal(status, StatusCode.INVALID_ARGUMENT.name, name, message, headers or {})
 
 
 def _problems(error: RequestValidationError) -> str:
-    """Return what does not fit, by place: "body.cache_bytes: Input should be ..."."""
+    """Return the problems of a request, by place: "body.cache_bytes: Input should be ..."."""
     problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     if len(problems) > _PROBLEMS_MAX:
         problems[_PROBLEMS_MAX:] = [f"and {len(problems) - _PROBLEMS_MAX} more"]

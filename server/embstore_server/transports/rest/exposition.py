@@ -1,10 +1,10 @@
 """One scrape of Prometheus: calls, process and all declared stats.
 
 A stat without a value has no sample; ratios Prometheus computes itself. Counters only grow while
-the process lives, except those of a pool, which start again when the last table of its layout is
-dropped and another is created, and those of counted accesses, with ClearCounts; Prometheus treats
-both as a restart. Labels are verbs, codes, stages, layouts, and names of tables and live sessions:
-all bounded.
+the process lives, except the counters of a pool, which start again when the last table of its
+layout is dropped and another is created, and the counters of accesses, which start again with
+ClearCounts; Prometheus treats both as a restart. Labels are verbs, codes, stages, layouts, and
+names of tables and live sessions: all bounded.
 """
 
 from collections.abc import Iterator, Mapping

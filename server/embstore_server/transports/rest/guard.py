@@ -1,15 +1,16 @@
 """Refuses requests before any route, and gives every request an id.
 
-**Browsers.** Whoever reaches the port may call every route, and a web page that an operator visits
-reaches loopback. So three things are refused that only a browser sends for a page of another site:
+**Browsers.** Every client that reaches the port may call every route, and a web page that an
+operator visits reaches loopback. Therefore three things are refused that only a browser sends for a
+page of another site:
 
 - an `Origin` other than the requested host: a page's script or form
 - a POST whose body is not declared application/json: a page may send that without a preflight; a
   PUT, whose body may be a document (application/octet-stream), always needs one
 - a `Host` that a page's own name could be: it resolves to this machine (DNS rebinding), and its
-  page is of the same origin. On a loopback address that is every other name; on others it is a name
-  with a dot, as the public ones have, but for those that no public server can resolve. Names that
-  are right all the same are given by `allowed_hosts`.
+  page is of the same origin. On a loopback address every other name is refused; on other addresses
+  a name with a dot, as public names have, except names that no public server can resolve. Names
+  that are right all the same are given by `allowed_hosts`.
 
 **Framing.** A body with a length and in chunks is refused: a proxy may see another request in it.
 
@@ -85,7 +86,7 @@ class Guard:
             yield _forbidden(f"expected no Origin, or that of {host!r}, found {origin!r}")
         if "content-length" in headers and "transfer-encoding" in headers:
             both = "expected Content-Length or Transfer-Encoding, found both"
-            yield refused(400, both, {"connection": "close"})  # what follows is anything
+            yield refused(400, both, {"connection": "close"})  # the rest of the stream is undefined
         expected = DOCUMENT_TYPE if has_document else _JSON_TYPE
         if method not in _SAFE_METHODS and not _is_declared(headers, expected):
             found = headers.get("content-type", "none")
@@ -110,7 +111,7 @@ def _path(scope: Scope) -> str:
 
 
 def _is_declared(headers: Headers, expected: str) -> bool:
-    """Tell whether the body is declared to be `expected`, or there is neither of both."""
+    """Return whether the body is declared to be `expected`, or there is neither of both."""
     declared = headers.get("content-type")
     if declared is None:
         return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers

@@ -1,11 +1,11 @@
-"""GET /api/v1/hit-rates: what caches of other sizes would have hit.
+"""GET /api/v1/hit-rates: predicted hit rates of caches of other sizes.
 
-A prediction takes seconds of a core, as long as it takes to train many steps. So there is one at a
-time, on a thread of its own, whoever asks; it is begun when somebody asks and the last one is old;
-and the answer, which does not wait unless it is told to, is the last one. One is **old** after
-FRESH_S, or REST times what it took: however many rows a store has and however many pages look at
-it, predicting takes a small part of a core. One that found nothing counted, or failed, which is
-logged, is so after RETRY_S; one of another policy or budget is so at once.
+A prediction takes seconds of a core, as long as it takes to train many steps. Therefore there is
+one at a time, on a thread of its own, for all callers. A request begins one when the last one is
+old; the answer, which does not wait unless asked to, is the last one. A prediction is **old** after
+FRESH_S, or REST times the time that it took: for any number of rows and pages, predicting takes a
+small part of a core. A prediction that found nothing counted, or failed, which is logged, is old
+after RETRY_S; one of another policy or budget is old at once.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ class Predictions:
         return self._task is not None and not self._task.done()
 
     async def refresh(self, *, wait: bool) -> None:
-        """Begin a prediction if the last one is old; wait for the one that is being made, or not.
+        """Begin a prediction if the last one is old; with `wait`, wait for the running one.
 
-        Raises what it failed with, if it has been waited for.
+        Raises the error of the prediction, if it has been waited for.
         """
         info = self._service.engine.execute(GetServerInfo())  # takes no turn
         of = info.policy, info.cache_bytes
@@ -84,7 +84,7 @@ class Predictions:
 
 
 def _log(task: asyncio.Task[None]) -> None:
-    """Log why a prediction failed: as a rule nobody waits for it."""
+    """Log why a prediction failed: usually no call waits for it."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, EmbstoreError):
         event(logging.WARNING, "hit rates were not predicted", error=str(error))

@@ -1,4 +1,4 @@
-"""The models of requests and replies; those of replies are made from declared stats."""
+"""The models of requests and replies; reply models are made from declared stats."""
 
 from dataclasses import dataclass, is_dataclass
 from functools import cache
@@ -31,12 +31,12 @@ class ErrorReply(BaseModel):
 REFUSED: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorReply, "description": "Refused"},
 }
-"""What any call may be answered."""
+"""The refusals that any call may get."""
 
 
 @dataclass
 class Context:
-    """Which state of which store answered."""
+    """The state and store that answered."""
 
     store_id: str = text("Id of the directory, which never changes.")
     epoch: int = gauge(

@@ -1,13 +1,13 @@
 """GET /: the page of a running server, and the files that it loads.
 
 The page is plain HTML, CSS and modules of JavaScript, in `embstore_server/page`: no build, nothing
-from elsewhere. It asks the routes of REST like any other client and shows what they answer, so it
+from elsewhere. It calls the routes of REST like any other client and shows their answers, so it
 needs no token itself; where tokens are on it asks for one, and sends it with each request. It names
 all of them relative to itself, so a proxy may serve it below a path of its own.
 
-The files are read once, when the application is made, and served from memory: what is not among
-them does not exist, whatever a path says. The **policy** of their content lets them load and ask
-nothing but this server, run no inline script, and stand in no frame.
+The files are read once, when the application is made, and served from memory: other paths do not
+exist. The **policy** of their content lets them load and ask nothing but this server, run no inline
+script, and stand in no frame.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class PageFile(NamedTuple):
     content: bytes
     type: str
     tag: str
-    """By which a browser knows whether it has this content."""
+    """The entity tag by which a browser knows whether it has this content."""
 
 
 def page_files() -> dict[str, PageFile]:

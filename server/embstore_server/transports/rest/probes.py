@@ -1,9 +1,9 @@
-"""/healthz, /readyz and /metrics: for what watches the process, so outside of the API's version.
+"""/healthz, /readyz and /metrics: for monitors of the process, so outside of the API's version.
 
 A scrape must be answered while the engine works on a long call. It asks for the store's stats in
 the queue like any call, but waits CAPTURE_S at most (or half of the scrape's own timeout), and then
 shows the last ones that it got, with their age. Stats of sessions need no engine, and are always
-fresh: while the engine is busy is when one wants to see who waits.
+fresh: they show which ranks wait while the engine is busy.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from embstore_server.transports.rest.models import REFUSED
 from embstore_server.transports.rest.stats import process_stats
 
 CAPTURE_S = 2.0
-"""Prometheus gives a scrape 10 s by default, and shows best what is on time."""
+"""Prometheus gives a scrape 10 s by default; a scrape well below that is shown on time."""
 
 
 class Health(BaseModel):
@@ -70,7 +70,7 @@ class Scrapes:
 
 
 def add_probes(app: FastAPI, service: Service, needed: list[Any]) -> None:
-    """Add the three routes; what metrics show needs what a call needs."""
+    """Add the three routes; metrics need the dependencies of a call."""
     scrapes = Scrapes(service)
     probes = APIRouter(tags=["probes"])
     calls = APIRouter(

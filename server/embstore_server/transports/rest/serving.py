@@ -122,7 +122,7 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
 
     def ended(_: object) -> None:
-        if not server.should_exit:  # nobody asked it to: gRPC goes on, probes will fail
+        if not server.should_exit:  # not asked to: gRPC goes on, probes will fail
             error = None if serving.cancelled() else serving.exception()
             event(logging.ERROR, "REST has ended", exc_info=error)
 

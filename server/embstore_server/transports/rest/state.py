@@ -44,9 +44,9 @@ _FREQUENCY = reply_model("Frequency", "Access frequencies.", **_parts(FrequencyS
 
 @router.get("/server", name="GetServerInfo", response_model=_SERVER, tags=["server"])
 async def get_server(call: Calling) -> dict[str, Any]:
-    """Return what serves. Needs no engine: it is answered also while a long call runs."""
+    """Return the server's description. Needs no engine: it works while a long call runs."""
     service = call.service
-    call.check_may_read_stats()  # it tells as much
+    call.check_may_read_stats()  # it reveals as much
     command = call.permitted(GetServerInfo())
     info = (await service.execute(call.caller, command)).value  # of a failed store, too
     return reply(
@@ -80,6 +80,6 @@ async def get_stats(call: Calling) -> dict[str, Any]:
 
 @router.get("/frequency", name="GetFrequency", response_model=_FREQUENCY, tags=["stats"])
 async def get_frequency(call: Calling) -> dict[str, Any]:
-    """Return what is counted, recorded, warmed and pinned."""
+    """Return the state of counting, recording, warming and pinning."""
     answered = await call.stats()
     return reply(answered.context, **answered.value["frequency"])

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of the process: what it is doing, its memory, and the calls of each verb.
+"""The stats of the process: its state, its memory, and the calls of each verb.
 
 With the stats of the store they are the document of REST, and the metrics.
 """
@@ -26,7 +26,7 @@ _CLOCK_BEGAN = time() - monotonic()
 
 @dataclass
 class ServiceStats:
-    """What the process is doing."""
+    """The state of the process."""
 
     version: str = info("Version of embstore.", lambda _: embstore.__version__, metric="build")
     instance: str = info("Id of the process's life: it changes with a restart.", metric="build")
@@ -74,7 +74,7 @@ def _limit_of_owner(name: str) -> Any:
 
 @dataclass
 class OwnerStats:
-    """What one token has of what all share."""
+    """One token's use of shared resources."""
 
     queue_calls: int = _of_owner("queue_calls", "Calls that wait for the engine.")
     inflight_bytes: int = _of_owner("inflight_bytes", "Size of requests and replies in flight.")
@@ -95,7 +95,7 @@ class OwnerStats:
 
 @dataclass
 class TransportStats:
-    """What one transport has carried, since the process began."""
+    """The traffic of one transport, since the process began."""
 
     calls: int = counter("Calls that have ended.")
     received_bytes: int = counter("Size of requests.")
@@ -158,7 +158,7 @@ class ScrapedStats:
 
 @dataclass
 class ServerStats:
-    """The same, and those of calls, whose metrics are Prometheus's own objects."""
+    """The same, and the stats of calls, whose metrics are Prometheus's own objects."""
 
     scraped: ScrapedStats = inline(lambda stats: stats)
     verbs: dict[str, VerbStats] = part("Verbs that were called.", label="verb")

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """GET /api/v1/tables, /tables/{name}, /tables/{name}/stats.
 
-**Names have slashes**, and the last part of one may be "stats". So the path is matched as it was
-sent, and a slash is read in two ways: `/tables/ads/stats` are the stats of "ads", while
+**Names have slashes**, and the last part of one may be "stats". Therefore the path is matched as it
+was sent, and a slash is read in two ways: `/tables/ads/stats` are the stats of "ads", while
 `/tables/ads%2Fstats` is the table "ads/stats", whose stats are at `/tables/ads/stats/stats` (or
 `/tables/ads%2Fstats/stats`). In other names it does not matter how a slash is written.
 """
@@ -32,7 +32,7 @@ TableName = Annotated[
 
 @dataclass
 class TableDescription:
-    """What a table is."""
+    """The description of a table."""
 
     name: str = text("Parts of [A-Za-z0-9_.-] joined by slashes.", lambda d: d.config.name)
     table_id: int = gauge("Never used again, not even when the table is dropped.")
@@ -68,7 +68,7 @@ _STATS = reply_model(
 
 @router.get("/tables", name="ListTables", response_model=_TABLES)
 async def list_tables(call: Calling) -> dict[str, Any]:
-    """Return what every table is."""
+    """Return the descriptions of all tables."""
     answered = await call.execute(ListTables())
     tables = [document(TableDescription, table) for table in answered.value]
     return reply(answered.context, tables=tables)
@@ -83,6 +83,6 @@ async def get_table_stats(call: Calling, name: TableName) -> dict[str, Any]:
 
 @router.get("/tables/{name:path}", name="GetTable", response_model=_TABLE)
 async def get_table(call: Calling, name: TableName) -> dict[str, Any]:
-    """Return what one table is."""
+    """Return the description of one table."""
     answered = await call.execute(GetTable(unquote(name)))
     return reply(answered.context, table=document(TableDescription, answered.value))

@@ -2,7 +2,8 @@
 
 It is a file in memory without a name (memfd), so it needs no room in /dev/shm, and is gone with its
 last user. Its size is sealed. Its bytes count as in flight as long as the server keeps it
-(`Inflight.lend`); what a client still maps of one that was given up is the client's own memory.
+(`Inflight.lend`); the part of a released segment that a client still maps counts as the client's
+own memory.
 """
 
 import errno
@@ -18,7 +19,7 @@ _NO_ROOM = {errno.ENOSPC, errno.ENOMEM}
 
 
 def area_bytes(wanted: int) -> int:
-    """Return the size of an area for so many bytes: a power of two, up to 64 MiB; so that one that
+    """Return the size of an area for `wanted` bytes: a power of two, up to 64 MiB; so that one that
     grows is made few times. Above, in steps of 16 MiB, so that little is wasted."""
     if wanted <= 64 << 20:
         return max(1 << (wanted - 1).bit_length(), _LEAST_BYTES)

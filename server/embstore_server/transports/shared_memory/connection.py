@@ -1,14 +1,13 @@
 """One client's connection: frames in, a call at a time, frames out.
 
-The socket never blocks. Each call has a task, but for lookups: one is answered where it was read,
-with those of other connections that came with it, if nothing has to be waited for
-(`Calls.at_once`). What comes while a call is under way waits, within a bound, for the call's end;
-the end of the connection cancels the call.
-Rows are gathered into the area, behind the request: `expect` sees to it that they fit, before their
-turn of the engine. Where they do not fit after all, because a table was made anew meanwhile, they
-are copied once.
+The socket never blocks. Each call has a task, except lookups: one that need not wait is answered
+where it was read, together with lookups of other connections that came at the same time
+(`Calls.at_once`). Frames that come while a call is under way wait, within a bound, for the call's
+end; the end of the connection cancels the call. Rows are gathered into the area, behind the
+request: `expect` makes room for them, before their turn of the engine. Where they do not fit after
+all, because a table was made anew meanwhile, they are copied once.
 
-Event loop only, but for `SharedIncoming.blank`.
+Event loop only, except `SharedIncoming.blank`.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ _READ_ONCE = {"Update"}
 """Verbs whose rows the engine reads once: an update is made, checked and logged of their sums."""
 _LOOKUP = VERBS["Lookup"]
 _AT_ONCE_BYTES = 512 << 10
-"""Of the keys of a lookup that may be answered at once: they are copied first."""
+"""Size of the keys of a lookup that may be answered at once: they are copied first."""
 _READ_BYTES = 64 << 10
 _LABEL_CHARACTERS_MAX = 200
 _MADE_AT_ONCE_BYTES = 1 << 20
@@ -60,11 +59,11 @@ class Connection:
         self.port = port
         self.peer = peer
         self.process = process
-        """Of the client, by `Processes`."""
+        """The client's process, as numbered by `Processes`."""
         self.authorization = self.label = ""
         self._frame_bytes_max = port.frame_bytes_max("")
         self.traceparent = ""
-        """Of the next call."""
+        """The trace parent of the next call."""
         self.map_version = 0
         """Likewise."""
         self.area: Area | None = None
@@ -93,8 +92,8 @@ class Connection:
     # In
 
     def read(self) -> "tuple[SharedIncoming, Received] | None":
-        """Take what the socket has; return a lookup that may be answered at once, and let the
-        task know of all else."""
+        """Read from the socket; return a lookup that may be answered at once, and wake the task for
+        all other frames."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -130,7 +129,7 @@ class Connection:
             version = b""
         if kind != Kind.CALL or len(received) != begin + size:
             return None
-        if self.device.announced is not None or self.traceparent:  # of what came before it
+        if self.device.announced is not None or self.traceparent:  # of frames before it
             return None
         try:
             asked = wire.call_of(bytes(received[begin:]), small)
@@ -161,7 +160,7 @@ class Connection:
             self._more.set_result(memoryview(b"".join(pieces))[count:])
 
     async def _serve(self) -> None:
-        """Answer what comes, one after the other, until the client has gone."""
+        """Answer frames, one after the other, until the client has gone."""
         try:
             await self.send([wire.greeting(self.port.service.process)])
             while True:
@@ -185,7 +184,7 @@ class Connection:
                         self._frame_bytes_max = self.port.frame_bytes_max(self.authorization)
                     case _:
                         raise InvalidArgumentError(f"expected a call, found a frame of kind {kind}")
-        except EmbstoreError as exc:  # not of a call: what it sends is not understood
+        except EmbstoreError as exc:  # not of a call: a frame is invalid
             with suppress(OSError):
                 self._socket.send(_refusal(exc))
         finally:
@@ -264,7 +263,7 @@ class Connection:
         try:
             return await asyncio.shield(making)
         except BaseException:
-            making.add_done_callback(_drop)  # it may yet be made, for nobody
+            making.add_done_callback(_drop)  # it may still be made, in vain
             raise
 
     # Calls
@@ -287,7 +286,7 @@ class Connection:
             if verb.is_bulk:
                 most, limit = service.call_bytes_max(caller)
                 sent_bytes = caller.received_bytes - len(asked.header)
-                if sent_bytes > most + HEADER_BYTES_MAX:  # with what aligns arrays, as elsewhere
+                if sent_bytes > most + HEADER_BYTES_MAX:  # with the padding of arrays, as elsewhere
                     raise InvalidArgumentError(
                         f"expected a call of at most {most} bytes ({limit}), found "
                         f"{sent_bytes}; split the call"
@@ -304,7 +303,7 @@ class Connection:
         await self.send([_refusal(error, is_final=is_final)])
 
     async def send(self, pieces: "list[bytes | memoryview]", descriptor: int | None = None) -> None:
-        """Send a frame, and wait until the client has taken all but what its socket holds."""
+        """Send a frame, and wait until the socket's buffer has taken its rest."""
         passed = []
         if descriptor is not None:
             passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
@@ -359,13 +358,13 @@ class SharedIncoming:
         self._connection = connection
         self._caller: Caller | None = None
         self._area = connection.area  # of this call: a later one's is not written to
-        self._end = 0  # of what of the area is used
+        self._end = 0  # of the used part of the area
         self.device: DeviceCall | None = connection.device.call()
         self._traceparent, connection.traceparent = connection.traceparent, ""
         self._map_version, connection.map_version = connection.map_version, 0
 
     def caller(self, verb: str) -> Caller:
-        """Return who calls, by when."""
+        """Return the caller, with the call's deadline."""
         connection = self._connection
         service = connection.port.service
         deadline = monotonic() + min(self.asked.seconds, service.settings.call_timeout_max_s)
@@ -399,14 +398,14 @@ class SharedIncoming:
         return Received(asked.header, payload, copies, None, once, self.device)
 
     def has_room(self, count: int) -> bool:
-        """Tell whether `expect` of so many bytes has nothing to do."""
+        """Return whether `count` bytes fit without `expect`."""
         area = self._area
         return count <= INLINE_BYTES or (
             area is not None and aligned(self._end) + count <= area.size
         )
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Have room for so many bytes in the area, which counts as in flight already."""
+        """Make room for `count` bytes in the area, which counts as in flight already."""
         if self.device is not None:
             await self.device.expect(count)
             return
@@ -492,7 +491,7 @@ def _parts_of(reply: Framed) -> "list[bytes | memoryview]":
 
 
 def _drop(making: "asyncio.Future[Area]") -> None:
-    """Drop an area that nobody waits for any more."""
+    """Drop an area whose connection has ended."""
     if making.exception() is None:
         making.result().passed()
         making.result().close()

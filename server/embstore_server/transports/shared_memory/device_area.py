@@ -1,22 +1,22 @@
-"""The GPU's memory that one client shares with the server, beside the host's (area.py).
+"""The GPU's memory that one client shares with the server; area.py has the host's.
 
 A client of the same host that has its arrays in a GPU's memory asks for a *device area*: an
-allocation of the engine's device, of which it is passed handles (embstore_proto.device_area says
-how, embstore.device.shared what the client may do to it, and what follows). It asks for another one
-when a call needs more. Its bytes are lent, as those of an area of the host, and within the same
-bounds (`Inflight.lend`).
+allocation of the engine's device, of which it is passed handles (embstore_proto.device_area defines
+the protocol, embstore.device.shared the client's rights and their consequences). It asks for
+another one when a call needs more. Its bytes are lent within the same bounds as those of an area of
+the host (`Inflight.lend`).
 
-**Who frees it.** Not the end of the connection, nor of its call: arrays of results may outlive
-both, and memory that another process has open must not be freed. It is freed when the tether has
-ended, which is when the client has closed it or its process has ended, and when no call of ours
-refers to it any more. Until then its bytes stay lent. To free it waits for the device, so that is
-done on a thread.
+**Freeing.** The end of the connection or of its call does not free it: arrays of results may
+outlive both, and memory that another process has open must not be freed. It is freed when the
+keepalive descriptor (tether) has ended, because the client has closed it or its process has ended,
+and no call of ours refers to it any more. Until then its bytes stay lent. Freeing waits for the
+device, so it is done on a thread.
 
-**A call** begins when the client's copies are there. To wait for that takes no turn of the engine
-and no work of the device: the event is asked, again and again with a growing pause, until the
-call's deadline. What a trainer computes before its gradients holds up its own call alone.
+**A call** begins when the client's copies are there. Waiting for them takes no turn of the engine
+and no work of the device: the event is polled, with a growing pause, until the call's deadline.
+Computation of a trainer before its gradients delays only its own call.
 
-Event loop only, but for `DeviceCall.blank`.
+Event loop only, except `DeviceCall.blank`.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ VERBS = (
     *("Lookup", "LookupPooled", "Update", "UpdatePooled"),
     *("LookupStep", "LookupStepPooled", "UpdateStep"),
 )
-"""Whose keys, gradients and rows may be in a device area."""
+"""Verbs whose keys, gradients and rows may be in a device area."""
 
 _ROWS = np.dtype("<f4")
 _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
-"""Between two looks at an event; the pause is one part in so many of what was waited already."""
+"""Seconds between two polls of an event, and the pause's divisor of the time waited already."""
 
 
 class DeviceArea:
@@ -72,12 +72,12 @@ class DeviceArea:
 
     @property
     def handles(self) -> wire.Handles:
-        """What the client opens it by."""
+        """The handles by which the client opens it."""
         exported = self.memory.exported
         return wire.Handles(self.size, exported.memory, exported.event_handle, exported.gpu)
 
     def close(self) -> None:
-        """Give it up: free it once the client has closed it."""
+        """Release it: free it once the client has closed it."""
         asyncio.get_running_loop().add_reader(self._own, self._tether_ended)
 
     def _tether_ended(self) -> None:
@@ -95,16 +95,16 @@ class DeviceArea:
 
 
 class DeviceSide:
-    """What a connection has of the device: an area, or none."""
+    """A connection's part of the device: an area, or none."""
 
     def __init__(self, connection: "Connection") -> None:
         self.area: DeviceArea | None = None
         self.announced: int | None = None
-        """Bytes that the next call has in the area; None: it has nothing to do with it."""
+        """Bytes that the next call has in the area; None: it does not use the area."""
         self._connection = connection
 
     def close(self) -> None:
-        """Give up the area."""
+        """Release the area."""
         if self.area is not None:
             self.area.close()
             self.area = None
@@ -163,7 +163,7 @@ class DeviceCall:
         self._caller: Caller | None = None
         self._size, self._end = 0, announced
         """Bytes of the area that the rows are for, and how many are in use."""
-        # Memory of its own accord: the area may be given up while the engine is at the call.
+        # A reference of its own: the area may be released while the engine works on the call.
         self._memory = self._rows_memory = None if side.area is None else side.area.memory
         if side.area is not None:
             self._size = side.area.size
@@ -200,7 +200,7 @@ class DeviceCall:
         return self._memory.array(place.offset, place.shape, place.dtype)
 
     async def expect(self, count: int) -> None:
-        """Have room for so many bytes of rows, behind the arrays or in another area."""
+        """Make room for `count` bytes of rows, behind the arrays or in another area."""
         assert self._caller is not None
         if aligned(self._end) + count > self._size:
             made = await self._side.grow(count, self._caller)

@@ -1,14 +1,14 @@
 """The Unix socket at which clients of this host ask for shared memory.
 
-It belongs to the server's user alone (mode 0600), and the kernel says of each client whose it is:
-no other user is taken, whatever the mode of the file is by then. A token is asked for as over gRPC.
+It belongs to the server's user alone (mode 0600), and the kernel reports each client's user: other
+users are refused, even if the mode of the file has been changed. A token is required as over gRPC.
 
 **Reading.** The port waits for all connections by an epoll of its own, of which the event loop sees
-one descriptor: so it knows which lookups came together, and has them answered as one.
+one descriptor. In this way it finds the lookups that came together, and has them answered as one.
 
-A socket that a killed server left is replaced. One that is served, and a file that is none, are
-left alone, and the server does not start. A path longer than the kernel takes is reached by its
-directory's descriptor.
+A socket that a killed server left is replaced. A socket that is served, and a file that is no
+socket, are left alone, and the server does not start. A path longer than the kernel takes is
+reached by its directory's descriptor.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _LOOK_S = 10.0
 _AGAIN_S = 0.5
 _FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
 _UNKNOWN_BYTES_MAX = 128 << 10
-"""Of a frame, until its sender has shown a token that is known."""
+"""Size of a frame, until its sender has shown a valid token."""
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 128
 
@@ -125,7 +125,7 @@ class SharedMemoryPort:
             self.service.engine.sessions.process_ended(process)
 
     def _readable(self) -> None:
-        """Read from the connections that have something; answer what can be at once."""
+        """Read from the readable connections; answer the lookups that need not wait."""
         found = []
         for descriptor, _ in self._epoll.poll(0):
             connection = self._by_descriptor.get(descriptor)

@@ -1,19 +1,19 @@
 """The processes of this host that clients run in, and the moment at which each ends.
 
 A trainer that is killed can close no session. Its lease would keep its tables for seconds more, and
-a trainer that is started in its place would wait. The kernel says which process has connected to
-the socket (SO_PEERCRED), and a pidfd of it becomes readable as it ends. The end of a connection
-says less: a live process closes connections and opens others, and a child that was forked keeps
-those of a parent that was killed.
+a trainer that is started in its place would wait. The kernel reports the process that has connected
+to the socket (SO_PEERCRED), and a pidfd of it becomes readable as it ends. The end of a connection
+is a weaker sign: a live process closes connections and opens others, and a forked child keeps the
+connections of a parent that was killed.
 
 **When a member of a session ends.** A member may be joined by one process, used by another, and
 used over the network as well. Each of its ranks counts calls by process (`Rank.calls`). When a
 process ends, a member ends with it if no other process that has used it lives, and if it has made
 several calls: `embstore call` makes one and ends, and a script of such commands keeps its member.
 
-**Who is left to the lease.** A process whose end cannot be known counts as process 0, which never
+**Callers left to the lease.** A process whose end cannot be known counts as process 0, which never
 ends: a caller over gRPC or REST, one of another PID namespace (a container), and one for which the
-server has no descriptor left, or no pidfd by its sandbox. No client says which process it is.
+server has no descriptor left, or no pidfd by its sandbox. Clients do not send their process id.
 
 Event loop only.
 """
@@ -45,7 +45,7 @@ class Processes:
         return process
 
     def is_watched(self, process: int) -> bool:
-        """Tell whether a process is watched, and has not ended."""
+        """Return whether a process is watched, and has not ended."""
         return process in self._descriptors
 
     def _has_ended(self, process: int) -> None:

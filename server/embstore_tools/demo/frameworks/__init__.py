@@ -1,11 +1,11 @@
-"""What trains the demo's model: NumPy, or a framework through its adapter.
+"""The demo's model: in NumPy, or in a framework through its adapter.
 
-    registry        which there are, and what each needs
-    learner         what the loop of training asks of one
+    registry        the frameworks, and the packages of each
+    learner         the interface of a framework for the training loop
     numpy_learner   dlrm.py, through the store itself
     torch_learner   the same model in Torch, through embstore_client.torch
 
-All begin with the same dense weights and train on the same batches, so their losses are alike; and
-each is checked by the same dense tables in memory, to the bit. To add one, write its learner, and
-name it in the registry.
+All begin with the same dense weights and train on the same batches, so their losses are similar;
+and each is checked by the same dense tables in memory, to the bit. To add one, write its learner,
+and name it in the registry.
 """

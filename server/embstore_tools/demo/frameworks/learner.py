@@ -1,8 +1,8 @@
-"""What the loop of training asks of a framework.
+"""The interface of a framework for the training loop.
 
 In each step, in this order: `lookup` and `update` of the step come from the feed that `opened`
-gives, and `learn` is between them. So a learner whose adapter keeps what a lookup returned, and the
-gradients of it, may use those in place of the arrays.
+gives, and `learn` is between them. Therefore a learner whose adapter keeps the result of a lookup,
+and its gradients, may use those in place of the arrays.
 """
 
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ from embstore_tools.demo.steps import Batch
 from embstore_tools.demo.ways import Feed, Material, Way
 
 DENSE_LEARNING_RATE = 2e-3
-"""Of Adam over the dense part."""
+"""Learning rate of Adam over the dense part."""
 
 
 class Learner(Protocol):

@@ -1,4 +1,4 @@
-"""Which frameworks there are, and what each needs. Importing this loads none."""
+"""The frameworks, and the packages of each. Importing this loads none."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from embstore.handles.store import Store
 
 PACKAGES = {"numpy": (), "torch": ("torch",)}
-"""By framework, what is imported of it; the extra that brings it has the framework's name."""
+"""The packages that each framework needs; the extra with its name installs them."""
 
 
 def check_installed(framework: str) -> None:
-    """Raise InvalidArgumentError, with what to install, where a framework is not there."""
+    """Raise InvalidArgumentError, with the command to install it, where a framework is missing."""
     missing = [package for package in PACKAGES[framework] if find_spec(package) is None]
     if missing:
         raise InvalidArgumentError(

@@ -1,9 +1,9 @@
 """The model in Torch, whose embeddings are an EmbeddingBagCollection of `embstore_client.torch`.
 
-Each column has one id a bag, so an activation is a row: what a forward returns is what the dense
-check compares, and its gradient is what `step` sends. The dense part begins with the weights of
-dlrm.py and is trained by Torch's own Adam. On a GPU all of it stays there; only what the check
-compares is copied to the host.
+Each column has one id a bag, so an activation is a row: the dense check compares the result of a
+forward pass, and `step` sends its gradient. The dense part begins with the weights of dlrm.py and
+is trained by Torch's own Adam. On a GPU all of it stays there; only the rows that the check
+compares are copied to the host.
 """
 
 from collections.abc import Iterable, Iterator
@@ -86,7 +86,7 @@ class TorchLearner:
         return torch.from_numpy(array).to(self._device)
 
     def send(self, gradients: Any) -> None:
-        """Send what the backward pass has left."""
+        """Send the gradients of the backward pass."""
         self.embeddings.step()
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
