@@ -55,8 +55,9 @@ def open(
 ) -> "Store":
     """Open the store in directory `path`, made if need be, at its last commit.
 
-    The options are those of `embstore.options.StoreOptions`. A `device` may be one that is open
-    already, which the store closes; `files` are the file operations, where tests inject faults.
+    The options are the fields of `embstore.options.StoreOptions`. A `device` may be one that is
+    open already, which the store closes; `files` are the file operations, where tests inject
+    faults.
 
     Raises
     ------

@@ -15,9 +15,9 @@ followed each other (how long until a key comes again?).
 **Spatial sampling.** A trace of all keys of a server would be as long as its life. Therefore it
 keeps a random part of the keys, with every access to these (SHARDS: Waldspurger et al., FAST 2015):
 a key of a table is in iff its hash is below rate * 2**64. Half the rate is half the keys, a subset,
-and so a recorder may halve it as it goes. The hash is that of the kernels, MurmurHash3's fmix64,
-over (key + 1) * the table's seed, modulo 2**64. The seed is odd, so that it is one to one, and 0 is
-the hash of -1, which is no key.
+and so a recorder may halve it as it goes. The hash is the kernels', MurmurHash3's fmix64, over
+(key + 1) * the table's seed, modulo 2**64. The seed is odd, so that it is one to one, and 0 is the
+hash of -1, which is no key.
 
 **Keys** are int64 in the order of int64: in a table of sparse keys, keys of 2**63 or more come
 first.
