@@ -103,7 +103,7 @@ def test_folded_tables_keep_no_descriptors(backend):
     """Review: every map kept one, as Python's mmap duplicates the descriptor that it is made from;
     and after closing they stayed until the garbage collector came by."""
     before, count = descriptors(), 60
-    store = backend.open_store(limits=TINY, checkpoints_keep=1)
+    store = backend.open_store(limits=TINY, checkpoints_keep=1, cache_bytes=16 << 20)
     for number in range(count):
         store.create_table(f"t{number}", **config()).assign([0], ones(1))
     store.checkpoint("c")
