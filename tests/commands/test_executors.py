@@ -20,8 +20,8 @@ from embstore.config import Adam, Normal, TableConfig
 from embstore.errors import EmbstoreError
 from embstore.lookahead.handles import StepOutcome
 from embstore.values import same
-from tests.commands.lists import WAITING, Author
-from tests.commands.model import Model
+from tests.commands.lists import SPARSE, WAITING, Author
+from tests.commands.model import Model, in_order
 from tests.conformance.backends import Embedded
 from tests.conformance.served import Served, small_pieces
 from tests.conformance.sharded import OneShard, Sharded, TwoShards
@@ -68,6 +68,8 @@ def shown(command: Command[Any], result: Any) -> Any:
             return result.announced_step  # how far planning is depends on its thread
         case c.ExportProfile(), _:
             return replace(result, store_id="", trace=None)
+        case c.ReadScan(), _ if command.table in SPARSE:
+            return in_order(result)
         case c.PinHotSet(), _:
             return result.version, result.rows
         case c.UnpinHotSet() | c.WarmCache() | c.Flush(), _:
