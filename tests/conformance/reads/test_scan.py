@@ -83,6 +83,7 @@ def test_all_written_rows_with_their_state(open_twin, optimizer, limits):
 
 
 @pytest.mark.parametrize("batch_rows", [1, 7, 50, 1000])
+@pytest.mark.needs("plain_keys")
 def test_batches_are_of_the_length_asked_for(open_table, batch_rows):
     twin, table = open_table()
     twin.on("a", "update", np.arange(50) * 3, ones(50))
