@@ -8,8 +8,9 @@ test-all` the others, too. The marks are set here alone, from measured times: `t
 functions that take long, and how many of their cases `make test` and `make test-rest` run all the
 same. Of conformance they run each case in the embedded store and on one more backend, which depends
 on the case's name alone; on the others it is complete, and so are all cases on one with a large
-level two. Variants of sparse tables are fewer, by SPARSE_TURNS, and `make test` has none but the
-embedded ones. `tests/times.py` measures, and writes the list.
+level two. Of variants of sparse tables `make test` has every SPARSE_TURN-th of the embedded ones,
+and none on other backends: what would be quick there is slow. `tests/times.py` measures, and writes
+the list.
 """
 
 import re
@@ -37,8 +38,8 @@ OTHER_BACKEND = re.compile(
 SPARSE = re.compile(
     rf"^tests/conformance/.*?[-\[](embedded|{'|'.join((*OTHER_BACKENDS, COMPLETE_BACKEND))})-sparse"
 )
-SPARSE_TURNS = 2, 3
-"""What the turns of a case are multiplied by where its tables are sparse."""
+SPARSE_TURN = 2
+"""Of the quick cases of a function every so many are quick where their tables are sparse."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -75,7 +76,7 @@ def marks(nodeid: str, listed: Mapping[str, tuple[int, int]]) -> Sequence[str]:
     turns = listed.get(nodeid.partition("[")[0], (1, 1))
     backend, is_sparse = OTHER_BACKEND.match(nodeid), SPARSE.match(nodeid) is not None
     if is_sparse:
-        turns = turns[0] * SPARSE_TURNS[0], turns[1] * SPARSE_TURNS[1]
+        turns = SPARSE_TURN * turns[0], turns[1]
     if backend is not None:
         nodeid = nodeid.replace(backend[1], "")
         of_case = -zlib.crc32(nodeid.encode()) % len(OTHER_BACKENDS)
