@@ -36,7 +36,11 @@ def configs(draw: Callable[[Any], Any]) -> TableConfig:
         draw(st.sampled_from(sorted(kinds.items()))) for kinds in (OPTIMIZERS, INITIALIZERS)
     )
     numbers = st.floats(0.015625, 0.5, width=32)
-    parameters = {f.name: draw(numbers) for f in fields(optimizer[1])}
+    kinds = get_type_hints(optimizer[1])
+    parameters = {
+        f.name: draw(st.booleans() if kinds[f.name] is bool else numbers)
+        for f in fields(optimizer[1])
+    }
     bounds = sorted(draw(numbers) for _ in fields(initializer[1]))
     key_space = draw(st.sampled_from(get_args(KeySpace)))
     try:

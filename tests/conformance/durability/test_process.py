@@ -99,11 +99,12 @@ def test_closing_gives_descriptors_and_threads_back(backend):
 
 
 @pytest.mark.needs("process")
+@pytest.mark.needs("plain_keys")
 def test_folded_tables_keep_no_descriptors(backend):
     """Review: every map kept one, as Python's mmap duplicates the descriptor that it is made from;
     and after closing they stayed until the garbage collector came by."""
     before, count = descriptors(), 60
-    store = backend.open_store(limits=TINY, checkpoints_keep=1, cache_bytes=16 << 20)
+    store = backend.open_store(limits=TINY, checkpoints_keep=1)
     for number in range(count):
         store.create_table(f"t{number}", **config()).assign([0], ones(1))
     store.checkpoint("c")
