@@ -8,7 +8,9 @@ test-all` the others, too. The marks are set here alone, from measured times: `t
 functions that take long, and how many of their cases `make test` and `make test-rest` run all the
 same. Of conformance they run each case in the embedded store and on one more backend, which depends
 on the case's name alone; on the others it is complete, and so are all cases on one with a large
-level two. `tests/times.py` measures, and writes the list.
+level two. Of variants of sparse tables `make test` has every SPARSE_TURN-th of the embedded ones,
+and none on other backends: what would be quick there is slow. `tests/times.py` measures, and writes
+the list.
 """
 
 import re
@@ -33,6 +35,11 @@ COMPLETE_BACKEND = "large-level-two"
 OTHER_BACKEND = re.compile(
     rf"^tests/conformance/.*?[-\[]({'|'.join((*OTHER_BACKENDS, COMPLETE_BACKEND))})[-\]]"
 )
+SPARSE = re.compile(
+    rf"^tests/conformance/.*?[-\[](embedded|{'|'.join((*OTHER_BACKENDS, COMPLETE_BACKEND))})-sparse"
+)
+SPARSE_TURN = 2
+"""Of the quick cases of a function every so many are quick where their tables are sparse."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -67,7 +74,9 @@ def slow_tests(text: str) -> dict[str, tuple[int, int]]:
 def marks(nodeid: str, listed: Mapping[str, tuple[int, int]]) -> Sequence[str]:
     """Return the marks of a case; always the same of its name."""
     turns = listed.get(nodeid.partition("[")[0], (1, 1))
-    backend = OTHER_BACKEND.match(nodeid)
+    backend, is_sparse = OTHER_BACKEND.match(nodeid), SPARSE.match(nodeid) is not None
+    if is_sparse:
+        turns = SPARSE_TURN * turns[0], turns[1]
     if backend is not None:
         nodeid = nodeid.replace(backend[1], "")
         of_case = -zlib.crc32(nodeid.encode()) % len(OTHER_BACKENDS)
@@ -77,6 +86,8 @@ def marks(nodeid: str, listed: Mapping[str, tuple[int, int]]) -> Sequence[str]:
         nth > 0 and zlib.crc32(nodeid.encode(), tier) % nth == 0
         for tier, nth in enumerate(turns, 1)
     )
+    if is_sparse and backend is not None:
+        is_quick, is_in_rest = False, is_quick
     return () if is_quick else ("slow",) if is_in_rest else ("slow", "complete")
 
 

@@ -134,7 +134,7 @@ class ReferenceTable:
     def lookup_pooled(self, keys: Any, offsets: Any, mode: str, weights: Any = None) -> Rows:
         """Rule 8: return one pooled row per bag, (bags, dim)."""
         check_denormals()
-        keys, bounds, weights = self._checked_bags(keys, offsets, mode, weights)
+        bounds, weights = self._checked_bags(keys, offsets, mode, weights)
         rows = self.lookup(keys)
         pooled = np.empty((len(bounds) - 1, self.config.dim), fp32)
         for bag, (start, stop) in enumerate(pairwise(bounds.tolist())):
@@ -167,7 +167,7 @@ class ReferenceTable:
         on_nonfinite: str = "refuse",
     ) -> int:
         """Rule 8: apply one update from gradients of bags, (bags, dim); return t."""
-        keys, bounds, weights = self._checked_bags(keys, offsets, mode, weights)
+        bounds, weights = self._checked_bags(keys, offsets, mode, weights)
         bag_grads = _checked_rows(grads, (len(bounds) - 1, self.config.dim), "gradients")
         spread = spread_bags(bag_grads, bounds, mode, weights)
         return self.update(keys, spread, learning_rate, gradient_scale, on_nonfinite)
@@ -268,7 +268,7 @@ class ReferenceTable:
 
     def _checked_bags(
         self, keys: Any, offsets: Any, mode: str, weights: Any
-    ) -> tuple[Keys, Keys, Rows | None]:
+    ) -> tuple[Keys, Rows | None]:
         """Rule 8: offsets (bags + 1,) rise from 0 to n; weights (n,) are finite, with sum only."""
         keys, bounds = self._checked_keys(keys), np.asarray(offsets)
         _check(bounds.ndim == 1 and bounds.size > 0, "offsets of shape (bags + 1,)", bounds.shape)
@@ -281,7 +281,7 @@ class ReferenceTable:
             _check(mode == "sum", "weights with mode 'sum' only", mode)
             weights = _checked_rows(weights, (len(keys),), "weights")
             _check(np.isfinite(weights).all(), "finite weights", weights)
-        return keys, bounds, weights
+        return bounds, weights
 
 
 class ReferenceStore:
@@ -289,6 +289,8 @@ class ReferenceStore:
 
     command_number : the number that the last acknowledged command was given (rule 5), 0 before.
     """
+
+    kind_of_table = ReferenceTable
 
     def __init__(self) -> None:
         self.command_number = 0
@@ -317,7 +319,7 @@ class ReferenceStore:
         )
         if seed is None:
             config = replace(config, seed=default_seed(name))
-        table = self._tables.get(name) or ReferenceTable(self, config)
+        table = self._tables.get(name) or self.kind_of_table(self, config)
         if (table.config.identity_json(), table.rows) != (config.identity_json(), config.rows):
             raise TableExistsError(f"expected table {name!r} as it exists, found another identity")
         self._tables[name] = table

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from embstore import commands as c
-from embstore.arrays import Rows, is_on_device, refusal
+from embstore.arrays import SPARSE_ROWS, Rows, is_on_device, refusal
 from embstore.errors import EmbstoreError, InvalidArgumentError, ReplicaMismatchError
 from embstore.lookahead.handles import StepOutcome
 from embstore.lookahead.rank_sums import summed
@@ -258,10 +258,10 @@ def _checked_gradients(
     for name, part in checked.items() if command.options.on_nonfinite == "refuse" else ():
         wrong = np.flatnonzero(~np.isfinite(part.gradients).all(axis=1))
         if len(wrong):
+            unsigned = int(share.keys_with_gradients(part)[wrong[0]]) & SPARSE_ROWS
             raise InvalidArgumentError(
                 f"table {name!r}: expected finite gradients, found one that is not, for key "
-                f"{share.keys_with_gradients(part)[wrong[0]]}; skip the step on all ranks, or give "
-                'on_nonfinite="skip"'
+                f'{unsigned}; skip the step on all ranks, or give on_nonfinite="skip"'
             )
     return kept or {name: _kept(part, len(share.keys_of(name))) for name, part in checked.items()}
 

@@ -17,8 +17,11 @@ from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
 from embstore.sharding import ShardMap
 from tests.commands.model import Model, Session
+from tests.conformance.spread import spread
 
-TABLES = "a", "b", "part/c", "d"
+TABLES = "a", "b", "part/c", "d", "s", "part/s"
+SPARSE = "s", "part/s"
+"""Those of sparse keys."""
 SESSIONS = "train", "other"
 WAITING = {"lease_ms": LEASE_MS_MAX, "rank_timeout_ms": MS_MAX}
 MISTAKE = 0.04
@@ -62,19 +65,27 @@ class Author:
         return some + some[:1] if self._errs() else some
 
     def _dims(self, name: str) -> tuple[int, int, int]:
-        """Return rows, dim and state_dim of a table, or of none."""
+        """Return rows, dim and state_dim of a table, or of none; 40 rows of sparse keys."""
         if name not in self._model.store.tables():
             return 9, 3, 0
         table = self._model.store.table(name)
-        return table.rows, table.config.dim, table.config.state_dim
+        rows = 40 if name in SPARSE else table.rows
+        return rows, table.config.dim, table.config.state_dim
 
     def _keys(self, name: str, count: int | None = None) -> Any:
         rows, *_ = self._dims(name)
         count = int(self._rng.integers(0, 12)) if count is None else count
         keys = self._rng.integers(0, min(rows, 40), count)
+        if name in SPARSE:
+            keys = spread(keys)
         if count and self._errs():
-            keys[0] = rows
+            keys[0] = -1 if name in SPARSE else rows
         return keys
+
+    def _unique_keys(self, name: str, count: int | None = None) -> Any:
+        """Return keys as profiles and hot sets have them, which cannot hold -1."""
+        keys = np.unique(self._keys(name, count))
+        return keys[keys != -1]
 
     def _rows(self, count: int, dim: int) -> Any:
         rows = self._rng.normal(size=(count, dim)).astype(np.float32)
@@ -111,11 +122,16 @@ class Author:
         name, dim = self._one_of(TABLES), int(self._one_of([3, 8, 33]))
         made: Any = OPTIMIZERS[self._one_of(sorted(OPTIMIZERS))]
         initializer = self._one_of([Uniform(-0.5, 0.5), Normal(0.0, 1.0), Constant(0.25)])
-        rows = int(self._rng.integers(30, 60))
+        rows = None if name in SPARSE else int(self._rng.integers(30, 60))
         if name in self._model.store.tables() and not self._errs():
             return c.CreateTable(self._model.store.table(name).config)
         config = TableConfig.checked(
-            name, dim=dim, rows=rows, optimizer=made(0.1), initializer=initializer
+            name,
+            dim=dim,
+            rows=rows,
+            optimizer=made(0.1),
+            initializer=initializer,
+            key_space="sparse" if name in SPARSE else "dense",
         )
         return c.CreateTable(config)
 
@@ -178,9 +194,12 @@ class Author:
         return none if self._errs() or not found else found[self._rng.integers(len(found))]
 
     def _read_scan(self) -> c.ReadScan:
+        scan, table = self._scan()
         low, rows = int(self._rng.integers(0, 40)), int(self._rng.integers(1, 30))
+        if table in SPARSE:  # all of them: their order is that of the files
+            low, rows = 0, 99
         with_state, deleted = bool(self._rng.integers(2)), bool(self._rng.integers(4) == 0)
-        return c.ReadScan(*self._scan(), low, rows, with_state, deleted)
+        return c.ReadScan(scan, table, low, rows, with_state, deleted)
 
     # Sessions
 
@@ -281,7 +300,7 @@ class Author:
 
     def _import_profile(self) -> c.ImportProfile:
         name = self._name()
-        keys = np.unique(self._keys(name, 5))
+        keys = self._unique_keys(name, 5)
         counts = np.arange(1, len(keys) + 1)
         table = TableProfile(name, 0, keys, counts, int(counts.sum()))
         return c.ImportProfile(Profile({name: table}), {})
@@ -289,7 +308,7 @@ class Author:
     def _pin_hot_set(self) -> c.PinHotSet:
         name = self._name()
         version = int(self._rng.integers(1, 99))
-        return c.PinHotSet(HotSet({name: np.unique(self._keys(name))}, version))
+        return c.PinHotSet(HotSet({name: self._unique_keys(name)}, version))
 
 
 def _plain(kind: Any, *arguments: Callable[[Author], Any]) -> Callable[[Author], Any]:

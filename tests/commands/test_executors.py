@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
+from embstore.arithmetic import LEAF_RECORD
 from embstore.commands import COMMANDS, Command, Executor
 from embstore.config import Adam, Normal, TableConfig
 from embstore.errors import EmbstoreError
 from embstore.lookahead.handles import StepOutcome
+from embstore.results import Leaves, ScannedRows
 from embstore.values import same
-from tests.commands.lists import WAITING, Author
-from tests.commands.model import Model
+from tests.commands.lists import SPARSE, WAITING, Author
+from tests.commands.model import Model, in_order
 from tests.conformance.backends import Embedded
 from tests.conformance.served import Served, small_pieces
 from tests.conformance.sharded import OneShard, Sharded, TwoShards
@@ -44,9 +46,35 @@ def outcome(executor: Executor, command: Command[Any]) -> Any:
     if isinstance(command, c.Backup):  # each store has its own
         command = replace(command, destination=f"{command.destination}-{id(executor)}")
     try:
+        match command:
+            case c.GetLeaves():
+                return whole_leaves(executor, command)
+            case c.ReadScan() if command.table in SPARSE:
+                return whole_scan(executor, command)
         return executor.execute(command)
     except EmbstoreError as error:
         return error
+
+
+def whole_leaves(executor: Executor, command: c.GetLeaves) -> Leaves:
+    """Return what pages of leaves have together: those of a cluster may be shorter."""
+    page = whole = executor.execute(command)
+    while page.records:
+        last = np.frombuffer(page.records, LEAF_RECORD)["block"][-1]
+        page = executor.execute(replace(command, low=int(last) + 1))
+        whole = replace(whole, records=whole.records + page.records)
+    return whole
+
+
+def whole_scan(executor: Executor, command: c.ReadScan) -> ScannedRows:
+    """Return what the pages of a scan of sparse keys have together: those of a cluster are each of
+    one shard."""
+    pages = [executor.execute(command)]
+    while len(pages[-1].keys):
+        pages.append(executor.execute(replace(command, low=pages[-1].after)))
+    keys, rows = (np.concatenate([getattr(page, n) for page in pages]) for n in ("keys", "rows"))
+    states = [page.state for page in pages if page.state is not None]
+    return ScannedRows(keys, rows, np.concatenate(states) if states else None)
 
 
 def shown(command: Command[Any], result: Any) -> Any:
@@ -68,6 +96,8 @@ def shown(command: Command[Any], result: Any) -> Any:
             return result.announced_step  # how far planning is depends on its thread
         case c.ExportProfile(), _:
             return replace(result, store_id="", trace=None)
+        case c.ReadScan(), _ if command.table in SPARSE:
+            return in_order(result)
         case c.PinHotSet(), _:
             return result.version, result.rows
         case c.UnpinHotSet() | c.WarmCache() | c.Flush(), _:

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from embstore.config import INITIALIZERS, OPTIMIZERS, TableConfig
+from embstore.config import INITIALIZERS, OPTIMIZERS, KeySpace, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
@@ -36,16 +36,22 @@ def configs(draw: Callable[[Any], Any]) -> TableConfig:
         draw(st.sampled_from(sorted(kinds.items()))) for kinds in (OPTIMIZERS, INITIALIZERS)
     )
     numbers = st.floats(0.015625, 0.5, width=32)
-    parameters = {f.name: draw(numbers) for f in fields(optimizer[1])}
+    kinds = get_type_hints(optimizer[1])
+    parameters = {
+        f.name: draw(st.booleans() if kinds[f.name] is bool else numbers)
+        for f in fields(optimizer[1])
+    }
     bounds = sorted(draw(numbers) for _ in fields(initializer[1]))
+    key_space = draw(st.sampled_from(get_args(KeySpace)))
     try:
         return TableConfig.checked(
             draw(TABLES),
             dim=draw(st.integers(1, 4096)),
-            rows=draw(st.integers(1, 2**40)),
+            rows=None if key_space == "sparse" else draw(st.integers(1, 2**40)),
             optimizer=optimizer[1](**parameters),
             initializer=initializer[1](*bounds),
             seed=draw(st.none() | st.integers(0, 2**64 - 1)),
+            key_space=key_space,
         )
     except InvalidArgumentError:
         return draw(st.nothing())

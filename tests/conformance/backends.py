@@ -8,6 +8,12 @@ has is named by `needs`:
     process     the process is the store's own: its descriptors, threads, memory, its end
     memory      the host's memory is not the device's
     one_store   there is one cache, one set of counts, and one directory: it is no cluster
+    plain_keys  tables are what the case says: their rows, growth, the order of keys, blocks of 256,
+                keys outside, pools that tables share, and the row keys of pools and files mean
+                something; or some of them are sparse
+
+Each backend also has a variant of sparse tables, where a case's dense tables are sparse, with keys
+all over 64 bits (`spread.py`). Every case runs there that does not need `plain_keys`.
 
 `Embedded` opens them here, `Emulated` likewise with an emulated GPU (`emulated.py`). `Served` puts
 a server and a client in between (`served.py`).
@@ -21,7 +27,9 @@ from embstore.config import Limits
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.storage.files import File, Files
+from tests.conformance.spread import SpreadStore, spread_keys
 from tests.copies import copy_of_open
+from tests.reference import ReferenceStore
 
 TINY = Limits(segment_bytes=8192, fold_bytes=4096, fold_segments=4, base_segment_bytes=65536)
 """Bounds that a test's few rows reach: segments are sealed, folded and compacted."""
@@ -50,7 +58,7 @@ class UnsyncedFiles(Files):
 class Embedded:
     """Stores of this process, each in a directory below `root`."""
 
-    offers = frozenset({"process", "memory", "one_store"})
+    offers = frozenset({"process", "memory", "one_store", "plain_keys"})
     device = "cpu"
     host_cache_bytes = 0
     """Of level two; 0: there is none."""
@@ -58,8 +66,10 @@ class Embedded:
     durability: Durability = "checkpoint"
     """Of stores whose case does not say: each level is that of some backend."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, key_space: str = "dense") -> None:
         self._root = root
+        self.key_space = key_space
+        """Of all tables, but those whose case says sparse."""
         self._copies = 0
         self._opened: list[Any] = []
 
@@ -71,9 +81,17 @@ class Embedded:
         """Open a store by name; options as of `embstore.open`."""
         options.setdefault("cache_bytes", 1 << 20)
         options.setdefault("durability", self.durability)
-        store = self._open(self.path(name), options)
+        return self._opened_store(self._open(self.path(name), options))
+
+    def _opened_store(self, store: Any) -> Any:
         self._opened.append(store)
+        if self.key_space == "sparse":
+            spread_keys(store.executor)
         return store
+
+    def reference(self) -> ReferenceStore:
+        """Return the reference of a store."""
+        return SpreadStore() if self.key_space == "sparse" else ReferenceStore()
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         store = embstore.open(path, files=self._files(path), **options)

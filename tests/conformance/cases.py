@@ -28,9 +28,6 @@ OPTIMIZERS = {
 KINDS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
-KEY_SPACE = os.environ.get("EMBSTORE_TEST_KEY_SPACE", "dense")
-"""Of tables whose case does not say. With sparse keys cases fail that are about rows, growth, or
-the order of keys."""
 T = TypeVar("T")
 _WAITS = "wait wait_for join __enter__ _wait_for_tstate_lock _call looking close".split()
 """Where threads wait, in the modules of threads and of the engine's lock."""
@@ -39,11 +36,7 @@ _WAITS = "wait wait_for join __enter__ _wait_for_tstate_lock _call looking close
 def config(**given: Any) -> dict[str, Any]:
     """Return a table's configuration, small where a case says nothing."""
     usual = {"dim": 4, "rows": 1000, "optimizer": Sgd(0.1), "initializer": Uniform(-0.1, 0.1)}
-    made = usual | given
-    if KEY_SPACE == "sparse" and "key_space" not in given:
-        del made["rows"]
-        made["key_space"] = "sparse"
-    return made
+    return usual | given
 
 
 def of_each_kind(**given: Any) -> dict[str, dict[str, Any]]:
@@ -127,6 +120,12 @@ def refused(store: Any, error: type[Exception], *parts: str) -> Iterator[None]:
     """Expect exactly `error`, with these parts in its message, from a call that changes nothing."""
     with unchanged(store), raising(error, *parts):
         yield
+
+
+def grow(twin: Any, name: str, rows: int) -> None:
+    """Let a table have more rows; one of sparse keys needs none."""
+    if twin.reference.table(name).config.key_space == "dense":
+        twin.on(name, "grow", rows)
 
 
 def engine_of(store: Any) -> Any:

@@ -23,16 +23,22 @@ settings.register_profile("long", max_examples=5000)
 
 CLUSTERS = "sharded", "two-shards"
 ON_GPU = ("cuda", "level-two-cuda")
-BACKENDS = [
+KINDS = (
     "embedded",
     "emulated",
     "level-two",
     "large-level-two",
     "served",
     "shared",
-    "sharded",
-    "two-shards",
-    *([] if why_not() else [pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU]),
+    *CLUSTERS,
+    *([] if why_not() else ON_GPU),
+)
+SPARSE = "-sparse"
+"""Behind the kind of a backend, whose tables are of sparse keys then."""
+BACKENDS = [
+    pytest.param(kind + keys, marks=[pytest.mark.gpu] if kind in ON_GPU else [])
+    for kind in KINDS
+    for keys in ("", SPARSE)
 ]
 
 
@@ -62,15 +68,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what no cluster is asked for: what needs one_store."""
-    left = [item for item in items if _is_of_cluster(item) and "one_store" in _needs(item)]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in set(left)]
+    """Leave out what no cluster is asked for, what needs one_store, and no sparse table, what needs
+    plain_keys."""
+    left = {item for item in items if _needs(item) & _never_asked(item)}
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
 
 
-def _is_of_cluster(item: pytest.Item) -> bool:
+def _never_asked(item: pytest.Item) -> set[str]:
     spec = getattr(item, "callspec", None)
-    return spec is not None and spec.params.get("backend") in CLUSTERS
+    name = str(spec.params.get("backend")) if spec is not None else ""
+    kind = name.removesuffix(SPARSE)
+    of_clusters = {"one_store"} if kind in CLUSTERS else set()
+    return of_clusters if kind == name else of_clusters | {"plain_keys"}
 
 
 def _needs(item: pytest.Item) -> set[str]:
@@ -80,12 +90,13 @@ def _needs(item: pytest.Item) -> set[str]:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embedded]:
     """Return where stores are opened; skip a case that needs more than it offers."""
-    kind, circumstances = backend_named(request.param)
+    name = request.param.removesuffix(SPARSE)
+    kind, circumstances = backend_named(name)
     missing = _needs(request.node) - kind.offers
     if missing:
-        pytest.skip(f"{request.param} has no {', '.join(sorted(missing))}")
+        pytest.skip(f"{name} has no {', '.join(sorted(missing))}")
     with circumstances:
-        made = kind(tmp_path)
+        made = kind(tmp_path, "dense" if name == request.param else "sparse")
         yield made
         made.close()
 

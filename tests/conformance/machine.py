@@ -17,14 +17,22 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from embstore.config import Limits
-from embstore.errors import CapacityError, CheckpointExistsError, TableExistsError
+from embstore.config import Adam, Limits, Uniform
+from embstore.errors import (
+    CapacityError,
+    CheckpointExistsError,
+    InvalidArgumentError,
+    TableExistsError,
+)
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
 from tests.conformance.backends import TINY
 from tests.conformance.gate import Gated
-from tests.conformance.traces import TABLES, any_values, cut_into_bags, near_keys, values, zipf_keys
+from tests.conformance.spread import spread
+from tests.conformance.traces import TABLES as DENSE
+from tests.conformance.traces import any_values, cut_into_bags, near_keys, values, zipf_keys
 from tests.conformance.twin import Twin, bits
+from tests.reference import ReferenceTable
 
 LIMITS = (
     TINY,
@@ -33,8 +41,19 @@ LIMITS = (
 )
 """Merges as soon as may be; less folding, more compaction; compaction of worn segments mostly."""
 SPANS = (1, 8, 64, 1 << 40)
-OTHER_LAYOUT = {**TABLES["c"], "rows": 90, "dim": 9}
+OTHER_LAYOUT = {**DENSE["c"], "rows": 90, "dim": 9}
 """What "c" may be after it was dropped."""
+TABLES = DENSE | {
+    "s": {name: of for name, of in DENSE["b"].items() if name != "rows"} | {"key_space": "sparse"},
+    "part/s": {
+        "dim": 5,
+        "optimizer": Adam(0.01),
+        "initializer": Uniform(-1.0, 1.0),
+        "key_space": "sparse",
+    },
+}
+"""With tables of sparse keys, one of them in a layout that dense ones have, too."""
+IDS = 250
 
 
 class Draw(NamedTuple):
@@ -44,12 +63,24 @@ class Draw(NamedTuple):
     count: int
     span: int
 
-    def keys(self, rows: int) -> tuple[Any, np.random.Generator]:
-        """Return keys in [0, rows), and the generator to draw the rest from."""
-        rng = np.random.default_rng(self.seed)
-        if not self.span:
-            return zipf_keys(rng, rows, self.count), rng
-        return near_keys(rng, rows, self.count, self.span), rng
+    def keys(self, table: ReferenceTable) -> tuple[Any, np.random.Generator]:
+        """Return keys of a table, and the generator to draw the rest from."""
+        rng, rows = np.random.default_rng(self.seed), rows_of(table)
+        if self.span:
+            keys = near_keys(rng, rows, self.count, self.span)
+        else:
+            keys = zipf_keys(rng, rows, self.count)
+        return keys_of(table, keys), rng
+
+
+def rows_of(table: ReferenceTable) -> int:
+    """Return how many keys a table is given: of sparse ones so many at most."""
+    return IDS if table.config.key_space == "sparse" else table.rows
+
+
+def keys_of(table: ReferenceTable, numbers: Any) -> Any:
+    """Return the keys of a table by their numbers, in [0, rows): sparse ones are far apart."""
+    return spread(numbers) if table.config.key_space == "sparse" else numbers
 
 
 DRAWS = st.builds(Draw, st.integers(0, 1 << 32), st.integers(0, 150), st.sampled_from((*SPANS, 0)))
@@ -124,7 +155,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Return a table's name, keys of it, its dim, and the generator."""
         name = self._name(place)
         table = self.twin.reference.table(name)
-        keys, rng = draw.keys(table.rows)
+        keys, rng = draw.keys(table)
         return name, keys, table.config.dim, rng
 
     # Tables
@@ -140,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _create(self, name: str, config: dict[str, Any]) -> None:
         if name in self.names:
             here = self.twin.reference.table(name)
-            if (here.rows, here.config.dim) != (config["rows"], config["dim"]):
+            if (here.rows, here.config.dim) != (config.get("rows", here.rows), config["dim"]):
                 with pytest.raises(TableExistsError):
                     self.twin.store.create_table(name, **config)
                 return
@@ -157,7 +188,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(place=PLACES, more=st.integers(0, 200))
     def grow(self, place: int, more: int) -> None:
         name = self._name(place)
-        self.twin.on(name, "grow", self.twin.reference.table(name).rows + more)
+        table = self.twin.reference.table(name)
+        if table.config.key_space == "sparse":
+            with pytest.raises(InvalidArgumentError):
+                self.twin.store.table(name).grow(more)
+        else:
+            self.twin.on(name, "grow", table.rows + more)
 
     @with_tables
     @rule(place=PLACES, rate=st.floats(0, 1, width=32))
@@ -252,7 +288,7 @@ class StoreMachine(RuleBasedStateMachine):
         name, keys, _, _ = self._draw(place, draw)
         written = self.twin.reference.table(name).written
         done = self.twin.on(name, "delete", keys)
-        assert done.rows == len(written & set(keys.tolist()))
+        assert done.rows == len(written & set(keys.view(np.uint64).tolist()))
 
     @with_tables
     @rule(place=PLACES)
@@ -266,7 +302,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Write the same rows again and again, each time to the log: older segments are worn."""
         name, rng = self._name(place), np.random.default_rng(seed)
         table = self.twin.reference.table(name)
-        keys, dim = np.arange(min(table.rows, 90)), table.config.dim
+        keys, dim = keys_of(table, np.arange(min(rows_of(table), 90))), table.config.dim
         for _ in range(rounds):
             self.twin.on(name, "assign", keys, values(rng, len(keys), dim))
             self.twin.store.flush()
@@ -307,11 +343,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(place=PLACES, seed=st.integers(0, 1 << 32))
     def rank_rows(self, place: int, seed: int) -> None:
         name, rng = self._name(place), np.random.default_rng(seed)
-        rows = self.twin.reference.table(name).rows
-        keys = np.unique(rng.integers(0, rows, 60))
+        table = self.twin.reference.table(name)
+        keys = np.unique(keys_of(table, rng.integers(0, rows_of(table), 60)))
         counts = rng.integers(1, 9, len(keys))
-        table = TableProfile(name, rows, keys, counts, int(counts.sum()))
-        self.twin.store.import_profile(Profile({name: table}))
+        counted = TableProfile(name, 0, keys, counts, int(counts.sum()))
+        self.twin.store.import_profile(Profile({name: counted}))
 
     @rule(share=st.sampled_from((0.1, 0.7, 1.0)))
     def warm(self, share: float) -> None:
@@ -323,7 +359,7 @@ class StoreMachine(RuleBasedStateMachine):
         store, tables = self.twin.store, {}
         for place, draw in enumerate(draws):
             name = self._name(place)
-            tables[name] = np.unique(draw.keys(self.twin.reference.table(name).rows)[0])
+            tables[name] = np.unique(draw.keys(self.twin.reference.table(name))[0])
         version = 1 + (store.hot_set().version if store.hot_set() else 0)
         with suppress(CapacityError):  # of the smallest caches
             assert store.pin_hot_set(HotSet(tables, version)).version == version

@@ -76,8 +76,9 @@ def random_writes(rng: np.random.Generator, tables: Mapping[str, Config]) -> lis
             on(name, "update_pooled", keys, bags, bag_grads, "sum", values(rng, len(keys))),
             on(name, "assign", keys, values(rng, len(keys), dim)),
             on(name, "put_rows", few, values(rng, len(few), dim), state, 2),
+            on(name, "delete", _keys(rng, config)[:60]),
         ]
-    return writes
+    return [*writes, on(str(rng.choice(list(tables))), "clear")]
 
 
 def _keys(rng: np.random.Generator, config: Config) -> Any:
@@ -101,7 +102,8 @@ def read_bits(result: Any) -> Any:
     return None
 
 
-def expect(commands: Iterable[Command]) -> tuple[list[Any], dict[str, str]]:
-    """Return what the reference answers to each command, and its digests then."""
-    reference = ReferenceStore()
+def expect(
+    commands: Iterable[Command], reference: ReferenceStore
+) -> tuple[list[Any], dict[str, str]]:
+    """Return what a reference answers to each command, and its digests then."""
     return [read_bits(command(reference)) for command in commands], digests(reference)

@@ -17,15 +17,13 @@ from tests.copies import copy_of_open
 class Sharded(Embedded):
     """Stores of three shards. What a case wants of the one engine or directory, they have not."""
 
-    offers = frozenset()
+    offers = frozenset({"plain_keys"})
     shards = 3
 
     def open_store(self, name: str = "store", **options: Any) -> Any:
         """Open a store by name; options as of `embstore.open`."""
         settings = {"cache_bytes": 1 << 20, "durability": self.durability} | options
-        store = self._open(self._root / name, settings)
-        self._opened.append(store)
-        return store
+        return self._opened_store(self._open(self._root / name, settings))
 
     def _open(self, path: Path, options: dict[str, Any]) -> Any:
         engines = []

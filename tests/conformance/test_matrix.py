@@ -80,12 +80,12 @@ MET = [(trace, list(STORES)[(n + more) % 6]) for n, trace in enumerate(TRACES) f
 
 
 @cache
-def expected(trace):
-    """Return a trace's commands, what the reference answers, and its digests."""
+def expected(trace, reference):
+    """Return a trace's commands, what a reference of that kind answers, and its digests."""
     tables, rounds = TRACES[trace]
     rng = generator(sum(trace.encode()))
     commands = creations(tables) + random_commands(rng, tables, rounds)
-    return commands, *expect(commands)
+    return commands, *expect(commands, reference())
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def cache_bytes(backend):
 
 @pytest.mark.parametrize(("trace", "store"), MET)
 def test_matrix(backend, cache_bytes, trace, store):
-    commands, answers, wanted = expected(trace)
+    commands, answers, wanted = expected(trace, type(backend.reference()))
     size, policy, threads = STORES[store]
     options = {"policy": policy, "threads": threads, "limits": LIMITS, "checkpoints_keep": 1}
     options["cache_bytes"] = cache_bytes(trace, size)

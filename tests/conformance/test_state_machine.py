@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.conformance.gate import Gated, GatedServed
-from tests.conformance.machine import OTHER_LAYOUT, StoreMachine
+from tests.conformance.machine import OTHER_LAYOUT, TABLES, StoreMachine
 from tests.conformance.served import small_pieces
-from tests.conformance.traces import TABLES, smallest_cache
+from tests.conformance.traces import smallest_cache
 
 STEPS = 100
 PARTS = 6

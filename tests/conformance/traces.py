@@ -77,12 +77,13 @@ def cut_into_bags(rng: np.random.Generator, count: int) -> Any:
 
 
 _SMALLEST: dict[str, int] = {}
-"""What was found, by device, level two and tables: each takes its own bytes beside the rows."""
+"""What was found, by device, level two, keys and tables: each takes its own bytes beside the
+rows."""
 
 
 def smallest_cache(backend: Any, tables: Mapping[str, Config]) -> int:
     """Return the least cache_bytes with which a store can have these tables, by bisection."""
-    asked = repr((backend.device, backend.host_cache_bytes, tables))
+    asked = repr((backend.device, backend.host_cache_bytes, backend.key_space, tables))
     if asked in _SMALLEST:
         return _SMALLEST[asked]
     low, high = 1, 1 << 24

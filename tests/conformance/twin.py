@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from embstore.arrays import SPARSE_ROWS
 from tests.reference import ReferenceStore
 
 
@@ -47,12 +48,14 @@ class Twin:
     counts_commands = True
 
     def __init__(self, backend: Any, name: str = "store", **options: Any) -> None:
-        self.reference = ReferenceStore()
+        self.reference = backend.reference()
         self._backend = backend
         self.name = name  # of the directory, another one after a crash
         tables = {table: given for table, given in options.items() if isinstance(given, dict)}
         self._options = {key: given for key, given in options.items() if key not in tables}
         self.store = backend.open_store(name, **self._options)
+        self.rows: dict[str, int] = {}
+        """Of each table, as the case made it: a sparse one has its keys, too (`spread.py`)."""
         self._kept: dict[str, Commit] = {}
         self._committed = Commit.of(self.reference)
         for table, given in tables.items():
@@ -64,6 +67,7 @@ class Twin:
         """Create a table on both and return the store's handle."""
         table = self.store.create_table(name, **config)
         self.reference.create_table(name, **config)
+        self.rows[name] = config.get("rows", SPARSE_ROWS)
         assert self.store.command == self.reference.command_number
         return table
 

@@ -20,6 +20,20 @@ def test_a_case_of_conformance_is_not_complete_on_two_backends():
         assert marks(name.format(COMPLETE_BACKEND), {}) == ("slow", "complete")
 
 
+def test_half_of_the_variants_of_sparse_tables_are_quick_and_half_slow_on_another_backend():
+    found = Counter()
+    for case in range(600):
+        name = f"tests/conformance/test_any.py::test_one[{{}}-sparse-{case}]"
+        assert marks(name.format(COMPLETE_BACKEND), {}) == ("slow", "complete")
+        found["embedded", marks(name.format("embedded"), {})] += 1
+        others = Counter(marks(name.format(one), {}) for one in OTHER_BACKENDS)
+        assert others[("slow", "complete")] >= 5 and others[()] == 0
+        found["another", others[("slow",)]] += 1
+    assert 250 < found["embedded", ()] < 350, found
+    assert found["embedded", ()] + found["embedded", ("slow",)] == 600, found
+    assert 250 < found["another", 1] < 350, found
+
+
 def test_of_a_slow_test_every_nth_case_is_quick_and_every_mth_of_the_others_not_complete():
     names = [f"tests/unit/test_any.py::test_one[{case}]" for case in range(600)]
     found = Counter(marks(name, {"tests/unit/test_any.py::test_one": (3, 2)}) for name in names)

@@ -72,6 +72,18 @@ def test_a_map_is_about_even_and_a_table_too():
     assert shares.min() > 0.12 < 0.17 > shares.max()
 
 
+def test_leaves_go_on_behind_a_block_that_is_not_the_shard_s_own(store):
+    """Of a partition that comes or went: a page of which nothing was left was taken for the end."""
+    router, named = store.executor, store.table("a")
+    first_keys = np.arange(0, ROWS, 256)
+    owners = router.owners.of(partitions(named.seed, first_keys, "dense"))
+    low, high = first_keys[owners == owners[5]][[0, -1]]
+    named.assign([high], np.ones((1, DIM), np.float32))
+    other = shards_of(store)[(owners[5] + 1) % 3]
+    other.table("a").assign([low], np.ones((1, DIM), np.float32))
+    assert [block for block, _ in named.leaves()] == [high // 256]
+
+
 def test_a_map_is_what_its_text_says():
     shard_map = ShardMap.even("c", ["one:1", "two:2"])
     assert ShardMap.from_json(shard_map.to_json()) == shard_map

@@ -90,14 +90,19 @@ def _merged(router: Router, config: TableConfig, pages: list[Leaves]) -> tuple[N
 
 
 def get_leaves(router: Router, command: c.GetLeaves, call: Call) -> Leaves:
-    """The next leaves of all shards; the digest is the root."""
+    """The next leaves of all shards; the digest is the root. Pages of which nothing is left, as
+    the blocks are another's, are passed over: without records it would be the end."""
     described = router.first(c.GetTable(command.table, command.table_id))
     for _ in range(_TRIES):
         whole = get_digest(router, c.GetDigest(command.table, described.table_id), call)
-        pages = router.all(c.GetLeaves(command.table, described.table_id, command.low), call)
-        if all(page.digest.t == whole.t for page in pages):
-            records, _ = _merged(router, described.config, pages)
-            return Leaves(whole, records.tobytes())
+        low = command.low
+        while low >= 0:
+            pages = router.all(c.GetLeaves(command.table, described.table_id, low), call)
+            if any(page.digest.t != whole.t for page in pages):
+                break
+            records, low = _merged(router, described.config, pages)
+            if len(records) or low < 0:
+                return Leaves(whole, records.tobytes())
     raise _written_to(command.table, "its leaves are fetched")
 
 

@@ -142,6 +142,7 @@ def test_any_flipped_bit_of_an_index(path, backend, pattern):
 
 
 @pytest.mark.parametrize("pattern", ["*.log", "*.rows"])
+@pytest.mark.needs("plain_keys")
 def test_damaged_record_is_refused_and_the_others_are_read(path, backend, pattern):
     """A flipped bit in a row is found when the row is read: by its checksum."""
     key = damage_first_row(one_of(path, pattern))
@@ -165,6 +166,7 @@ def test_damaged_record_is_refused_and_the_others_are_read(path, backend, patter
     store.check_integrity()
 
 
+@pytest.mark.needs("plain_keys")
 def test_a_row_in_the_wrong_place_is_found_out(path, backend):
     """A record that moved is whole, but its key is another."""
     file = one_of(path, "*.rows")
@@ -179,6 +181,7 @@ def test_a_row_in_the_wrong_place_is_found_out(path, backend):
             store.table("a").lookup([key])
 
 
+@pytest.mark.needs("plain_keys")
 def test_fold_of_a_damaged_log_fails_and_says_so(backend):
     """The merge is given up and reported; the rows that are whole stay readable."""
     store = backend.open_store(checkpoints_keep=1)

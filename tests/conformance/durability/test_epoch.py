@@ -38,6 +38,7 @@ def test_closing_and_opening_keeps_the_epoch(trained):
     assert (epoch(trained), trained.store.stats()["store_id"]) == before
 
 
+@pytest.mark.needs("plain_keys")
 def test_reading_commits_and_refused_calls_keep_it(trained):
     before = epoch(trained)
     trained.store.table("a").lookup([1])

@@ -99,6 +99,7 @@ def test_closing_gives_descriptors_and_threads_back(backend):
 
 
 @pytest.mark.needs("process")
+@pytest.mark.needs("plain_keys")
 def test_folded_tables_keep_no_descriptors(backend):
     """Review: every map kept one, as Python's mmap duplicates the descriptor that it is made from;
     and after closing they stayed until the garbage collector came by."""

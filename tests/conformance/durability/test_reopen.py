@@ -16,6 +16,7 @@ from tests.conformance.cases import (
 )
 
 
+@pytest.mark.needs("plain_keys")
 def test_configuration_comes_back(open_twin):
     twin = open_twin()
     made = {}

@@ -4,7 +4,7 @@ import pytest
 
 from embstore.errors import CapacityError, CheckpointNotFoundError
 from tests.conformance.backends import TINY
-from tests.conformance.cases import OPTIMIZERS, batch, config, generator, ones, refused
+from tests.conformance.cases import OPTIMIZERS, batch, config, generator, grow, ones, refused
 
 
 def grown_history(twin, rng):
@@ -21,7 +21,7 @@ def grown_history(twin, rng):
     twin.create_table("c", **config(dim=8))
     twin.on("c", "update", *batch(rng, 50, dim=8))
     twin.on("b", "update", *batch(rng, 100))
-    twin.on("a", "grow", 5000)
+    grow(twin, "a", 5000)
     twin.checkpoint("c3")
     twin.drop_table("a")
     twin.on("b", "update", *batch(rng, 100))

@@ -45,7 +45,7 @@ def falling(rows: int) -> Any:
 def train(twin: Twin, name: str, rng: Any, calls: int = 30) -> None:
     """Update random rows of a table of dim 4."""
     for _ in range(calls):
-        keys = rng.integers(0, twin.store.table(name).rows, 100)
+        keys = rng.integers(0, twin.rows[name], 100)
         twin.on(name, "update", keys, normal(rng, 100, 4))
 
 

@@ -120,6 +120,7 @@ def test_a_table_that_a_restore_takes_away_leaves_the_set(open_twin):
     assert list(twin.store.hot_set().tables) == ["a"]
 
 
+@pytest.mark.needs("plain_keys")
 def test_a_set_is_checked_also_where_it_is_pinned_again(open_twin):
     """Review: The same set was taken unseen, though its table had fewer rows by then."""
     twin = open_twin(a=config(rows=10))
@@ -434,6 +435,7 @@ def test_a_set_that_the_disk_has_no_room_for_leaves_the_set_before(backend, open
     until(lambda: is_pinned(twin.store, 1, 10))
 
 
+@pytest.mark.needs("plain_keys")
 def test_a_row_that_cannot_be_read_keeps_only_itself_out(backend):
     """Review: Nothing of the set was pinned that came after it, in silence."""
     count, shape = 2 * PIECE_ROWS + 100, config(dim=64, rows=ROWS)

@@ -150,9 +150,11 @@ def test_what_is_counted_is_what_was_looked_up(open_twin):
     found = store.export_profile()
     for name, counts in wanted.items():
         table = found.tables[name]
+        is_sparse = twin.reference.table(name).config.key_space == "sparse"
         assert table.keys.tolist() == np.flatnonzero(counts).tolist()
         assert table.counts.tolist() == counts[table.keys].tolist()
-        assert (table.accesses, table.error, table.rows) == (20 * 200, 0, rows)
+        assert (table.accesses, table.error) == (20 * 200, 0)
+        assert table.rows == (0 if is_sparse else rows)
     assert found.trace.calls == 20 and found.store_id == store.store_id
     twin.reopen(count_rate=1.0)
     again = twin.store.export_profile().tables["a"]
@@ -206,6 +208,7 @@ def test_a_restore_forgets_counts_of_tables_that_are_gone(open_twin):
 
 
 @pytest.mark.parametrize("how", ["restored", "reopened"])
+@pytest.mark.needs("plain_keys")
 def test_a_store_takes_its_own_profile_after_a_restore_to_fewer_rows(open_twin, how):
     """Review: It had keys beyond the table's rows, and was refused."""
     twin = open_twin(count_rate=1.0, a=config(rows=1000))

@@ -69,6 +69,7 @@ def test_lfu_has_new_rows_stay_beside_rows_that_were_used_often(open_table):
 
 @pytest.mark.needs("process")
 @pytest.mark.parametrize("policy", ["rank", "lfu"])
+@pytest.mark.needs("plain_keys")
 def test_an_import_ranks_the_resident_rows_of_all_its_tables_piece_by_piece(
     open_twin, policy, monkeypatch
 ):

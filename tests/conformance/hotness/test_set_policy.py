@@ -22,6 +22,7 @@ CACHE_BYTES = 64 << 10
 
 @pytest.mark.needs("process")
 @pytest.mark.parametrize("before, after", [*permutations(POLICIES, 2)])
+@pytest.mark.needs("plain_keys")
 def test_rows_count_as_the_new_policy_has_it(open_twin, monkeypatch, before, after):
     monkeypatch.setattr(ranking, "PIECE_SLOTS", 192)
     twin, rng = open_twin(policy=before, cache_bytes=3 * CACHE_BYTES // 2), generator(811)

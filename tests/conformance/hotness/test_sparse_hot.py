@@ -12,6 +12,8 @@ from tests.conformance.cases import assert_same, config, generator, hits, normal
 from tests.conformance.hotness.hotcold import Trainer, hotcold_twin, replay, train_ranks
 from tests.conformance.tables.test_sparse import EXTREMES, sparse
 
+pytestmark = pytest.mark.needs("plain_keys")
+
 OF = 3000
 CACHE_BYTES = 1 << 18
 POLICIES = pytest.mark.parametrize("policy", ["lru", "lfu", "rank"])

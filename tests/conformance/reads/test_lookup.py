@@ -97,6 +97,7 @@ def test_out_of_some_tables(twin):
     assert_same(found["a"], wanted(twin, "a", KEYS))
 
 
+@pytest.mark.needs("plain_keys")
 def test_refused_lookup_leaves_out_as_it_was(twin):
     out = np.full((2, 4), 7.0, np.float32)
     with pytest.raises(ValueError, match="1000"):

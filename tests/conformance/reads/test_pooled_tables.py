@@ -71,6 +71,7 @@ def test_no_tables(twin):
     twin.reference.command_number = twin.store.update_pooled({}, {}).command
 
 
+@pytest.mark.needs("plain_keys")
 def test_one_wrong_table_is_none_changed(twin):
     store, rng = twin.store, generator(653)
     bags = bags_of(rng, "a", "b")
@@ -97,6 +98,7 @@ def test_one_wrong_table_is_none_changed(twin):
         store.lookup_pooled(bags, out={"c": np.ones((9, 7), np.float32)})
 
 
+@pytest.mark.needs("plain_keys")
 def test_a_refused_lookup_writes_no_rows_out(twin):
     out = np.full((1, 4), 7, np.float32)
     with refused(twin.store, InvalidArgumentError, "'c'", "300"):

@@ -106,6 +106,7 @@ def test_nothing_else_depends_on_counts(open_twin):
 # Several tables
 
 
+@pytest.mark.needs("plain_keys")
 def test_of_several_tables_some_may_have_counts(open_twin):
     """Two of them share a pool, in which the shares stand one after the other."""
     twin = open_twin()

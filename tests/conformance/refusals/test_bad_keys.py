@@ -10,6 +10,8 @@ import pytest
 from embstore.errors import InvalidArgumentError
 from tests.conformance.cases import config, each, ones, raising, refused, unchanged
 
+pytestmark = pytest.mark.needs("plain_keys")
+
 SHAPES = {
     "a number": (5, "()"),
     "two dimensions": ([[1, 2]], "(1, 2)"),

@@ -31,6 +31,7 @@ def twin(open_twin):
     return hotcold_twin(open_twin)
 
 
+@pytest.mark.needs("plain_keys")
 def test_hot_set_of_other_tables(twin):
     other, beyond = HotSet({"other": np.arange(3)}), HotSet({"sgd": np.array([5, ROWS])})
     for hot_set, columns, error, text in (
@@ -60,6 +61,7 @@ def test_arguments_are_checked_before_anything_is_opened(twin):
         HotColdRun(twin.store, hot_set, {}, batch_size=4)
 
 
+@pytest.mark.needs("plain_keys")
 def test_ids_beyond_the_table_are_named(twin):
     trainer = Trainer(twin.reference)
     chunks = chunks_of(generator(918), 120)

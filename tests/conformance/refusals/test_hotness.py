@@ -15,6 +15,7 @@ def twin(open_twin):
     return twin
 
 
+@pytest.mark.needs("plain_keys")
 def test_wrong_profiles(twin):
     store = twin.store
     with refused(store, TableNotFoundError, "other", "rename"):
@@ -30,6 +31,7 @@ def test_wrong_profiles(twin):
     store.import_profile(profile(b=np.ones(100)), rename={"b": "a"})
 
 
+@pytest.mark.needs("plain_keys")
 def test_wrong_hot_sets(twin):
     store = twin.store
     with refused(store, TableNotFoundError, "'b'"):

@@ -17,7 +17,7 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.handles.sessions import SomeGradients
-from tests.conformance.cases import assert_same, config, each, generator, ones, raising
+from tests.conformance.cases import assert_same, config, each, generator, grow, ones, raising
 from tests.conformance.sessions.training import (
     PATIENCE_S,
     Plan,
@@ -226,6 +226,7 @@ BAD_KEYS = {
 }
 
 
+@pytest.mark.needs("plain_keys")
 def test_keys_that_cannot_be_announced(trainer):
     trainer.announce(1)
     with standing_still(trainer.store):
@@ -425,7 +426,7 @@ def test_what_goes_on_beside_a_session(trainer):
     trainer.update(1)
     store.flush()
     twin.checkpoint("kept")
-    twin.on("a", "grow", 2000)
+    grow(twin, "a", 2000)
     trainer.update(2)
     twin.on("free", "update", [1, 2], ones(2))
     twin.update({"free": ([1], ones(1))})

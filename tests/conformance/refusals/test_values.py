@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 
 from embstore.errors import CapacityError, CheckpointNotFoundError, InvalidArgumentError
 from tests.conformance.cases import config, each, raising, refused, unchanged
@@ -60,6 +61,7 @@ SHOWN = "grow", "label", "restore", "budget", "learning_rate"
 """Of which the message says what was found."""
 
 
+@pytest.mark.needs("plain_keys")
 def test_a_value_of_another_kind_or_range_changes_nothing(open_twin):
     twin = open_twin(a=config(rows=10))
     twin.checkpoint("c1")
@@ -112,6 +114,7 @@ def pools(twin):
     return twin.store.stats()["cache"]["pools"]
 
 
+@pytest.mark.needs("plain_keys")
 def test_bad_counts_change_nothing(open_twin):
     twin = open_twin(a=config(), b=config(dim=8))
     table, before = twin.store.table("a"), pools(twin)

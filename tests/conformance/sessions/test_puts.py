@@ -96,6 +96,7 @@ BAD: dict[str, Any] = {
 }
 
 
+@pytest.mark.needs("plain_keys")
 def test_what_cannot_be_put_changes_nothing(replica):
     for puts in each(BAD.values()):
         with refused_step(replica.store, InvalidArgumentError):

@@ -30,6 +30,8 @@ from tests.conformance.sessions.ways import WAYS
 from tests.conformance.tables.test_sparse import EXTREMES, sparse
 from tests.conformance.traces import zipf_keys
 
+pytestmark = pytest.mark.needs("plain_keys")
+
 ROWS = 900
 """Of each table: the dense one has so many, of the others so many ids are used."""
 DENSE = {

@@ -155,7 +155,7 @@ def written(twin: Twin, rng: np.random.Generator, *names: str) -> Twin:
     """Give every row of some tables random weights, more than a cache takes; return the twin."""
     for name in names:
         table = twin.reference.table(name)
-        for part in np.array_split(np.arange(table.rows), 4):
+        for part in np.array_split(np.arange(twin.rows[name]), 4):
             twin.on(name, "assign", part, normal(rng, len(part), table.config.dim))
     return twin
 

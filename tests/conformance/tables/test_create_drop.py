@@ -52,6 +52,7 @@ def test_other_identity_is_refused(open_twin):
             twin.store.create_table("a", **config(optimizer=Adagrad(0.1)) | other)
 
 
+@pytest.mark.needs("plain_keys")
 def test_more_rows_are_refused_and_grow_is_named(open_twin):
     twin = open_twin(a=config())
     parts = ("table 'a' exists with 1000 rows", "ask for 1000, or store.table('a').grow(2000)")
@@ -59,6 +60,7 @@ def test_more_rows_are_refused_and_grow_is_named(open_twin):
         twin.store.create_table("a", **config(rows=2000))
 
 
+@pytest.mark.needs("plain_keys")
 def test_less_rows_are_refused_and_no_hint_is_to_shrink(open_twin):
     twin = open_twin(a=config())
     with unchanged(twin.store), pytest.raises(TableExistsError, match="1000 rows where 999") as it:
@@ -66,6 +68,7 @@ def test_less_rows_are_refused_and_no_hint_is_to_shrink(open_twin):
     assert str(it.value).endswith("ask for 1000")
 
 
+@pytest.mark.needs("plain_keys")
 def test_rows_of_today_are_those_after_growing(open_twin):
     twin = open_twin(a=config())
     twin.on("a", "grow", 2000)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embstore.config import RowWiseAdagrad, Sgd, Uniform
-from tests.conformance.cases import config, ones
+from tests.conformance.cases import config, grow, ones
 
 VECTOR = {"dim": 4, "rows": 3, "initializer": Uniform(-0.1, 0.1), "seed": 7}
 VECTORS = {
@@ -17,6 +17,7 @@ VECTORS = {
 
 
 @pytest.mark.parametrize(("optimizer", "digest"), VECTORS.values(), ids=VECTORS)
+@pytest.mark.needs("plain_keys")
 def test_vectors_of_the_contract(open_twin, optimizer, digest):
     twin = open_twin()
     table = twin.create_table("v", optimizer=optimizer, **VECTOR)
@@ -30,11 +31,12 @@ def test_tunables_are_not_in_it(open_table):
     twin, table = open_table()
     twin.on("a", "update", [1], ones(1))
     before = table.digest()
-    twin.on("a", "grow", 5000)
+    grow(twin, "a", 5000)
     table.learning_rate = twin.reference.table("a").learning_rate = 9.0
     assert table.digest() == before
 
 
+@pytest.mark.needs("plain_keys")
 def test_first_and_last_keys_of_blocks(open_twin):
     keys = 0, 255, 256, 511, 512, 2**39, 2**40 - 1
     twin = open_twin(**{f"of-{key}": config(rows=2**40) for key in keys})

@@ -7,6 +7,8 @@ from embstore.errors import InvalidArgumentError
 from tests.conformance.backends import TINY
 from tests.conformance.cases import assert_same, config, ones, refused
 
+pytestmark = pytest.mark.needs("plain_keys")
+
 
 def test_new_keys_are_allowed_and_old_rows_stay(open_table):
     twin, table = open_table(a=config(rows=10))

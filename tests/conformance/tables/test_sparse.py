@@ -16,6 +16,8 @@ from tests.conformance.cases import (
     refused,
 )
 
+pytestmark = pytest.mark.needs("plain_keys")
+
 RESERVED = 2**64 - 1
 EXTREMES = np.array(
     [0, 1, 255, 256, 2**40 - 1, 2**40, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 256, 2**64 - 2],

@@ -104,6 +104,7 @@ def test_records_of_the_log_are_those_of_the_file_that_is_written_too(open_twin)
     assert storage["log_segments"] == 1
 
 
+@pytest.mark.needs("plain_keys")
 def test_of_a_table(open_twin):
     twin = open_twin()
     for name in "ab":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embstore.config import Sgd
-from tests.conformance.cases import KINDS, OPTIMIZERS, config, normal, ones
+from tests.conformance.cases import KINDS, OPTIMIZERS, config, grow, normal, ones
 from tests.conformance.cases import generator as seeded
 
 
@@ -19,7 +19,7 @@ def test_t_counts_updates_and_nothing_else(open_table):
     twin.on("a", "update", [], np.empty((0, 4), np.float32))
     assert table.t == 1
     twin.on("a", "assign", [1], ones(1))
-    twin.on("a", "grow", 2000)
+    grow(twin, "a", 2000)
     table.lookup([1])
     set_rate(twin, "a", 0.5)
     twin.on("a", "update", [1], ones(1, 4, np.nan), on_nonfinite="skip")

@@ -175,6 +175,7 @@ def test_a_kill_takes_back_a_deletion_that_was_not_committed(open_twin):
     assert delete(twin, "a", np.arange(50)) == 50
 
 
+@pytest.mark.needs("plain_keys")
 def test_what_cannot_be_deleted(open_twin):
     twin = open_twin(a=config(), b=config())
     twin.on("a", "update", np.arange(100), ones(100))
