@@ -206,6 +206,18 @@ class Sessions:
             session.check_may_put()
             return session
 
+    def check_may_delete(self, member: str, table: TableState) -> str:
+        """Return the name of a member's session, which may delete rows of a table. Engine thread.
+
+        Raises
+        ------
+        InvalidArgumentError : the session has no such table, or its trainer runs ahead.
+        """
+        with self._planner.lock:
+            session, _ = self._registry.member(member)
+            session.check_may_delete(table)
+            return session.name
+
     def check_may_set_rate(self, table: TableState) -> None:
         """Raise unless a table may get another learning rate now: a trainer that runs ahead has
         applied steps that are under way already, at the rate that there was."""
