@@ -105,6 +105,8 @@ class Sessions(Reach):
     other from the session's place; a rank may repeat a call for a step, and gets the same answer. A
     call renews its member's lease as it begins, and not while it waits for a server: a client that
     may wait for longer calls `renew` meanwhile.
+
+    One class, because each verb of a session is a method, and has a text of its own.
     """
 
     # Opening and closing

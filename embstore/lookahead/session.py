@@ -331,17 +331,6 @@ class Session:
                 "update, release or skip them, then set rows"
             )
 
-    def check_may_delete(self, table: TableState) -> None:
-        """Raise unless a member may delete rows of a table. Those that were sent early are sent
-        again (handles.py); but a trainer that runs ahead keeps rows of its own."""
-        self.table(table.name)
-        if self.facts.waits == "none":
-            raise InvalidArgumentError(
-                f"session {self.name!r} runs ahead of the store (waits='none'): its trainer has "
-                "rows that no deletion reaches. Delete rows when it is closed, or open it with "
-                "waits='late'"
-            )
-
     @property
     def deadlines(self) -> list[float]:
         """The times at which leases run out, by the clock: the ranks' leases, or the opener's."""
