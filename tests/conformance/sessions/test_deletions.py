@@ -36,6 +36,7 @@ from tests.conformance.sessions.training import (
 )
 from tests.conformance.traces import zipf_keys
 
+pytestmark = pytest.mark.needs("plain_keys")
 EARLY, READY = 1, 2
 NAMES = tuple(TABLES)
 
