@@ -11,6 +11,7 @@ Unique        each key once; or Narrow, two       shares, narrow_shares
 Sent          a message, over the transport       sending, transport
 """
 
+from functools import partial
 from typing import Any, TypeVar
 
 from embstore.arithmetic.denormals import kept
@@ -93,7 +94,8 @@ class RemoteExecutor:
             return {table.table: table.rows for table in read.tables}
 
         seconds = self.members.timeout_s(command.member)
-        return StepRows(command.step, assembly, fetch, seconds)
+        writes = partial(self.members.writes, command.member)
+        return StepRows(command.step, assembly, fetch, seconds, writes)
 
     def check_device(self, name: str | None = None) -> None:
         """Have the server share its GPU's memory; see `embstore.commands.Executor`."""

@@ -13,10 +13,11 @@ go on after the `last_step` that it has then, the one of the server's last commi
 and keys announced for later steps are void.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from embstore.commands import Command, Retry, Trait
+from embstore.commands import Command, Effect, Retry, Trait
 from embstore.errors import OutcomeUnknownError, SessionExpiredError
 from embstore.results import Membership, SessionFacts
 from embstore_client.call import Below, Call
@@ -45,11 +46,16 @@ class Members:
         self._timeout_s = timeout_s
         self.places: dict[str, Place] = {}
         """By member, until it leaves or has expired."""
+        self._writes: Counter[str] = Counter()
 
     def timeout_s(self, member: str) -> float:
         """Return how long a call of a member's step may take."""
         place = self.places.get(member)
         return self._timeout_s + (place.rank_timeout_s if place is not None else 0.0)
+
+    def writes(self, member: str) -> int:
+        """Return how many commands of a member, that are of no step, may have written rows."""
+        return self._writes[member]
 
     def __call__(self, call: Call, below: Below) -> Any:
         """Execute a call; forget a member whose session has ended."""
@@ -60,7 +66,8 @@ class Members:
         if member is None:
             return below(call)
         place = self.places.get(member) or Place()
-        if hasattr(command, "step"):
+        is_of_step = hasattr(command, "step")
+        if is_of_step:
             call.counts = place.counts.get(command.step, {})
             if call.timeout_s is None:
                 call.timeout_s = self._timeout_s + place.rank_timeout_s
@@ -69,6 +76,9 @@ class Members:
         except (SessionExpiredError, OutcomeUnknownError):
             self.places.pop(member, None)
             raise
+        finally:
+            if command.effect is Effect.WRITES and not is_of_step:
+                self._writes[member] += 1
         self._note(command, place, value)
         return value
 
@@ -88,3 +98,4 @@ class Members:
             place.finished(getattr(command, "step", 0))
         if Trait.LEAVES in command.traits:
             self.places.pop(member, None)
+            self._writes.pop(member, None)

@@ -4,6 +4,10 @@ The rows of step n + 1 that no unfinished step touches come while step n compute
 `prefetch_step` has asked for them: a thread of its own receives them, and copies each once, from
 the message that it came in to its place in the step's array. Rows that come all in one message
 stay where they came.
+
+**Deletions.** Where a member has deleted rows since early ones were sent, a second message has all
+rows, and takes the place of the first. And where it was this member, after its rows had come, they
+are asked for again: the trainer has not seen them yet.
 """
 
 import threading
@@ -49,6 +53,8 @@ class Assembly:
         early: list[StepTableRows] = []
         for answer, _ in answers:
             for part in answer.tables:
+                if part.positions is None:
+                    self._came[part.table] = 0  # all of them, whatever came before
                 self._came[part.table] += len(part.rows)
                 self._t[part.table] = part.t  # the last one is from the step's turn
                 self.early_bytes += part.rows.nbytes * answer.early
@@ -118,11 +124,15 @@ class StepRows:
         assembly: Assembly,
         fetch: Callable[[float], dict[str, Rows]],
         timeout_s: float,
+        writes: Callable[[], int],
     ) -> None:
+        """`writes` returns how many commands of the member, of no step, may have written rows."""
         self.step = step
         self._assembly = assembly
         self._fetch = fetch
         self._timeout_s = timeout_s
+        self._writes = writes
+        self._asked_at = writes()
         self._rows: dict[str, Rows] = {}
         self._error: BaseException | None = None
         self._over = threading.Event()
@@ -149,7 +159,8 @@ class StepRows:
 
     def done(self) -> bool:
         """Whether `result` will not wait for them."""
-        return self._over.is_set() and not isinstance(self._error, DeadlineError)
+        is_whole = self._over.is_set() and not isinstance(self._error, DeadlineError)
+        return is_whole and self._asked_at == self._writes()
 
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
         """Wait for all rows, and return them as `lookup_step` does.
@@ -164,7 +175,9 @@ class StepRows:
         if not self._over.wait(seconds):
             raise DeadlineError(f"step {self.step}: its rows did not come within {seconds:g} s")
         with self._asking:
-            if isinstance(self._error, DeadlineError):
+            now = self._writes()
+            if isinstance(self._error, DeadlineError) or self._asked_at != now:
+                self._asked_at = now
                 self._rows = self._fetch(max(deadline - monotonic(), _LEAST_S))
                 self._error = None
         if self._error is not None:

@@ -113,6 +113,7 @@ class SessionExchange(Exchange):
         self._rows_where = rows
         self.is_embedded = sessions.is_embedded
         self._sums: dict[str, NDArray[np.float32]] = {}  # By table, as long as the longest so far.
+        self._whole: dict[str, Rows] | None = None  # Early, of the step at hand: bags are of them.
 
     def begin_loop(self) -> None:
         """A loop begins, all steps before it are finished."""
@@ -122,6 +123,11 @@ class SessionExchange(Exchange):
 
     def begin(self, entry: Entry) -> None:
         """The loop has taken a step."""
+        self._whole = None
+
+    def forget_rows(self) -> None:
+        """Rows have been deleted: those that have come are looked up again."""
+        self._whole = None
 
     def synchronize(self) -> None:
         """Wait until every finished step is acknowledged: each was."""
@@ -141,9 +147,9 @@ class SessionExchange(Exchange):
             return made(rows, entry, forms)
         if self.sessions.rounds_rows:  # pooled before they are rounded
             return self._pooled(entry, forms)
-        if entry.came is None and entry.prefetched is not None:
-            entry.came = self.rows(entry)
-        came = entry.came
+        if self._whole is None and entry.prefetched is not None:
+            self._whole = self.rows(entry)
+        came = self._whole
         found = self._pooled(entry, forms) if came is None else made(came, entry, forms)
         outputs = (_count_of(of, entry.once[table]) for table, of in entry.bags.items())
         self.send_for_next(_IDS_A_BAG * sum(outputs))

@@ -73,8 +73,6 @@ class Entry:
     """The verb that finished it."""
     bags: dict[str, Any] = field(default_factory=dict)
     """By table, the unit of its last pooled lookup (`bags.Of`)."""
-    came: dict[str, Rows] | None = None
-    """Early rows, of which bags are pooled here."""
     prefetched: Prefetched | None = None  # Loop only.
     prefetched_by: str = ""
     """The member for which rows were asked for; rows for another one are void."""

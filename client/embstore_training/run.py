@@ -34,10 +34,12 @@ from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from numpy.typing import ArrayLike
+
 from embstore.errors import InvalidArgumentError
 from embstore.handles.run_options import RunOptions
 from embstore.handles.sessions import Sessions
-from embstore.results import SessionFacts
+from embstore.results import Deleted, SessionFacts
 from embstore_training.exchange import SessionExchange, check_reached, rows_where
 from embstore_training.rank_session import Opening, RankSession
 from embstore_training.read_ahead import Entry, KeysOf, Prepare, ReadAhead, preparing
@@ -258,6 +260,30 @@ class Run:
                 "keys"
             )
         self._joined.end_steps()
+
+    def delete(self, table: str, keys: ArrayLike) -> Deleted:
+        """Delete rows of one of the run's tables, as `Table.delete`: within a loop too, between the
+        calls of its steps. A later lookup has the initial rows, also of a step that was announced.
+
+        A step that was looked up before is updated as if it had been looked up after it: gradients
+        of deleted rows are applied to the initial ones.
+
+        Raises
+        ------
+        InvalidArgumentError : the run has no such table; waits="none"; keys of another shape, dtype
+            or range. Nothing has changed.
+        """
+        return self._deleted(lambda member: self._sessions.delete_rows(member, table, keys))
+
+    def clear(self, table: str) -> Deleted:
+        """Delete all rows of one of the run's tables, as `delete` some."""
+        return self._deleted(lambda member: self._sessions.clear_table(member, table))
+
+    def _deleted(self, delete: Callable[[str], Deleted]) -> Deleted:
+        done = self._joined.call(delete)
+        if self._exchange is not None:
+            self._exchange.forget_rows()
+        return done
 
     def synchronize(self) -> int:
         """Wait until the store has every step that the loop has finished; return `last_step`.

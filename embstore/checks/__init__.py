@@ -65,7 +65,7 @@ def _by_field(command: Any) -> Any:
     """Check fields by what they are called, else by their types; a default is right as it is."""
     for field in fields(command):
         value = getattr(command, field.name)
-        if isinstance(value, str) and value == field.default:
+        if isinstance(value, str | None) and value == field.default:
             continue
         if field.name in _BY_NAME:
             _BY_NAME[field.name](value)

@@ -15,6 +15,7 @@ from embstore.checks.parts import (
     table_name,
     tables_of,
 )
+from embstore.checks.sessions import member_name
 from embstore.sharding import SHARDS_MAX
 
 RANKS_MAX = 4096
@@ -77,7 +78,9 @@ def _assign(command: c.Assign) -> c.Assign:
 
 
 def _delete_rows(command: c.DeleteRows) -> c.DeleteRows:
-    return c.DeleteRows(one_table(command.keys), flag(command.moved, "moved"))
+    if command.member is not None:
+        member_name(command.member)
+    return c.DeleteRows(one_table(command.keys), flag(command.moved, "moved"), command.member)
 
 
 def _put_rows(command: c.PutRows) -> c.PutRows:

@@ -141,10 +141,11 @@ class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
 
 class DeleteRows(Command[Deleted], effect=Effect.WRITES):
     """Delete rows: they are as if they had never been written (rule 7); the answer counts those
-    that had been. `moved`: as in `PutRows`."""
+    that had been. `moved`: as in `PutRows`; `member`: of the session that holds the table."""
 
     keys: TableKeys
     moved: bool = False
+    member: str | None = None
 
 
 class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):

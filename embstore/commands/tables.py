@@ -47,10 +47,12 @@ class ClearTable(
     traits=Trait.AUDITED,
     join=joins.first_with_sum("rows"),
 ):
-    """Delete all rows of a table: they are as if they had never been written (rule 7)."""
+    """Delete all rows of a table: they are as if they had never been written (rule 7); `member` as
+    in `DeleteRows`."""
 
     table: str
     table_id: int | None = None
+    member: str | None = None
 
 
 class GrowTable(

@@ -201,22 +201,31 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
 
 def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
     """Have rows be as if they had never been written."""
-    moved, command = command.moved, replace(command, moved=False)  # that is not logged
+    moved, member = command.moved, command.member
+    command = replace(command, moved=False, member=None)  # that is not logged
     with engine.tables.writing(command, even_paused=moved):
         _check_bytes(engine, command)
         share = _share(engine, command.keys)
         if moved:
             check_moved(engine, share.table, share.keys)
-        rows = writes.delete(share, share.table.writer if moved else "")
+        session = share.table.writer if moved else _deleting(engine, share.table, member)
+        rows = writes.delete(share, session)
         return Deleted(engine.tables.frame.command_number + 1, share.table.t, rows)
 
 
 def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
     """Have all rows of a table be as if they had never been written."""
+    member, command = command.member, replace(command, member=None)  # that is not logged
     with engine.tables.writing(command):
         table, owns = engine.tables.find(command.table, command.table_id), engine.scans.owns
-        rows = writes.clear(table, owns and partial(owns, table.config))
+        session = _deleting(engine, table, member)
+        rows = writes.clear(table, owns and partial(owns, table.config), session)
         return Deleted(engine.tables.frame.command_number + 1, table.t, rows)
+
+
+def _deleting(engine: "Engine", table: TableState, member: str | None) -> str:
+    """Return the session whose member deletes rows of a table; "": no member does."""
+    return "" if member is None else engine.sessions.check_may_delete(member, table)
 
 
 def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdate:

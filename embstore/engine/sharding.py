@@ -79,7 +79,7 @@ def by_map(
             engine.sessions.close(c.CloseSession(joined.member))
             raise
         return joined
-    if hasattr(command, "member"):
+    if getattr(command, "member", None) is not None:
         return begin()
     if command.effect in (Effect.LONG, Effect.PROMPT):
         check_version(engine, version)

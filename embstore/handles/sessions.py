@@ -17,6 +17,7 @@ from embstore.handles.reach import Reach
 from embstore.results import (
     AcknowledgedUpdate,
     Announced,
+    Deleted,
     Membership,
     SessionFacts,
     StepRecords,
@@ -104,6 +105,8 @@ class Sessions(Reach):
     other from the session's place; a rank may repeat a call for a step, and gets the same answer. A
     call renews its member's lease as it begins, and not while it waits for a server: a client that
     may wait for longer calls `renew` meanwhile.
+
+    One class, because each verb of a session is a method, and has a text of its own.
     """
 
     # Opening and closing
@@ -391,6 +394,28 @@ class Sessions(Reach):
             for name, put in mapping(puts, "puts").items()
         )
         return self._executor.execute(c.PutStepRows(member, named))
+
+    # Rows that are to be as if they had never been written
+
+    def delete_rows(self, member: str, table: str, keys: ArrayLike) -> Deleted:
+        """Delete rows of one of the session's tables, as `Table.delete`, which is refused as long
+        as a session holds the table.
+
+        It is done when its turn has come, between two steps as a rule: whatever was announced, the
+        rows of steps that are looked up afterwards are those after the deletion, also where they
+        were sent early, or with `prefetch_step`. A step that was looked up before may be updated.
+
+        Raises
+        ------
+        InvalidArgumentError : the session has no such table; its trainer runs ahead (waits="none"),
+            and has rows of its own; keys of another shape, dtype or range. Nothing has changed.
+        """
+        named: Any = c.TableKeys(table, None, keys)  # type: ignore[arg-type]
+        return self._executor.execute(c.DeleteRows(named, member=member))
+
+    def clear_table(self, member: str, table: str) -> Deleted:
+        """Delete all rows of one of the session's tables, as `delete_rows` some."""
+        return self._executor.execute(c.ClearTable(table, member=member))
 
     def stats(self) -> list[dict[str, Any]]:
         """Return the stats of every open session, each with the stats of planning."""

@@ -94,6 +94,7 @@ class StepLookup(StepHandle):
         self._bags = bags
         self._share: RankShare = step.shares[rank.rank]
         self._early: dict[str, Positions] | None = None
+        self._given_at: int | None = None  # how many deletions there had been; None: none was given
         self._began = monotonic()
         self._has_stalled = False
 
@@ -192,10 +193,27 @@ class StepLookup(StepHandle):
                 self._early = self._share.final_positions(self._session.last_step)
         return self._early
 
+    def late(self) -> dict[str, Positions] | None:
+        """Return the positions of each table that are left to be read. None: all, as no rows were
+        given early, or a member has deleted some since, of the same tables."""
+        if self._early is None or self._given_at is None or self._given_at != self._deletions:
+            return None
+        late = {}
+        for name, early in self._early.items():
+            is_late = np.ones(self._share.shapes[name][0], np.bool_)
+            is_late[early] = False
+            late[name] = np.flatnonzero(is_late).astype(np.int32)
+        return late
+
+    @property
+    def _deletions(self) -> int:
+        return sum(self._session.tables[name].deletions for name in self._share.places)
+
     def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows | None:
         """Return rows of some positions, or of all; early ones when EARLY, any when READY. None: as
-        of `read`."""
-        least = Readiness.EARLY if self._are_early(positions) else Readiness.READY
+        of `read`; or `late` is no more what it was."""
+        are_early = self._are_early(positions)
+        least = Readiness.EARLY if are_early else Readiness.READY
         shapes = {
             name: (rows if positions is None else len(positions[name]), dim)
             for name, (rows, dim) in self.shapes.items()
@@ -204,12 +222,16 @@ class StepLookup(StepHandle):
         with self._tables.reading():
             if self.poll() < least:
                 return None
+            if are_early:
+                self._given_at = self._deletions
+            elif positions is not None and self.late() is None:
+                return None
             made = make(list(shapes), list(shapes.values()), list(places.values()))
             outs = dict(zip(shapes, made, strict=True))
             self.gather(positions, outs)
             t = {name: self._session.tables[name].t for name in outs}
         tables = (StepTableRows(n, rows, places.get(n), t[n]) for n, rows in outs.items())
-        return StepRows(tuple(tables), self._are_early(positions))
+        return StepRows(tuple(tables), are_early)
 
     def _are_early(self, positions: Mapping[str, Positions] | None) -> bool:
         return positions is not None and positions is self._early

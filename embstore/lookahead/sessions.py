@@ -206,6 +206,25 @@ class Sessions:
             session.check_may_put()
             return session
 
+    def check_may_delete(self, member: str, table: TableState) -> str:
+        """Return the name of a member's session, which may delete rows of a table: those that were
+        sent early are sent again (handles.py). Engine thread.
+
+        Raises
+        ------
+        InvalidArgumentError : the session has no such table; or its trainer runs ahead.
+        """
+        with self._planner.lock:
+            session, _ = self._registry.member(member)
+        session.table(table.name)
+        if session.facts.waits == "none":
+            raise InvalidArgumentError(
+                f"session {session.name!r} runs ahead of the store (waits='none'): its trainer has "
+                "rows that no deletion reaches. Delete rows when it is closed, or open it with "
+                "waits='late'"
+            )
+        return session.name
+
     def check_may_set_rate(self, table: TableState) -> None:
         """Raise unless a table may get another learning rate now: a trainer that runs ahead has
         applied steps that are under way already, at the rate that there was."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 
-from embstore.arrays import KEY_BITS
+from embstore.arrays import KEY_BITS, KEY_MASK
 from embstore.config import Limits
 from embstore.errors import (
     CorruptTableError,
@@ -70,6 +70,7 @@ class Contents:
         self.read_only = read_only
         self.limits = limits
         self.names: dict[int, str] = {}  # for messages: of every table opened so far
+        self._sparse: set[int] = set()  # likewise: ids of those of sparse keys
         self.next_table_id = 0
         self.failure: EmbstoreError | None = None
         self.irreversible = Irreversible(self)
@@ -127,8 +128,22 @@ class Contents:
             self.log.freeze()  # nothing is newer than the newest checkpoint
 
     def name(self, table: TableEntry) -> None:
-        """Note the name of a table, for messages."""
-        self.names[table.table_id] = table.config().name
+        """Note the name of a table, and which keys it has, for messages."""
+        config = table.config()
+        self.names[table.table_id] = config.name
+        if config.is_sparse:
+            self._sparse.add(table.table_id)
+
+    def wrong_record(self, row_key: int, which: str) -> CorruptTableError:
+        """Return the error that a row's record, the log's or `which`, is not what was written. It
+        names the key; of sparse keys, where the id is not known any more, the row number."""
+        table_id, key = row_key >> KEY_BITS, row_key & KEY_MASK
+        row, named = f"key {key}", self.ids.id_of(row_key)
+        if table_id in self._sparse:
+            row = f"row number {key}" if named is None else f"key {named}"
+        return CorruptTableError(
+            f"table {self.names[table_id]!r}: the {which} record of {row} fails its checksum"
+        )
 
     def new_run(self, commit: int, part_bytes: int) -> RunWriter:
         """Start a run of the base, which nothing names yet."""

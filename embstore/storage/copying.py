@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arrays import KEY_BITS, KEY_MASK, Keys
-from embstore.errors import CorruptTableError
+from embstore.arrays import Keys
 from embstore.layout import RECORD_HEADER_BYTES
 from embstore.storage.base import have_rows
 from embstore.storage.cold import prefetch_cold_pages
@@ -21,6 +20,14 @@ from embstore.storage.records import copy_records
 from embstore.storage.run import Run, RunWriter
 
 _PIECE_BYTES = 8 << 20
+
+
+class WrongRecordError(Exception):
+    """The record of a row is not what was written: `row_key` says of which."""
+
+    def __init__(self, row_key: int) -> None:
+        super().__init__(row_key)
+        self.row_key = row_key
 
 
 class Stored(NamedTuple):
@@ -99,7 +106,7 @@ def records_of(stored: Stored) -> Iterator[tuple[Keys, NDArray[np.uint64]]]:
 
     Raises
     ------
-    CorruptTableError : a record is damaged.
+    WrongRecordError : a record is damaged.
     """
     sizes = stored.sizes
     cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
@@ -120,7 +127,7 @@ def write_newest(
 
     older : all runs below it, oldest first. A tombstone goes where none of them has the row.
 
-    Raises CorruptTableError, as `records_of`.
+    Raises WrongRecordError, as `records_of`.
     """
     deleted = stored.keys[stored.are_deleted]
     writer.bury(deleted[have_rows(older, deleted)])
@@ -134,8 +141,5 @@ def _copy(keys: Keys, addresses: NDArray[np.uint64], size: int) -> NDArray[np.ui
     records = np.empty((len(keys), size // 8), np.uint64)
     wrong = copy_records(addresses, keys, records)
     if wrong >= 0:
-        key = int(keys[wrong])
-        raise CorruptTableError(
-            f"the stored record of table {key >> KEY_BITS}, key {key & KEY_MASK} fails its checksum"
-        )
+        raise WrongRecordError(int(keys[wrong]))
     return records

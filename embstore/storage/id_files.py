@@ -145,13 +145,12 @@ class Ids:
         """Forget the ids of a table; running reads go on."""
         self.tables.pop(table_id, None)
 
-    def key_text(self, row_key: int) -> str:
-        """Return the key of a row for errors: unsigned for a sparse table."""
-        numbers = self.tables.get(row_key >> KEY_BITS)
-        key = row_key & KEY_MASK
-        if numbers is None or key >= numbers.count:
-            return str(key)
-        return str(int(numbers.ids_of(np.array([key]))[0]) % (1 << 64))
+    def id_of(self, row_key: int) -> int | None:
+        """Return the id, unsigned, of a row of a sparse table; None: it is not known."""
+        numbers, number = self.tables.get(row_key >> KEY_BITS), row_key & KEY_MASK
+        if numbers is None or number >= numbers.count:
+            return None
+        return int(numbers.ids_of(np.array([number]))[0]) % (1 << 64)
 
     # Commits
 

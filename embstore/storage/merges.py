@@ -30,6 +30,7 @@ from embstore.storage.base_merge import BaseMerge
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.compaction import Compaction
 from embstore.storage.contents import Contents
+from embstore.storage.copying import WrongRecordError
 from embstore.storage.fold import Fold
 from embstore.storage.log import Log
 from embstore.storage.segment import Segment
@@ -51,7 +52,7 @@ class Merge(Protocol):
         Raises
         ------
         CapacityError, StorageError : nothing is lost; the merge may be tried again.
-        CorruptTableError : a record is damaged.
+        WrongRecordError : a record is damaged.
         """
 
     def catalogue(self, contents: Contents) -> Catalogue | None:
@@ -264,6 +265,8 @@ class Merges:
 
     def _failed(self, kind: type, outcome: BaseException) -> None:
         self.failures += 1
+        if isinstance(outcome, WrongRecordError):
+            outcome = self._contents.wrong_record(outcome.row_key, "stored")
         self.error = str(outcome)
         is_passing = isinstance(outcome, (CapacityError, MemoryError))
         after = self._contents.catalogue.head.commit + 1

@@ -29,7 +29,6 @@ from embstore.arithmetic.jit import (
     kernel,
 )
 from embstore.arrays import KEY_BITS, Keys, Rows
-from embstore.errors import CorruptTableError
 from embstore.host.workers import Workers
 from embstore.layout import record_bytes_of
 from embstore.storage.base import BURIED, Base, locate
@@ -185,12 +184,8 @@ class StoredRows:
         """Raise for the first record that is wrong, by the results of the ranges."""
         first = next((i for i in wrong if i >= 0), -1)
         if first >= 0:
-            key = int(keys[first])
             where = ("", "log's", "base's", "stored")[found[first]]
-            raise CorruptTableError(
-                f"table {self._contents.names[key >> KEY_BITS]!r}: the {where} record of key "
-                f"{self._contents.ids.key_text(key)} fails its checksum"
-            )
+            raise self._contents.wrong_record(int(keys[first]), where)
 
 
 class StoredKeys:

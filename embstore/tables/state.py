@@ -37,6 +37,8 @@ class TableState:
     """The one of them that alone may write to it; empty: everyone may."""
     lookup_keys: int = 0
     """Keys of lookups that could bring rows in, repeated ones each time; of steps each once."""
+    deletions: int = 0
+    """Commands that have deleted rows of it since it was opened."""
     skipped_updates: int = 0
     """That named it, and had a gradient that rule 9 refuses."""
 

@@ -219,13 +219,15 @@ def delete(share: Share, session: str = "") -> int:
     return _deleted(share.table, part.pool.device.memory.download(part.batch.unique_keys))
 
 
-def clear(table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None) -> int:
+def clear(
+    table: TableState, owns: Callable[[Keys], NDArray[np.bool_]] | None, session: str = ""
+) -> int:
     """Delete all rows of a table; return how many written rows the store had of the keys that it
     `owns`; None: all keys.
 
     Raises as `delete`.
     """
-    check_writer([table], "")
+    check_writer([table], session)
     table.pool.finder.finish_arriving()
     if table.config.is_sparse:
         keys = written_ids(table.pool)
@@ -254,6 +256,7 @@ def _deleted(
             was_written = deletion.apply()
             was_written &= True if owns is None else owns(pool.row_keys.keys(piece))
             count += int(np.count_nonzero(was_written))
+        table.deletions += 1
     return count
 
 

@@ -56,9 +56,12 @@ def dirty_keys(
     finally:
         if exchange is not None:
             exchange.risen = None
-    every = np.sort(
-        np.concatenate([*found, *deleted])
-    )  # np.unique would hash them, which takes longer
+    return _union(*found, *deleted)
+
+
+def _union(*found: Keys) -> Keys:
+    """Return keys ascending, each once; np.unique would hash them, which takes longer."""
+    every = np.sort(np.concatenate(found))
     return every[np.append(True, every[1:] != every[:-1])] if len(every) else every
 
 
@@ -67,7 +70,7 @@ def written_ids(pool: Pool) -> Keys:
     rows = pool.storage.rows
     assert isinstance(rows, SparseRows)
     ids = rows.numbers.ids_of(np.arange(rows.numbers.count))
-    return np.union1d(ids[rows.has(ids)], dirty_keys(pool, nullcontext))
+    return _union(ids[rows.has(ids)], dirty_keys(pool, nullcontext))
 
 
 class WrittenKeys:
@@ -95,7 +98,7 @@ class WrittenKeys:
     def blocks(self) -> Keys:
         """Return the blocks with a written row, ascending: row key >> 8."""
         others = [keys >> _SHIFT for keys in (self._dirty, self._logged)]
-        return np.unique(np.concatenate([self._stored.blocks_in_base(_SHIFT), *others]))
+        return _union(self._stored.blocks_in_base(_SHIFT), *others)
 
     def all(self) -> Keys:
         """Return all of them, ascending."""
@@ -108,7 +111,7 @@ class WrittenKeys:
         """Return the written row keys in ascending blocks, ascending."""
         found = [_of_blocks(keys, blocks) for keys in (self._dirty, self._logged)]
         found = [keys for keys in (self._stored.keys_in_base(blocks, _SHIFT), *found) if len(keys)]
-        return found[0] if len(found) == 1 else np.unique(np.concatenate([blocks[:0], *found]))
+        return found[0] if len(found) == 1 else _union(blocks[:0], *found)
 
 
 def _of_blocks(keys: Keys, blocks: Keys) -> Keys:

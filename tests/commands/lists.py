@@ -286,6 +286,16 @@ class Author:
         member = self._member()
         return kind(member, self._turn(self._session(member)))
 
+    def _deleting(self) -> tuple[str, None, str | None]:
+        """Return a table, and a member of the session that has it, if it is asked for one."""
+        member = self._member() if self._rng.random() < 0.5 else None
+        tables = [] if member is None else self._session(member).tables
+        return (self._one_of(tables) if tables else self._name()), None, member
+
+    def _delete_rows(self) -> c.DeleteRows:
+        name, _, member = self._deleting()
+        return c.DeleteRows(self._table_keys(name), member=member)
+
     def _put_step_rows(self) -> c.PutStepRows:
         member = self._member()
         puts = []
@@ -330,7 +340,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.GetTable: _plain(c.GetTable, Author._name),
     c.ListTables: _plain(c.ListTables),
     c.DropTable: _plain(c.DropTable, Author._name),
-    c.ClearTable: _plain(c.ClearTable, Author._name),
+    c.ClearTable: lambda a: c.ClearTable(*a._deleting()),
     c.GrowTable: Author._grow,
     c.SetLearningRate: _plain(
         c.SetLearningRate, Author._name, _no_id, lambda a: a._one_of([0.5, 0.25, -1.0])
@@ -356,7 +366,7 @@ _WRITERS: dict[Any, Callable[[Author], Any]] = {
     c.UpdatePooled: Author._update_pooled,
     c.UpdateRanks: Author._update_ranks,
     c.Assign: Author._assign,
-    c.DeleteRows: lambda a: c.DeleteRows(a._table_keys(a._name())),
+    c.DeleteRows: Author._delete_rows,
     c.PutRows: Author._put_rows,
     c.OpenScan: Author._open_scan,
     c.ReadScan: Author._read_scan,

@@ -61,6 +61,35 @@ def test_keys_in_files_of_others(open_store, tmp_path):
         assert table.scan().rows == 3
 
 
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_keys_of_all_64_bits_as_text(open_store, tmp_path, kind):
+    """With a sign or without, quoted or not; the last row of a key stays."""
+    pytest.importorskip("pyarrow", reason="needs the extra 'data'")
+    table, rows = made(open_store()), normal(generator(2), 6, DIM)
+    keys = [
+        "9223372036854775813",
+        "7",
+        "18446744073709551614",
+        '"-3"',
+        " 0 ",
+        "-9223372036854775803",
+    ]
+    between = {"csv": ",", "tsv": "\t"}[kind]
+    names = between.join(["key", *(f"x{n}" for n in range(DIM))])
+    lines = [between.join([k, *map(repr, r.tolist())]) for k, r in zip(keys, rows, strict=True)]
+    file = tmp_path / f"x.{kind}"
+    file.write_text("\n".join([names, *lines]))
+    import_table(table, file)
+    found = table.lookup(np.array([2**63 + 5, 7, 2**64 - 2, 2**64 - 3, 0], np.uint64))
+    assert found.tobytes() == rows[[5, 1, 2, 3, 4]].tobytes()
+    assert table.scan().rows == 5
+    for key in ("18446744073709551616", "-9223372036854775809", "seven", "7.5", "", "--7"):
+        file.write_text(f"{names}\n{lines[0].replace(keys[0], key)}")
+        assert str(file) in import_error(table, file)
+    file.write_text(f"{names}\n{lines[0].replace(keys[0], '18446744073709551615')}")
+    assert "18446744073709551615" in import_error(table, file)
+
+
 def test_the_value_that_is_no_key_is_refused(open_store, tmp_path):
     np.savez(tmp_path / "x.npz", keys=np.array([1, -1]), weights=np.ones((2, DIM), np.float32))
     said = import_error(made(open_store()), tmp_path / "x.npz")

@@ -296,19 +296,54 @@ def read(storage, snapshot):
         low = int(located.keys[-1] & KEY_MASK) + 1
 
 
+def flip_record(storage, path, number):
+    """Change a bit of a record of the segment that is appended to."""
+    file = path / storage.log._writer.segment.path
+    content = bytearray(file.read_bytes())
+    at = 4096 + number * layout_of(4).record_bytes + 20
+    with file.open("r+b") as opened_file:
+        opened_file.seek(at)
+        opened_file.write(bytes([content[at] ^ 4]))
+
+
 def test_an_error_names_the_id_unsigned(tmp_path):
     storage = opened(tmp_path)
     append(storage, EXTREMES, 1, ONE)
-    path = tmp_path / storage.log._writer.segment.path
-    content = bytearray(path.read_bytes())
-    at = 4096 + 2 * layout_of(4).record_bytes + 20
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(bytes([content[at] ^ 4]))
+    flip_record(storage, tmp_path, 2)
     text = "'t1': the log's record of key 18446744073709551614 fails its checksum"
     with pytest.raises(CorruptTableError, match=text):
         versions(storage, EXTREMES, ONE)
     assert versions(storage, EXTREMES[:2], ONE) == [1, 1]
+    storage.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        (ONE, "'t1': the stored record of key 9223372036854775813"),
+        (DENSE, "'t0': the stored record of key 5"),
+    ],
+)
+def test_a_merge_names_the_id_of_a_wrong_record(tmp_path, table, row):
+    storage = opened(tmp_path, fold_segments=1)
+    keys = np.array([2**63 + 5, 9], np.uint64).view(np.int64) if table == ONE else np.array([5, 9])
+    append(storage, keys, 1, table)
+    flip_record(storage, tmp_path, 0)
+    storage.commit(TABLES, 1)
+    storage.merges.finish()
+    assert f"{row} fails its checksum" in storage.merges.error
+    storage.close()
+
+
+def test_a_merge_names_the_number_of_a_row_whose_id_is_forgotten(tmp_path):
+    storage = opened(tmp_path, fold_segments=1)
+    append(storage, np.array([77, -7, 5]), 1, ONE)
+    flip_record(storage, tmp_path, 1)
+    storage.commit(TABLES, 1, label="kept")
+    storage.drop_table(ONE)
+    storage.commit([TABLES[0], TABLES[2]], 2)
+    storage.merges.finish()
+    assert "'t1': the stored record of row number 1 fails" in storage.merges.error
     storage.close()
 
 

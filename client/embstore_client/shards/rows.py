@@ -232,7 +232,9 @@ def delete_rows(router: Router, command: c.DeleteRows, call: Call) -> Deleted:
     if command.moved:
         raise _not_at_its_shard("deleted")
     part, split = command.keys, router.split(command.keys)
-    commands = {s: c.DeleteRows(_keys(part, own)) for s, own in _each(router, split)}
+    commands = {
+        s: c.DeleteRows(_keys(part, own), member=command.member) for s, own in _each(router, split)
+    }
     with router.writing():
         answers = list(router.each(commands, call).values())
     return cast(Deleted, first_with_sum("rows")(answers))

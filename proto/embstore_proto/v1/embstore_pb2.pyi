@@ -398,16 +398,18 @@ class AssignRequest(_message.Message):
 class DeleteRowsRequest(_message.Message):
     __slots__ = ("header", "padding", "payload")
     class Header(_message.Message):
-        __slots__ = ("origin", "keys", "trace", "moved")
+        __slots__ = ("origin", "keys", "trace", "moved", "member")
         ORIGIN_FIELD_NUMBER: _ClassVar[int]
         KEYS_FIELD_NUMBER: _ClassVar[int]
         TRACE_FIELD_NUMBER: _ClassVar[int]
         MOVED_FIELD_NUMBER: _ClassVar[int]
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
         origin: Origin
         keys: TableKeys
         trace: Trace
         moved: bool
-        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., moved: bool = ...) -> None: ...
+        member: str
+        def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., keys: _Optional[_Union[TableKeys, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., moved: bool = ..., member: _Optional[str] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -837,14 +839,16 @@ class DropTableRequest(_message.Message):
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
 
 class ClearTableRequest(_message.Message):
-    __slots__ = ("origin", "table", "table_id")
+    __slots__ = ("origin", "table", "table_id", "member")
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     origin: Origin
     table: str
     table_id: int
-    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+    member: str
+    def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., member: _Optional[str] = ...) -> None: ...
 
 class TableClearedReply(_message.Message):
     __slots__ = ("context", "t", "rows")

@@ -4,13 +4,12 @@
 still at work. LookupStep sends them at once, with their positions among the announced keys, and the
 others when the step is ready: the network works while the trainer computes, and training stays
 synchronous to the bit. With no early row, or none wanted, there is one message, without positions.
+Where a member has deleted rows meanwhile, the second message has all rows, without positions.
 """
 
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any, cast
-
-import numpy as np
 
 from embstore.commands import Command, Progress
 from embstore.engine.engine import Engine
@@ -72,17 +71,15 @@ class StepAnswers:
             await send(self._service, call, caller, reply, is_last=is_last)
             return True
 
-        others: Mapping[str, Any] | None = None
         if (
             command.early
             and await self._reached(caller, lookup, Readiness.EARLY) == Readiness.EARLY
         ):
             early = lookup.early()
-            has_early = any(len(places) for places in early.values())
-            if has_early and await send_some(early, is_last=False):
-                others = {n: _others(p, lookup.shapes[n][0]) for n, p in early.items()}
+            if any(len(places) for places in early.values()):
+                await send_some(early, is_last=False)
         await self._reached(caller, lookup, Readiness.READY)
-        while not await send_some(others, is_last=True):
+        while not await send_some(lookup.late(), is_last=True):
             await self._reached(caller, lookup, Readiness.READY)
 
     async def _expect(
@@ -179,10 +176,3 @@ def _whole(read: RowsRead | None) -> StepRows | None:
     if read is None:
         return None
     return StepRows(tuple(StepTableRows(p.table, p.rows, None, p.t) for p in read.tables))
-
-
-def _others(places: Any, count: int) -> Any:
-    """Return the positions below `count` that are not among `places`."""
-    others = np.ones(count, np.bool_)
-    others[places] = False
-    return np.flatnonzero(others).astype(np.int32)
