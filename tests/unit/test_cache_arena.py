@@ -11,10 +11,11 @@ INDEX_BYTES = 10
 class FakePool:
     """A pool that is nothing but its sizes. A slab takes `slab_bytes`, the index INDEX_BYTES."""
 
-    def __init__(self, slab_bytes=100):
+    def __init__(self, slab_bytes=100, staging_bytes=0):
         self.slots = self.sizes = self
         self.slab_bytes = slab_bytes
         self.slab_count = 0
+        self.staging_bytes = staging_bytes
         self.released = []
         self.releases_left = 1 << 20
 
@@ -33,10 +34,10 @@ class FakePool:
 
     @property
     def least_bytes(self):
-        return min(self.slab_count, 1) * self.slab_bytes + INDEX_BYTES
-
-    def least_bytes_of(self, budget_bytes):
         return self.slab_bytes + INDEX_BYTES
+
+    def sizes_of(self, budget_bytes):
+        return self
 
     @property
     def grown_bytes(self):
