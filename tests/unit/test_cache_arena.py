@@ -151,6 +151,29 @@ def test_a_pool_that_could_not_join_leaves_no_trace():
     assert arena.pools == [first]
 
 
+def test_pools_share_one_staging_as_long_as_the_longest():
+    arena = Arena(1_000)
+    pools = [FakePool(100, staging) for staging in (50, 300, 20)]
+    for pool in pools:
+        arena.join(pool)
+        pool.slab_count = 1
+    assert arena.memory_bytes == 3 * (100 + INDEX_BYTES) + 300
+    assert arena.bytes_for_pools == 700
+    take_all(arena, pools[0])
+    assert sum(pool.memory_bytes for pool in pools) in range(700 - 99, 701)
+    arena.leave(pools[1])
+    assert arena.bytes_for_pools == 950
+
+
+def test_a_refusal_names_the_least_budget_that_is_enough():
+    arena = Arena(250)
+    joined(arena, 100, 100)
+    with pytest.raises(CapacityError, match=r"it must be 350 or more"):
+        arena.join(FakePool(100, 20))
+    arena.resize(350)
+    joined(arena, 100)
+
+
 # Another budget
 
 

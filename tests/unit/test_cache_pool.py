@@ -143,6 +143,26 @@ def test_tables_of_one_layout_share_slots_and_one_is_purged_alone(tmp_path):
 # Capacity
 
 
+def test_a_checkpoint_is_refused_that_has_more_tables_of_sparse_keys_than_fit(tmp_path):
+    """They are of one layout, which was counted once."""
+    with opened(tmp_path, cache_bytes=1 << 20) as store:
+        names = [f"t{number}" for number in range(40)]
+        for name in names:
+            store.create_table(
+                name, dim=4, key_space="sparse", optimizer=Sgd(0.1), initializer=Uniform(-1, 1)
+            )
+        store.checkpoint("many")
+        for name in names[1:]:
+            store.drop_table(name)
+    with opened(tmp_path, cache_bytes=100_000) as store:
+        with pytest.raises(CapacityError, match="'many': cache_bytes is 100000, the tables up to"):
+            store.restore("many")
+        assert list(store.tables()) == names[:1]
+        store.resize_cache(1 << 20)
+        store.restore("many")
+        assert sorted(store.tables()) == sorted(names)
+
+
 LAYOUTS = {
     "dim 1 sgd": (1, Sgd(0.1)),
     "dim 64 row-wise": (64, RowWiseAdagrad(0.1)),

@@ -48,18 +48,17 @@ def test_as_many_tables_of_sparse_keys_as_of_dense_ones(backend, tables, cache_b
     assert cache["memory_bytes"] <= cache_bytes // 2
 
 
-@pytest.mark.parametrize("tables", [26, 60])
-def test_rows_of_many_tables_leave_and_come_back(backend, tables):
-    rng = generator(40)
+def test_rows_of_many_tables_leave_and_come_back(backend):
+    rng, tables = generator(40), 60
     small, large = (
         opened(backend, name, tables, size) for name, size in (("small", SMALL), ("large", LARGE))
     )
-    ids = rng.integers(-(2**63), -1, 9_000 // tables)
+    ids = rng.integers(-(2**63), -1, 14_000 // tables)
     for name in small.tables():
         rows = normal(rng, len(ids), small.table(name).dim)
         for store in (small, large):
             store.table(name).assign(ids, rows)
-    for _ in range(3):
+    for _ in range(2):
         keys = {name: rng.choice(ids, 30) for name in small.tables()}
         found = small.lookup(keys)
         for name, rows in large.lookup(keys).items():
