@@ -1,10 +1,10 @@
 """Sizes: a pool's part of a budget. A function of layout and budget alone, and not of past events.
 
 A slab is a sixty-fourth of the budget, within bounds: small enough to share fairly, large enough to
-be few. Each table of sparse keys has a pool of its own, and a store may have hundreds of them: their
-slabs are a sixteenth of that, so that every pool gets one. Everything of a slot counts: its row, its
-metadata and its share of the index. Missing rows come in through a staging buffer. One call at a
-time uses it, so all pools of a cache share one buffer, as large as the largest that a pool needs.
+be few. Each table of sparse keys has a pool of its own, and a store may have hundreds of them:
+their slabs are a sixteenth of that, so that every pool gets one. Everything of a slot counts: its
+row, its metadata and its share of the index. Missing rows come in through a staging buffer. One
+call at a time uses it, so all pools of a cache share one, of the size of the largest.
 
 Rejected: slabs that shrink as pools are added. Each new table would split the slabs of all others,
 and on a GPU that copies all rows.
