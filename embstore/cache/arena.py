@@ -2,7 +2,7 @@
 
 A **slab** is a run of slots of one pool. A pool asks for one when it has no free slot; while the
 budget lasts it gets it, and only when it is spent are rows evicted. The size of a slab, and a
-pool's other memory, follow from the budget (sizes.py).
+pool's other memory, follow from the budget (sizes.py). All pools share one staging buffer.
 
 A pool that comes late must not starve: each pool has a **floor**, an equal part of half the budget
 (and one slab at least). A pool below its floor may take a slab from the largest pool; that pool
@@ -27,10 +27,15 @@ release, because its keys could not be found otherwise; and the index of any poo
 log has no room for dirty rows that would have to leave.
 """
 
+from bisect import bisect_left
 from typing import NamedTuple, Protocol
 
+from embstore.cache.sizes import least_bytes
 from embstore.cache.slots import PoolSlots
 from embstore.errors import CapacityError
+
+_BUDGET_BYTES_MAX = 1 << 62
+"""Slabs stop growing far below it, so it has room for one slab of any number of pools."""
 
 
 class HostCache(NamedTuple):
@@ -77,8 +82,17 @@ class Arena:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all pools."""
-        return sum(pool.slots.memory_bytes for pool in self.pools)
+        """Bytes of all pools, and of their staging."""
+        return sum(pool.slots.memory_bytes for pool in self.pools) + self._staging_bytes
+
+    @property
+    def bytes_for_pools(self) -> int:
+        """Bytes of the budget that are not for staging."""
+        return self.budget_bytes - self._staging_bytes
+
+    @property
+    def _staging_bytes(self) -> int:
+        return max((pool.slots.sizes.staging_bytes for pool in self.pools), default=0)
 
     def join(self, pool: Member) -> None:
         """Add a pool; its first slab is granted, if need be at the cost of another pool's.
@@ -97,12 +111,11 @@ class Arena:
             if not granted:
                 self.pools.remove(pool)
         if not granted:
-            # A larger budget means larger staging too, by a thirty-second; hence the margin.
-            needed = pool.slots.grown_bytes + self.memory_bytes
+            needed = _enough(self.budget_bytes + 1, [*self.pools, pool])
             raise CapacityError(
                 f"{self.option} is {self.budget_bytes}, of which {self.memory_bytes} are in use: "
-                f"with a pool of this row size it must be {needed + needed // 8} or more; open "
-                f"the store with a larger {self.option}"
+                f"with a pool of this row size it must be {needed} or more; open the store with a "
+                f"larger {self.option}"
             )
         self._begin_era()
 
@@ -221,14 +234,11 @@ class Arena:
             raise
 
     def _check_least(self, budget_bytes: int) -> None:
-        # The need of pools grows with the budget, so this ends at the least that is enough.
-        enough = budget_bytes
-        while (needed := sum(p.slots.least_bytes_of(enough) for p in self.pools)) > enough:
-            enough = needed
+        enough = _enough(budget_bytes, self.pools)
         if enough > budget_bytes:
             raise CapacityError(
                 f"expected cache_bytes of {enough} or more, which the store's {len(self.pools)} "
-                f"row layouts need, found {budget_bytes}"
+                f"pools need, found {budget_bytes}"
             )
 
     def _fit(self, budget_bytes: int) -> None:
@@ -265,6 +275,16 @@ class Arena:
             donor = max(donors, key=_memory_bytes)
             slab_bytes = donor.slots.memory_bytes // donor.slots.slab_count
             donor.release_slabs(max(1, excess // (len(donors) * slab_bytes)))
+
+
+def _enough(budget_bytes: int, pools: list[Member]) -> int:
+    """Return the least budget, `budget_bytes` or more, in which each pool has one slab. The need of
+    pools grows with the budget, so it is more than the sum of their needs now."""
+
+    def is_enough(given: int) -> bool:
+        return least_bytes([pool.slots.sizes_of(given) for pool in pools]) <= given
+
+    return bisect_left(range(_BUDGET_BYTES_MAX), True, lo=budget_bytes, key=is_enough)
 
 
 def _donors(pools: list[Member]) -> list[Member]:

@@ -36,6 +36,8 @@ class SlotIndex:
         grew: Callable[[], None] = lambda: None,
     ) -> None:
         self.capacity = 0
+        self.memory_bytes = device.memory.index_bytes(0)
+        """Bytes that the index takes. Whoever asks for a slab has them of all pools counted."""
         self.rebuilds = 0
         self.arrays = device.memory.allocate_index(1)
         """On the device; keys inserted last may have found no place."""
@@ -53,11 +55,6 @@ class SlotIndex:
                     self._rebuild(_larger(self.capacity), memory, slot_count)
                     self._grew()
         return self.arrays
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the index takes."""
-        return self._device.memory.index_bytes(self.capacity)
 
     def bytes_for(self, slot_count: int) -> int:
         """Return the bytes that the index will take for `slot_count` slots."""
@@ -104,6 +101,7 @@ class SlotIndex:
             capacity = _larger(capacity)
             arrays = self._device.memory.allocate_index(capacity)
         self.arrays, self.capacity, self._inserted = arrays, capacity, None
+        self.memory_bytes = self._device.memory.index_bytes(capacity)
         self.rebuilds += 1
         if capacity > wanted:
             self._grew()

@@ -1,25 +1,33 @@
 """Sizes: a pool's part of a budget. A function of layout and budget alone, and not of past events.
 
 A slab is a sixty-fourth of the budget, within bounds: small enough to share fairly, large enough to
-be few. Everything of a slot counts: its row, its metadata and its share of the index; and so does
-the staging buffer through which a pool's missing rows come in.
+be few. Each table of sparse keys has a pool of its own, and a store may have hundreds of them:
+their slabs are a sixteenth of that, so that every pool gets one. Everything of a slot counts: its
+row, its metadata and its share of the index. Missing rows come in through a staging buffer. One
+call at a time uses it, so all pools of a cache share one, of the size of the largest.
+
+Rejected: slabs that shrink as pools are added. Each new table would split the slabs of all others,
+and on a GPU that copies all rows.
 
 Where the cache has a level two, its rows are in the host's memory, and the rest of its slots, some
 40 bytes each, in the device's. That counts here as well: each slot of level one carries its share.
 It is at most half of the budget beyond one slab, which limits level two where rows are short.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil
 
 from embstore.device.base import Device
+from embstore.device.memory import DeviceMemory
 from embstore.layout import Layout
+from embstore.row_keys import DENSE, RowKeys
 
-_SLABS = 64
-_SLAB_BYTES_MIN = 8 << 10
+_SLABS, _SLABS_SPARSE = 64, 1024
+_SLAB_BYTES_MIN, _SLAB_BYTES_MIN_SPARSE = 8 << 10, 1 << 10
 _SLAB_SLOTS_MIN = 4
 _STAGING_SHARE = 32
-"""A pool's staging is at most 1/n of the budget."""
+"""The staging is at most 1/n of the budget."""
 _FREE_BYTES = 4
 """Bytes of a slot in the free list, on the host."""
 _MANY_SLOTS = 1 << 20
@@ -36,7 +44,7 @@ class Sizes:
     slots_max: int  # a multiple of slab_slots; more can never be had
     staging_rows: int
     staging_bytes: int
-    least_bytes: int  # with one slab
+    least_bytes: int  # with one slab, without staging
     below_bytes: int  # of level two's rows, in the host's memory
 
     @property
@@ -51,15 +59,21 @@ class Sizes:
         return replace(self, slab_slots=slab_slots, slots_max=slots_max, least_bytes=slab_bytes)
 
     @classmethod
-    def of(cls, layout: Layout, budget_bytes: int, device: Device, below_bytes: int = 0) -> "Sizes":
+    def of(
+        cls,
+        layout: Layout,
+        budget_bytes: int,
+        device: Device,
+        below_bytes: int = 0,
+        row_keys: RowKeys = DENSE,
+    ) -> "Sizes":
         """Return the sizes of a pool that need not exist; its counts do not fall when the budget
         grows.
 
         below_bytes : budget of level two, of the host's memory
         """
-        row_bytes = layout.row_bytes
-        slab_bytes = min(max(budget_bytes // _SLABS, _SLAB_BYTES_MIN), device.memory.slab_bytes_max)
-        memory = device.memory
+        row_bytes, memory = layout.row_bytes, device.memory
+        slab_bytes = min(_slab_bytes(budget_bytes, row_keys), memory.slab_bytes_max)
         least_slot_bytes = memory.slot_bytes(1, row_bytes) + _FREE_BYTES
         staging_max = min(memory.staging_bytes_max, budget_bytes // _STAGING_SHARE)
         staging_rows = max(1, staging_max // row_bytes)
@@ -68,16 +82,16 @@ class Sizes:
         if below_bytes:
             index_bytes = memory.index_bytes(_MANY_SLOTS) / _MANY_SLOTS  # of a slot
             below_slot = least_slot_bytes - _FREE_BYTES - row_bytes + index_bytes
-            slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, slab_bytes // least_slot_bytes))
+            slots = _slab_slots(memory, slab_bytes // least_slot_bytes, row_bytes)
             least = slots * least_slot_bytes + memory.index_bytes(slots) + staging_bytes
             spare = max(budget_bytes - least, 0)
             below_slots = int(min(below_bytes / row_bytes, spare / _BELOW_SHARE / below_slot))
             used = below_slots * below_slot
             below_share = ceil((least_slot_bytes + index_bytes) * used / (budget_bytes - used))
         wanted = slab_bytes // (least_slot_bytes + below_share)
-        slab_slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
+        slab_slots = _slab_slots(memory, wanted, row_bytes)
         slot_bytes = memory.slot_bytes(slab_slots, row_bytes) + _FREE_BYTES + below_share
-        least = slab_slots * slot_bytes + memory.index_bytes(slab_slots) + staging_bytes
+        least = slab_slots * slot_bytes + memory.index_bytes(slab_slots)
         many = slab_slots * (_MANY_SLOTS * slot_bytes + memory.index_bytes(_MANY_SLOTS))
         slabs_max = budget_bytes * _MANY_SLOTS // many + 1
         slots_max = min(slabs_max, memory.slots_max // slab_slots) * slab_slots
@@ -90,3 +104,25 @@ class Sizes:
             least,
             below_bytes=below_slots * (row_bytes + _FREE_BYTES),
         )
+
+
+def _slab_bytes(budget_bytes: int, row_keys: RowKeys) -> int:
+    if row_keys.sparse_id is None:
+        return max(budget_bytes // _SLABS, _SLAB_BYTES_MIN)
+    return max(budget_bytes // _SLABS_SPARSE, _SLAB_BYTES_MIN_SPARSE)
+
+
+def _slab_slots(memory: DeviceMemory, wanted: int, row_bytes: int) -> int:
+    """Return the slots of a slab, at most `wanted`: fewer where the device would allocate a quarter
+    more for it than it takes."""
+    slots = memory.slab_slots(max(_SLAB_SLOTS_MIN, wanted))
+    slot_bytes = memory.slot_bytes(1, row_bytes)
+    while slots >= 2 * _SLAB_SLOTS_MIN and 4 * memory.slot_bytes(slots, row_bytes) > 5 * slot_bytes:
+        slots = memory.slab_slots(slots // 2)
+    return slots
+
+
+def least_bytes(pools: Collection[Sizes]) -> int:
+    """Return the bytes of pools that have one slab each, and of the staging that they share."""
+    staging_bytes = max((sizes.staging_bytes for sizes in pools), default=0)
+    return sum(sizes.least_bytes for sizes in pools) + staging_bytes

@@ -64,7 +64,7 @@ class PoolSlots:
         ------
         CapacityError : no memory, or no address space. Nothing has changed that can be seen.
         """
-        sizes = self._sizes_of(budget_bytes)
+        sizes = self.sizes_of(budget_bytes)
         sizes = sizes.with_slabs(slab_slots, budget_bytes) if slab_slots else sizes
         memory = self._device.memory
         memory.reserve_slots(self.memory, self.count, sizes.slots_max, sizes.slab_slots)
@@ -75,15 +75,16 @@ class PoolSlots:
         self._expected = sizes.slots_max
         self.trim_index()
 
-    def _sizes_of(self, budget_bytes: int) -> Sizes:
-        return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes)
+    def sizes_of(self, budget_bytes: int) -> Sizes:
+        """Return the sizes, were that the budget."""
+        return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes, self.row_keys)
 
     def expect(self, memory_bytes: int | None) -> None:
         """Make the index no larger than `memory_bytes` of slots need, as long as there are not more
         slots; None: than the whole budget needs."""
         most = self.sizes.slots_max
         if memory_bytes is not None:
-            most = min(most, int((memory_bytes - self.sizes.staging_bytes) / self.slot_bytes))
+            most = min(most, int(memory_bytes / self.slot_bytes))
         self._expected = most
 
     # Sizes
@@ -95,9 +96,8 @@ class PoolSlots:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of slabs, index and staging."""
-        slots = self.count * self.sizes.slot_bytes
-        return slots + self.index.memory_bytes + self.sizes.staging_bytes
+        """Bytes of slabs and index."""
+        return self.count * self.sizes.slot_bytes + self.index.memory_bytes
 
     @property
     def slot_bytes(self) -> float:
@@ -105,16 +105,12 @@ class PoolSlots:
         most = self.sizes.slots_max
         return self.sizes.slot_bytes + self._device.memory.index_bytes(most) / most
 
-    def least_bytes_of(self, budget_bytes: int) -> int:
-        """Return the bytes with one slab, were that the budget."""
-        return self._sizes_of(budget_bytes).least_bytes
-
     @property
     def grown_bytes(self) -> int:
         """Bytes with one slab more."""
         count = self._grown_count
         index_bytes = self.index.bytes_for(self._index_slots(count))
-        return count * self.sizes.slot_bytes + index_bytes + self.sizes.staging_bytes
+        return count * self.sizes.slot_bytes + index_bytes
 
     @property
     def _grown_count(self) -> int:

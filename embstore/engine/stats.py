@@ -166,9 +166,7 @@ class PoolStats:
         "Cached rows that are newer than on the disk, both levels.", lambda p: p.dirty[0]
     )
     host_dirty_rows: int = gauge("Those in level two, on the host.", lambda p: p.dirty[1])
-    memory_bytes: int = gauge(
-        "Memory of rows, index and staging.", lambda p: p.pool.slots.memory_bytes
-    )
+    memory_bytes: int = gauge("Memory of rows and index.", lambda p: p.pool.slots.memory_bytes)
     occupancy: float | None = ratio(
         "Slots of level one with a row.",
         lambda p: share(p.pool.slots.resident_count, p.pool.slots.count),

@@ -184,7 +184,7 @@ class Splitting:
         if sum(least) > UNITS:
             return
         curves = [self._reuses[pool].curve() for pool in pools]
-        unit = self._arena.budget_bytes / UNITS
+        unit = self._arena.bytes_for_pools / UNITS
         sizes: Floats = np.arange(UNITS + 1) * np.float64(unit)
         misses = [c.at(_slots(p, sizes)) for p, c in zip(pools, curves, strict=True)]
         misses_now = [float(c.at(p.slots.count)) for p, c in zip(pools, curves, strict=True)]
@@ -215,20 +215,19 @@ class Splitting:
         slots = pool.slots
         needed = max(self._reuses[pool].largest_call, pool.pins.known_count)
         needed += needed // 8  # some slots are never pinned
-        floor = min(needed * slots.slot_bytes + slots.sizes.staging_bytes, self._floor_bytes)
+        floor = min(needed * slots.slot_bytes, self._floor_bytes)
         least = max(int(floor), slots.sizes.least_bytes)
-        return max(1, -(-least * UNITS // self._arena.budget_bytes))
+        return max(1, -(-least * UNITS // self._arena.bytes_for_pools))
 
     @property
     def _floor_bytes(self) -> int:
-        return self._arena.budget_bytes // (2 * len(self._reuses))
+        return self._arena.bytes_for_pools // (2 * len(self._reuses))
 
 
 def _slots(pool: Pool, sizes: Floats) -> Floats:
     """Return the slots of a pool for sizes in bytes: whole slabs."""
     slots, slab_slots = pool.slots, pool.slots.sizes.slab_slots
-    slabs = np.maximum(sizes - slots.sizes.staging_bytes, 0) / (slots.slot_bytes * slab_slots)
-    whole: Floats = np.floor(slabs) * slab_slots
+    whole: Floats = np.floor(sizes / (slots.slot_bytes * slab_slots)) * slab_slots
     return whole
 
 

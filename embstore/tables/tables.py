@@ -14,7 +14,7 @@ from embstore.arithmetic import SCALARS
 from embstore.arrays import TABLE_IDS_MAX
 from embstore.cache.arena import Arena, HostCache
 from embstore.cache.pool import Pool, PoolName
-from embstore.cache.sizes import Sizes
+from embstore.cache.sizes import Sizes, least_bytes
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
 from embstore.device.base import Device
 from embstore.device.values import TableParameters
@@ -139,13 +139,12 @@ class Tables:
             )
 
     def _pool(self, config: TableConfig, table_id: int) -> Pool:
-        row_keys = RowKeys(table_id) if config.is_sparse else DENSE
-        name = PoolName(config.layout, row_keys)
+        name = _pool_name(config, table_id)
         if name not in self.pools:
             try:
                 self.pools[name] = Pool(
-                    self.device, self.storage.of_pool(row_keys), self.arena, name.layout,
-                    self.policy, self.stages, self.host_arena, row_keys,
+                    self.device, self.storage.of_pool(name.row_keys), self.arena, name.layout,
+                    self.policy, self.stages, self.host_arena, name.row_keys,
                 )  # fmt: skip
             except CapacityError as exc:
                 raise CapacityError(f"table {config.name!r}: {exc}") from exc
@@ -246,13 +245,13 @@ class Tables:
     def _check_arena_for(
         self, checkpoint: KeptCheckpoint, arena: Arena, device: Device, below_bytes: int = 0
     ) -> None:
-        needed, layouts = 0, set()
+        pools: dict[PoolName, Sizes] = {}
         for entry in checkpoint.state.tables:
-            layout = entry.config().layout
-            if layout in layouts:
-                continue
-            layouts.add(layout)
-            needed += Sizes.of(layout, arena.budget_bytes, device, below_bytes).least_bytes
+            name = _pool_name(entry.config(), entry.table_id)
+            pools[name] = Sizes.of(
+                name.layout, arena.budget_bytes, device, below_bytes, name.row_keys
+            )
+            needed = least_bytes(pools.values())
             if needed > arena.budget_bytes:
                 raise CapacityError(
                     f"table {entry.identity['name']!r} of checkpoint {checkpoint.label!r}: "
@@ -324,6 +323,10 @@ class Tables:
                 with slices.one():
                     is_here = self.pools.get(pool.name) is pool
                     is_done = not is_here or next(checks, None) is None
+
+
+def _pool_name(config: TableConfig, table_id: int) -> PoolName:
+    return PoolName(config.layout, RowKeys(table_id) if config.is_sparse else DENSE)
 
 
 def _check_same(table: TableState, asked: TableConfig) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import embstore
-from embstore.cache.sizes import Sizes
+from embstore.cache.sizes import Sizes, least_bytes
 from embstore.config import Limits
 from embstore.device.choice import open_device
 from embstore.layout import Layout
@@ -116,4 +116,5 @@ def cache_bytes_for(slots: int, dim: int) -> int:
         count = (-(-slots // sizes.slab_slots) + 1) * sizes.slab_slots
         index_bytes = device.memory.index_bytes(count + sizes.slab_slots)
         needed = count * sizes.slot_bytes + index_bytes + sizes.staging_bytes
-        return max(needed, sizes.least_bytes + sizes.least_bytes // 8)
+        least = least_bytes([sizes])
+        return max(needed, least + least // 8)

@@ -11,10 +11,11 @@ INDEX_BYTES = 10
 class FakePool:
     """A pool that is nothing but its sizes. A slab takes `slab_bytes`, the index INDEX_BYTES."""
 
-    def __init__(self, slab_bytes=100):
+    def __init__(self, slab_bytes=100, staging_bytes=0):
         self.slots = self.sizes = self
         self.slab_bytes = slab_bytes
         self.slab_count = 0
+        self.staging_bytes = staging_bytes
         self.released = []
         self.releases_left = 1 << 20
 
@@ -33,10 +34,10 @@ class FakePool:
 
     @property
     def least_bytes(self):
-        return min(self.slab_count, 1) * self.slab_bytes + INDEX_BYTES
-
-    def least_bytes_of(self, budget_bytes):
         return self.slab_bytes + INDEX_BYTES
+
+    def sizes_of(self, budget_bytes):
+        return self
 
     @property
     def grown_bytes(self):
@@ -148,6 +149,29 @@ def test_a_pool_that_could_not_join_leaves_no_trace():
     with pytest.raises(CapacityError, match="the disk is full"):
         arena.join(FakePool(100))
     assert arena.pools == [first]
+
+
+def test_pools_share_one_staging_as_long_as_the_longest():
+    arena = Arena(1_000)
+    pools = [FakePool(100, staging) for staging in (50, 300, 20)]
+    for pool in pools:
+        arena.join(pool)
+        pool.slab_count = 1
+    assert arena.memory_bytes == 3 * (100 + INDEX_BYTES) + 300
+    assert arena.bytes_for_pools == 700
+    take_all(arena, pools[0])
+    assert sum(pool.memory_bytes for pool in pools) in range(700 - 99, 701)
+    arena.leave(pools[1])
+    assert arena.bytes_for_pools == 950
+
+
+def test_a_refusal_names_the_least_budget_that_is_enough():
+    arena = Arena(250)
+    joined(arena, 100, 100)
+    with pytest.raises(CapacityError, match=r"it must be 350 or more"):
+        arena.join(FakePool(100, 20))
+    arena.resize(350)
+    joined(arena, 100)
 
 
 # Another budget

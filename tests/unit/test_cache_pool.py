@@ -63,7 +63,8 @@ def test_nothing_is_evicted_while_the_budget_lasts(tmp_path):
 
 
 def test_pools_own_arrays_are_what_they_say(tmp_path):
-    """memory_bytes is the sum of all arrays that grow with slots, the free list among them."""
+    """memory_bytes is the sum of all arrays that grow with slots, the free list among them; the
+    staging is the cache's."""
     with opened(tmp_path, cache_bytes=CACHE_BYTES) as store:
         table = make_table(store, dim=16)
         table.lookup(np.arange(700))
@@ -73,7 +74,8 @@ def test_pools_own_arrays_are_what_they_say(tmp_path):
         used = slots.count * sum(array[:1].nbytes for array in by_slot)
         used += sum(array.nbytes for array in vars(slots.index.synchronize()).values())
         staging = pool.device.memory.staging(0, pool.layout).base
-        assert slots.memory_bytes == used + staging.nbytes
+        assert slots.memory_bytes == used
+        assert store.stats()["cache"]["memory_bytes"] == used + staging.nbytes
 
 
 # Two layouts
@@ -139,6 +141,26 @@ def test_tables_of_one_layout_share_slots_and_one_is_purged_alone(tmp_path):
 
 
 # Capacity
+
+
+def test_a_checkpoint_is_refused_that_has_more_tables_of_sparse_keys_than_fit(tmp_path):
+    """They are of one layout, which was counted once."""
+    with opened(tmp_path, cache_bytes=1 << 20) as store:
+        names = [f"t{number}" for number in range(40)]
+        for name in names:
+            store.create_table(
+                name, dim=4, key_space="sparse", optimizer=Sgd(0.1), initializer=Uniform(-1, 1)
+            )
+        store.checkpoint("many")
+        for name in names[1:]:
+            store.drop_table(name)
+    with opened(tmp_path, cache_bytes=100_000) as store:
+        with pytest.raises(CapacityError, match="'many': cache_bytes is 100000, the tables up to"):
+            store.restore("many")
+        assert list(store.tables()) == names[:1]
+        store.resize_cache(1 << 20)
+        store.restore("many")
+        assert sorted(store.tables()) == sorted(names)
 
 
 LAYOUTS = {

@@ -13,6 +13,7 @@ from embstore.device.cpu import CpuDevice
 from embstore.device.gpu import GpuDevice
 from embstore.host.memory import HUGE_PAGE_BYTES, lengthened, reserve
 from embstore.layout import Layout
+from embstore.row_keys import DENSE, RowKeys
 from embstore.storage.cold import count_absent
 from tests.faults.refusing import FullDisk
 from tests.kernels.emulation.runtime import EmulatedRuntime
@@ -42,12 +43,14 @@ def status_bytes(name):
 # Sizes
 
 
+@pytest.mark.parametrize("row_keys", [DENSE, RowKeys(3)], ids=["dense", "sparse"])
 @pytest.mark.parametrize(
     "layout", [Layout(1, 0, "sgd"), Layout(64, 1, "a"), Layout(4096, 8192, "b")]
 )
-def test_no_size_falls_when_the_budget_grows(layout):
-    """On this rests that the least budget is found from below."""
-    sizes = [Sizes.of(layout, budget, CpuDevice(1)) for budget in BUDGETS]
+def test_no_size_falls_when_the_budget_grows(layout, row_keys):
+    """On this rests that the least budget is found by bisection."""
+    device = CpuDevice(1)
+    sizes = [Sizes.of(layout, budget, device, 0, row_keys) for budget in BUDGETS]
     figures = np.array([(s.slab_slots, s.slots_max, s.staging_rows, s.least_bytes) for s in sizes])
     assert (np.diff(figures[:, [0, 2, 3]], axis=0) >= 0).all()
     assert (figures[:, 1] % figures[:, 0] == 0).all()
@@ -62,6 +65,18 @@ def test_slots_max_is_never_what_ends_growth(budget):
             sizes.slots_max
         )
         assert bytes_of_all > 0.999 * budget
+
+
+@pytest.mark.parametrize("row_keys", [DENSE, RowKeys(3)], ids=["dense", "sparse"])
+def test_a_slab_of_a_gpu_wastes_no_more_than_a_quarter_of_itself(row_keys):
+    """Of a megabyte and a bit CUDA allocates two."""
+    device = GpuDevice(EmulatedRuntime(), 1)
+    for layout in (Layout(1, 0, "sgd"), Layout(64, 1, "a"), Layout(300, 600, "b")):
+        sizes = [Sizes.of(layout, budget, device, 0, row_keys) for budget in BUDGETS]
+        slot_bytes = sizes[0].slot_bytes
+        assert max(each.slot_bytes for each in sizes) <= 1.25 * slot_bytes
+        assert (np.diff([each.slab_slots for each in sizes]) >= 0).all()
+        assert (np.diff([each.least_bytes for each in sizes]) >= 0).all()
 
 
 def test_slots_of_a_gpu_are_counted_in_int32():

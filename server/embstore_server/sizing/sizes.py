@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.cache.sizes import Sizes
+from embstore.cache.sizes import Sizes, least_bytes
 from embstore.device.cpu import CpuDevice
 from embstore.layout import ELEMENT_BYTES, Layout
 
@@ -36,7 +36,7 @@ def cache_bytes(layout: Layout, slots: int) -> int:
         sizes = Sizes.of(layout, max(needed, slots * layout.row_bytes), device)
         whole = -(-slots // sizes.slab_slots) * sizes.slab_slots
         index = device.memory.index_bytes(whole)
-        needed = max(whole * sizes.slot_bytes + index + sizes.staging_bytes, sizes.least_bytes)
+        needed = max(whole * sizes.slot_bytes + index + sizes.staging_bytes, least_bytes([sizes]))
     return needed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import embstore
-from embstore.cache.sizes import Sizes
+from embstore.cache.sizes import Sizes, least_bytes
 from embstore.commands import UpdateOptions
 from embstore.device.gpu import GpuDevice
 from embstore.device.runtime import DeviceArray
@@ -161,7 +161,7 @@ def budget_for(slots: int, dim: int, device: GpuDevice, below: int = 0) -> int:
     count = -(-slots // sizes.slab_slots) * sizes.slab_slots
     # The index is made for the slots that there may be, of which the last slab is not granted.
     index_bytes = device.memory.index_bytes(count + sizes.slab_slots)
-    needed = max(count * slot_bytes + index_bytes + sizes.staging_bytes, sizes.least_bytes)
+    needed = max(count * slot_bytes + index_bytes + sizes.staging_bytes, least_bytes([sizes]))
     return needed + below * METADATA_BYTES + device.memory.index_bytes(below)
 
 
