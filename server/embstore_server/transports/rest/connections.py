@@ -93,11 +93,15 @@ class _Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that is not HTTP; end the connection where its answer has gone already."""
+        """Refuse input that is not HTTP; end the connection where its answer has gone already. The
+        application's answer to a request that breaks off in this way is dropped."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
             self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
