@@ -3,7 +3,8 @@
 A command has one **right** (`Command.right`), which is needed on these names:
 
     tables     the tables that the command names; to create one, its future name
-    a label    commands `ON_ITS_LABEL` need theirs there, as if it were a table's name
+    a label    commands `ON_ITS_LABEL` need theirs there, as if it were a table's name; those that
+               read a table as of a label, on both
     a session  commands of a session need theirs on the session's tables; the server knows its
                tables
     everything a command that names none of these concerns all tables
@@ -24,6 +25,7 @@ EVERYTHING = "*"
 """As a pattern: every name. As a name: one that only that pattern matches."""
 
 _NAMING = {"table", "config", "tables", "ranks", "keys", "gradients"}
+_LABELS = "label", "since"
 _PATTERN = re.compile(r"[A-Za-z0-9_.*/-]{1,255}", re.ASCII)
 
 
@@ -43,6 +45,9 @@ def concerned(command: Command[Any]) -> tuple[str, ...]:
         return (cast(Any, command).label,)
     names: dict[str, None] = {}
     _add_names(command, names)
+    if names:  # else it is of all tables
+        labels = (getattr(command, field, None) for field in _LABELS)
+        names |= {label: None for label in labels if isinstance(label, str)}
     return tuple(names) or (EVERYTHING,)
 
 

@@ -139,7 +139,9 @@ def _was_kept(folder: Path, kernel: "Kernel", code: bytes) -> bool:
     new = _file(folder, kernel).with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(mode=0o700 if folder != PORTABLE else 0o777, parents=True, exist_ok=True)
-        new.write_bytes(sealed(kernel, code))
+        new.unlink(missing_ok=True)
+        with new.open("xb") as file:  # never through a link
+            file.write(sealed(kernel, code))
         new.replace(_file(folder, kernel))
     except OSError:
         with suppress(OSError):

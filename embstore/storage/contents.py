@@ -192,9 +192,11 @@ class Contents:
         return max((int(number) for number in digits if number.isdigit()), default=0)
 
     def missing(self) -> str:
-        """Return a file that the store needs and that is not there any more; "": all are. Any
-        thread."""
+        """Return a file that the store needs and that is not there any more, or the directory, in
+        whose place there may be a copy; "": all are. Any thread."""
         catalogue = self.catalogue
+        if not self._lock.is_of(self.files.root):
+            return str(self.files.root)
         here = {*self.files.list(""), *self._paths()}
         needed = [IDENTITY, catalogues.PATH, *catalogues.paths(catalogue)]
         gone = next((path for path in needed if path not in here), "")

@@ -155,9 +155,17 @@ class Lock:
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
+        """Of a file, and of its directory."""
         self._process = os.getpid()
         self._is_closed = False
         SPARE.begin()
+
+    def is_of(self, directory: Path) -> bool:
+        """Return whether a directory is the one that was locked, and no copy in its place."""
+        try:
+            return os.path.samestat(os.stat(directory), os.fstat(self.descriptors[-1]))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Release the locks. Closing twice is harmless."""

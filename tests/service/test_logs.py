@@ -205,10 +205,23 @@ def test_our_own_events_are_left_out_only_where_they_are_alike(lines):
     assert "n=3 left_out=2" in lines()[-1]
 
 
-def test_the_kinds_of_messages_that_are_remembered_are_few():
-    seldom = Seldom(lambda: 0.0)
-    for n in range(3000):
-        text = str(n).translate(str.maketrans("0123456789", "abcdefghij"))
-        record = logging.LogRecord("a", logging.WARNING, "", 0, text, (), None)
-        assert seldom.filter(record)
-    assert len(seldom._said) <= 1000
+def test_however_many_kinds_there_are_a_minute_has_few_lines():
+    now = [0.0]
+    seldom = Seldom(lambda: now[0])
+
+    def passed(count: int) -> list[str]:
+        """Return what is written of so many messages, all different, of which none has a digit."""
+        found = []
+        for n in range(count):
+            text = str(n).translate(str.maketrans("0123456789", "abcdefghij"))
+            record = logging.LogRecord("a", logging.WARNING, "", 0, text, (), None)
+            if seldom.filter(record):
+                found.append(record.getMessage())
+        return found
+
+    assert len(passed(3000)) == 1001
+    assert len(seldom._said) == 1001
+    assert not passed(5000)
+    now[0] += SELDOM_S
+    assert len(passed(5000)) <= 1001
+    assert len(seldom._said) <= 1001

@@ -197,12 +197,15 @@ async def test_loopback_answers_only_to_its_own_names(rest):
         for path in ("/healthz", "/metrics", "/api/v1/tables"):
             told = await rest.get(path, 403, Host=host)
             assert told["error"] == "PermissionDeniedError"
-    for host in ("localhost", "LOCALHOST:1", "127.1.2.3:80", "[::1]:8080", ""):
+    for host in ("localhost", "LOCALHOST:1", "127.1.2.3:80", "[::1]:8080", "localhost.", ""):
         await rest.get("/api/v1/tables", Host=host)
 
 
 async def test_a_host_that_is_no_name_and_no_address_is_refused(rest):
     for host in ("[::1].evil.com", "[::1", "::1", "127.0.0.1:1@evil.com", "localhost:80:80", "[]"):
+        await rest.get("/healthz", 403, Host=host)
+    strange = ("localhost..", ".", ".localhost", "-", "127.0.0.1.", "[127.0.0.1]", "[1:2]")
+    for host in (*strange, "localhost:99999", "a@localhost", "localhost, localhost", "[::1%lo]"):
         await rest.get("/healthz", 403, Host=host)
 
 

@@ -8,26 +8,17 @@ is logged, and changes nothing. Event loop only.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from embstore.errors import InvalidArgumentError, UnauthenticatedError
+from embstore_server.access.certificate_names import names_of_peer
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.access.tokens import NOBODY, Entry, read, split_token
 from embstore_server.telemetry.logs import event
 
 _SCHEME = "bearer "
-_CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
-
-
-def certificate_names(auth_context: Mapping[str, Sequence[bytes]]) -> list[str]:
-    """Return the names in the certificate that gRPC has verified of a peer; none without."""
-    return [
-        name.decode(errors="replace")
-        for key in _CERTIFICATE_NAMES
-        for name in auth_context.get(key, ())
-    ]
 
 
 class Callers:
@@ -72,17 +63,23 @@ class Callers:
     def principal_of(self, context: Any) -> Principal:
         """Return the principal of a gRPC call, by its context. Raises UnauthenticatedError."""
         authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
-        return self.principal(str(authorization), certificate_names(context.auth_context()))
+        return self.principal(str(authorization), names_of_peer(context.auth_context()))
 
-    def principal(self, authorization: str, certificate_names: Iterable[str]) -> Principal:
+    def principal(self, authorization: str, certificate_names: Collection[str]) -> Principal:
         """Return the principal of a call: by the header that was sent, "" for none, else by the
-        names of a certificate that was verified.
+        name in a certificate that was verified; a certificate of several names is refused.
 
         Raises UnauthenticatedError.
         """
         if self._path is None:
             return ANYBODY
         if not authorization:
+            if len(certificate_names) > 1 or "" in certificate_names:
+                found = len(certificate_names) if any(certificate_names) else "an empty one"
+                raise UnauthenticatedError(
+                    "expected a certificate of one name (its DNS names and mail addresses, and its "
+                    f"common name where it has none of these), found {found}"
+                )
             for name in certificate_names:
                 entry = self._entries.get(name)
                 if entry is not None and entry.secret is None:

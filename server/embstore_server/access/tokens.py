@@ -22,7 +22,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -30,7 +31,7 @@ from secrets import token_urlsafe
 from typing import Any
 
 from embstore.commands import Right
-from embstore.errors import InvalidArgumentError
+from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
 from embstore.rights import EVERYTHING, is_pattern
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
@@ -230,8 +231,25 @@ def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bo
             f"tokens {path}: expected a directory {path.parent}, found none; make it: "
             f"mkdir -p {shlex.quote(str(path.parent))}"
         )
-    with open(path.with_name(f"{path.name}.lock"), "a") as lock:
+    try:
+        with _locked(path):
+            entries = {} if may_be_new and not path.exists() else read(path)
+            how(entries)
+            write(path, entries)
+    except OSError as exc:
+        if isinstance(exc, EmbstoreError):
+            raise
+        raise StorageError(exc.errno, f"tokens {path}: {exc.strerror}: {exc.filename}") from exc
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let no other process change a file inside. A link in the lock's place is not followed: it
+    would make a file elsewhere."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        entries = {} if may_be_new and not path.exists() else read(path)
-        how(entries)
-        write(path, entries)
+        yield
+    finally:
+        os.close(lock)

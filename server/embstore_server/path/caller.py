@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from embstore_server.path.worker import Task
 
 
-REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
-"""Codes of calls that were not let in. These can be sent as often as their sender likes: of those
-of one verb, code and token the log has one a minute."""
-
-
 @dataclass
 class Caller:
     """The caller of a call, its deadline, and its cost so far.
@@ -60,6 +55,9 @@ class Caller:
     shared_lane: str = ""
     """The lane of callers without a name; "": each has the lane of its peer."""
     audited: str = ""
+    is_let_in: bool = False
+    """It has the right to its command. Other calls can be sent as often as their sender likes: of
+    those of one verb, code and token the log has one a minute."""
     gone: Callable[[], Awaitable[None]] | None = None
     """Waits until its client has gone; None: the call is cancelled then."""
     place: Place | None = None
@@ -136,7 +134,7 @@ def observe(
     is one that the caller has not noted."""
     seconds = monotonic() - caller.started
     is_slow = seconds * 1000 >= slow_call_ms
-    kind = caller.verb, code, caller.principal.name
+    alike = () if caller.is_let_in else (caller.verb, code, caller.principal.name)
     metrics.observe_call(
         caller.verb,
         code,
@@ -156,7 +154,7 @@ def observe(
             token=caller.principal.name,
             peer=caller.peer,
             request=caller.request,
-            alike=kind if code in REFUSED else (),
+            alike=alike,
         )
     if is_slow:
         if command is not None:
@@ -165,8 +163,7 @@ def observe(
         slow = _slow_call(caller, code, seconds)
         metrics.slow_calls.add(slow)
         said = {name: value for name, value in vars(slow).items() if name != "ended_at"}
-        is_let_in = caller.tables or caller.session  # else it took long to come, or to be refused
-        event(logging.WARNING, "slow call", **said, alike=() if is_let_in else kind)
+        event(logging.WARNING, "slow call", **said, alike=alike)
     if metrics.traces is not None:
         if command is not None:
             caller.note(command)

@@ -2,7 +2,7 @@
 
 One function, for every transport: the right is the command's (`Command.right`), the names it is
 needed on are those that the command, or its session, has. Commands of administration are noted for
-the log, refused or not.
+the log, refused or not, and so is whether the caller has the right.
 """
 
 from collections.abc import Callable
@@ -58,6 +58,7 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
     if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
+        caller.is_let_in = bool(principal.rights)  # else it can do nothing but ask
         return command
     is_named = session is not None and names == (EVERYTHING,)
     member = None if is_named else getattr(command, "member", None)
@@ -68,4 +69,5 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
         principal.check_session(facts.name)
         names = facts.tables
     principal.check(command.right, names)
+    caller.is_let_in = True
     return command

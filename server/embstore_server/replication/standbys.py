@@ -40,7 +40,6 @@ from embstore_proto.received import parse
 from embstore_proto.status import answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.answers import answered_error, drop_trace
-from embstore_server.path.caller import REFUSED
 from embstore_server.path.served import Served
 from embstore_server.telemetry.logs import event
 from embstore_server.transports.grpc.endings import refuse, sent
@@ -171,10 +170,11 @@ class Standbys:
 
     async def _follow(self, requests: AsyncIterator[bytes], context: Any) -> None:
         await sent(context.send_initial_metadata(()))
-        name, code = "", "OK"
+        name, code, is_let_in = "", "OK", False
         try:
             name = self._service.callers.principal_of(context).name
             self._let_in(context)
+            is_let_in = True
             await self._answer(requests, context)
         except Exception as exc:
             error = answered_error(exc, "Follow")
@@ -185,7 +185,7 @@ class Standbys:
         finally:
             if name or code != "UNAUTHENTICATED":  # else the caller is unknown
                 who = {"token": name, "peer": context.peer()}
-                alike = ("Follow", code, name) if code in REFUSED else ()
+                alike = () if is_let_in else ("Follow", code, name)
                 event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who, alike=alike)
 
     def _let_in(self, context: Any) -> None:

@@ -13,8 +13,9 @@ value with spaces, quotes or `=` is quoted: a line always splits into its fields
 plain line, indented, where no event can begin.
 
 A message that a library repeats is logged once a minute, with its count: a client that sends
-garbage to a port could fill the disk otherwise. Events caused by refused callers are limited in the
-same way.
+garbage to a port could fill the disk otherwise. Events caused by callers without a right are
+limited in the same way. A minute has at most _KINDS_MAX kinds of such messages, and one kind for
+all others: a caller that varies names and addresses writes no more.
 """
 
 import json
@@ -34,6 +35,8 @@ _ALIKE_CHARACTERS = 200
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
 """Numbers and addresses, by which two messages may differ and still be alike."""
 _KINDS_MAX = 1000
+_OTHERS = ("others",)
+"""The kind of what comes when a minute has its number of kinds."""
 _FIELDS, _ALIKE = "embstore_fields", "embstore_alike"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
 """Characters, apart from letters and digits, that a plain value has unquoted."""
@@ -87,6 +90,7 @@ class Seldom(logging.Filter):
         super().__init__()
         self._clock = clock
         self._said: dict[tuple[str, ...], _Said] = {}
+        """By kind; first is what may be said again first."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is to be written; add the number of suppressed ones to it."""
@@ -94,16 +98,24 @@ class Seldom(logging.Filter):
         if not key:
             return True
         now = self._clock()
+        if key not in self._said and len(self._said) >= _KINDS_MAX:
+            key = self._room_for(key, now)
         said = self._said.get(key)
         if said is not None and now < said.next_at:
             said.left_out += 1
             return False
         if said is not None and said.left_out:
             _add_left_out(record, said.left_out)
-        if len(self._said) >= _KINDS_MAX:
-            self._said.clear()
+        self._said.pop(key, None)
         self._said[key] = _Said(now + SELDOM_S)
         return True
+
+    def _room_for(self, key: tuple[str, ...], now: float) -> tuple[str, ...]:
+        """Forget kinds that may be said again; return a new kind, or that of all others where there
+        is still no room for it."""
+        while self._said and now >= next(iter(self._said.values())).next_at:
+            del self._said[next(iter(self._said))]
+        return key if len(self._said) < _KINDS_MAX else _OTHERS
 
 
 def _key(record: logging.LogRecord) -> tuple[str, ...]:
@@ -115,7 +127,7 @@ def _key(record: logging.LogRecord) -> tuple[str, ...]:
         return ()
     error = record.exc_info[1] if record.exc_info else None
     words = _WITH_DIGITS.sub("#", record.getMessage())[:_ALIKE_CHARACTERS]
-    return record.name, words, _WITH_DIGITS.sub("#", repr(error))
+    return record.name, words, _WITH_DIGITS.sub("#", repr(error))[:_ALIKE_CHARACTERS]
 
 
 def _add_left_out(record: logging.LogRecord, count: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from embstore import commands as c
 from embstore.commands import Right
 from embstore.errors import (
+    CheckpointNotFoundError,
     DeadlineError,
     InvalidArgumentError,
     OutcomeUnknownError,
@@ -333,6 +334,29 @@ def test_a_denial_is_the_same_whether_the_table_is_there_or_not(server):
             writer.execute(c.Lookup((c.TableKeys("a/t", None, KEYS), c.TableKeys("b/t", 3, KEYS))))
     told = str(caught.value)
     assert "read on 'b/t'" in told and "'writer'" in told and "write on 'a/*'" in told
+
+
+def test_a_scan_tells_nothing_of_labels_that_may_not_be_read(server):
+    """Whether there is such a label or not, the refusal is the same."""
+    with (
+        Caller(server.address, token_of("operator")) as operator,
+        Caller(server.address, token_of("reader")) as reader,
+    ):
+        for label in ("b/made", "a/made"):
+            operator.execute(c.Checkpoint(label, {}))
+
+        def denial(**labels: str) -> str:
+            command = c.OpenScan("of a reader of its own", "a/t", **labels)
+            with pytest.raises(PermissionDeniedError) as caught:
+                reader.execute(command)
+            return str(caught.value).replace(*labels.values(), "LABEL")
+
+        for at in ("label", "since"):
+            assert denial(**{at: "b/made"}) == denial(**{at: "b/none"})
+            assert denial(**{at: "first"}) == denial(**{at: "none"})
+        reader.execute(c.OpenScan("of a reader of its own", "a/t", label="a/made"))
+        with pytest.raises(CheckpointNotFoundError):
+            reader.execute(c.OpenScan("of a reader of its own", "a/t", since="a/none"))
 
 
 # What is logged

@@ -3,19 +3,23 @@
 import socket
 import ssl
 import threading
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from cryptography import x509
 
+from embstore import commands as c
 from embstore.errors import InvalidArgumentError, UnauthenticatedError
 from embstore_client import connect
 from embstore_server.access.certificates import Certificates
+from embstore_server.access.tokens import Entry, right_named, write
 from embstore_server.setup.launch import ServerProcess
 from embstore_server.setup.settings import Settings
 from tests.service.access.certificates import Authority, server_settings
-from tests.service.access.tenants import serving, token_of, write_tokens
+from tests.service.access.tenants import Caller, serving, token_of, write_tokens
 
 
 @pytest.fixture
@@ -80,6 +84,79 @@ def test_tls_of_both_ports_and_a_new_certificate_at_sighup(tmp_path, authority):
         connect(server.address, tls_ca=other.file, **options).close()
         with pytest.raises(httpx.ConnectError):
             served(authority, pair)
+
+
+OF_NOBODY = x509.DNSName("else.example")
+OPERATOR = x509.DNSName("operator")
+MAIL = x509.RFC822Name("operator@b.example")
+UNFITTING = [
+    x509.UniformResourceIdentifier("operator"),
+    x509.IPAddress(ip_address("10.0.0.1")),
+    x509.RegisteredID(x509.ObjectIdentifier("1.2.3")),
+    x509.DirectoryName(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "operator")])),
+]
+NAMES = {
+    "common": (["operator"], [], True),
+    "alternative": ([], [OPERATOR], True),
+    "alternative-of-an-unknown-common": (["nobody"], [OPERATOR], True),
+    "twice-the-same": (["operator"], [OPERATOR, OPERATOR], True),
+    "mail": ([], [MAIL], True),
+    "common-and-unfitting": (["operator"], UNFITTING, True),
+    "common-does-not-count": (["operator"], [OF_NOBODY], False),
+    "common-does-not-count-beside-mail": (["operator"], [x509.RFC822Name("a@b.example")], False),
+    "unfitting-alone": ([], UNFITTING, False),
+    "two-common": (["operator", "nobody"], [], False),
+    "two-common-turned": (["nobody", "operator"], [], False),
+    "two-alternative": ([], [OPERATOR, OF_NOBODY], False),
+    "two-alternative-turned": ([], [OF_NOBODY, OPERATOR], False),
+    "two-that-are-known": ([], [OPERATOR, MAIL], False),
+    "empty-common": ([""], [], False),
+    "empty-alternative": (["operator"], [x509.DNSName("")], False),
+    "none": ([], [], False),
+    "wildcard": ([], [x509.DNSName("*")], False),
+    "capitals": (["OPERATOR"], [], False),
+    "with-a-zero": (["operator\0.example"], [], False),
+}
+"""Common and alternative names, and whether they stand for one who is known; OU=operator in all."""
+
+
+def test_both_ports_take_one_name_of_rfc_6125(tmp_path, authority):
+    tokens = tmp_path / "names.json"
+    rights = {"*": right_named("admin")}
+    write(
+        tokens, {n: Entry(n, None, rights) for n in ("operator", "operator@b.example", "10.0.0.1")}
+    )
+    settings = server_settings(authority) | {"tls_client_ca": authority.file, "tokens": tokens}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    more = ("--device", "cpu", "--cache-bytes", "1MiB")
+    with ServerProcess(tmp_path / "store", *flags, *more) as server:
+        for name, (common_names, others, is_known) in NAMES.items():
+            pair = authority.strange_pair(name, common_names, others)
+            found = grpc_refusal(server, authority, pair), rest_refusal(server, authority, pair)
+            assert found[0] == found[1], name
+            assert (found[0] == "") == is_known, (name, found)
+            assert ("expected a certificate of one name" in found[0]) == (
+                name.startswith(("two-", "empty-")) and name != "twice-the-same"
+            ), (name, found)
+
+
+def grpc_refusal(server: ServerProcess, authority: Authority, pair: tuple[Path, Path]) -> str:
+    with Caller(server.address, credentials=authority.credentials(pair)) as caller:
+        try:
+            caller.execute(c.ListTables())
+        except UnauthenticatedError as exc:
+            return str(exc)
+    return ""
+
+
+def rest_refusal(server: ServerProcess, authority: Authority, pair: tuple[Path, Path]) -> str:
+    context = ssl.create_default_context(cafile=str(authority.file))
+    context.load_cert_chain(*map(str, pair))
+    answer = httpx.get(f"https://{server.admin}/api/v1/tables", verify=context, timeout=300.0)
+    if answer.status_code == 200:
+        return ""
+    assert answer.status_code == 401
+    return str(answer.json()["message"])
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

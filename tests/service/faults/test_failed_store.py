@@ -7,11 +7,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import embstore
+from embstore.config import Limits
 from embstore.errors import StorageError, StoreClosedError
+from embstore.storage.format import PAGE_BYTES
 from embstore_proto.status import NOT_AGAIN_METADATA
 from tests.faults.refusing import RefusingFiles
 from tests.service.faults.following import connected, server
@@ -96,23 +99,48 @@ def test_server_ends_and_the_next_one_has_the_last_commit(failed, files, serve):
         assert [kept.label for kept in store.checkpoints()] == ["good"]
 
 
-@pytest.mark.parametrize("name", ["commands", "log", "store.json"])
+def take_away(path: Path, name: str) -> None:
+    """Remove a file or folder of a store; or move the store, and leave a copy in its place."""
+    if name in ("copied", "moved"):
+        path.rename(path.parent / "elsewhere")
+        if name == "copied":
+            ignored = shutil.ignore_patterns("socket")
+            shutil.copytree(path.parent / "elsewhere", path, ignore=ignored)
+    else:
+        gone = path / name
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["commands", "log", "base", "CATALOGUE", "store.json", "copied", "moved"]
+)
 def test_what_is_removed_below_a_server_is_told(serve, quick_path, name):
     path = quick_path / "store"
+    folding = Limits(fold_bytes=PAGE_BYTES, fold_segments=1)
     served = serve(
         open_store=lambda: embstore.open(
-            path, durability="commands", cache_bytes=1 << 22, threads=1, commit_every_s=0.0
+            path,
+            durability="commands",
+            cache_bytes=1 << 22,
+            threads=1,
+            commit_every_s=0.0,
+            limits=folding if name == "base" else Limits(),
         )
     )
     served.on_engine(make_tables)
     with served.connect() as store:
         store.update(gradients(1))
         store.checkpoint("one")
-        gone = path / name
-        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+        served.on_engine(lambda own: own.executor.storage.merges.finish())
+        store.checkpoint("two")
+        take_away(path, name)
         on_loop(served.service.room.look())
-        assert f"{name}" in served.service.unready
+        assert path.name in served.service.unready or name in served.service.unready
         assert "was removed while the store was open" in served.service.unready
+        with grpc.insecure_channel(served.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            serving = health_pb2.HealthCheckResponse.SERVING
+            until(lambda: health.Check(health_pb2.HealthCheckRequest()).status != serving)
         with pytest.raises(StoreClosedError, match="was removed"):
             store.update(gradients(2))
 

@@ -24,7 +24,7 @@ from embstore_proto.frame import Blank, Framed
 from embstore_proto.received import Assembly
 from embstore_proto.status import NOT_AGAIN_METADATA
 from embstore_proto.verbs import SERVICE, VERBS, Verb
-from embstore_server.access.callers import certificate_names
+from embstore_server.access.certificate_names import names_of_peer
 from embstore_server.path.caller import Caller
 from embstore_server.path.calls import BRIEF_BYTES, Calls
 from embstore_server.path.inflight import Reservation
@@ -129,7 +129,7 @@ class GrpcIncoming:
         self._in_chunks = in_chunks
         self._metadata = dict(context.invocation_metadata() or ())
         self.authorization = str(self._metadata.get("authorization", ""))
-        self.certificate_names: Sequence[str] = certificate_names(context.auth_context())
+        self.certificate_names: Sequence[str] = names_of_peer(context.auth_context())
 
     def caller(self, verb: str) -> Caller:
         """Return the caller, with the call's deadline."""

@@ -21,6 +21,8 @@ from weakref import WeakKeyDictionary
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from embstore_server.access.certificate_names import names_in
+
 CERTIFICATE_NAMES = "certificate_names"
 """Key of a request's state: the names in the certificate that its client has shown."""
 
@@ -67,11 +69,10 @@ def protocol(handshake_timeout_s: float) -> Any:
     return partial(_Connection, handshake_timeout_s=handshake_timeout_s)
 
 
-def _names_in(transport: Any) -> list[str]:
-    certificate = transport.get_extra_info("peercert") or {}
-    names = [name for _, name in certificate.get("subjectAltName", ())]
-    parts = [part for group in certificate.get("subject", ()) for part in group]
-    return names + [value for kind, value in parts if kind == "commonName"]
+def _names_in(transport: Any) -> tuple[str, ...]:
+    tls = transport.get_extra_info("ssl_object")
+    certificate = None if tls is None else tls.getpeercert(binary_form=True)
+    return names_in(certificate) if certificate else ()
 
 
 class _Connection(H11Protocol):
@@ -92,11 +93,15 @@ class _Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that is not HTTP; end the connection where its answer has gone already."""
+        """Refuse input that is not HTTP; end the connection where its answer has gone already. The
+        application's answer to a request that breaks off in this way is dropped."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
             self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

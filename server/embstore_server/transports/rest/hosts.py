@@ -6,13 +6,22 @@ from ipaddress import ip_address
 _PRIVATE_ENDS = (".svc", ".local", ".internal", ".localhost", ".home.arpa")
 """Endings of names that no public server resolves: RFC 6762, 6761 and 8375, and Kubernetes."""
 
-_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII | re.IGNORECASE)
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::([0-9]{0,5}))?", re.ASCII | re.IGNORECASE)
+_NAME = re.compile(r"\w[\w-]*(?:\.\w[\w-]*)*\.?", re.ASCII)
+_PORT_MAX = 65535
 
 
 def name_of(host: str) -> str | None:
-    """Return the name in a `Host`, in small letters; None where it is no name and no address."""
+    """Return the name in a `Host`, in small letters, without the dot that ends a full name; None
+    where it is no name and no address: only IPv6 has brackets, and an address has no such dot."""
     match = _HOST.fullmatch(host)
-    return match and (match[1] or match[2]).lower().rstrip(".")
+    if match is None or int(match[3] or 0) > _PORT_MAX:
+        return None
+    if match[1]:
+        return match[1].lower() if ":" in match[1] and is_address(match[1]) else None
+    name = match[2].lower()
+    bare = name.removesuffix(".")
+    return bare if _NAME.fullmatch(name) and not (name != bare and is_address(bare)) else None
 
 
 def is_private(name: str) -> bool:

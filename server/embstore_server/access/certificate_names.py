@@ -1,0 +1,79 @@
+"""The names in a client's certificate, by RFC 6125: those of its subject alternative names alone,
+where it has some that can name a caller (DNS names, mail addresses); else its common names.
+
+A certificate comes as DER, verified by the TLS of its port, and both ports ask this one reader:
+what gRPC and Python's `ssl` tell of a certificate differs (of two common names one has the first,
+the other both).
+"""
+
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+_COMMON_NAME, _ALTERNATIVE_NAMES = b"\x55\x04\x03", b"\x55\x1d\x11"
+"""Object identifiers 2.5.4.3 and 2.5.29.17."""
+_MAIL, _DNS = 0x81, 0x82
+_VERSION, _EXTENSIONS = 0xA0, 0xA3
+_SUBJECT = 4
+"""Of a certificate's fields, after the version."""
+_WIDE = 0x1E
+"""A text of UTF-16 (BMPString); all others are read as UTF-8: names of tokens are ASCII."""
+
+
+def names_of_peer(auth_context: Mapping[str, Sequence[bytes]]) -> tuple[str, ...]:
+    """Return the names in the certificate that gRPC has verified of a peer; none without."""
+    found = auth_context.get("x509_pem_cert", ())
+    return _names_in_pem(bytes(found[0])) if found else ()
+
+
+@lru_cache(maxsize=1024)
+def _names_in_pem(pem: bytes) -> tuple[str, ...]:
+    return names_in(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
+
+
+def names_in(der: bytes) -> tuple[str, ...]:
+    """Return the different names in a certificate; of one that is none, no names."""
+    try:
+        ((_, certificate),) = _elements(der)
+        fields = list(_elements(next(_elements(certificate))[1]))
+        if fields[0][0] == _VERSION:
+            del fields[0]
+        extensions = next((content for tag, content in fields if tag == _EXTENSIONS), b"")
+        names = list(_alternative_names(extensions)) or list(_common_names(fields[_SUBJECT][1]))
+    except (IndexError, ValueError, StopIteration):
+        return ()
+    return tuple(dict.fromkeys(names))
+
+
+def _alternative_names(extensions: bytes) -> Iterator[str]:
+    for _, one in _elements(extensions):
+        for _, extension in _elements(one):
+            (_, identifier), *_, (_, value) = _elements(extension)
+            if identifier == _ALTERNATIVE_NAMES:
+                ((_, names),) = _elements(value)
+                yield from (_text(n, 0) for tag, n in _elements(names) if tag in (_MAIL, _DNS))
+
+
+def _common_names(subject: bytes) -> Iterator[str]:
+    for _, group in _elements(subject):
+        for _, attribute in _elements(group):
+            (_, identifier), (tag, value) = _elements(attribute)
+            if identifier == _COMMON_NAME:
+                yield _text(value, tag)
+
+
+def _text(content: bytes, tag: int) -> str:
+    return content.decode("utf-16-be" if tag == _WIDE else "utf-8", "replace")
+
+
+def _elements(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield tag and content of each element of DER."""
+    at = 0
+    while at < len(content):
+        tag, length = content[at], content[at + 1]
+        at += 2
+        if length & 0x80:
+            count = length & 0x7F
+            at, length = at + count, int.from_bytes(content[at : at + count], "big")
+        yield tag, content[at : at + length]
+        at += length

@@ -1,0 +1,145 @@
+"""What commands write and remove: the files that they were told, and nothing beside these.
+
+The table in docs/guide/security.md says which these are.
+"""
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embstore.arithmetic import cached
+from embstore_proto.addresses import unix_socket_address
+from embstore_server.setup.launch import ServerProcess
+from tests.service.frequency_samples import profile_of
+from tests.strange_files import listing, strew
+
+
+class Watched:
+    """A folder full of files of others, which is the working directory."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder, self.outside = tmp_path / "folder", tmp_path / "outside"
+        strew(self.folder, self.outside)
+        self._others = listing(self.folder)
+        self._top = self._of_others = {name.split("/")[0] for name in self._others}
+
+    def check(self, what: object, *made: str) -> None:
+        """See that since the last time these came into the folder, and nothing else, also not into
+        folders of others, and that what others have there is as it was."""
+        found = listing(self.folder)
+        theirs = {n: of for n, of in found.items() if n.split("/")[0] in self._of_others}
+        assert theirs == self._others, what
+        top = {name.split("/")[0] for name in found}
+        assert top == self._top | set(made), what
+        self._top = top
+        assert listing(self.outside).keys() == {"victim"}, what
+        assert (self.outside / "victim").read_bytes() == b"precious", what
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    made = Watched(tmp_path)
+    monkeypatch.chdir(made.folder)
+    return made
+
+
+def test_commands_write_what_they_were_told_and_nothing_else(watched, typed, shell):
+    profile_of({"ads": {1: 5, 2: 3}}).save("in.profile")
+    watched.check("save", "in.profile")
+    tokens = "--tokens", "tokens.json"
+    steps: list[tuple[Callable[..., Any], list[str], list[str]]] = [
+        (typed, ["export", "ads", "-o", "rows.npy"], ["rows.npy"]),
+        (typed, ["export", "ads", "-o", "rows.npy"], []),
+        (typed, ["import", "ads", "rows.npy"], []),
+        (typed, ["import-profile", "in.profile"], []),
+        (typed, ["export-profile", "-o", "out.profile", "--source", "imported"], ["out.profile"]),
+        (shell, ["hotset", "--profile", "in.profile", "--budget", "1MiB", "-o", "hot"], ["hot"]),
+        (typed, ["pin-hotset", "hot"], []),
+        (typed, ["checkpoint", "one"], []),
+        (typed, ["backup", str(watched.folder / "kept")], ["kept"]),
+        (typed, ["backup", str(watched.folder / "kept"), "--label", "one"], []),
+        (shell, ["verify", "kept"], []),
+        (shell, ["restore-from", "kept", "again"], ["again"]),
+        (shell, ["verify", "again"], []),
+        (
+            shell,
+            ["token", "add", "a", "--right", "read", "--tables", "*", *tokens],
+            ["tokens.json"],
+        ),
+        (shell, ["token", "limit", "a", "--to", "tables=2", *tokens], []),
+        (shell, ["token", "list", *tokens], []),
+        (shell, ["token", "remove", "a", "--yes", *tokens], []),
+    ]
+    for run, words, made in steps:
+        ended = run(*words)
+        assert ended.status == 0, (words, ended.err)
+        locks = ["tokens.json.lock"] if made == ["tokens.json"] else []
+        watched.check(words, *made, *locks)
+    doctor = shell("doctor", "--data", "again")
+    watched.check(["doctor", doctor.err])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "ads", "-o", "FILE"],
+        ["export-profile", "-o", "FILE"],
+        ["backup", "FILE"],
+    ],
+)
+def test_commands_of_a_server_follow_no_link_at_a_temporary_name(watched, typed, words):
+    follow_none(watched, typed, [w.replace("FILE", str(watched.folder / "x.npy")) for w in words])
+
+
+def test_tokens_follow_no_link_at_a_temporary_name(watched, shell):
+    words = ["token", "add", "a", "--right", "read", "--tables", "*", "--tokens", "x.npy"]
+    follow_none(watched, shell, words)
+
+
+def follow_none(watched: Watched, run: Callable[..., Any], words: list[str]) -> None:
+    """Have links lie where a command may write first; it is refused, or takes their places."""
+    for ending in ("new", "lock", "part", "embstore-part", "tmp"):
+        for target in ("victim", "none"):
+            link = watched.folder / f"x.npy.{ending}"
+            link.symlink_to(watched.outside / target)
+            assert run(*words).status in (0, 1, 2)
+            assert listing(watched.outside).keys() == {"victim"}, (ending, target)
+            assert (watched.outside / "victim").read_bytes() == b"precious", (ending, target)
+            for left in watched.folder.glob("x.npy*"):
+                left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
+
+
+def test_a_kept_kernel_is_written_through_no_link(watched, monkeypatch):
+    monkeypatch.setattr(cached, "_file", lambda folder, kernel: Path(folder, "kernel.nbc"))
+    monkeypatch.setattr(cached, "_folders", lambda: iter([watched.folder]))
+    monkeypatch.setattr(cached.os, "getpid", lambda: 7)
+    Path("kernel.7").symlink_to(watched.outside / "victim")
+    monkeypatch.setattr(cached, "sealed", lambda kernel, code: code)
+    kernel: Any = None
+    assert cached.keep(kernel, b"code") == [watched.folder]
+    watched.check("keep", "kernel.nbc")
+
+
+def test_a_server_writes_its_directory_and_its_socket(watched):
+    options = ("--device", "cpu", "--cache-bytes", "1MiB", "--socket", "own.socket")
+    with ServerProcess("store", *options) as server:
+        watched.check("serve", "store", "own.socket")
+        server.kill()
+        assert Path("own.socket").is_socket()
+    Path("theirs.socket").symlink_to(watched.outside / "none")
+    refused = socket.socket(socket.AF_UNIX)
+    with refused, unix_socket_address(Path("listening.socket")) as address:
+        refused.bind(address)
+        refused.listen()
+        watched.check("listen", "theirs.socket", "listening.socket")
+        for name in ("to-file", "folder", "pipe", "theirs.socket", "listening.socket", "*"):
+            with pytest.raises(Exception, match="before it was ready"):
+                ServerProcess("store", *options[:-1], name).start()
+            watched.check(name)
+    with ServerProcess("store", *options):
+        watched.check("serve again")
+    assert not Path("own.socket").exists()
