@@ -74,6 +74,7 @@ class Contents:
         self.failure: EmbstoreError | None = None
         self.irreversible = Irreversible(self)
         self.removal = Removal(files)
+        self._encoder = catalogues.Encoder()
         self._lock = _lock_directory(files, read_only=read_only)
         try:
             if not read_only:
@@ -99,8 +100,7 @@ class Contents:
         self.base = Base(self.files, self.store_id)
         self.base.use(self.base.open(catalogue.runs))
         self._load_log(catalogue)
-        head = {t.table_id for t in catalogue.head.tables}
-        for table_id in catalogue.table_ids() - head:
+        for table_id in catalogue.table_ids() - catalogue.head.table_ids:
             self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
         self.log.forgetful = False  # forgotten records are not in the head
         self.ids = Ids(self.files, self.store_id, self._new_number)
@@ -128,7 +128,7 @@ class Contents:
 
     def name(self, table: TableEntry) -> None:
         """Note the name of a table, for messages."""
-        self.names[table.table_id] = table.config().name
+        self.names[table.table_id] = str(table.identity["name"])
 
     def new_run(self, commit: int, part_bytes: int) -> RunWriter:
         """Start a run of the base, which nothing names yet."""
@@ -191,7 +191,7 @@ class Contents:
         if missing := self.missing():
             self.fail(gone := removed(missing))
             raise gone
-        content = catalogues.encode(new)
+        content = self._encoder.encode(new)
         try:
             self.files.replace(catalogues.PATH, content)
         except StorageError as exc:

@@ -161,7 +161,7 @@ class Ids:
 
         Raises CapacityError: no room; nothing has changed.
         """
-        heads = {table.table_id for table in catalogue.head.tables} & self.tables.keys()
+        heads = catalogue.head.table_ids & self.tables.keys()
         found = [entry for entry in catalogue.ids if entry.table_id not in heads]
         for table_id in heads:
             numbers = self.tables[table_id]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from embstore.results import KeptCheckpoint
 from embstore.storage.catalogue import (
     Catalogue,
     PartEntry,
@@ -14,6 +13,7 @@ from embstore.storage.catalogue import (
     encode,
     unnamed,
 )
+from embstore.storage.states import KeptState
 from tests.unit.storage_samples import STORE_ID, table_entry
 
 
@@ -28,7 +28,7 @@ def full():
         next_table_id=5,
         next_segment=17,
         head=states[2],
-        checkpoints=(KeptCheckpoint("a", metadata, states[0]), KeptCheckpoint("b", {}, states[1])),
+        checkpoints=(KeptState("a", metadata, states[0]), KeptState("b", {}, states[1])),
         segments=tuple(SegmentEntry(*s, 4096, 7) for s in ((3, 4), (9, 5), (8, 6), (16, 8))),
         runs=((PartEntry(2, 0, 4, 5, 2 << 40, 4096, 9), PartEntry(2, 1, 3, 2 << 40, 4 << 40, 9, 1)),
               (PartEntry(7, 0, 6, 3 << 40, 3 << 40 | 5, 8192, 2),)),
