@@ -138,7 +138,7 @@ class Ids:
 
     def create(self, table: TableEntry) -> None:
         """Note a new table, if its keys are sparse."""
-        if table.config().is_sparse:
+        if table.identity["key_space"] == "sparse":
             self.tables[table.table_id] = RowNumbers(table.table_id)
 
     def drop(self, table_id: int) -> None:

@@ -7,8 +7,8 @@ trained between two labels, a label costs an id and a t each: rows, rate and ide
     table   [id, t]   [id, t, rows, learning_rate]   [id, t, rows, learning_rate, identity]
     place   [session, step]   [session, step, table_ids]
 
-What a shorter form leaves out is as in the state before. A table that is new is behind the others;
-the places that are as before, and in their order, come first, and then all that are written.
+What a shorter form leaves out is as in the state before. A table that is new is behind the others.
+Places have an order: those that are as before, and in their order, come first, then all others.
 """
 
 import json
@@ -76,13 +76,13 @@ def changes(before: State, state: State) -> dict[str, Any]:
             old = tables.pop(entry.table_id, None)
             if old is not entry and old != entry:
                 changed.append(_row(entry, old))
-    same = list(_same_places(before, state))
+    same = set(_same_places(before, state))
     return {
         "commit": state.commit,
         "command": state.command,
         "dropped": list(tables),
         "tables": changed,
-        "forgotten": list(before.places.keys() - same),
+        "forgotten": [name for name in before.places if name not in same],
         "places": [
             _place_row(name, place, before.places.get(name))
             for name, place in list(state.places.items())[len(same) :]
