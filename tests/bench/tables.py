@@ -3,8 +3,9 @@
     python -m tests.bench.tables [TABLES] [LABELS]
 
 In this process, and over gRPC at a server, each at its own default durability: TABLES tables are
-made, then LABELS times an update of one table and a checkpoint. The last line is the case that
-shares nothing: every table is updated before each checkpoint, in this process.
+made, then LABELS times an update of one table and a checkpoint. At last the case that shares
+nothing: every table is updated before each checkpoint, in this process. Medians; of each also the
+processor time of the calling thread, which does not depend on what else the machine does.
 """
 
 import os
@@ -13,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -44,10 +46,8 @@ def _embedded(data: Path, tables: int, labels: int, *, all_change: bool) -> None
     print(f"embedded, {'every table' if all_change else 'one table'} changed a checkpoint")
     with closing(opened()) as store:
         _fill(store, data, tables, labels, all_change=all_change)
-        _say("list of checkpoints", _seconds(store.checkpoints))
-    begin = time.perf_counter()
-    with closing(opened()):
-        _say("open", time.perf_counter() - begin)
+        _say("list of checkpoints", [_timed(store.checkpoints)])
+    _say("open and close", [_timed(lambda: opened().close())])
 
 
 def _served(data: Path, tables: int, labels: int) -> None:
@@ -57,7 +57,7 @@ def _served(data: Path, tables: int, labels: int) -> None:
     try:
         with closing(connect(process.address, transport="grpc")) as store:
             _fill(store, data, tables, labels, all_change=False)
-            _say("list of checkpoints over gRPC", _seconds(store.checkpoints))
+            _say("list of checkpoints", [_timed(store.checkpoints)])
             sent = verbs_of(process.admin)["ListCheckpoints"]["down_bytes"]
             print(f"  answer of gRPC: {sent:,} bytes")
             url = f"http://{process.admin}/api/v1/checkpoints"
@@ -68,23 +68,19 @@ def _served(data: Path, tables: int, labels: int) -> None:
 
 
 def _fill(store: Any, data: Path, tables: int, labels: int, *, all_change: bool) -> None:
-    made, times = [], []
-    for number in range(tables):
-        begin = time.perf_counter()
-        made.append(_table(store, number))
-        times.append(time.perf_counter() - begin)
-    _say(f"a table, the first {FEW}", median(times[:FEW]))
-    _say(f"a table, the last {FEW}", median(times[-FEW:]))
-    gradients = np.ones((1, DIM), np.float32)
-    spent, sizes = [], []
+    made: list[Any] = []
+    times = [_timed(lambda: made.append(_table(store, len(made)))) for _ in range(tables)]
+    _say(f"a table, the first {FEW}", times[:FEW])
+    _say(f"a table, the last {FEW}", times[-FEW:])
+    gradients, spent, sizes = np.ones((1, DIM), np.float32), [], []
     for number in range(labels):
         for table in made if all_change else made[:1]:
             table.update(np.array([number]), gradients)
-        spent.append(_seconds(lambda: store.checkpoint(f"label-{number}")))  # noqa: B023
+        spent.append(_timed(partial(store.checkpoint, f"label-{number}")))
         sizes.append(os.path.getsize(data / "CATALOGUE"))
     few = min(10, labels)
-    _say(f"a checkpoint, the first {few}", median(spent[:few]))
-    _say(f"a checkpoint, the last {few}", median(spent[-few:]))
+    _say(f"a checkpoint, the first {few}", spent[:few])
+    _say(f"a checkpoint, the last {few}", spent[-few:])
     print(f"  CATALOGUE: {sizes[0]:,} bytes, at last {sizes[-1]:,}")
 
 
@@ -98,14 +94,16 @@ def _table(store: Any, number: int) -> Any:
     )
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+def _timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds of a call, and those of a processor in this thread."""
+    begin, used = time.perf_counter(), time.thread_time()
     call()
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.thread_time() - used
 
 
-def _say(what: str, seconds: float) -> None:
-    print(f"  {what}: {seconds * 1e3:.2f} ms", flush=True)
+def _say(what: str, times: list[tuple[float, float]]) -> None:
+    clock, used = (median(column) * 1e3 for column in zip(*times, strict=True))
+    print(f"  {what}: {clock:.2f} ms, {used:.2f} ms of a processor", flush=True)
 
 
 if __name__ == "__main__":
