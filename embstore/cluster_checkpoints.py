@@ -46,4 +46,4 @@ def identity_of(checkpoint: KeptCheckpoint) -> str | None:
     mark = checkpoint.metadata.get(_KEY)
     if mark is None:
         return None
-    return json.dumps([mark, [(table.table_id, table.t) for table in checkpoint.state.tables]])
+    return json.dumps([mark, checkpoint.content])

@@ -1,6 +1,7 @@
 """The results of commands. Data only; the same from an embedded store and from a server."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -333,7 +334,7 @@ class BackupFacts:
     new_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TableEntry:
     """One table in a state."""
 
@@ -370,6 +371,11 @@ class State:
     places: dict[str, Place] = field(default_factory=dict)
     """The place of each session that may be resumed."""
 
+    @cached_property
+    def table_ids(self) -> frozenset[int]:
+        """The ids of its tables."""
+        return frozenset(table.table_id for table in self.tables)
+
 
 @dataclass(frozen=True)
 class NamedPlace:
@@ -401,11 +407,19 @@ class Boundary:
 
 @dataclass(frozen=True)
 class KeptCheckpoint:
-    """A state kept under a label, with the caller's metadata."""
+    """A state kept under a label, with the caller's metadata.
+
+    A scan at its label tells what a table was in it.
+    """
 
     label: str
     metadata: dict[str, Any]
-    state: State
+    command: int
+    """The last that it holds."""
+    tables: int | None = None
+    """How many it has; None: that is not for the caller to know, who may not read all of them."""
+    content: str = ""
+    """Equal for two shards whose tables have the same ids, rows, learning rates and t."""
     made_at: float | None = field(default=None, compare=False)
     """Seconds since the Unix epoch, by the clock of its machine; None: not known, as for
     checkpoints of older versions, and through a server. It is no part of a checkpoint's

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +201,7 @@ def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Kept
     with engine.tables.reading():
         _check_checkpoint(engine, command)
         engine.tables.commit(command.label, command.metadata)
-        return deepcopy(engine.storage.catalogue.checkpoints[-1])
+        return engine.storage.catalogue.checkpoints[-1].described()
 
 
 def prepare_checkpoint(
@@ -236,7 +235,7 @@ def set_retention(engine: "Engine", command: c.SetRetention, _: None) -> results
     """Protect a kept checkpoint, make it routine, or drop it."""
     with engine.tables.reading():
         engine.storage.check_usable(write=True)
-        return deepcopy(engine.tables.set_retention(command.label, command.retention))
+        return engine.tables.set_retention(command.label, command.retention).described()
 
 
 def list_checkpoints(
@@ -244,7 +243,7 @@ def list_checkpoints(
 ) -> tuple[results.KeptCheckpoint, ...]:
     """The kept checkpoints."""
     with engine.tables.reading():
-        return tuple(deepcopy(engine.storage.catalogue.checkpoints))
+        return tuple(one.described() for one in engine.storage.catalogue.checkpoints)
 
 
 def backup(engine: "Engine", command: c.Backup, progress: c.Progress | None) -> results.BackupFacts:

@@ -41,7 +41,7 @@ from embstore.errors import (
     StorageError,
     TableMismatchError,
 )
-from embstore.results import BackupFacts, KeptCheckpoint
+from embstore.results import BackupFacts
 from embstore.storage import catalogue as catalogues
 from embstore.storage import markers
 from embstore.storage import shard as shards
@@ -53,6 +53,7 @@ from embstore.storage.files import Files
 from embstore.storage.format import BASE_MAGIC, IDS_MAGIC, LOG_MAGIC, ROOMS, pack_header
 from embstore.storage.own_names import is_own
 from embstore.storage.shard import ShardPlace
+from embstore.storage.states import KeptState
 from embstore.storage.verify import Verification, entries_of, verify_files
 
 _LABELS, _SUFFIX, _PLACE_SUFFIX = "labels", ".catalogue", ".shard"
@@ -63,9 +64,9 @@ _PROBLEMS_MAX = 5
 Progress = Callable[[int, int], None]
 
 
-def catalogue_of(catalogue: Catalogue, checkpoint: KeptCheckpoint | None) -> Catalogue:
+def catalogue_of(catalogue: Catalogue, checkpoint: KeptState | None) -> Catalogue:
     """Return the catalogue of a backup: the head is a kept checkpoint, or stays the head."""
-    state = checkpoint or KeptCheckpoint("", {}, catalogue.head)
+    state = checkpoint or KeptState("", {}, catalogue.head)
     restored = catalogue.restored(state, state.state.command).without_dropped()
     return replace(restored, commands=None)
 

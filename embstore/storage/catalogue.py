@@ -23,18 +23,19 @@ that is missing, or whose durable part at that time is not whole, is damage.
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from embstore.arrays import KEY_BITS
 from embstore.errors import CorruptTableError, EmbstoreError
-from embstore.results import KeptCheckpoint, Place, State, TableEntry
+from embstore.results import State
 from embstore.storage import command_records
 from embstore.storage.format import FORMAT, seal, unseal
+from embstore.storage.states import NOTHING, KeptState, as_json, changed, changes
 
 PATH = "CATALOGUE"
+_STATES = ("checkpoints", "head")
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Catalogue:
     next_table_id: int = 0
     next_segment: int = 1
     head: State = field(default_factory=State)
-    checkpoints: tuple[KeptCheckpoint, ...] = ()  # oldest first
+    checkpoints: tuple[KeptState, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
     ids: tuple[IdsEntry, ...] = ()  # by table and row number
@@ -127,7 +128,7 @@ class Catalogue:
     """The segment of the command log that the commit began, and where it ended when it was synced;
     None: there is no log."""
 
-    def checkpoint(self, label: str) -> KeptCheckpoint | None:
+    def checkpoint(self, label: str) -> KeptState | None:
         """Return the kept checkpoint of a label."""
         return next((c for c in self.checkpoints if c.label == label), None)
 
@@ -138,7 +139,7 @@ class Catalogue:
     def table_ids(self) -> set[int]:
         """Return the ids of every table that some kept state names."""
         states = [self.head, *(c.state for c in self.checkpoints)]
-        return {t.table_id for state in states for t in state.tables}
+        return set().union(*(state.table_ids for state in states))
 
     def without_dropped(self) -> "Catalogue":
         """Return the catalogue without the parts and ids of tables that no state names."""
@@ -167,7 +168,7 @@ class Catalogue:
         entries: list[Entry] = [*waiting, *log, *(set(self.ids) - set(left.ids))]
         return sum(entry.bytes for entry in entries)
 
-    def restored(self, checkpoint: KeptCheckpoint, command: int) -> "Catalogue":
+    def restored(self, checkpoint: KeptState, command: int) -> "Catalogue":
         """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
         commit = checkpoint.state.commit
         return replace(
@@ -189,10 +190,34 @@ def reopened(catalogue: Catalogue) -> Catalogue:
     return replace(catalogue, epoch=catalogue.epoch + 1, tail=False)
 
 
+class Encoder:
+    """Encodes catalogues that follow each other; what they share is encoded once. One thread."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], tuple[State, KeptState, str]] = {}
+        """Of the last catalogue, by the ids of both objects, which so stay alive."""
+
+    def encode(self, catalogue: Catalogue) -> bytes:
+        """Return the file's content. Objects keep their order: that of places is part of the
+        state."""
+        before, kept = NOTHING, {}
+        for one in catalogue.checkpoints:
+            key = id(before), id(one)
+            kept[key] = self._kept.get(key) or (before, one, as_json(one.fields(before)))
+            before = one.state
+        self._kept = kept
+        texts = {
+            name: as_json(value) for name, value in vars(catalogue).items() if name not in _STATES
+        }
+        texts["checkpoints"] = f"[{','.join(text for *_, text in kept.values())}]"
+        texts["head"] = as_json(changes(before, catalogue.head))
+        lines = (f' "{name}": {text}' for name, text in texts.items())
+        return seal(PATH, FORMAT, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
 def encode(catalogue: Catalogue) -> bytes:
-    """Return the file's content. Objects keep their order: that of places is part of the state."""
-    body = json.dumps(asdict(catalogue), allow_nan=False, indent=1).encode() + b"\n"
-    return seal(PATH, FORMAT, body)
+    """Return the content of a file of its own."""
+    return Encoder().encode(catalogue)
 
 
 def decode(content: bytes) -> Catalogue:
@@ -200,21 +225,15 @@ def decode(content: bytes) -> Catalogue:
     body = unseal(PATH, FORMAT, content, PATH)
     try:
         fields = json.loads(body)
-        place = fields["commands"]
+        place, before, kept = fields["commands"], NOTHING, []
+        for one in fields["checkpoints"]:
+            before = changed(before, one["state"])
+            kept.append(KeptState(**one | {"state": before}))
         return Catalogue(
             **fields
             | {
-                "head": _state(fields["head"]),
-                "checkpoints": tuple(
-                    KeptCheckpoint(
-                        c["label"],
-                        c["metadata"],
-                        _state(c["state"]),
-                        made_at=c["made_at"],
-                        protected=c["protected"],
-                    )
-                    for c in fields["checkpoints"]
-                ),
+                "head": changed(before, fields["head"]),
+                "checkpoints": tuple(kept),
                 "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
                 "runs": tuple(tuple(PartEntry(**p) for p in run) for run in fields["runs"]),
                 "ids": tuple(IdsEntry(**entry) for entry in fields["ids"]),
@@ -236,16 +255,3 @@ def unnamed(catalogue: Catalogue, found: Iterable[str]) -> list[str]:
     """Return the found files of log, base and ids that the catalogue does not name."""
     named = paths(catalogue)
     return [path for path in found if path not in named]
-
-
-def _state(fields: dict[str, Any]) -> State:
-    tables = tuple(TableEntry(**t) for t in fields["tables"])
-    for table in tables:
-        table.config()  # raises where it makes no sense
-    places = {str(name): _place(found) for name, found in fields["places"].items()}
-    return State(commit=fields["commit"], command=fields["command"], tables=tables, places=places)
-
-
-def _place(found: dict[str, Any]) -> Place:
-    table_ids = {str(name): int(table_id) for name, table_id in found["table_ids"].items()}
-    return Place(int(found["step"]), table_ids)

@@ -75,6 +75,7 @@ class Contents:
         self.failure: EmbstoreError | None = None
         self.irreversible = Irreversible(self)
         self.removal = Removal(files)
+        self._encoder = catalogues.Encoder()
         self._lock = _lock_directory(files, read_only=read_only)
         try:
             if not read_only:
@@ -100,8 +101,7 @@ class Contents:
         self.base = Base(self.files, self.store_id)
         self.base.use(self.base.open(catalogue.runs))
         self._load_log(catalogue)
-        head = {t.table_id for t in catalogue.head.tables}
-        for table_id in catalogue.table_ids() - head:
+        for table_id in catalogue.table_ids() - catalogue.head.table_ids:
             self.log.forget_table(table_id << KEY_BITS, (table_id + 1) << KEY_BITS)
         self.log.forgetful = False  # forgotten records are not in the head
         self.ids = Ids(self.files, self.store_id, self._new_number)
@@ -129,9 +129,8 @@ class Contents:
 
     def name(self, table: TableEntry) -> None:
         """Note the name of a table, and which keys it has, for messages."""
-        config = table.config()
-        self.names[table.table_id] = config.name
-        if config.is_sparse:
+        self.names[table.table_id] = str(table.identity["name"])
+        if table.identity["key_space"] == "sparse":
             self._sparse.add(table.table_id)
 
     def wrong_record(self, row_key: int, which: str) -> CorruptTableError:
@@ -208,7 +207,7 @@ class Contents:
         if missing := self.missing():
             self.fail(gone := removed(missing))
             raise gone
-        content = catalogues.encode(new)
+        content = self._encoder.encode(new)
         try:
             self.files.replace(catalogues.PATH, content)
         except StorageError as exc:

@@ -28,7 +28,7 @@ import zlib
 
 from embstore.errors import CorruptTableError, TableMismatchError
 
-FORMAT = 5
+FORMAT = 6
 """The format of a store; a file's header has the format of its own kind."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""

@@ -138,7 +138,7 @@ class Ids:
 
     def create(self, table: TableEntry) -> None:
         """Note a new table, if its keys are sparse."""
-        if table.config().is_sparse:
+        if table.identity["key_space"] == "sparse":
             self.tables[table.table_id] = RowNumbers(table.table_id)
 
     def drop(self, table_id: int) -> None:
@@ -160,7 +160,7 @@ class Ids:
 
         Raises CapacityError: no room; nothing has changed.
         """
-        heads = {table.table_id for table in catalogue.head.tables} & self.tables.keys()
+        heads = catalogue.head.table_ids & self.tables.keys()
         found = [entry for entry in catalogue.ids if entry.table_id not in heads]
         for table_id in heads:
             numbers = self.tables[table_id]

@@ -22,7 +22,7 @@ from shlex import quote
 
 from embstore.durability import Retention
 from embstore.errors import CapacityError, CheckpointProtectedError
-from embstore.results import KeptCheckpoint
+from embstore.storage.states import KeptState
 
 FOLDERS_MAX = 8
 """Folders of a namespace, at most: each keeps files that merges could remove."""
@@ -30,9 +30,9 @@ PROTECTED_MAX = 64
 """Protected checkpoints of a store, at most."""
 
 
-def still_kept(checkpoints: Sequence[KeptCheckpoint], keep: int) -> tuple[KeptCheckpoint, ...]:
+def still_kept(checkpoints: Sequence[KeptState], keep: int) -> tuple[KeptState, ...]:
     """Return those to keep of checkpoints, oldest first, when the last one has just been made."""
-    by_folder: dict[str, list[KeptCheckpoint]] = {}
+    by_folder: dict[str, list[KeptState]] = {}
     for one in checkpoints:
         if not one.protected:
             folder = one.label.rpartition("/")[0]
@@ -46,8 +46,8 @@ def still_kept(checkpoints: Sequence[KeptCheckpoint], keep: int) -> tuple[KeptCh
 
 
 def retained(
-    checkpoints: Sequence[KeptCheckpoint], kept: KeptCheckpoint, retention: Retention
-) -> tuple[KeptCheckpoint, ...]:
+    checkpoints: Sequence[KeptState], kept: KeptState, retention: Retention
+) -> tuple[KeptState, ...]:
     """Return the checkpoints with one of them protected, routine, or dropped.
 
     Raises CheckpointProtectedError: a protected one is not dropped. CapacityError: too many are
@@ -70,7 +70,7 @@ def retained(
     return tuple(changed if one is kept else one for one in checkpoints)
 
 
-def check_loses_none(checkpoints: Sequence[KeptCheckpoint], to: KeptCheckpoint) -> None:
+def check_loses_none(checkpoints: Sequence[KeptState], to: KeptState) -> None:
     """Raise CheckpointProtectedError, if a restore to one of them loses a protected one."""
     lost = [one for one in checkpoints if one.protected and one.state.commit > to.state.commit]
     if lost:

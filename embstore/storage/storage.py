@@ -24,7 +24,7 @@ from embstore.arrays import KEY_BITS, Keys
 from embstore.config import Limits
 from embstore.errors import CheckpointExistsError, CheckpointNotFoundError, EmbstoreError
 from embstore.host.workers import Workers
-from embstore.results import KeptCheckpoint, Place, State, TableEntry
+from embstore.results import Place, State, TableEntry
 from embstore.row_keys import RowKeys
 from embstore.stats import document
 from embstore.storage import command_records
@@ -39,6 +39,7 @@ from embstore.storage.log import Log
 from embstore.storage.merges import Merges
 from embstore.storage.snapshot import Snapshot
 from embstore.storage.sparse import SparseStorage
+from embstore.storage.states import KeptState
 from embstore.storage.stats import StorageStats
 from embstore.storage.stored_rows import StoredRows
 
@@ -221,7 +222,7 @@ class Storage:
         old = self.catalogue
         checkpoints = old.checkpoints
         if label is not None:
-            made = KeptCheckpoint(label, metadata, head, made_at=time())
+            made = KeptState(label, metadata, head, made_at=time())
             checkpoints = still_kept((*checkpoints, made), self.keep)
         new = replace(old, head=head, checkpoints=checkpoints, tail=False).without_dropped()
         ids = self.ids.entries(new)
@@ -244,7 +245,7 @@ class Storage:
             commands=commands or old.commands,
         )
 
-    def kept(self, label: str) -> KeptCheckpoint:
+    def kept(self, label: str) -> KeptState:
         """Return a kept checkpoint, or raise CheckpointNotFoundError."""
         checkpoint = self.catalogue.checkpoint(label)
         if checkpoint is None:
@@ -252,7 +253,7 @@ class Storage:
             raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept; kept are: {kept}")
         return checkpoint
 
-    def keep_only(self, checkpoints: tuple[KeptCheckpoint, ...]) -> None:
+    def keep_only(self, checkpoints: tuple[KeptState, ...]) -> None:
         """Keep only these of the kept checkpoints, by one rename; files that none of them needs are
         removed, at once or with the next merge.
 

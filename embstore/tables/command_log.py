@@ -37,7 +37,7 @@ from typing import Any
 
 from embstore.commands import Command
 from embstore.durability import Durability
-from embstore.results import Context, KeptCheckpoint
+from embstore.results import Context
 from embstore.storage import command_records
 from embstore.storage.command_files import CommandFiles
 from embstore.storage.command_records import (
@@ -50,6 +50,7 @@ from embstore.storage.command_records import (
     Record,
     RecordReader,
 )
+from embstore.storage.states import KeptState
 from embstore.storage.storage import Storage
 from embstore.tables.answers import Answer, Origin
 from embstore.tables.logged import Codec, Logged, Memory, SessionPlace, framed, read_record
@@ -163,15 +164,15 @@ class CommandLog:
         """Append that a session begins anew."""
         self.files.append(FORGOTTEN, number, framed({"session": session}))
 
-    def reserve_labels(self, checkpoints: Sequence[KeptCheckpoint]) -> None:
+    def reserve_labels(self, checkpoints: Sequence[KeptState]) -> None:
         """Set aside room for `append_labels`; CapacityError: nothing has changed."""
         self.files.reserve(sum(map(len, self._labels(checkpoints))))
 
-    def append_labels(self, checkpoints: Sequence[KeptCheckpoint], number: int) -> None:
+    def append_labels(self, checkpoints: Sequence[KeptState], number: int) -> None:
         """Append which checkpoints are kept, and which of them are protected."""
         self.files.append(LABELS, number, self._labels(checkpoints))
 
-    def _labels(self, checkpoints: Sequence[KeptCheckpoint]) -> list[Part]:
+    def _labels(self, checkpoints: Sequence[KeptState]) -> list[Part]:
         head: dict[str, Any] = {"labels": {one.label: one.protected for one in checkpoints}}
         if self.origin is not None:
             origin = self.origin

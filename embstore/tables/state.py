@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 class TableState:
     """A table of an open store. Engine thread only."""
 
-    table_id: int
+    recorded: TableEntry
+    """What the last commit recorded of it; at first, what it was made of."""
     config: TableConfig
     pool: Pool
-    rows: int
-    learning_rate: float
-    t: int = 0
     digest: "TableDigest | SparseDigest" = field(init=False)
     sessions: set[str] = field(default_factory=set)
     """Names of the look-ahead sessions that are open on it."""
@@ -43,6 +41,8 @@ class TableState:
     """That named it, and had a gradient that rule 9 refuses."""
 
     def __post_init__(self) -> None:
+        self.table_id, self.t = self.recorded.table_id, self.recorded.t
+        self.learning_rate = self.recorded.learning_rate
         self.digest = _digest_of(self.config)
         self.name = self.config.name
         self.dim = self.config.dim
@@ -50,7 +50,7 @@ class TableState:
         self.keyed_bytes = keyed_bytes(self.dim)
         self.number = self.pool.row_keys.number(self.table_id)
         """Its place in the arrays of its pool's kernels."""
-        self.grow(self.rows)
+        self.grow(self.recorded.rows)
 
     def grow(self, rows: int) -> None:
         """Grow to `rows` rows."""
@@ -72,10 +72,11 @@ class TableState:
         return self.number, self.limit, keys
 
     def entry(self) -> TableEntry:
-        """Return the table's entry in a commit."""
-        return TableEntry(
-            self.table_id, self.config.identity(), self.rows, self.learning_rate, self.t
-        )
+        """Return what a commit records of the table: the same object while nothing changes."""
+        old, now = self.recorded, (self.rows, self.learning_rate, self.t)
+        if (old.rows, old.learning_rate, old.t) != now:
+            self.recorded = TableEntry(self.table_id, old.identity, *now)
+        return self.recorded
 
     def current_config(self) -> TableConfig:
         """Return the configuration with today's tunables."""

@@ -21,9 +21,10 @@ from embstore.device.values import TableParameters
 from embstore.durability import Retention
 from embstore.errors import CapacityError, TableExistsError, TableHeldError, TableNotFoundError
 from embstore.options import StoreOptions
-from embstore.results import KeptCheckpoint, Place, TableEntry
+from embstore.results import Place, TableEntry
 from embstore.row_keys import DENSE, RowKeys
 from embstore.storage.labels import retained
+from embstore.storage.states import KeptState
 from embstore.storage.storage import Storage
 from embstore.tables.frame import Frame
 from embstore.tables.owners import Ages
@@ -151,7 +152,7 @@ class Tables:
         return self.pools[name]
 
     def _add(self, entry: TableEntry, config: TableConfig, pool: Pool) -> TableState:
-        table = TableState(entry.table_id, config, pool, entry.rows, entry.learning_rate, entry.t)
+        table = TableState(entry, config, pool)
         pool.add_table(entry.table_id, _parameters(config))
         self.by_id[entry.table_id] = table
         self._ids[config.name] = entry.table_id
@@ -235,7 +236,7 @@ class Tables:
                     f"store.sessions.end({one!r}), or embstore sessions close {quote(one)}"
                 )
 
-    def check_room_for(self, checkpoint: KeptCheckpoint) -> None:
+    def check_room_for(self, checkpoint: KeptState) -> None:
         """Refuse a checkpoint whose tables the cache, or its level two, has no room for."""
         below_bytes = self.host_cache.budget_bytes
         self._check_arena_for(checkpoint, self.arena, self.device, below_bytes)
@@ -243,7 +244,7 @@ class Tables:
             self._check_arena_for(checkpoint, self.host_arena, levels.below)
 
     def _check_arena_for(
-        self, checkpoint: KeptCheckpoint, arena: Arena, device: Device, below_bytes: int = 0
+        self, checkpoint: KeptState, arena: Arena, device: Device, below_bytes: int = 0
     ) -> None:
         pools: dict[PoolName, Sizes] = {}
         for entry in checkpoint.state.tables:
@@ -282,7 +283,7 @@ class Tables:
         if log is not None:
             log.after_commit(number, made)
 
-    def set_retention(self, label: str, retention: Retention) -> KeptCheckpoint:
+    def set_retention(self, label: str, retention: Retention) -> KeptState:
         """Protect a kept checkpoint, make it routine, or drop it; return it as it is then, or was.
 
         Raises

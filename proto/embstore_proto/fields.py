@@ -34,14 +34,7 @@ from embstore.config import INITIALIZERS, OPTIMIZERS, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
-from embstore.results import (
-    KeptCheckpoint,
-    ServerInfo,
-    ServerLimits,
-    State,
-    TableDescription,
-    TableEntry,
-)
+from embstore.results import ServerInfo, ServerLimits
 from embstore_proto.configs import config_of, message_of
 from embstore_proto.frame import DTYPES
 from embstore_proto.received import array_of
@@ -295,33 +288,6 @@ def _config(wire: FieldDescriptor) -> tuple[Encode, Decode]:
     return encode, lambda m, r, what: config_of(getattr(m, name))
 
 
-class _Checkpoints(Codec):
-    """A kept checkpoint, its tables described."""
-
-    _TABLES = TableDescription, pb.TableDescription.DESCRIPTOR
-
-    def encode(self, value: KeptCheckpoint, message: Any, places: Any) -> None:
-        super().encode(value, message, places)
-        message.command = value.state.command
-        for entry in value.state.tables:
-            described = TableDescription(entry.config(), entry.table_id, entry.t)
-            codec(*self._TABLES).encode(described, message.tables.add(), places)
-
-    def decode(self, message: Any, received: Any, **more: Any) -> Any:
-        tables = [codec(*self._TABLES).decode(part, received) for part in message.tables]
-        entries = tuple(
-            TableEntry(
-                table.table_id,
-                table.config.identity(),
-                table.config.rows,
-                table.config.optimizer.learning_rate,
-                table.t,
-            )
-            for table in tables
-        )
-        return super().decode(message, received, state=State(0, message.command, entries))
-
-
 class _Infos(Codec):
     """What a server says of itself, with what a client's code cannot know."""
 
@@ -352,4 +318,4 @@ class _Infos(Codec):
         )
 
 
-_SPECIAL: dict[Any, type[Codec]] = {KeptCheckpoint: _Checkpoints, ServerInfo: _Infos}
+_SPECIAL: dict[Any, type[Codec]] = {ServerInfo: _Infos}

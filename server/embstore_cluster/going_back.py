@@ -106,7 +106,7 @@ def labels(directory: Path) -> dict[str, str]:
         with suppress(CheckpointNotFoundError):  # it has rows of partitions that are elsewhere now
             if place is not None:
                 place.check_label(one.label, one.state.commit)
-            found[one.label] = identity_of(one) or directory.name
+            found[one.label] = identity_of(one.described()) or directory.name
     return found
 
 

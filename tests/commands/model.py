@@ -166,7 +166,7 @@ def _leaves(model: Model, command: c.GetLeaves, result: Any) -> None:
 def _checkpoint(model: Model, command: c.Checkpoint, result: Any) -> None:
     kept = model.store.snapshot(), dict(model.places), dict(model.table_ids)
     model.kept[command.label] = kept
-    assert result.state.command == model.store.command_number
+    assert result.command == model.store.command_number
 
 
 def _set_retention(model: Model, command: c.SetRetention, result: Any) -> None:

@@ -117,10 +117,8 @@ def of_cluster(command: Command[Any], result: Any) -> Any:
 
 
 def described(checkpoint: Any) -> Any:
-    """Return what the wire says of a checkpoint: not the number of its commit, nor places."""
-    state = checkpoint.state
-    whole = checkpoint.label, checkpoint.metadata, checkpoint.protected
-    return *whole, state.command, state.tables
+    """Return what the wire says of a checkpoint: not when it was made."""
+    return replace(checkpoint, made_at=None)
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -76,7 +76,7 @@ def shown(command: c.Command[Any], result: Any) -> Any:
 
 
 def kept(checkpoint: Any) -> Any:
-    return checkpoint.label, checkpoint.metadata, checkpoint.protected, checkpoint.state.tables
+    return checkpoint.label, checkpoint.metadata, checkpoint.protected, checkpoint.content
 
 
 def ending(model: Model) -> Iterator[c.Command[Any]]:

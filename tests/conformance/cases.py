@@ -91,7 +91,7 @@ def content(store: Any) -> dict[str, Any]:
     tables = {name: store.table(name) for name in store.tables()}
     return {
         "command": store.command,
-        "checkpoints": [(c.label, c.metadata, c.state.command) for c in store.checkpoints()],
+        "checkpoints": [(c.label, c.metadata, c.command) for c in store.checkpoints()],
         "tables": {name: (t.describe(), t.digest()) for name, t in tables.items()},
     }
 

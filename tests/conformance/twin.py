@@ -110,7 +110,7 @@ class Twin:
         self._committed = Commit.of(self.reference)
         self._kept[label] = self._committed
         self._match_kept()
-        assert made.state.command == self.reference.command_number
+        assert made.command == self.reference.command_number
         return made
 
     def set_retention(self, label: str, retention: Any) -> Any:
@@ -178,7 +178,7 @@ class Twin:
 
     def _match_kept(self) -> None:
         checkpoints = self.store.checkpoints()
-        kept = {c.label: c.state.command for c in checkpoints}
+        kept = {c.label: c.command for c in checkpoints}
         self._kept = {label: s for label, s in self._kept.items() if label in kept}
         assert list(kept) == list(self._kept)
         keep = self._options.get("checkpoints_keep", 3)

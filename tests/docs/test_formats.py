@@ -278,7 +278,16 @@ def test_catalogue(written):
     assert (written[0] / f"commands/{document['commands'][0]:012d}.commands").exists()
     _, text = PAGE.split("A **state** has ")
     named = re.findall(r"`(\w+)`", text.partition("\n\n")[0])
-    assert document["head"].keys() | document["head"]["tables"][0].keys() == set(named)
+    first, second, head = *(one["state"] for one in document["checkpoints"]), document["head"]
+    assert first.keys() == second.keys() == head.keys() == set(named)
+    rows = [row[0] for row in table_rows(PAGE, "list | of")]
+    forms = [re.findall(r"\w+", row) for row in rows if "table_id," in row]
+    ((table_id, t),), ((*_, identity),) = second["tables"], first["tables"]
+    assert [len(row) for row in (second["tables"][0], first["tables"][0])] == [
+        len(forms[0]),
+        len(forms[2]),
+    ]
+    assert (table_id, t, identity["name"], head["tables"]) == (0, 2, "ads", [])
     kept = {"label", "metadata", "state", "made_at", "protected"}
     assert document["checkpoints"][0].keys() == kept
     assert document["segments"][0].keys() == {"number", "commit", "bytes", "checksum"}

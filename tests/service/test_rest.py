@@ -239,7 +239,7 @@ async def test_checkpoint_is_made_and_listed(rest):
     (checkpoint,) = (await rest.get("/api/v1/checkpoints"))["checkpoints"]
     assert (checkpoint["label"], checkpoint["command"]) == ("step-1", 3)
     assert checkpoint["metadata"] == metadata
-    assert [table["name"] for table in checkpoint["tables"]] == ["ads", "ads/stats"]
+    assert checkpoint["tables"] == 2
     again = await rest.post("/api/v1/commands/Checkpoint", body, 409)
     assert again["error"] == "CheckpointExistsError"
 

@@ -150,8 +150,8 @@ def test_what_a_shard_wrote_meanwhile_is_not_in_a_label(cluster):
     made = store.checkpoint("kept")
     assert not starts
     assert labels_of(store) == ["kept"]
-    at = [shard.execute(c.ListCheckpoints())[0].state.command for shard in cluster.shards()]
-    assert at == [made.state.command, made.state.command + 1, made.state.command]
+    at = [shard.execute(c.ListCheckpoints())[0].command for shard in cluster.shards()]
+    assert at == [made.command, made.command + 1, made.command]
 
 
 def test_a_lease_ends_by_itself_and_with_the_process(cluster):

@@ -1,14 +1,15 @@
 """Which checkpoints are kept."""
 
-from embstore.results import KeptCheckpoint, State
+from embstore.results import State
 from embstore.storage.labels import FOLDERS_MAX, still_kept
+from embstore.storage.states import KeptState
 
 
 def made(*labels: str, keep: int = 2) -> list[str]:
     """Return the labels that are kept after checkpoints of these, one after the other."""
-    checkpoints: tuple[KeptCheckpoint, ...] = ()
+    checkpoints: tuple[KeptState, ...] = ()
     for label in labels:
-        checkpoints = still_kept((*checkpoints, KeptCheckpoint(label, {}, State())), keep)
+        checkpoints = still_kept((*checkpoints, KeptState(label, {}, State())), keep)
     return [one.label for one in checkpoints]
 
 
@@ -35,8 +36,8 @@ def test_protected_ones_stay_and_take_no_place():
     """Nor does a folder of nothing else count as one of its namespace's."""
     folders = [f"a/{n}/x" for n in range(FOLDERS_MAX + 1)]
     protected = {"1", "a/0/x", "a/kept/x"}
-    checkpoints: tuple[KeptCheckpoint, ...] = ()
+    checkpoints: tuple[KeptState, ...] = ()
     for label in ("1", "a/kept/x", *folders, "2", "3", "4"):
-        one = KeptCheckpoint(label, {}, State(), protected=label in protected)
+        one = KeptState(label, {}, State(), protected=label in protected)
         checkpoints = still_kept((*checkpoints, one), 2)
     assert [one.label for one in checkpoints] == ["1", "a/kept/x", *folders, "3", "4"]

@@ -72,7 +72,7 @@ def test_a_checkpoint_logs_little_in_its_turn(tmp_path, monkeypatch, pieces):
         kept = store.checkpoint("one")
         assert sum(turns) >= ROWS
         assert max(turns) <= PIECE
-        assert store.command >= kept.state.command > 2 * (ROWS // PIECE) // 3
+        assert store.command >= kept.command > 2 * (ROWS // PIECE) // 3
         monkeypatch.undo()
         at_the_label = digest_of(store, table, kept)
         table.update(np.arange(50), np.ones((50, 4), np.float32))
@@ -84,7 +84,7 @@ def test_a_checkpoint_logs_little_in_its_turn(tmp_path, monkeypatch, pieces):
 
 def digest_of(store, table, kept):
     """Return the digest of the table as of a checkpoint after which no command came."""
-    assert store.command == kept.state.command
+    assert store.command == kept.command
     return table.digest()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from embstore.commands import Right
 from embstore.errors import CorruptTableError, InvalidArgumentError, TableMismatchError
-from embstore.results import KeptCheckpoint, State
+from embstore.results import State
 from embstore.sharding import ShardMap
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
@@ -18,11 +18,10 @@ from embstore.storage.command_records import Place
 from embstore.storage.files import Files
 from embstore.storage.lineage import Lineage, Promotion
 from embstore.storage.shard import ShardPlace
+from embstore.storage.states import KeptState
 from embstore_server.access import tokens
 
-CATALOGUE = Catalogue(
-    "00" * 16, checkpoints=(KeptCheckpoint("a", {}, State()),), commands=Place(3, 64)
-)
+CATALOGUE = Catalogue("00" * 16, checkpoints=(KeptState("a", {}, State()),), commands=Place(3, 64))
 PLACE = ShardPlace(1, ShardMap.even("c", ["h:1", "h:2"]), "by", since=1, moved_commit=2)
 ENTRIES = {
     "ads": tokens.Entry("ads", tokens.new_secret()[1], {"ads/*": Right.WRITE}, {"tables": 3}),

@@ -74,8 +74,8 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
 
 def _are_one(found: list[KeptCheckpoint], boundaries: list[Boundary]) -> bool:
     """Return whether the shards' checkpoints are of one boundary."""
-    at = [one.state.command for one in found]
-    is_same = all(one.state.tables == found[0].state.tables for one in found)
+    at = [one.command for one in found]
+    is_same = len({one.content for one in found}) == 1
     return is_same and (not boundaries or at == [one.command for one in boundaries])
 
 

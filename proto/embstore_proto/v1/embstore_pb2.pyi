@@ -971,18 +971,20 @@ class CheckpointRequest(_message.Message):
     def __init__(self, origin: _Optional[_Union[Origin, _Mapping]] = ..., label: _Optional[str] = ..., metadata_json: _Optional[str] = ...) -> None: ...
 
 class CheckpointDescription(_message.Message):
-    __slots__ = ("label", "metadata_json", "command", "tables", "protected")
+    __slots__ = ("label", "metadata_json", "command", "protected", "tables", "content")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
-    TABLES_FIELD_NUMBER: _ClassVar[int]
     PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     label: str
     metadata_json: str
     command: int
-    tables: _containers.RepeatedCompositeFieldContainer[TableDescription]
     protected: bool
-    def __init__(self, label: _Optional[str] = ..., metadata_json: _Optional[str] = ..., command: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableDescription, _Mapping]]] = ..., protected: bool = ...) -> None: ...
+    tables: int
+    content: str
+    def __init__(self, label: _Optional[str] = ..., metadata_json: _Optional[str] = ..., command: _Optional[int] = ..., protected: bool = ..., tables: _Optional[int] = ..., content: _Optional[str] = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
     __slots__ = ("context", "checkpoint")

@@ -119,10 +119,8 @@ class Principal:
         if self.right_on(EVERYTHING) >= Right.READ:
             return value
         match value:
-            case KeptCheckpoint(_, _, state):
-                tables = tuple(t for t in state.tables if self._may_see(t.config().name))
-                places = {n: s for n, s in state.places.items() if self.owns_session(n)}
-                return replace(value, state=replace(state, tables=tables, places=places))
+            case KeptCheckpoint():
+                return replace(value, tables=None)
             case tuple():
                 return tuple(self.visible(one) for one in value if self._may_see(_name_of(one)))
         return value

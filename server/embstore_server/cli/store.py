@@ -53,8 +53,8 @@ def checkpoint(
 def _described(checkpoint: "KeptCheckpoint") -> dict[str, Any]:
     return {
         "label": checkpoint.label,
-        "command": checkpoint.state.command,
-        "tables": len(checkpoint.state.tables),
+        "command": checkpoint.command,
+        "tables": checkpoint.tables,
         "protected": checkpoint.protected,
         "metadata": checkpoint.metadata,
     }

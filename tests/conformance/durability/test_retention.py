@@ -82,7 +82,7 @@ def test_a_dropped_one_is_gone_and_nothing_else(twin, order, between):
         if between == "settle":
             twin.settle()
         for label in reversed(left):
-            assert twin.store.checkpoints()[left.index(label)].state.command > 0
+            assert twin.store.checkpoints()[left.index(label)].command > 0
     if between in ("reopen", "crash"):
         getattr(twin, between)()
     assert labels(twin) == []

@@ -122,7 +122,7 @@ def test_a_scan_of_a_label_is_what_was_there_then(open_twin):
         twin.on("a", "update", *batch(rng, 400))
         grow(twin, "a", 1000 + 100 * len(kept))
         made = twin.checkpoint(label)
-        kept[label] = written(twin), made.state.command, twin.reference.table("a").rows
+        kept[label] = written(twin), made.command, twin.reference.table("a").rows
         twin.settle()
     twin.on("a", "update", *batch(rng, 400))
     twin.reopen()

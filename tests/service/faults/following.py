@@ -39,7 +39,7 @@ def contents(store: Store) -> dict[str, Any]:
 
 def kept(store: Store) -> list[Any]:
     """Return the labels that a store keeps, which do not change its command number."""
-    return [(c.label, c.metadata, c.state.command, c.protected) for c in store.checkpoints()]
+    return [(c.label, c.metadata, c.command, c.protected) for c in store.checkpoints()]
 
 
 def await_same(leader: ForkedServer, standby: ForkedServer) -> dict[str, Any]:

@@ -7,13 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import Field
 
-from embstore import results
 from embstore.commands import WARM_SHARE, ListCheckpoints, WarmCache
 from embstore.hotness.stats import WarmingStats
-from embstore.stats import document, flag, gauge, part, text
+from embstore.stats import document, flag, gauge, text
 from embstore_server.transports.rest.calls import Call, Calling, CallRoute
 from embstore_server.transports.rest.models import Request, examples, reply, reply_model
-from embstore_server.transports.rest.tables import TableDescription
 
 durability = APIRouter(route_class=CallRoute, tags=["durability"])
 cache = APIRouter(route_class=CallRoute, tags=["cache"])
@@ -28,17 +26,12 @@ class CheckpointDescription:
 
     label: str = text("Name of the checkpoint.")
     metadata: dict[str, Any] = text("What the caller gave with it.")
-    command: int = gauge("Its last command.", lambda kept: kept.state.command)
+    command: int = gauge("Its last command.")
     made_at: float | None = gauge(
         "When it was made, in seconds since the Unix epoch; none where that is not known."
     )
     protected: bool = flag("Newer ones do not push it out, and it is not dropped.")
-    tables: list[TableDescription] = part(
-        "As they were.",
-        lambda kept: [
-            results.TableDescription(t.config(), t.table_id, t.t) for t in kept.state.tables
-        ],
-    )
+    tables: int | None = gauge("How many it has; none where that is not for the caller to know.")
 
 
 _CHECKPOINTS = reply_model(

@@ -1,0 +1,162 @@
+"""Kept states as the catalogue has them: each is written as what it changed of the one before.
+
+Of 2,000 tables under 100 labels most have changed between few labels. An entry that did not change
+is written once, and is one object in memory, whichever states have it. Even where every table is
+trained between two labels, a label costs an id and a t each: rows, rate and identity stay.
+
+    table   [id, t]   [id, t, rows, learning_rate]   [id, t, rows, learning_rate, identity]
+    place   [session, step]   [session, step, table_ids]
+
+What a shorter form leaves out is as in the state before. A table that is new is behind the others.
+Places have an order: those that are as before, and in their order, come first, then all others.
+"""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import blake2b
+from typing import Any
+
+from embstore.results import KeptCheckpoint, Place, State, TableEntry
+
+NOTHING = State()
+"""What is before the first."""
+
+as_json = partial(json.dumps, allow_nan=False, default=vars)
+"""JSON of data classes; objects keep their order."""
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A checkpoint: a state with its label and what its caller gave."""
+
+    label: str
+    metadata: dict[str, Any]
+    state: State
+    made_at: float | None = None
+    """As in `KeptCheckpoint`."""
+    protected: bool = False
+
+    def described(self) -> KeptCheckpoint:
+        """Return what a caller is told of it."""
+        return KeptCheckpoint(
+            self.label,
+            deepcopy(self.metadata),
+            self.state.command,
+            len(self.state.tables),
+            self._content,
+            made_at=self.made_at,
+            protected=self.protected,
+        )
+
+    @cached_property
+    def _content(self) -> str:
+        rows = [(t.table_id, t.rows, t.learning_rate, t.t) for t in self.state.tables]
+        return blake2b(as_json(rows).encode(), digest_size=16).hexdigest()
+
+    def fields(self, before: State) -> dict[str, Any]:
+        """Return it as the catalogue has it, behind a state."""
+        return {
+            "label": self.label,
+            "metadata": self.metadata,
+            "made_at": self.made_at,
+            "protected": self.protected,
+            "state": changes(before, self.state),
+        }
+
+
+def changes(before: State, state: State) -> dict[str, Any]:
+    """Return a state as what it changed of the one before."""
+    tables = {} if state.tables is before.tables else {t.table_id: t for t in before.tables}
+    changed = []
+    if state.tables is not before.tables:
+        for entry in state.tables:
+            old = tables.pop(entry.table_id, None)
+            if old is not entry and old != entry:
+                changed.append(_row(entry, old))
+    same = set(_same_places(before, state))
+    return {
+        "commit": state.commit,
+        "command": state.command,
+        "dropped": list(tables),
+        "tables": changed,
+        "forgotten": [name for name in before.places if name not in same],
+        "places": [
+            _place_row(name, place, before.places.get(name))
+            for name, place in list(state.places.items())[len(same) :]
+        ],
+    }
+
+
+def _row(entry: TableEntry, old: TableEntry | None) -> list[Any]:
+    row = [entry.table_id, entry.t, entry.rows, entry.learning_rate, entry.identity]
+    if old is None or (old.identity is not entry.identity and old.identity != entry.identity):
+        return row
+    is_tuned = (old.rows, old.learning_rate) != (entry.rows, entry.learning_rate)
+    return row[:4] if is_tuned else row[:2]
+
+
+def _same_places(before: State, state: State) -> Iterator[str]:
+    """Yield the first sessions of a state, while each is behind the last one in the state before
+    too, with its place as it is."""
+    left = iter(before.places.items())
+    for name, place in state.places.items():
+        if not any(found == (name, place) for found in left):
+            return
+        yield name
+
+
+def _place_row(name: str, place: Place, old: Place | None) -> list[Any]:
+    if old is not None and old.table_ids == place.table_ids:
+        return [name, place.step]
+    return [name, place.step, place.table_ids]
+
+
+def changed(before: State, found: dict[str, Any]) -> State:
+    """Return the state that changed so much of the one before.
+
+    Raises KeyError, TypeError, ValueError, EmbstoreError: there is no such state.
+    """
+    return State(
+        commit=found["commit"],
+        command=found["command"],
+        tables=_tables(before, found["dropped"], found["tables"]),
+        places=_places(before, found["forgotten"], found["places"]),
+    )
+
+
+def _tables(before: State, dropped: list[int], rows: list[list[Any]]) -> tuple[TableEntry, ...]:
+    if not dropped and not rows:
+        return before.tables
+    tables = {entry.table_id: entry for entry in before.tables}
+    for table_id in dropped:
+        del tables[table_id]
+    for table_id, t, *more in rows:
+        tables[table_id] = _entry(tables, table_id, t, *more)
+    return tuple(tables.values())
+
+
+def _entry(tables: dict[int, TableEntry], table_id: int, t: int, *more: Any) -> TableEntry:
+    if not more:
+        old = tables[table_id]
+        return TableEntry(table_id, old.identity, old.rows, old.learning_rate, t)
+    rows, rate, *last = more
+    (identity,) = last or (tables[table_id].identity,)
+    entry = TableEntry(table_id, identity, rows, rate, t)
+    entry.config()  # raises where it makes no sense
+    return entry
+
+
+def _places(before: State, forgotten: list[str], rows: list[list[Any]]) -> dict[str, Place]:
+    if not forgotten and not rows:
+        return before.places
+    places = dict(before.places)
+    for name in forgotten:
+        del places[name]
+    for name, step, *more in rows:
+        (table_ids,) = more or (before.places[name].table_ids,)
+        ids = {str(table): int(table_id) for table, table_id in table_ids.items()}
+        places[str(name)] = Place(int(step), ids)
+    return places
