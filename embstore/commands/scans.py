@@ -1,7 +1,6 @@
 """Scans: the rows of a table in order."""
 
 from embstore import results
-from embstore.commands import joins
 from embstore.commands.base import Command, Effect, Reads, Right
 
 
@@ -34,7 +33,7 @@ class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.REA
     deleted: bool = False
 
 
-class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ, join=joins.nothing):
+class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ):
     """End a scan; one that is not there is no error."""
 
     scan: str

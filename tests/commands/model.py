@@ -46,6 +46,7 @@ class Scan:
     """Weights and state by key, ascending."""
     deleted: list[int]
     """Keys of rows that there were at its other checkpoint, and that there are no more."""
+    is_sparse: bool
 
 
 class Model:
@@ -290,12 +291,12 @@ def _open_scan(model: Model, command: c.OpenScan, result: Any) -> None:
     # Each write makes a new row.
     rows = {key: written[key] for key in sorted(written) if written[key] is not before.get(key)}
     deleted = sorted(before.keys() - written.keys())
-    model.scans[command.scan] = Scan(command.table, rows, deleted)
+    model.scans[command.scan] = Scan(command.table, rows, deleted, table.config.is_sparse)
     assert (result.rows, result.deleted, result.table.t) == (len(rows), len(deleted), t)
 
 
 def _read_scan(model: Model, command: c.ReadScan, result: Any) -> None:
-    if model.store.table(command.table).config.key_space == "sparse":
+    if model.scans[command.scan].is_sparse:
         result = in_order(result)
     if command.deleted:
         gone = [key for key in model.scans[command.scan].deleted if key >= command.low]

@@ -116,13 +116,17 @@ def open_scan(router: Router, command: c.OpenScan, call: Call) -> ScanFacts:
     if len({facts.table.t for facts in found}) > 1:
         router.all(c.CloseScan(command.scan, command.table), call)
         raise _written_to(command.table, "a scan is opened")
+    router.shared.scans[command.scan] = found[0].table.config.is_sparse
     rows, deleted = sum(facts.rows for facts in found), sum(facts.deleted for facts in found)
     return replace(found[0], rows=rows, deleted=deleted)
 
 
 def read_scan(router: Router, command: c.ReadScan, call: Call) -> ScannedRows:
     """The first rows of all shards: as many of each as are wanted, and the lowest keys of these."""
-    if router.tables.find(command.table, None).config.is_sparse:
+    is_sparse = router.shared.scans.get(command.scan)
+    if is_sparse is None:  # another client has opened it
+        is_sparse = router.tables.find(command.table, None).config.is_sparse
+    if is_sparse:
         return _read_in_turn(router, command, call)
     pages = router.all(command, call)
     keys = np.concatenate([page.keys for page in pages])
@@ -147,9 +151,16 @@ def _read_in_turn(router: Router, command: c.ReadScan, call: Call) -> ScannedRow
     return replace(page, after=shard << KEY_BITS | page.after)
 
 
+def close_scan(router: Router, command: c.CloseScan, call: Call) -> None:
+    """End a scan on every shard."""
+    router.shared.scans.pop(command.scan, None)
+    router.all(command, call)
+
+
 HANDLERS = {
     c.GetDigest: get_digest,
     c.GetLeaves: get_leaves,
     c.OpenScan: open_scan,
     c.ReadScan: read_scan,
+    c.CloseScan: close_scan,
 }

@@ -327,6 +327,8 @@ class Shared:
 
     def __init__(self) -> None:
         self.places = Places()
+        self.scans: dict[str, bool] = {}
+        """Whether the keys of each open scan are sparse: its table may be dropped meanwhile."""
         self.writing = threading.RLock()
         """Guards commands that are to reach every shard in one order."""
         self.epochs = 0
