@@ -73,7 +73,7 @@ def test_a_good_store_has_nothing_wrong(made):
     path, _ = made
     found = verified(path)
     assert not found.problems and not found.affected and not found.leftovers
-    assert found.rows > 1000
+    assert found.rows > 900, "of a training that deletes rows, too"
     assert found.files == len([n for n in files_of(path) if n.startswith(NAMED)])
 
 
