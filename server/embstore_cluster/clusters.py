@@ -82,9 +82,8 @@ def start(
     Parameters
     ----------
     shards : how many; None: as many as the cluster in `data` has
-    data : directory of the cluster, with the coordinator's file and the shards' directories, each
-        on the node where the shard is
-    name : name by which its actors are found; clusters on one Ray have different names
+    data : directory of the coordinator's file and of the shards, each on the node of its shard
+    name : name of its actors; clusters on one Ray have different names
     cache_bytes : of each shard
     num_cpus, num_gpus : processors and GPUs that Ray reserves for each shard
     durability : durability of every shard. With less than "commands", where a shard that dies has
@@ -98,8 +97,7 @@ def start(
     InvalidArgumentError : a cluster of that name runs; the one in `data` has other shards; `data`
         has files that are of no cluster.
     CapacityError : Ray has no room.
-    StoreClosedError : a shard did not get ready; the message has its error. Nothing is left
-        running.
+    StoreClosedError : a shard did not get ready; the message has its error. Nothing runs then.
     """
     one_of(durability, "durability", LEVELS)
     path = Path(data).absolute()

@@ -13,9 +13,9 @@ import numpy as np
 
 from embstore import commands as c
 from embstore.arithmetic import LEAF_RECORD
-from embstore.results import AcknowledgedUpdate, Place, ScannedRows
-from embstore.values import same
+from embstore.results import AcknowledgedUpdate, Place
 from embstore_proto import narrow
+from tests.commands.rows import in_order, same_rows
 from tests.reference import ReferenceStore
 from tests.rules import spread_bags
 
@@ -96,12 +96,6 @@ class Model:
             assert result.t == {name: self.store.table(name).t for name in tables}
         elif tables is not None:
             assert result.t == self.store.table(tables).t
-
-
-def same_rows(found: Any, *expected: Any) -> None:
-    """Compare rows bit by bit."""
-    assert len(found) == len(expected)
-    assert all(map(same, found, expected))
 
 
 # Tables
@@ -309,15 +303,6 @@ def _read_scan(model: Model, command: c.ReadScan, result: Any) -> None:
     assert (result.state is not None) == command.with_state
     if command.with_state:
         same_rows(result.state, *(row.state for _, row in expected))
-
-
-def in_order(rows: ScannedRows) -> ScannedRows:
-    """Return all rows of a scan of sparse keys by ascending key, unsigned, as int64s do not say."""
-    keys = rows.keys.view(np.uint64)
-    order = np.argsort(keys)
-    state = None if rows.state is None else rows.state[order]
-    found = rows.rows[order] if len(rows.rows) else rows.rows  # of deleted keys there are none
-    return ScannedRows(keys[order], found, state)
 
 
 def _close_scan(model: Model, command: c.CloseScan, result: Any) -> None:

@@ -23,7 +23,8 @@ from embstore.lookahead.handles import StepOutcome
 from embstore.results import Leaves, ScannedRows
 from embstore.values import same
 from tests.commands.lists import SPARSE, WAITING, Author
-from tests.commands.model import Model, in_order
+from tests.commands.model import Model
+from tests.commands.rows import in_order
 from tests.conformance.backends import Embedded
 from tests.conformance.served import Served, small_pieces
 from tests.conformance.sharded import OneShard, Sharded, TwoShards

@@ -69,8 +69,7 @@ def import_table(
     """Set rows of a table to the rows of a file.
 
     Without state it is `Table.assign`: optimizer state starts anew, and t stays. With state it is
-    `Table.put_rows`, and t becomes the file's: a new table of the same configuration then has the
-    digest of the one that was exported, at its command.
+    `Table.put_rows`, and t becomes the file's: a new table then has the exported table's digest.
 
     Parameters
     ----------

@@ -101,8 +101,7 @@ def train_and_compare(
     ----------
     counted : the result of `count_first`; None: the file is counted here, if that is needed
     network_bytes : returns the bytes sent over the network so far; None: there is none
-    report : path of a session's report; its data is written to the same path with .json; None:
-        nowhere
+    report : path of a session's report, and with .json of its data; None: none is written
 
     Raises
     ------
