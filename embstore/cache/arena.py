@@ -83,15 +83,16 @@ class Arena:
     @property
     def memory_bytes(self) -> int:
         """Bytes of all pools, and of their staging."""
-        return sum(pool.slots.memory_bytes for pool in self.pools) + self._staging_bytes
+        return sum(pool.slots.memory_bytes for pool in self.pools) + self.staging_bytes
 
     @property
     def bytes_for_pools(self) -> int:
         """Bytes of the budget that are not for staging."""
-        return self.budget_bytes - self._staging_bytes
+        return self.budget_bytes - self.staging_bytes
 
     @property
-    def _staging_bytes(self) -> int:
+    def staging_bytes(self) -> int:
+        """Bytes of the staging that all pools share."""
         return max((pool.slots.sizes.staging_bytes for pool in self.pools), default=0)
 
     def join(self, pool: Member) -> None:

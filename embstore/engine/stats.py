@@ -215,6 +215,9 @@ class CacheStats:
 
     budget_bytes: int = gauge("Memory that the cache may take.", lambda t: t.arena.budget_bytes)
     memory_bytes: int = gauge("Memory that the cache takes.", lambda t: t.arena.memory_bytes)
+    staging_bytes: int = gauge(
+        "Memory of it that all pools share for rows on their way.", lambda t: t.arena.staging_bytes
+    )
     host_budget_bytes: int = gauge(
         "Pinned memory of the host that level two of a GPU's cache may take; 0: there is none.",
         lambda t: t.host_cache.budget_bytes,

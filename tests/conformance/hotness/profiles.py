@@ -88,6 +88,15 @@ def resident(store: Any) -> tuple[Any, Any]:
     return keys, counts & COUNT_MAX
 
 
+def first_count(store: Any, count: int, accesses: int) -> int:
+    """Return the count that a profile gives to a row of table "a": under LFU by the slots of its
+    pool, of which sparse keys have fewer at first, else its level."""
+    pool = engine_of(store).tables.find("a").pool
+    if not pool.policy.counts_touches:
+        return count
+    return int(pool.policy.first_counts(np.array([count]), accesses, pool.slots.count)[0])
+
+
 def level_of_key_0(store: Any) -> int:
     """Return the level that the pool of table "a" goes by, -1 without any."""
     table = engine_of(store).tables.find("a")

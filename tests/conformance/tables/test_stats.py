@@ -130,7 +130,8 @@ def test_of_the_store(open_twin):
     assert found["storage"]["checkpoints"] == ["c"]
     assert found["cache"]["budget_bytes"] == 1 << 20
     assert found["cache"]["memory_bytes"] <= 1 << 20
-    assert sum(p["memory_bytes"] for p in found["cache"]["pools"]) == found["cache"]["memory_bytes"]
+    of_pools = sum(p["memory_bytes"] for p in found["cache"]["pools"])
+    assert of_pools + found["cache"]["staging_bytes"] == found["cache"]["memory_bytes"]
     assert [(p["dim"], p["resident_rows"]) for p in found["cache"]["pools"]] == [(4, 1), (8, 1)]
     assert {"unique", "sum_by_key", "apply"} <= found["stages"].keys()
 
