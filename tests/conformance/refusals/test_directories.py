@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 
@@ -164,7 +165,7 @@ CHANGES = {
     "with a field of the future": lambda body: body.replace(b'"epoch"', b'"aeon": 1,\n "epoch"'),
     "with a table of no dim": lambda body: body.replace(b'"dim": 4', b'"dim": 0'),
     "with an optimizer of the future": lambda body: body.replace(b'"sgd"', b'"lion"'),
-    "with a table's rows as text": lambda body: body.replace(b'"rows": 1000', b'"rows": "x"'),
+    "with a table's rows as text": lambda body: re.sub(rb"(?<=\[\[0, 1, )\d+", b'"x"', body),
 }
 
 
