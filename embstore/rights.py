@@ -24,7 +24,7 @@ from embstore.commands import Command, Part, Trait
 EVERYTHING = "*"
 """As a pattern: every name. As a name: one that only that pattern matches."""
 
-_NAMING = {"table", "config", "tables", "ranks", "keys", "gradients"}
+_NAMING = {"table", "config", "tables", "ranks", "keys", "gradients", "options", "learning_rates"}
 _LABELS = "label", "since"
 _PATTERN = re.compile(r"[A-Za-z0-9_.*/-]{1,255}", re.ASCII)
 
@@ -58,6 +58,8 @@ def _add_names(part: Part, names: dict[str, None]) -> None:
             names[value or EVERYTHING] = None
         elif field == "config":
             names[value.name] = None
+        elif isinstance(value, dict):
+            names |= dict.fromkeys(value)
         else:
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, str):

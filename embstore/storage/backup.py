@@ -28,6 +28,7 @@ its map: all shards of a cluster are restored together (`embstore.storage.cluste
 """
 
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -41,7 +42,7 @@ from embstore.errors import (
     StorageError,
     TableMismatchError,
 )
-from embstore.results import BackupFacts
+from embstore.results import EPOCH_STEP, BackupFacts
 from embstore.storage import catalogue as catalogues
 from embstore.storage import markers
 from embstore.storage import shard as shards
@@ -199,7 +200,8 @@ def restore_from(
     place = place_of(source, label, backup)
     check_empty(target)
     target.make_directory("")
-    epoch = max(backup.epoch, int(time.time()))
+    # Above the epochs of now, and another one for each restore, also where the clock went back.
+    epoch = max(backup.epoch, int(time.time())) + 1 + secrets.randbelow(EPOCH_STEP // 2)
     restored = replace(backup, epoch=epoch, store_id=store_id or backup.store_id)
     with closing(target.lock(LOCK, shared=False)):
         try:

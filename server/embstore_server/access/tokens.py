@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shlex
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -136,6 +137,8 @@ def read(path: Path) -> dict[str, Entry]:
     was misread would be one too many.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise InvalidArgumentError(f"tokens {path}: expected a regular file")
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise InvalidArgumentError(
@@ -225,7 +228,11 @@ def make_first(path: Path) -> str:
 
 
 def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bool = False) -> None:
-    """Change the entries of a file, one process after the other; durable on return."""
+    """Change the entries of a file, one process after the other; durable on return.
+
+    A link is followed: a server that reads its tokens through it reads the changed ones.
+    """
+    path = path.resolve()
     if not path.parent.is_dir():
         raise InvalidArgumentError(
             f"tokens {path}: expected a directory {path.parent}, found none; make it: "

@@ -64,10 +64,13 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     member = None if is_named else getattr(command, "member", None)
     if is_named or member is not None:
         facts = sessions().facts(member=member, name=getattr(command, "name", ""))
-        if facts is None:  # the engine says so
+        named = () if names == (EVERYTHING,) else names
+        if facts is not None:
+            principal.check_session(facts.name)
+            named = (*facts.tables, *named)
+        elif not named:  # the engine says so
             return command
-        principal.check_session(facts.name)
-        names = facts.tables
+        names = named
     principal.check(command.right, names)
     caller.is_let_in = True
     return command

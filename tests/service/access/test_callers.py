@@ -200,6 +200,24 @@ def test_changes_of_the_file_wait_for_one_another(shell, tmp_path):
     assert len(read(path)) == 25
 
 
+def test_a_link_to_the_file_is_followed(shell, tmp_path):
+    (tmp_path / "there").mkdir()
+    given = "--right", "read", "--tables", "*", "--tokens"
+    assert shell("token", "add", "one", *given, str(tmp_path / "there" / "tokens.json")).status == 0
+    link = tmp_path / "tokens.json"
+    link.symlink_to(tmp_path / "there" / "tokens.json")
+    assert shell("token", "add", "two", *given, str(link)).status == 0
+    assert link.is_symlink()
+    assert sorted(read(tmp_path / "there" / "tokens.json")) == ["one", "two"]
+
+
+def test_a_pipe_is_no_file_of_tokens(tmp_path):
+    os.mkfifo(tmp_path / "tokens.json")
+    for path in (tmp_path / "tokens.json", Path("/dev/zero")):
+        with pytest.raises(InvalidArgumentError, match="expected a regular file"):
+            read(path)
+
+
 def test_a_removed_token_is_refused_with_its_next_call(server, tmp_path):
     with Caller(server.address, token_of("writer")) as caller:
         caller.execute(c.GetTable("a/t"))
@@ -330,6 +348,15 @@ def test_a_denial_is_the_same_whether_the_table_is_there_or_not(server):
             return str(caught.value).replace(name, "NAME")
 
         assert denial("b/t") == denial("b/none")
+        for name in ("b/t", "b/none"):
+            rates = c.UpdateOptions(learning_rates={name: 0.5})
+            for command in (
+                c.ClearTable(name, member=MEMBER),
+                c.DeleteRows(c.TableKeys(name, None, KEYS), member=MEMBER),
+                replace(update_of("a/t"), options=rates),
+            ):
+                with pytest.raises(PermissionDeniedError, match="on 'b/"):
+                    writer.execute(command)
         with pytest.raises(PermissionDeniedError) as caught:
             writer.execute(c.Lookup((c.TableKeys("a/t", None, KEYS), c.TableKeys("b/t", 3, KEYS))))
     told = str(caught.value)
