@@ -28,6 +28,7 @@ from embstore.errors import (
     CheckpointNotFoundError,
     InvalidArgumentError,
     OutcomeUnknownError,
+    SessionExpiredError,
     TableExistsError,
     TableHeldError,
     TableNotFoundError,
@@ -50,7 +51,10 @@ KINDS = (
     *(c.Update, c.UpdatePooled, c.UpdateRanks, c.Assign, c.PutRows, c.DeleteRows),
     *(c.GrowTable, c.SetLearningRate, c.CreateTable, c.DropTable, c.Lookup),
 )
-REFUSED = (TableNotFoundError, TableExistsError, InvalidArgumentError, CheckpointNotFoundError)
+REFUSED = (
+    *(TableNotFoundError, TableExistsError, InvalidArgumentError, CheckpointNotFoundError),
+    SessionExpiredError,  # rows are deleted by a member of none
+)
 NOT_KNOWN = (OutcomeUnknownError,)
 """Another client restored, and this one did not know. Nothing was done, or a number would lack."""
 

@@ -8,17 +8,25 @@ is logged, and changes nothing. Event loop only.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from embstore.errors import InvalidArgumentError, UnauthenticatedError
-from embstore_server.access.certificate_names import names_of_peer
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.access.tokens import NOBODY, Entry, read, split_token
 from embstore_server.telemetry.logs import event
 
 _SCHEME = "bearer "
+
+
+def names_of_peer(auth_context: Mapping[str, Sequence[bytes]]) -> tuple[str, ...]:
+    """Return the names in the certificate that gRPC has verified of a peer; none without."""
+    if not (found := auth_context.get("x509_pem_cert", ())):
+        return ()
+    from embstore_server.access.certificate_names import names_in_pem  # few servers need it
+
+    return names_in_pem(bytes(found[0]))
 
 
 class Callers:

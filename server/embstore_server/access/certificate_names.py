@@ -7,7 +7,7 @@ the other both).
 """
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 
 _COMMON_NAME, _ALTERNATIVE_NAMES = b"\x55\x04\x03", b"\x55\x1d\x11"
@@ -20,14 +20,9 @@ _WIDE = 0x1E
 """A text of UTF-16 (BMPString); all others are read as UTF-8: names of tokens are ASCII."""
 
 
-def names_of_peer(auth_context: Mapping[str, Sequence[bytes]]) -> tuple[str, ...]:
-    """Return the names in the certificate that gRPC has verified of a peer; none without."""
-    found = auth_context.get("x509_pem_cert", ())
-    return _names_in_pem(bytes(found[0])) if found else ()
-
-
 @lru_cache(maxsize=1024)
-def _names_in_pem(pem: bytes) -> tuple[str, ...]:
+def names_in_pem(pem: bytes) -> tuple[str, ...]:
+    """Return the different names in a certificate in the form of PEM."""
     return names_in(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 

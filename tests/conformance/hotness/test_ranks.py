@@ -28,6 +28,7 @@ FEW = 4000
 CACHE_BYTES = 64 << 10
 
 
+@pytest.mark.needs("plain_keys")  # which share a pool
 def test_rank_keeps_the_most_frequent_rows_of_all_tables_of_a_pool(open_twin):
     """A table's coldest row may be hotter than another's hottest."""
     twin, rng = open_twin(cache_bytes=CACHE_BYTES, policy="rank"), generator(602)

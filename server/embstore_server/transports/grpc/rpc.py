@@ -24,7 +24,7 @@ from embstore_proto.frame import Blank, Framed
 from embstore_proto.received import Assembly
 from embstore_proto.status import NOT_AGAIN_METADATA
 from embstore_proto.verbs import SERVICE, VERBS, Verb
-from embstore_server.access.certificate_names import names_of_peer
+from embstore_server.access.callers import names_of_peer
 from embstore_server.path.caller import Caller
 from embstore_server.path.calls import BRIEF_BYTES, Calls
 from embstore_server.path.inflight import Reservation

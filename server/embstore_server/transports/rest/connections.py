@@ -21,8 +21,6 @@ from weakref import WeakKeyDictionary
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from embstore_server.access.certificate_names import names_in
-
 CERTIFICATE_NAMES = "certificate_names"
 """Key of a request's state: the names in the certificate that its client has shown."""
 
@@ -72,7 +70,11 @@ def protocol(handshake_timeout_s: float) -> Any:
 def _names_in(transport: Any) -> tuple[str, ...]:
     tls = transport.get_extra_info("ssl_object")
     certificate = None if tls is None else tls.getpeercert(binary_form=True)
-    return names_in(certificate) if certificate else ()
+    if not certificate:
+        return ()
+    from embstore_server.access.certificate_names import names_in  # few servers need it
+
+    return names_in(certificate)
 
 
 class _Connection(H11Protocol):
