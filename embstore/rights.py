@@ -2,7 +2,8 @@
 
 A command has one **right** (`Command.right`), which is needed on these names:
 
-    tables     the tables that the command names; to create one, its future name
+    tables     the tables that the command names, or gives a learning rate for; to create one, its
+               future name
     a label    commands `ON_ITS_LABEL` need theirs there, as if it were a table's name; those that
                read a table as of a label, on both
     a session  commands of a session need theirs on the session's tables; the server knows its

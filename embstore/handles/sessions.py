@@ -410,8 +410,8 @@ class Sessions(Reach):
         InvalidArgumentError : the session has no such table; its trainer runs ahead (waits="none"),
             and has rows of its own; keys of another shape, dtype or range. Nothing has changed.
         """
-        named: Any = c.TableKeys(table, None, keys)  # type: ignore[arg-type]
-        return self._executor.execute(c.DeleteRows(named, member=member))
+        given: Any = keys  # the executor makes an array of it
+        return self._executor.execute(c.DeleteRows(c.TableKeys(table, None, given), member=member))
 
     def clear_table(self, member: str, table: str) -> Deleted:
         """Delete all rows of one of the session's tables, as `delete_rows` some."""

@@ -16,9 +16,8 @@ from embstore.config import Uniform
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
 from tests.conformance.cases import OPTIMIZERS, generator
+from tests.conformance.sessions.delayed import Delayed, DelayedEmulated
 from tests.conformance.sessions.training import (
-    Delayed,
-    DelayedEmulated,
     Plan,
     assert_always_hit,
     expect,

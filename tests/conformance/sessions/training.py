@@ -6,8 +6,7 @@ to a store, one thread a rank, and compares as it goes. How ranks meet is up to 
 now and then before it announces, looks up or sends, announces a few steps at a time, and sometimes
 says again what it has said.
 
-What happens inside the store is up to a seed too: `Delayed` backends wait at every point that the
-planner names between its stages (`Files.reached`), and before rows are read from storage.
+A seed delays stages inside the store, too (delayed.py).
 """
 
 import threading
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -24,7 +22,6 @@ from numpy.typing import NDArray
 
 from embstore import commands
 from embstore.handles.sessions import StepBags
-from tests.conformance.backends import Embedded, UnsyncedFiles
 from tests.conformance.cases import (
     assert_same,
     engine_of,
@@ -34,7 +31,6 @@ from tests.conformance.cases import (
     raising,
     unchanged,
 )
-from tests.conformance.emulated import Emulated
 from tests.conformance.traces import Config, cut_into_bags, values, zipf_keys
 from tests.conformance.twin import Twin
 from tests.reference import ReferenceStore
@@ -44,7 +40,7 @@ PATIENCE_S = 300.0
 """How long a test waits for what must come; many times what it takes on a busy core."""
 LEASE_MS = 600_000
 _LOOK_S = 0.0005
-_DELAYS_S = (0.0, 0.0, 0.0, 0.0002, 0.001)
+DELAYS_S = (0.0, 0.0, 0.0, 0.0002, 0.001)
 """What a seed chooses from, wherever a thread may have to wait."""
 
 Keys = NDArray[np.int64]
@@ -64,42 +60,6 @@ def until(condition: Callable[[], Any]) -> Any:
         assert monotonic() < deadline, "waited in vain"
         pause(_LOOK_S)
     return found
-
-
-# Delays inside the store
-
-
-class DelayedFiles(UnsyncedFiles):
-    """Waits at the boundaries of the planner's stages, as long as a seed says."""
-
-    def __init__(self, root: Path, seed: int) -> None:
-        super().__init__(root)
-        self._rng = np.random.default_rng(seed)
-        self._lock = threading.Lock()
-        self.points: set[str] = set()
-
-    def reached(self, point: str) -> None:
-        if point != "read" and not point.startswith("lookahead:"):
-            return
-        with self._lock:
-            self.points.add(point)
-            delay_s = float(self._rng.choice(_DELAYS_S))
-        pause(delay_s)
-
-
-class Delayed(Embedded):
-    """Embedded stores whose stages are delayed."""
-
-    seed = 0
-    delays: DelayedFiles
-
-    def _files(self, path: Path) -> DelayedFiles:
-        self.delays = DelayedFiles(path, self.seed)
-        return self.delays
-
-
-class DelayedEmulated(Delayed, Emulated):
-    """The same on an emulated GPU."""
 
 
 # Traces
@@ -415,7 +375,7 @@ class Rank:
         self._store.sessions.close(self.member)
 
     def _pause(self) -> None:
-        pause(float(self._rng.choice(_DELAYS_S)))
+        pause(float(self._rng.choice(DELAYS_S)))
 
     def _look_ahead(self, ahead: Sequence[Step]) -> None:
         """Announce at least the next step, at most what the window takes, in a call or two."""
