@@ -149,7 +149,7 @@ def _adopt(engine: "Engine", place: ShardPlace, boundary: Boundary) -> None:
         tables.drop_place(name)
     for one in boundary.places:
         tables.note_place(one.session, Place(one.step, dict(one.table_ids)))
-    tables.frame.command_number = boundary.command
+    tables.frame.stand_at(boundary.command)
     tables.commit()
 
 

@@ -84,6 +84,8 @@ class Logged(NamedTuple):
     """All labels that are kept since, and whether each is protected."""
     epoch: int = 0
     """For answers: the epoch in which they are given; 0: not known."""
+    life: int = 0
+    """Of a command: the life that gave it its number (`embstore.storage.lives`)."""
 
 
 class Memory:
@@ -139,6 +141,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         label,
         labels=head.get("labels"),
         epoch=head.get("epoch", 0),
+        life=record.life,
     )
 
 
