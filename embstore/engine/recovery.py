@@ -146,7 +146,7 @@ command."""
 def _note(engine: "Engine", logged: Logged, result: Any, memory: Memory) -> None:
     """Keep the answer of a call; `result` None: the answer is lost, but the call was done."""
     if logged.origin is not None:
-        state = replace(context(engine, memory.life), command=logged.number)
+        state = replace(context(engine, memory.instance), command=logged.number)
         memory.answers.add(logged.origin, Answer(type(logged.command).__name__, result, state))
 
 

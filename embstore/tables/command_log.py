@@ -236,7 +236,7 @@ class CommandLog:
             for name, client in answers.clients.items()
         ]
         head = {
-            "life": self.memory.life,
+            "instance": self.memory.instance,
             "epoch": self._storage.catalogue.epoch,
             "forgotten": sorted(answers.forgotten),
             "clients": clients,
