@@ -19,7 +19,7 @@ from embstore.engine.upkeep_stats import (
     ScanStats,
     ScrubStats,
     ShardStats,
-    StandingStats,
+    ReplicationStats,
 )
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
@@ -317,7 +317,9 @@ class StoreStats:
     backups: BackupStats = part("Backups.", metric="")
     scans: ScanStats = part("Scans of tables.", metric="")
     scrubber: ScrubStats = part("Files that are checked in the background.", metric="")
-    standing: StandingStats = part("What the store is among its copies.", metric="standing")
+    replication: ReplicationStats = part(
+        "What the store is among its copies.", metric="replication"
+    )
     shard: ShardStats = part("Which shard of a cluster the store is.", metric="shard")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"

@@ -43,7 +43,7 @@ from embstore.storage.irreversible import Irreversible
 from embstore.storage.log import Log
 from embstore.storage.own_names import is_own
 from embstore.storage.removal import Removal
-from embstore.storage.room import check_writable
+from embstore.storage.disk_space import check_writable
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.taking import finish
 from embstore.storage.tiers import arranged

@@ -16,7 +16,7 @@ from tests.service.faults.following import (
     connected,
     contents,
     server,
-    standing,
+    replication,
     update,
 )
 from tests.service.faults.ledger import make_tables
@@ -87,7 +87,7 @@ def prepare(pair: Pair) -> None:
 
 def until_refused(standby: ForkedServer) -> None:
     with connected(standby) as copy:
-        until(lambda: "promote this standby" in (standing(copy)["reason"] or ""))
+        until(lambda: "promote this standby" in (replication(copy)["reason"] or ""))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_leader_that_has_its_commands_back_is_followed(pair):
     prepare(pair)
     await_same(pair.leader, pair.standby)
     with connected(pair.standby) as copy:
-        taken = standing(copy)["commits_taken"]
+        taken = replication(copy)["commits_taken"]
     pair.leader.kill()
     path, aside = pair.leader.path, pair.leader.path.with_name("aside")
     path.rename(aside)
@@ -145,7 +145,7 @@ def test_a_leader_that_has_its_commands_back_is_followed(pair):
     with connected(pair.leader) as store, connected(pair.standby) as copy:
         update(store, 90)
         await_same(pair.leader, pair.standby)
-        assert standing(copy)["commits_taken"] == taken
+        assert replication(copy)["commits_taken"] == taken
     pair.kill()
 
 
@@ -168,7 +168,7 @@ def test_a_standby_of_what_was_restored_follows(pair):
     for n in range(2):
         with connected(pair.leader) as store, connected(pair.standby) as copy:
             await_same(pair.leader, pair.standby)
-            assert standing(copy)["commits_taken"] == 1 - n
+            assert replication(copy)["commits_taken"] == 1 - n
             update(store, 50 + n)
             await_same(pair.leader, pair.standby)
         pair.standby.kill()
@@ -207,7 +207,7 @@ def test_a_standby_that_is_merely_behind_catches_up(forks, quick_path, commits):
     other.start()
     with connected(other) as copy:
         await_same(leader, other)
-        assert standing(copy)["commits_taken"] == commits
+        assert replication(copy)["commits_taken"] == commits
     for one in (other, standby, leader):
         one.kill()
 
