@@ -35,7 +35,7 @@ class Made:
 
 @pytest.mark.parametrize("names_stream", [True, False])
 def test_rows_are_written_where_the_trainer_reads_them(server, trainer, gpu, *, names_stream):
-    """In announced order, whatever that of the tables is; steps one after the other use one area,
+    """In announced order, whatever that of the tables is; steps one after the other use one segment,
     behind what reads the rows of the one before."""
     device, random = Member(trainer.store, "d", DIMS), rng()
     make, looked_up = Made(trainer, names_stream=names_stream), []
