@@ -1,4 +1,4 @@
-"""What no client sends through the socket of shared memory, and segments whose bytes change meanwhile.
+"""Frames that no client sends through the socket of shared memory, and segments that change.
 
 It costs the connection that sent it, at most; and of segments nothing is believed.
 """
