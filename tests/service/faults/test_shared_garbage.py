@@ -201,7 +201,7 @@ def test_a_payload_of_a_reply_and_a_request_may_fill_the_segment_to_its_end(shar
 
 
 @pytest.mark.parametrize("size", [0, 1, SEGMENT_BYTES])
-def test_an_segment_is_never_smaller_than_it_was_asked_for(size, shared):
+def test_a_segment_is_never_smaller_than_it_was_asked_for(size, shared):
     before = Owned.of(shared)
     with RawSharer(shared.socket) as sharer:
         assert sharer.ask_for(size).kind == Kind.SEGMENT
