@@ -20,8 +20,8 @@ from cupy.cuda import runtime as cuda
 
 from embstore.errors import DeviceError, InvalidArgumentError
 from embstore_client.device_segment import check_is
-from embstore_proto.device_segment import Handles
 from embstore_proto.device_places import Place
+from embstore_proto.device_segment import Handles
 
 _CALLERS_MISTAKES = (1, 400)
 """cudaErrorInvalidValue, cudaErrorInvalidResourceHandle."""

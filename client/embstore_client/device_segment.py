@@ -1,8 +1,8 @@
 """The GPU's memory that a server shares with this process: opened, written, read, closed.
 
-`embstore_proto.device_segment` describes the frames. A connection has at most one segment, open from the
-server's handles until the next one takes its place, or the connection ends and no array of it is
-left. Its tether, a socket that keeps it alive, is ended after that, so that the server frees
+`embstore_proto.device_segment` describes the frames. A connection has at most one segment, open
+from the server's handles until the next one takes its place, or the connection ends and no array of
+it is left. Its tether, a socket that keeps it alive, is ended after that, so that the server frees
 nothing that is open here.
 
 **Streams.** Copies run in a stream of our own, on the server's GPU, also where the trainer computes
@@ -30,8 +30,8 @@ from typing import Any, Protocol
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.version import pip_install
 from embstore_proto import device_segment as frames
-from embstore_proto.device_segment import Handles
 from embstore_proto.device_places import Place
+from embstore_proto.device_segment import Handles
 
 
 class OpenSegment(Protocol):

@@ -1,9 +1,9 @@
 """Calls to a server of this host, through memory that it shares.
 
 `embstore_proto.shared_memory` describes the frames. A connection has one call at a time, so the
-wire has as many as calls are under way, and as results whose arrays are in use: NumPy sees the segment
-(the shared-memory segment) that the server has written rows into, and the connection is free again
-when the last array of a result is gone. A caller that keeps more than RESULTS_MAX results, or
+wire has as many as calls are under way, and as results whose arrays are in use: NumPy sees the
+shared-memory segment that the server has written rows into, and the connection is free again when
+the last array of a result is gone. A caller that keeps more than RESULTS_MAX results, or
 RESULTS_BYTES_MAX, gets further ones copied.
 
 A call that is given up ends its connection, by which the server learns it. Another process that was
@@ -29,8 +29,8 @@ from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
 from embstore_client import device_segment
 from embstore_client.copying import copy
-from embstore_client.device_segment import DeviceSide, OpenSegment
 from embstore_client.device_message import DeviceMessage
+from embstore_client.device_segment import DeviceSide, OpenSegment
 from embstore_client.free_connections import FreeConnections
 from embstore_client.wire import WireError
 from embstore_proto import device_segment as device_frames
@@ -376,7 +376,7 @@ class _Connection:
         self.take_segment(frames.segment_of(self._asked_for(frames.segment(size), deadline)))
 
     def device_segment_of(self, size: int, deadline: float, name: str | None = None) -> OpenSegment:
-        """Return a segment of the GPU, of at least `size` bytes: the one before, or in its place."""
+        """Return the GPU's segment if it has `size` bytes, else a new one in its place."""
         segment = self.device.segment
         if segment is None or segment.byte_count < size:
             self.device.close()

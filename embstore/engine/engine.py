@@ -29,9 +29,9 @@ from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
 from embstore.engine.digests import Digests
 from embstore.engine.recovery import recover
+from embstore.engine.replication_role import ReplicationRole
 from embstore.engine.scans import Scans
 from embstore.engine.scrubbing import Scrubber
-from embstore.engine.replication_role import ReplicationRole
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins

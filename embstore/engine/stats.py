@@ -16,10 +16,10 @@ from embstore.device.facts import DeviceFacts
 from embstore.engine.upkeep_stats import (
     BackupStats,
     CommitStats,
+    ReplicationStats,
     ScanStats,
     ScrubStats,
     ShardStats,
-    ReplicationStats,
 )
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats

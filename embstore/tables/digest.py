@@ -6,8 +6,8 @@ first call nothing is kept, and a table without digests pays nothing.
 
 **In slices.** A digest is of the table as of the digest's begin: at one command. Its rows are read
 in slices (slices.py), in the order of their keys, which is the order of the base's files; rows that
-commands change before they are read are copied first (row_snapshot.py). Reading the disk and hashing
-need no engine: two threads do that. One digest runs at a time.
+commands change before they are read are copied first (row_snapshot.py). Two threads read the disk
+and hash, without the engine. One digest runs at a time.
 
 A digest that is ended early leaves the kept leaves, and the set of blocks to hash again, unchanged.
 """
@@ -24,7 +24,7 @@ from embstore.cache.pool import Pool
 from embstore.errors import StoreClosedError
 from embstore.storage.row_index import add_keys
 from embstore.tables.hashing import AHEAD_BYTES, hashing, slice_rows
-from embstore.tables.row_snapshot import SnapshotRows, RowSnapshot
+from embstore.tables.row_snapshot import RowSnapshot, SnapshotRows
 from embstore.tables.slices import Slices
 from embstore.tables.written_keys import WrittenKeys
 

@@ -31,7 +31,7 @@ from embstore.cache.pool import Pool
 from embstore.errors import StoreClosedError
 from embstore.storage.sparse import SparseRows
 from embstore.tables.hashing import HASH_THREADS, hashing, slice_rows
-from embstore.tables.row_snapshot import SnapshotRows, RowSnapshot
+from embstore.tables.row_snapshot import RowSnapshot, SnapshotRows
 from embstore.tables.slices import Slices
 from embstore.tables.written_keys import dirty_keys
 

@@ -1,9 +1,9 @@
 """Frames of the shared-memory transport for arrays in the memory of a GPU.
 
-    DEVICE_SEGMENT  client   I need so many bytes of the GPU's memory; what I had is given up
-    DEVICE_SEGMENT  server   here they are: the GPU, a handle of the memory and one of an event
-    ON_DEVICE    client   of the CALL that follows: its arrays take so many bytes of the segment from
-                          its beginning, and behind them is where I want the rows
+    DEVICE_SEGMENT   client   I need so many bytes of the GPU's memory; what I had is given up
+    DEVICE_SEGMENT   server   here they are: the GPU, a handle of the memory and one of an event
+    ON_DEVICE        client   of the CALL that follows: its arrays take so many bytes of the segment
+                              from its beginning, and behind them is where I want the rows
 
 Both sides name arrays by their place in the segment, in the headers of CALL and RESULT
 (device_places.py). The rows come behind the arrays of the call.

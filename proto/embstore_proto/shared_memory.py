@@ -1,15 +1,15 @@
 """What travels on the Unix socket of the shared-memory transport: frames.
 
 A connection has one call at a time. Headers travel on the socket, and so do payloads of up to
-INLINE_BYTES; larger ones lie in an *segment*: memory that the server makes, sealed at its size, and
-passes to the client as a descriptor. What is in a segment is data alone: where it lies, and how much
-it is, is said on the socket, of which each side reads a byte once.
+INLINE_BYTES; larger ones lie in a *segment*: memory that the server makes, sealed at its size, and
+passes to the client as a descriptor. A segment holds data alone: frames on the socket, of which
+each side reads a byte once, say where the data lies and how much it is.
 
     GREETING   server    protocol, the id of its process
     HELLO      client    authorization, label
-    SEGMENT       client    I need a segment of so many bytes
-    SEGMENT       server    here it is, with its descriptor; the connection's segment before is given up
-    CALL       client    verb, header, payload; seconds that are left, bytes of the segment to be kept
+    SEGMENT    client    I need a segment of so many bytes
+    SEGMENT    server    here it is, with its descriptor; the segment before is given up
+    CALL       client    verb, header, payload; seconds that are left, bytes of the segment to keep
     RESULT     server    header, payload: the answer, or the last one
     PART       server    header, payload: an answer, others come
     ERROR      server    the error's class and text; the call has ended
@@ -17,10 +17,10 @@ it is, is said on the socket, of which each side reads a byte once.
     TRACE      client    the trace that the next CALL belongs to; nothing, of most calls
     MAP        client    the version of the map by which the next CALL was split; of shards only
 
-A payload in the segment is named by its offset and size. Where a payload of the server lies in a new
-segment, an SEGMENT comes before it. A client that does not want an answer any more ends its connection;
-the place of an answer is free when the next CALL is sent. So who keeps an answer's arrays sends the
-next call over another connection.
+A payload in the segment is named by its offset and size. Where a payload of the server lies in a
+new segment, a SEGMENT comes before it. A client that does not want an answer any more ends its
+connection; the place of an answer is free when the next CALL is sent. So a client that keeps an
+answer's arrays sends the next call over another connection.
 
 Integers are little-endian. `docs/formats.md` has the bytes.
 """

@@ -24,8 +24,8 @@ from embstore.errors import CorruptTableError, InvalidArgumentError
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 from embstore_cluster.changing import Change, Progress
+from embstore_cluster.plan import NAMESPACE, Plan, RollbackPoint
 from embstore_cluster.rollback import newest
-from embstore_cluster.plan import NAMESPACE, RollbackPoint, Plan
 
 PATH = "coordinator.json"
 _OWN = re.compile(

@@ -12,8 +12,8 @@ import embstore
 from embstore.cluster_checkpoints import marked
 from embstore.config import Constant, Sgd
 from embstore.errors import CheckpointNotFoundError, StoreInUseError
+from embstore_cluster.plan import Plan, RollbackPoint
 from embstore_cluster.rollback import FIRST_LABEL, LOST, labels, newest, prepare, words
-from embstore_cluster.plan import RollbackPoint, Plan
 from tests.cluster.test_plans import plan as some_plan
 
 CRASH = """

@@ -51,7 +51,7 @@ async def test_who_is_alone_is_never_kept(clients):
     assert clients.inside == [True] * 3
 
 
-async def test_beside_another_lane_one_call_at_a_time_gets_in(clients):
+async def test_beside_another_client_one_call_at_a_time_gets_in(clients):
     await clients.call("b")
     first = await clients.call("a")
     await clients.call("a")

@@ -78,7 +78,7 @@ def on_loop(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 @on_loop
-async def test_a_lane_has_half_of_the_threads_and_others_find_the_rest(calls):
+async def test_a_client_has_half_of_the_threads_and_others_find_the_rest(calls):
     greedy = [calls.send("greedy", n) for n in range(SHARE + MORE)]
     await calls.have_begun(SHARE)
     assert len(calls.begun) == SHARE and calls.works.waiting_calls("greedy") == MORE
@@ -116,7 +116,7 @@ async def test_a_work_that_nobody_waits_for_counts_until_it_ends(calls):
 
 
 @on_loop
-async def test_who_waits_in_a_lane_may_leave_it(calls):
+async def test_who_waits_in_a_queue_may_leave_it(calls):
     """By a cancelled call, or because the client has gone; the next ones get on."""
     gone = asyncio.Event()
 
@@ -172,7 +172,7 @@ async def test_a_call_that_is_cancelled_as_its_turn_comes_leaves_it_to_the_next(
 
 
 @on_loop
-async def test_who_waits_in_a_lane_is_cut_off(calls):
+async def test_who_waits_in_a_queue_is_cut_off(calls):
     sent = [calls.send("greedy", n) for n in range(SHARE + MORE)]
     await calls.have_begun(SHARE)
     calls.works.cut_off()
@@ -187,7 +187,7 @@ async def test_who_waits_in_a_lane_is_cut_off(calls):
 
 
 @on_loop
-async def test_so_many_of_a_lane_may_wait(calls):
+async def test_so_many_of_a_client_may_wait(calls):
     sent = [calls.send("greedy", n, client_calls_max=MORE) for n in range(SHARE + MORE)]
     await calls.have_begun(SHARE)
     with pytest.raises(OverloadedError, match=r"'greedy' .* queue_calls"):

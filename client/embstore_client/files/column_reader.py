@@ -14,8 +14,8 @@ from pyarrow import compute
 
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
-from embstore_client.files.file_origin import METADATA, FileOrigin
 from embstore_client.files.columns import Columns
+from embstore_client.files.file_origin import METADATA, FileOrigin
 from embstore_client.files.formats import Batch
 from embstore_client.files.values import Hashing, is_ids, is_list, keys_of, no_keys, rows_of
 

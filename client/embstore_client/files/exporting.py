@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from embstore.handles.table import Table
-from embstore_client.files.file_origin import FileOrigin, packed
 from embstore_client.files.base import sample
 from embstore_client.files.batching import rows_of_batch
+from embstore_client.files.file_origin import FileOrigin, packed
 from embstore_client.files.formats import WRITTEN, module_of, understood
 from embstore_client.files.places import writing
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from embstore.arrays import Keys, Rows
-from embstore_client.files.file_origin import METADATA, FileOrigin
 from embstore_client.files.column_reader import (
     KEY,
     STATE,
@@ -21,6 +20,7 @@ from embstore_client.files.column_reader import (
     row_columns,
 )
 from embstore_client.files.columns import ParquetColumns
+from embstore_client.files.file_origin import METADATA, FileOrigin
 from embstore_client.files.values import Hashing
 
 

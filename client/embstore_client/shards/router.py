@@ -38,9 +38,9 @@ from embstore_client.shards import (
     steps,
     whole,
 )
-from embstore_client.shards.write_pauses import TIMEOUT_S, check_newest, retry_while_paused
 from embstore_client.shards.places import Places
 from embstore_client.shards.split import Owners, Split
+from embstore_client.shards.write_pauses import TIMEOUT_S, check_newest, retry_while_paused
 
 R = TypeVar("R")
 

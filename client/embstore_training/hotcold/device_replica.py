@@ -22,9 +22,9 @@ from embstore.profiles.hotset import HotSet
 from embstore_training.bags import Of
 from embstore_training.hotcold.replica import Replica
 from embstore_training.read_ahead import OnceKeys
+from embstore_training.replicas.on_device import Occurring, agreed_on_device, occurring
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.rows import TrainersRows
-from embstore_training.replicas.on_device import Occurring, agreed_on_device, occurring
 from embstore_training.replicas.update import Sums
 
 

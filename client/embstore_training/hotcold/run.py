@@ -54,13 +54,13 @@ from embstore.checks.arguments import integer
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions
 from embstore.profiles.hotset import HotSet
-from embstore_training.hotcold.same_hot_set import check_hot_set
 from embstore_training.hotcold.classifier import Chunk, Classifier
 from embstore_training.hotcold.device_replica import on_the_stores_device
 from embstore_training.hotcold.packer import Batch, Packer
 from embstore_training.hotcold.phases import Phase, Phases, PushCapacity, push_bytes_of
 from embstore_training.hotcold.ragged import keys_of
 from embstore_training.hotcold.replica import Replica
+from embstore_training.hotcold.same_hot_set import check_hot_set
 from embstore_training.hotcold.scheduler import RateController
 from embstore_training.hotcold.steps import HotColdStep, HotExchange
 from embstore_training.hotcold.tally import Tally

@@ -20,8 +20,8 @@ from embstore_training.bags import Forms, Of
 from embstore_training.exchange import SessionExchange
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry, OnceKeys
-from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.on_device import Occurring, agreed_on_device, occurring
+from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.update import Sums, Trained, checked
 from embstore_training.times import Times
 from embstore_training.write_behind.exchange import WriteBehind

@@ -52,8 +52,8 @@ class Caller:
     """Seconds in the engine's stages, and in other waits, as "durable"."""
     brief: bool = False  # a few keys: may be done at once
     principal: Principal = ANYBODY
-    shared_lane: str = ""
-    """The client of callers without a name; "": each has the client of its peer."""
+    shared_client: str = ""
+    """The client that callers without a name count as; "": each counts as its peer."""
     audited: str = ""
     is_let_in: bool = False
     """It has the right to its command. Other calls can be sent as often as their sender likes: of
@@ -67,8 +67,8 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """Where it queues: clients take turns, so one token's many connections count as one."""
-        return self.principal.name or self.shared_lane or self.peer
+        """The client in whose queue it waits: one token's many connections are one client."""
+        return self.principal.name or self.shared_client or self.peer
 
     @property
     def who(self) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from embstore_proto.frame import ALIGNMENT, NARROW, Framed
 from embstore_proto.status import answer_of
 from embstore_proto.verbs import VERBS, Verb
 from embstore_server.path.answers import answered_error, answering, drop_trace
-from embstore_server.path.merged_lookups import MergedLookups
 from embstore_server.path.caller import Caller, observe
 from embstore_server.path.incoming import (
     Incoming,
@@ -46,6 +45,7 @@ from embstore_server.path.incoming import (
     value_bytes,
 )
 from embstore_server.path.inflight import Reservation
+from embstore_server.path.merged_lookups import MergedLookups
 from embstore_server.path.service import Service
 from embstore_server.path.step_answers import StepAnswers, send
 

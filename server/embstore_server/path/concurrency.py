@@ -70,7 +70,7 @@ class ConcurrencyLimiter:
         self._tidy(client)
 
     def _tidy(self, client: str) -> None:
-        """Forget a client in which there is nothing."""
+        """Forget a client without calls."""
         turns = self._queues.get(client)
         if turns is not None and not turns.inside and not turns.waiting:
             del self._queues[client]

@@ -1,9 +1,10 @@
 """Work that takes long: on threads of its own, until it is done or its caller has gone.
 
-Each verb has threads of its own, so that it waits for its own kind alone. A **client** (all calls of
-one token) has at most half of them: further calls wait in their client, in order, and calls of others
-find a thread. A client keeps a thread until its work ends, also where the caller has gone; otherwise
-a client that cancels and calls again could take all threads. Unnamed callers share all threads.
+Each verb has threads of its own, so that it waits for its own kind alone. A **client** (all calls
+of one token) has at most half of them: its further calls wait in its queue, in order, and calls of
+others find a thread. A client keeps a thread until its work ends, also where the caller has gone;
+otherwise a client that cancels and calls again could take all threads. Unnamed callers share all
+threads.
 
 A thread cannot be stopped; but long work is done piece by piece, and asks between its pieces
 whether it is still wanted (`Progress`). It ends there when its caller has gone: the call was
@@ -76,7 +77,7 @@ class LongJobs:
         """Return the result of `work`.
 
         gone : waits until the caller has gone; None: then this is cancelled
-        client : its client; "": none, and it waits for a thread only
+        client : the name of its client; "": none, and it waits for a thread only
         client_calls_max : number of works of the client that may wait, of all verbs
 
         Raises OverloadedError: no more works of the client may wait.
@@ -150,8 +151,8 @@ class LongJobs:
         self.is_cut_off = True
         for wanted in self._wanted:
             wanted.end(_cut_off(wanted.verb))
-        for (verb, _), client in self._queues.items():
-            client.cut_off(_cut_off(verb))
+        for (verb, _), queue in self._queues.items():
+            queue.cut_off(_cut_off(verb))
 
     def close(self) -> None:
         """Give the threads back when they are done."""

@@ -41,13 +41,13 @@ from embstore_server.access import shares
 from embstore_server.access.callers import Callers
 from embstore_server.access.certificates import Certificates
 from embstore_server.path.caller import Caller
+from embstore_server.path.disk_space import DiskSpace
 from embstore_server.path.durable import Durable
-from embstore_server.path.memory_trim import MemoryTrim
 from embstore_server.path.inflight import Inflight
 from embstore_server.path.long_jobs import LongJobs
+from embstore_server.path.memory_trim import MemoryTrim
 from embstore_server.path.quorum import Quorum
 from embstore_server.path.replay import ReplayWindow
-from embstore_server.path.disk_space import DiskSpace
 from embstore_server.path.timed_calls import TimedCaller, TimedTask
 from embstore_server.path.traffic import Traffic
 from embstore_server.path.worker import Worker

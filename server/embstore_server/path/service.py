@@ -28,12 +28,12 @@ from embstore_proto.verbs import Arrived, Verb
 from embstore_server.access import shares
 from embstore_server.path.answers import Answered, Work, answering
 from embstore_server.path.caller import Caller
+from embstore_server.path.concurrency import Place
 from embstore_server.path.incoming import Request
 from embstore_server.path.inflight import Reservation
 from embstore_server.path.replay import check_epoch
 from embstore_server.path.rights import permitted
 from embstore_server.path.served import Served
-from embstore_server.path.concurrency import Place
 from embstore_server.path.warming import Warming
 from embstore_server.path.worker import Task
 from embstore_server.setup.settings import Settings

@@ -1,6 +1,6 @@
 """The engine thread: it owns the store, and takes tasks from a bounded, fair queue.
 
-**Fair.** Each client has a client; the thread takes from the clients in turn. A client with a hundred
+**Fair.** Each client has a queue; the thread takes from the queues in turn. A client with a hundred
 calls waiting delays another's by one call, not by a hundred. Calls of one client keep their order.
 
 **Bounded.** A call that finds `queue_calls_max` others waiting is refused at once
@@ -117,7 +117,7 @@ class Worker:
         """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
         A task that has waited already has been counted, and is not refused in favour of later ones.
 
-        Raises OverloadedError: the queue, or the client, is full; StoreClosedError: the server is
+        Raises OverloadedError: the queue, or the client's, is full; StoreClosedError: the server is
         stopping.
         """
         task = self.task_of(verb, work, client, deadline)
@@ -188,9 +188,9 @@ class Worker:
             if not task.is_waiting:
                 return False
             task.is_waiting = False
-            client = self._queues[task.client]
-            client.remove(task)
-            if not client:
+            queue = self._queues[task.client]
+            queue.remove(task)
+            if not queue:
                 del self._queues[task.client]
             self._queued -= 1
         task.outcome.cancel()
@@ -199,7 +199,7 @@ class Worker:
     def cut_off(self, why: EmbstoreError) -> None:
         """Take every task out of the queue; its outcome is `why`."""
         with self._lock:
-            waiting = [task for client in self._queues.values() for task in client]
+            waiting = [task for queue in self._queues.values() for task in queue]
             self._queues.clear()
             self._queued = 0
             for task in waiting:
@@ -255,10 +255,10 @@ class Worker:
             self._tokens.get()
             with self._lock:
                 if self._queued:
-                    name, client = self._queues.popitem(last=False)
-                    task = self.running = client.popleft()
-                    if client:
-                        self._queues[name] = client  # at the end: the other clients come first
+                    name, queue = self._queues.popitem(last=False)
+                    task = self.running = queue.popleft()
+                    if queue:
+                        self._queues[name] = queue  # at the end: the other clients come first
                     self._queued -= 1
                     task.is_waiting = False
                     return task

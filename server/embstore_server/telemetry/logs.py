@@ -37,7 +37,7 @@ _WITH_DIGITS = re.compile(r"\w*\d\w*")
 _KINDS_MAX = 1000
 _OTHERS = ("others",)
 """The kind of what comes when a minute has its number of kinds."""
-_FIELDS, _LIMITED_BY = "embstore_fields", "embstore_alike"
+_FIELDS, _LIMITED_BY = "embstore_fields", "embstore_limited_by"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
 """Characters, apart from letters and digits, that a plain value has unquoted."""
 
@@ -53,9 +53,9 @@ def event(
 ) -> None:
     """Log an event, named by a few fixed words; varying values belong in `fields`. Any thread.
 
-    `fields` are numbers, texts, None, or containers of them; never keys or rows. One of the events
-    of a name that are `limited_by`, by a few fixed words, is written per REPEAT_S, with the number of
-    the others as `left_out`.
+    `fields` are numbers, texts, None, or containers of them; never keys or rows. Of the events with
+    one name and one `limited_by`, a few fixed words, one is written per REPEAT_S, with the number
+    of the others as `left_out`.
     """
     extra = {_FIELDS: fields, _LIMITED_BY: tuple(limited_by)}
     logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
@@ -83,8 +83,8 @@ def configure(settings: Settings) -> None:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets each thing that a library says pass once in REPEAT_S, and our own events that are alike;
-    others of ours all pass."""
+    """Lets each message of a library pass once in REPEAT_S, and one of our own events with the same
+    `limited_by`; others of ours all pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

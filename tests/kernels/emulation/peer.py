@@ -14,8 +14,8 @@ import numpy as np
 
 from embstore.device.runtime import COMPUTE, UP, DeviceArray
 from embstore_client.device_segment import check_is
-from embstore_proto.device_segment import Handles
 from embstore_proto.device_places import Place
+from embstore_proto.device_segment import Handles
 from tests.kernels.emulation.callers import CALLERS
 from tests.kernels.emulation.exports import EVENTS, EXPORTS
 from tests.kernels.emulation.runtime import EmulatedRuntime

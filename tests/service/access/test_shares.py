@@ -77,15 +77,15 @@ def test_a_full_lane_leaves_the_queue_to_others(server):
 
 def test_beside_another_token_one_call_at_a_time_is_taken_apart(server):
     """So its many connections do not have the interpreter to themselves; and none is lost. They
-    wait in one client: clients take turns (test_limits.py)."""
+    wait in one queue: queues take turns (test_limits.py)."""
     with server.held():
         calls = [caller_of(server, "dashboard").begin(LOOKUP)]
         waiting(server, 1)
         for n in range(3):
             calls.append(caller_of(server, "writer").begin(LOOKUP))
             waiting(server, n + 2)
-        clients = {name: len(client) for name, client in server.service.worker._queues.items()}
-        assert clients == {"dashboard": 1, "writer": 1}
+        waiting_calls = {n: len(queue) for n, queue in server.service.worker._queues.items()}
+        assert waiting_calls == {"dashboard": 1, "writer": 1}
         assert server.service.worker.client_calls("writer") == 3
     assert [outcome(call) for call in calls] == [None] * 4
 

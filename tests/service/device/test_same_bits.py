@@ -114,7 +114,7 @@ def test_gradients_of_steps_give_the_same_bits(server, trainer, ranks):
 def test_an_update_is_logged_as_it_was_applied_whatever_the_segment_has_by_then(
     server, trainer, gpu, tmp_path
 ):
-    """The segment changes at whatever the server's device does: keys that are right, and gradients."""
+    """The segment changes at any moment of the server's device: keys that are right, gradients."""
     random, device = rng(), trainer.table("narrow")
     keys, grads = batch(random, COUNT, DIM)
     d_keys, d_grads = trainer.array(keys), trainer.array(grads)

@@ -18,11 +18,11 @@ from embstore_client.shared_memory import RESULTS_MAX
 from embstore_client.wire import WireError
 from embstore_server.transports.rest.stats import process_stats
 from tests.service.device.samples import (
-    SEGMENT_BYTES,
     DIM,
     NOTHING_LENT,
     PATIENCE_S,
     ROWS,
+    SEGMENT_BYTES,
     WIDE,
     GpuServer,
     Lent,
@@ -82,7 +82,7 @@ def test_calls_with_and_without_arrays_there_take_connections_of_their_own(serve
     assert gpu.opened == 1 and server.traffic.connections == 2
 
 
-def test_areas_grow_and_those_before_are_closed_and_freed(server, trainer, gpu):
+def test_segments_grow_and_those_before_are_closed_and_freed(server, trainer, gpu):
     random = rng()
     for count in (10, 20_000, 50_000, 100):
         keys, _ = batch(random, count, WIDE)

@@ -15,11 +15,11 @@ from embstore_client.shared_memory import RESULTS_MAX
 from tests.copies import copy_of_open
 from tests.kernels.emulation.peer import LentArray
 from tests.service.device.samples import (
-    SEGMENT_BYTES,
     COUNT,
     DIM,
     PATIENCE_S,
     ROWS,
+    SEGMENT_BYTES,
     WIDE,
     Lent,
     assert_same,

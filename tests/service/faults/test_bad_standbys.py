@@ -17,7 +17,7 @@ from embstore.storage import catalogue as catalogues
 from embstore.storage.catalogue import Catalogue
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.replication import standbys
-from tests.service.faults.following import await_same, await_role, connected, server
+from tests.service.faults.following import await_role, await_same, connected, server
 from tests.service.faults.ledger import gradients, make_tables
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import refusal

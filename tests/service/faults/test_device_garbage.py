@@ -117,7 +117,7 @@ def test_what_is_elsewhere_of_another_kind_or_more_than_the_segment_has_is_refus
     assert sharer.call("Lookup", lookup_header(), KEYS_BYTES).kind == Kind.RESULT
 
 
-def test_a_call_without_an_segment_is_refused(server):
+def test_a_call_without_a_segment_is_refused(server):
     with Sharer(server.socket) as sharer:
         said = sharer.call("Lookup", lookup_header(), KEYS_BYTES)
         assert "shared memory of a GPU of 0 bytes" in said.refusal.text
@@ -174,7 +174,7 @@ def test_rows_of_two_bytes_are_refused(sharer):
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64 - 1])
-def test_an_segment_above_the_most_is_refused(server, size):
+def test_a_segment_above_the_most_is_refused(server, size):
     with Sharer(server.socket) as sharer:
         assert "split the call" in sharer.ask_for_device(size).refusal.text
         assert sharer.ask_for_device(1).kind == Kind.DEVICE_SEGMENT
@@ -192,7 +192,7 @@ def test_frames_that_are_none_end_the_connection(server, kind, body):
     assert_serves(server)
 
 
-def test_an_segment_is_freed_when_its_tether_has_ended_and_not_before(server):
+def test_a_segment_is_freed_when_its_tether_has_ended_and_not_before(server):
     with Sharer(server.socket) as sharer:
         sharer.ask_for_device(1)
         sharer.ask_for_device(1)

@@ -15,8 +15,8 @@ from tests.service.faults.following import (
     await_same,
     connected,
     contents,
-    server,
     replication,
+    server,
     update,
 )
 from tests.service.faults.ledger import make_tables

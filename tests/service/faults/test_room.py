@@ -18,8 +18,8 @@ from embstore.config import Constant, Sgd
 from embstore.engine.commits import OwnCommits
 from embstore.errors import CapacityError, StorageError, StoreClosedError
 from embstore.handles.store import Store
-from embstore.storage.files import Files
 from embstore.storage.disk_space import LEAST_BYTES
+from embstore.storage.files import Files
 from embstore_client import connect
 from embstore_server.path.disk_space import Room
 from embstore_server.setup.launch import ServerProcess

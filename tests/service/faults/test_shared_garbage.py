@@ -1,4 +1,4 @@
-"""What no client sends through the socket of shared memory, and segments whose bytes change meanwhile.
+"""Frames that no client sends through the socket of shared memory, and segments that change.
 
 It costs the connection that sent it, at most; and of segments nothing is believed.
 """
@@ -201,7 +201,7 @@ def test_a_payload_of_a_reply_and_a_request_may_fill_the_segment_to_its_end(shar
 
 
 @pytest.mark.parametrize("size", [0, 1, SEGMENT_BYTES])
-def test_an_segment_is_never_smaller_than_it_was_asked_for(size, shared):
+def test_a_segment_is_never_smaller_than_it_was_asked_for(size, shared):
     before = Owned.of(shared)
     with RawSharer(shared.socket) as sharer:
         assert sharer.ask_for(size).kind == Kind.SEGMENT

@@ -20,12 +20,12 @@ from tests.commands.model import Model
 from tests.faults.forks import Forks
 from tests.service.faults.following import (
     Pair,
-    await_same,
     await_role,
+    await_same,
     connected,
     kept,
-    server,
     replication,
+    server,
     update,
 )
 from tests.service.faults.ledger import Ledger, applied_counts, make_tables

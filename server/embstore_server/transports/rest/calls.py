@@ -129,7 +129,7 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
         headers.get("user-agent", ""),
         request_id(request.scope),
         headers.get("traceparent", ""),
-        shared_lane=LANE,
+        shared_client=LANE,
         gone=partial(_gone, request),
     )
     service.count_calls(1)

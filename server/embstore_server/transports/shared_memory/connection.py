@@ -2,10 +2,10 @@
 
 The socket never blocks. Each call has a task, except lookups: one that need not wait is answered
 where it was read, together with lookups of other connections that came at the same time
-(`Calls.merged_lookups`). Frames that come while a call is under way wait, within a bound, for the call's
-end; the end of the connection cancels the call. Rows are gathered into the segment, behind the
-request: `expect` makes room for them, before their turn of the engine. Where they do not fit after
-all, because a table was made anew meanwhile, they are copied once.
+(`Calls.merged_lookups`). Frames that come while a call is under way wait, within a bound, for the
+call's end; the end of the connection cancels the call. Rows are gathered into the segment, behind
+the request: `expect` makes room for them, before their turn of the engine. Where they do not fit
+after all, because a table was made anew meanwhile, they are copied once.
 
 Event loop only, except `SharedIncoming.blank`.
 """
@@ -31,8 +31,8 @@ from embstore_proto.verbs import VERBS, Verb
 from embstore_server.path.caller import Caller
 from embstore_server.path.calls import BRIEF_BYTES
 from embstore_server.path.inflight import Reservation
-from embstore_server.transports.shared_memory.host_segment import HostSegment, segment_bytes
 from embstore_server.transports.shared_memory.device_segment import DeviceCall, DeviceSide
+from embstore_server.transports.shared_memory.host_segment import HostSegment, segment_bytes
 
 if TYPE_CHECKING:
     from embstore_server.transports.shared_memory.port import SharedMemoryPort

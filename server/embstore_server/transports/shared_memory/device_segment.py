@@ -1,10 +1,10 @@
-"""The GPU's memory that one client shares with the server; segment.py has the host's.
+"""The GPU's memory that one client shares with the server; host_segment.py has the host's.
 
 A client of the same host that has its arrays in a GPU's memory asks for a *device segment*: an
-allocation of the engine's device, of which it is passed handles (embstore_proto.device_segment defines
-the protocol, embstore.device.shared the client's rights and their consequences). It asks for
-another one when a call needs more. Its bytes are lent within the same bounds as those of a segment of
-the host (`Inflight.lend`).
+allocation of the engine's device, of which it is passed handles (embstore_proto.device_segment
+defines the protocol, embstore.device.shared the client's rights and their consequences). It asks
+for another one when a call needs more. Its bytes are lent within the same bounds as those of a
+segment of the host (`Inflight.lend`).
 
 **Freeing.** The end of the connection or of its call does not free it: arrays of results may
 outlive both, and memory that another process has open must not be freed. It is freed when the
@@ -128,7 +128,7 @@ class DeviceSide:
             principal = service.callers.principal(connection.authorization, ())
             self.close()
             await self.grow(
-                size, Caller("HostSegment", connection.peer, deadline, principal=principal)
+                size, Caller("DeviceSegment", connection.peer, deadline, principal=principal)
             )
         except EmbstoreError as exc:
             await connection.refuse(exc)

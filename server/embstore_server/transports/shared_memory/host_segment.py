@@ -19,8 +19,8 @@ _NO_ROOM = {errno.ENOSPC, errno.ENOMEM}
 
 
 def segment_bytes(wanted: int) -> int:
-    """Return the size of a segment for `wanted` bytes: a power of two, up to 64 MiB; so that one that
-    grows is made few times. Above, in steps of 16 MiB, so that little is wasted."""
+    """Return the size of a segment for `wanted` bytes: a power of two, up to 64 MiB, so that one
+    that grows is made few times; above that, a multiple of 16 MiB, so that little is wasted."""
     if wanted <= 64 << 20:
         return max(1 << (wanted - 1).bit_length(), _LEAST_BYTES)
     step = 16 << 20

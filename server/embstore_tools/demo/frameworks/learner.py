@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Rows
 from embstore_tools.demo.steps import Batch
-from embstore_tools.demo.ways import Feed, WayInput, Way
+from embstore_tools.demo.ways import Feed, Way, WayInput
 
 DENSE_LEARNING_RATE = 2e-3
 """Learning rate of Adam over the dense part."""

@@ -11,7 +11,7 @@ from embstore_tools.demo.criteo import CATEGORIES, INTEGERS
 from embstore_tools.demo.dlrm import Adam, Dlrm, dense_features
 from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
 from embstore_tools.demo.steps import Batch
-from embstore_tools.demo.ways import Feed, WayInput, Way
+from embstore_tools.demo.ways import Feed, Way, WayInput
 
 
 class NumpyLearner:

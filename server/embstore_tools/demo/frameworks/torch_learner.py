@@ -24,7 +24,7 @@ from embstore_tools.demo.dlrm import Dlrm, Mlp, dense_features
 from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
 from embstore_tools.demo.result import SessionResult
 from embstore_tools.demo.steps import Batch, TrainingStep
-from embstore_tools.demo.ways import Ahead, Calls, Feed, WayInput, Way, session_of
+from embstore_tools.demo.ways import Ahead, Calls, Feed, Way, WayInput, session_of
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
