@@ -22,6 +22,9 @@ class ReplicationRole:
         """The address of the leader that is followed; "": none is."""
         self.replaced_by = ""
         """The promotion that has replaced this store; "": none has."""
+        self.asks = ""
+        """The address of the server that this leader has replaced, and asks whether it was replaced
+        in turn; it takes no writes meanwhile. "": it does not ask."""
         self.is_empty = False
         """A standby that has not the first commit of its leader yet."""
         self.is_connected = False
@@ -50,7 +53,7 @@ class ReplicationRole:
 
     def check(self, command: Command[Any]) -> None:
         """Refuse a command that is not this store's to execute."""
-        if not self.leader and not self.replaced_by:
+        if not self.leader and not self.replaced_by and not self.asks:
             return
         if self.is_empty and Trait.WITHOUT_COMMIT not in command.traits:
             raise StoreClosedError(
@@ -58,7 +61,16 @@ class ReplicationRole:
                 f"{': ' if self.reason else ''}{self.reason}; send the call again later"
             )
         if command.effect is Effect.WRITES or Trait.OF_THE_LEADER in command.traits:
+            if self.role == "leader":
+                raise StoreClosedError(
+                    f"this server is starting: {self.asking}; send the call again later"
+                )
             raise PermissionDeniedError(self.refusal)
+
+    @property
+    def asking(self) -> str:
+        """What this leader awaits before it takes writes."""
+        return f"{self.asks} is asked whether it has replaced this server"
 
     @property
     def refusal(self) -> str:

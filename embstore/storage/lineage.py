@@ -72,6 +72,17 @@ class Lineage:
         is_newer = Lineage(other).is_continued_by(self.promotions)
         return is_newer and self.promotions[len(other)].command <= common
 
+    def given_up(self, leader: tuple[Promotion, ...], command: int) -> str:
+        """Return which commands, up to the last one here, the leader's commit lacks; "": none, or
+        they are not known."""
+        by = leader[len(self.promotions)] if self.is_continued_by(leader) else None
+        if by is None or command <= by.command:
+            return ""
+        return (
+            f"commands {by.command + 1} to {command}, which this server alone had, are given up: "
+            f"it was replaced at command {by.command}, by the promotion that began epoch {by.epoch}"
+        )
+
     def shared_below(self, other: tuple[Promotion, ...]) -> int:
         """Return the number below which files are the same as those of the leader with these
         promotions."""

@@ -32,9 +32,11 @@ class Host:
         self.following = Following(self.service, self._reopen)
 
     async def open(self) -> None:
-        """Open the store on the engine thread; from then on calls are served."""
+        """Open the store on the engine thread; from then on calls are served, and, if this server
+        leads, writes at the end."""
         self._use(await self.service.worker.start())
         self.following.start()
+        await self.following.settled.wait()
 
     async def stop(self) -> None:
         """Finish the queued calls, and close the store, which commits it; see `Worker.stop`."""

@@ -32,9 +32,10 @@ from embstore.commands import Progress
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.engine.replication_role import ReplicationRole
-from embstore.errors import DeviceError, StoreClosedError
+from embstore.errors import DeviceError, OutcomeUnknownError, StoreClosedError
 from embstore.results import Context, ServerLimits
-from embstore.storage.lineage import Lineage
+from embstore.storage import lineage as lineages
+from embstore.storage.lineage import Lineage, Promotion
 from embstore.tables.answers import CALLS_MAX
 from embstore_proto.frame import CHUNK_BYTES_MAX
 from embstore_server.access import shares
@@ -93,6 +94,8 @@ class Served:
         self.replication = ReplicationRole(settings.standbys)
         self.lineage = Lineage()
         """The history that the store continues; replaced whole."""
+        self.replaced = asyncio.Event()
+        """Set once this leader was replaced, and its lineage says so on the disk."""
         self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
         self.caller_of: type[Caller] = Caller
         """The class of callers that a transport makes."""
@@ -227,6 +230,8 @@ class Served:
             return f"the store has failed, restart the server: {self.failure}"
         if self.replication.is_empty:
             return f"starting: the first commit of {self.replication.leader} is awaited"
+        if self.replication.asks:
+            return f"starting: {self.replication.asking}"
         return "stopping" if self.stopping else ""
 
     @property
@@ -259,6 +264,26 @@ class Served:
             )
         finally:
             caller.waited("thread", began)
+
+    # Replication
+
+    async def replace_by(self, by: Promotion) -> None:
+        """Take no writes any more: a standby of this store was promoted."""
+        if self.replication.replaced_by:
+            return
+        found = f"promotion {by.id}, which began epoch {by.epoch}"
+        self.replication.replaced_by, self.replication.asks = found, ""
+        event(logging.ERROR, "replaced", by=found)
+        self.lineage = lineage = self.lineage.fenced(found)
+        if self.durable is not None:
+            self.durable.refuse_writes(partial(_replaced, found))
+        files = self.engine.storage.files
+
+        async def keep() -> None:
+            await asyncio.to_thread(lineages.write, files, lineage)
+            self.replaced.set()
+
+        await asyncio.shield(keep())  # to its end, though the server that notified us has gone
 
     # Waiting for others
 
@@ -313,3 +338,10 @@ class Served:
     def context(self) -> Context:
         """Return which state of which store answers now."""
         return context(self.engine, self.instance)
+
+
+def _replaced(by: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"this server was replaced by {by} while the call waited for a standby: read t and the "
+        "command number from the server that was promoted"
+    )

@@ -39,26 +39,22 @@ from embstore.storage.command_records import COMMAND, Place, Record
 from embstore.storage.command_stream import RecordStream
 from embstore.storage.lineage import Lineage
 from embstore.storage.taking import Incoming
-from embstore_proto.received import parse
-from embstore_proto.status import error_of, message_of
 from embstore_proto.v1 import embstore_pb2 as pb
-from embstore_server.path.answers import answered_error
 from embstore_server.path.served import Served
-from embstore_server.replication.standbys import METHOD, promotions_of
+from embstore_server.replication.fencing import fence
+from embstore_server.replication.leader_stream import (
+    PAUSE_FIRST_S,
+    PAUSE_MAX_S,
+    connect,
+    read,
+    reason_of,
+    send,
+)
+from embstore_server.replication.standbys import promotions_of
 from embstore_server.setup.parsing import OFF
 from embstore_server.telemetry.logs import event
 
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
-_SILENCE_S = 30.0
-"""A leader that says nothing for so long is taken for gone."""
 _BODY_BYTES_MAX = 1 << 32
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-]
 
 
 class Following:
@@ -67,9 +63,10 @@ class Following:
     def __init__(self, served: Served, reopen: Callable[[], Awaitable[None]]) -> None:
         """Prepare; `reopen` serves the directory's new store in place of the previous one."""
         self._service = served
-        self._settings = settings = served.settings
         self._reopen = reopen
-        self._address = "" if settings.follow == OFF else settings.follow
+        self._address = "" if served.settings.follow == OFF else served.settings.follow
+        self.settled = asyncio.Event()
+        """Set once it is known, or assumed, that a leader was not replaced while it was down."""
         self._anew = False  # the store here differs from the leader's
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Future[Any] | None = None  # goes on to its end
@@ -89,9 +86,11 @@ class Following:
         role, lineage = self._service.replication, self._service.lineage
         if self._leads(lineage):
             role.replaced_by = lineage.replaced_by
+            role.asks = "" if lineage.replaced_by else lineage.replaced
             return
         head = engine.storage.catalogue.head
-        role.leader = self._address
+        role.leader, role.replaced_by = self._address, ""
+        self._service.replaced.clear()
         role.is_empty = (
             lineage == Lineage() and not head.commit and not engine.tables.frame.command_number
         )
@@ -101,11 +100,14 @@ class Following:
         return not self._address or (lineage.replaced == self._address and not lineage.replaced_by)
 
     def start(self) -> None:
-        """Begin to follow, or to notify the old leader that it was replaced."""
-        if self._service.replication.leader:
+        """Begin to follow; or to ask the old leader, and notify it that it was replaced."""
+        role = self._service.replication
+        if role.leader:
             self._task = asyncio.create_task(self._follow_for_ever())
-        elif self._service.lineage.replaced and not self._service.replication.replaced_by:
-            self._task = asyncio.create_task(self._fence(self._service.lineage.replaced))
+        elif self._service.lineage.replaced and not role.replaced_by:
+            self._task = asyncio.create_task(self._lead())
+            return
+        self.settled.set()
 
     async def stop(self) -> None:
         """Stop; commands that are being executed are executed to their end."""
@@ -162,53 +164,43 @@ class Following:
         service.replication.leader = service.replication.reason = ""
         service.replication.is_connected, service.replication.commands_behind = False, 0
 
+    # Leading
+
+    async def _lead(self) -> None:
+        """Fence the old leader; once this server was replaced in turn, follow what it is to."""
+        fencing = asyncio.create_task(fence(self._service, self.settled))
+        try:
+            await self._service.replaced.wait()
+        finally:
+            fencing.cancel()
+        self.settled.set()
+        if self._address:
+            await self._follow_for_ever()
+
     # Following
 
     async def _follow_for_ever(self) -> None:
-        pause = _PAUSE_FIRST_S
+        pause = PAUSE_FIRST_S
         role = self._service.replication
         while True:
             begun, reason = monotonic(), ""
             try:
-                await self._connect(self._address, self._follow)
+                if role.replaced_by:  # the store is opened again, as by a start
+                    await self._to_its_end(self._reopen())
+                await connect(self._service, self._address, self._follow)
             except Exception as exc:
-                reason = _reason(exc, self._address)
+                reason = reason_of(exc, self._address)
             if reason != role.reason:
                 event(logging.WARNING, "not following", leader=self._address, reason=reason)
             role.is_connected, role.reason = False, reason
-            pause = _PAUSE_FIRST_S if monotonic() - begun > _PAUSE_MAX_S else pause
+            pause = PAUSE_FIRST_S if monotonic() - begun > PAUSE_MAX_S else pause
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_MAX_S)
-
-    async def _connect(self, address: str, talk: Any) -> None:
-        """Open a stream to a server, and let `talk` have it."""
-        ca = self._settings.follow_ca
-        if ca is None:
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        else:
-            own = self._service.certificates
-            pair = (None, None) if own is None else (own.served.key, own.served.chain)
-            trusted = grpc.ssl_channel_credentials(await asyncio.to_thread(ca.read_bytes), *pair)
-            channel = grpc.aio.secure_channel(address, trusted, options=_OPTIONS)
-        metadata = await asyncio.to_thread(self._metadata)
-        async with channel:
-            call = channel.stream_stream(METHOD)(metadata=metadata)
-            try:
-                await talk(call)
-            finally:
-                call.cancel()
-
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata with the token, read anew: the leader's tokens may have changed."""
-        path = self._settings.follow_token
-        if path is None:
-            return ()
-        return (("authorization", f"Bearer {path.read_text().strip()}"),)
+            pause = min(2 * pause, PAUSE_MAX_S)
 
     async def _follow(self, call: Any) -> None:
         service = self._service
-        await _send(call, follower=self._follower())
-        leader = (await _read(call, "leader")).leader
+        await send(call, follower=self._follower())
+        leader = (await read(call, "leader")).leader
         promotions = promotions_of(leader.promotions)
         if leader.catalogue:
             await self._take(call, leader)
@@ -244,7 +236,7 @@ class Following:
         stream = RecordStream(_BODY_BYTES_MAX)
         service = self._service
         while True:
-            reply = await _read(call, "log", "state")
+            reply = await read(call, "log", "state")
             if reply.WhichOneof("what") == "state":
                 self._note_state(reply.state)
                 continue
@@ -288,7 +280,7 @@ class Following:
                     mark, place = marks.get_nowait()
                 await durable.wait(mark)
                 at = pb.LogPlace(segment=place.segment, offset=place.offset)
-                await _send(call, durable=at)
+                await send(call, durable=at)
 
     # A commit
 
@@ -309,17 +301,23 @@ class Following:
         present = service.lineage if is_same else None
         missing = await asyncio.to_thread(incoming.missing, present)
         event(logging.INFO, "taking a commit", files=len(missing), bytes=sum(missing.values()))
-        await _send(call, wanted=pb.Wanted(paths=list(missing)))
+        await send(call, wanted=pb.Wanted(paths=list(missing)))
         for path, size in missing.items():
             offset = 0
             while offset < size:
-                file = (await _read(call, "file")).file
+                file = (await read(call, "file")).file
                 if file.offset != offset or not file.piece:
                     raise CorruptTableError(f"{path}: expected a piece at {offset}")
                 await asyncio.to_thread(incoming.receive, path, offset, file.piece, size)
                 offset += len(file.piece)
+        given_up = ""
+        if is_same:
+            number = service.engine.tables.frame.command_number
+            given_up = service.lineage.given_up(promotions_of(leader.promotions), number)
         await self._to_its_end(self._taken(incoming))
         event(logging.INFO, "commit taken", command=catalogue.head.command)
+        if given_up:
+            event(logging.ERROR, "commands lost", reason=given_up)
 
     async def _taken(self, incoming: Incoming) -> None:
         service = self._service
@@ -327,57 +325,3 @@ class Following:
         await self._reopen()
         self._anew = False
         service.replication.commits_taken += 1
-
-    # Fencing
-
-    async def _fence(self, address: str) -> None:
-        """Notify the old leader that it was replaced, however long it takes to reach it."""
-
-        async def tell(call: Any) -> None:
-            follower = self._follower()
-            follower.fences = True
-            await _send(call, follower=follower)
-            await _read(call, "leader")
-
-        pause = _PAUSE_FIRST_S
-        while True:
-            try:
-                await self._connect(address, tell)
-                event(logging.INFO, "old leader fenced", address=address)
-                return
-            except EmbstoreError as exc:
-                event(logging.WARNING, "old leader not fenced", address=address, reason=str(exc))
-                return
-            except (grpc.aio.AioRpcError, TimeoutError):
-                await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_MAX_S)
-
-
-async def _send(call: Any, **what: Any) -> None:
-    try:
-        await call.write(pb.FollowRequest(**what).SerializeToString())
-    except asyncio.InvalidStateError:  # the next read gives its status
-        raise StoreClosedError("the stream ended") from None
-
-
-async def _read(call: Any, *kinds: str) -> Any:
-    """Return the next reply, of one of these kinds."""
-    async with asyncio.timeout(_SILENCE_S):
-        message = await call.read()
-    if message is grpc.aio.EOF:
-        code = await call.code()
-        error = error_of(code, await call.details(), await call.trailing_metadata())
-        raise error or StoreClosedError(f"the stream ended: {code.name} {await call.details()}")
-    reply = parse(pb.FollowReply, message)
-    if reply.WhichOneof("what") not in kinds:
-        raise InvalidArgumentError(f"expected {kinds}, found {reply.WhichOneof('what')}")
-    return reply
-
-
-def _reason(error: Exception, address: str) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        found = error_of(error.code(), error.details(), error.trailing_metadata())
-        return str(found) if found else f"no connection to {address}: {error.details()}"
-    if isinstance(error, TimeoutError):
-        return f"{address} says nothing"
-    return message_of(answered_error(error, "Follow"))

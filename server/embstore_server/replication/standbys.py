@@ -27,14 +27,12 @@ from embstore.commands import Right
 from embstore.engine.engine import Engine
 from embstore.errors import (
     InvalidArgumentError,
-    OutcomeUnknownError,
     OverloadedError,
     PermissionDeniedError,
     StoreClosedError,
 )
 from embstore.rights import EVERYTHING
 from embstore.storage import catalogue as catalogues
-from embstore.storage import lineage as lineages
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_records import Place, segment_bytes
 from embstore.storage.command_stream import START, SegmentReader
@@ -230,11 +228,13 @@ class Standbys:
         theirs = promotions_of(follower.promotions)
         is_same = follower.store_id == service.store_id
         if is_same and not role.leader and lineage.is_continued_by(theirs):
-            await self._replaced_by(theirs[-1])
+            await service.replace_by(theirs[-1])
         if follower.fences:
             return
         if role.replaced_by:
             raise PermissionDeniedError(role.refusal)
+        if role.asks:
+            raise service.closed()
         if role.leader:
             raise InvalidArgumentError(
                 f"expected a leader to follow, found a standby of {role.leader}"
@@ -244,23 +244,6 @@ class Standbys:
                 "expected a leader with a command log to follow: start it with --durability "
                 "commands, or interval"
             )
-
-    async def _replaced_by(self, by: Promotion) -> None:
-        """Take no writes any more: a standby of this store was promoted."""
-        service, role = self._service, self._service.replication
-        role.replaced_by = f"promotion {by.id}, which began epoch {by.epoch}"
-        event(logging.ERROR, "replaced", by=role.replaced_by)
-        service.lineage = service.lineage.fenced(role.replaced_by)
-        if service.durable is not None:
-            service.durable.refuse_writes(self._replaced)
-        files = service.engine.storage.files
-        await asyncio.to_thread(lineages.write, files, service.lineage)
-
-    def _replaced(self) -> OutcomeUnknownError:
-        return OutcomeUnknownError(
-            f"this server was replaced by {self._service.replication.replaced_by} while the call "
-            "waited for a standby: read t and the command number from the server that was promoted"
-        )
 
     async def _answer(self, requests: AsyncIterator[bytes], context: Any) -> None:
         follower = (await _next(requests, "follower")).follower
@@ -336,6 +319,8 @@ class Standbys:
         while not self._is_ending:
             progress = self._progress  # first: what comes during the reading is not missed
             self._let_in(context)  # its token may have been removed
+            if self._service.replication.role != "leader":
+                raise PermissionDeniedError(self._service.replication.refusal)
             if acknowledging.done():
                 acknowledging.result()
             found = await asyncio.to_thread(feed.log_piece)

@@ -7,6 +7,7 @@ nor numba has a thread before something is opened.
 import os
 import signal
 import socket
+import sys
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,6 +17,7 @@ from embstore.engine.engine import Engine
 from embstore.storage.files import Files
 from embstore_client.connecting import connect
 from embstore_server.host import app
+from embstore_server.replication import fencing
 from embstore_server.setup.settings import Settings
 from tests.faults.forks import Child, Forks
 from tests.service.faults.ledger import gradients
@@ -30,8 +32,12 @@ def free_port() -> int:
 
 def serve(reports: Connection, path: str, address: str, options: dict[str, Any]) -> None:
     """Serve a store; report the command number that it was opened at. `dies_at` among the options
-    is a named point of its files at which it ends as by a crash."""
+    is a named point of its files at which it ends as by a crash; `answer_s` is how long it awaits
+    the server that it has replaced; `log` is a file for its log."""
     dies_at = options.pop("dies_at", "")
+    fencing.ANSWER_S = options.pop("answer_s", fencing.ANSWER_S)
+    if log := options.pop("log", None):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
 
     def reached(files: Files, point: str) -> None:
         if point == dies_at:
@@ -76,6 +82,10 @@ class ForkedServer:
     def changed(self, **options: Any) -> "ForkedServer":
         """Return a server of the same directory, at another address and with other options."""
         return ForkedServer(self._forks, self.path, **(self._options | options))
+
+    def give(self, **options: Any) -> None:
+        """Have it started with other options, at the same address."""
+        self._options |= options
 
     def await_death(self) -> None:
         """Wait until it has died where it was to."""

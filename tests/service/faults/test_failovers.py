@@ -1,0 +1,216 @@
+"""Two servers that follow each other fail over to and fro, each always with the same flags."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from embstore.errors import DeadlineError, PermissionDeniedError, StoreClosedError
+from embstore.results import EPOCH_STEP
+from embstore_client import connect
+from tests.faults.forks import Forks
+from tests.service.faults.following import (
+    await_role,
+    await_same,
+    connected,
+    contents,
+    replication,
+    server,
+    update,
+)
+from tests.service.faults.ledger import Ledger, gradients, make_tables
+from tests.service.faults.processes import ForkedServer
+from tests.service.faults.served import PATIENCE_S, until
+
+FAILOVERS = 3
+NEVER_S = 10 * PATIENCE_S
+
+
+class Both:
+    """Two servers that follow each other from the first failover on; nothing is killed before it is
+    on both."""
+
+    def __init__(self, forks: Forks, path: Path, standbys: int = 0) -> None:
+        self.ledger = Ledger()
+        self._number = 0
+        self.leader = server(forks, path / "a")
+        self.standby = server(forks, path / "b", follow=self.leader.address, standbys=standbys)
+        self.leader.start()
+        self.standby.start()
+        with connected(self.leader) as store:
+            make_tables(store)
+        self.leader.give(follow=self.standby.address, standbys=standbys)
+
+    def update(self, count: int = 3) -> None:
+        """Have the leader acknowledge some updates."""
+        with connected(self.leader) as store:
+            for _ in range(count):
+                self._number += 1
+                acknowledged = store.update(gradients(self._number)).command
+                self.ledger.acknowledged[self._number] = acknowledged
+
+    def fail_over(self) -> ForkedServer:
+        """Kill the leader and promote the standby; return the killed one, which is not started."""
+        await_same(self.leader, self.standby)
+        self.leader.kill()
+        with connected(self.standby) as copy:
+            copy.promote()
+        self.leader, self.standby = self.standby, self.leader
+        return self.standby
+
+    def assert_refused(self) -> None:
+        """Send a write to the standby, as a trainer does that does not know of the failover."""
+        self._number += 1
+        with (
+            connected(self.standby) as store,
+            pytest.raises(PermissionDeniedError, match=f"a standby of {self.leader.address}"),
+        ):
+            store.update(gradients(self._number))
+
+    def end(self) -> None:
+        """Check that both have what was acknowledged, and no more; end them."""
+        await_same(self.leader, self.standby)
+        with connected(self.leader) as store:
+            self.ledger.check(store)
+        self.standby.stop()
+        self.leader.stop()
+
+
+@pytest.fixture
+def both(forks: Forks, quick_path: Path) -> Both:
+    return Both(forks, quick_path)
+
+
+@pytest.fixture
+def replaced(both: Both) -> Both:
+    """After two failovers: the standby is down, and cannot know that it was replaced."""
+    both.fail_over().start()
+    both.update()
+    both.fail_over()
+    both.update()
+    return both
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_two_that_follow_each_other_fail_over_to_and_fro(forks, quick_path, standbys):
+    both = Both(forks, quick_path, standbys)
+    for _ in range(FAILOVERS):
+        killed = both.fail_over()
+        if not standbys:
+            both.update()
+        killed.start()
+        both.assert_refused()
+        both.update()
+    with connected(both.leader) as store:
+        assert store.epoch == 1 + FAILOVERS * EPOCH_STEP
+        assert replication(store)["role"] == "leader"
+    both.end()
+
+
+def test_one_that_was_replaced_is_a_standby_before_it_has_taken_a_write(replaced):
+    """Though it never assumes that it was not."""
+    replaced.standby.give(answer_s=NEVER_S)
+    replaced.standby.start()
+    replaced.assert_refused()
+    with connected(replaced.standby) as copy:
+        assert await_role(copy, connected=True)["role"] == "standby"
+    replaced.end()
+
+
+def test_the_leader_remains_it_with_the_flags_of_a_standby(both):
+    """Whether the other one is down, or its standby."""
+    both.fail_over()
+    both.leader.give(answer_s=NEVER_S)
+    for is_down in (True, False):
+        both.update()
+        both.leader.kill()
+        both.leader.start()
+        both.update()
+        if is_down:
+            both.standby.start()
+    both.end()
+
+
+def test_one_that_led_before_its_successor_was_there_follows_it_without_a_restart(
+    replaced, forks, quick_path
+):
+    """Its writes are void, as those of any leader that was replaced; its own standby is told."""
+    successor, old = replaced.leader, replaced.standby
+    await_same(successor, successor)
+    successor.kill()
+    old.give(log=quick_path / "log")
+    old.start()
+    other = server(forks, quick_path / "other", follow=old.address)
+    other.start()
+    with connected(old) as store:
+        update(store, 100, 101)
+        assert replication(store)["role"] == "leader"
+    await_same(old, other)
+    successor.start()
+    with connected(old) as store:
+        await_role(store, role="standby", connected=True, leader=successor.address)
+    with connected(other) as copy:
+        until(lambda: "a standby of" in (replication(copy)["reason"] or ""))
+    other.kill()
+    replaced.assert_refused()
+    replaced.update()
+    assert "commands lost" in (quick_path / "log").read_text()
+    await_same(successor, old)
+    replaced.fail_over().start()  # and it can be promoted again
+    replaced.update()
+    replaced.end()
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["for a while", "until it has gone"])
+def test_one_that_gets_no_answer_takes_no_writes(both, answers):
+    """For so long as it waits; the other server is there, and silent."""
+    host, _, port = both.leader.address.rpartition(":")
+    both.fail_over()
+    both.update()
+    both.leader.kill()
+    with socket.create_server((host, int(port))):
+        both.leader.give(answer_s=NEVER_S)
+        both.leader.start()
+        with (
+            connect(both.leader.address, timeout_s=1.0, transport="grpc") as store,
+            pytest.raises((StoreClosedError, DeadlineError), match="asked whether it has replaced"),
+        ):
+            store.update(gradients(100))
+        if not answers:
+            both.leader.kill()
+            both.leader.give(answer_s=0.1)
+            both.leader.start()
+            both.update()
+    both.update()
+    both.standby.start()
+    both.end()
+
+
+def test_two_empty_servers_that_follow_each_other_wait(forks, quick_path):
+    """Neither has a first commit. One that has tables is promoted, and is followed."""
+    one = server(forks, quick_path / "one")
+    other = server(forks, quick_path / "other", follow=one.address)
+    one.give(follow=other.address)
+    for each in (one, other):
+        each.start()
+    for each in (one, other):
+        with connected(each) as store, pytest.raises(StoreClosedError, match="first commit"):
+            store.promote()
+    one.kill()
+    one.give(follow="off")
+    one.start()
+    with connected(one) as store:
+        make_tables(store)
+        update(store, 1)
+    await_same(one, other)
+    one.kill()
+    one.give(follow=other.address)
+    one.start()
+    with connected(one) as store:
+        store.promote()
+    with connected(one) as store:
+        update(store, 2)
+        assert contents(store)["epoch"] == 1 + EPOCH_STEP
+    await_same(one, other)
+    other.kill()
+    one.kill()
