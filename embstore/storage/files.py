@@ -161,9 +161,12 @@ class Lock:
         SPARE.begin()
 
     def is_of(self, directory: Path) -> bool:
-        """Return whether a directory is the one that was locked, and no copy in its place."""
+        """Return whether a directory is the one that was locked, and no copy in its place; true of
+        any once the lock is released. Any thread."""
         try:
-            return os.path.samestat(os.stat(directory), os.fstat(self.descriptors[-1]))
+            return all(
+                os.path.samestat(os.stat(directory), os.fstat(one)) for one in self.descriptors[-1:]
+            )
         except OSError:
             return False
 

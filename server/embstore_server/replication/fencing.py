@@ -62,6 +62,8 @@ async def fence(served: Served, settled: asyncio.Event) -> None:
         while True:
             try:
                 await connect(served, address, ask)
+                if not role.replaced_by:
+                    settle()
                 return
             except Exception as exc:
                 reason = reason_of(exc, address)
@@ -74,7 +76,6 @@ async def fence(served: Served, settled: asyncio.Event) -> None:
             pause = min(2 * pause, PAUSE_MAX_S)
     finally:
         patience.cancel()
-        settle()
 
 
 def _is_refused(error: Exception) -> bool:

@@ -14,7 +14,9 @@ its commands back is followed.
 
 **Promotion.** The standby stops following, writes into its lineage that it has replaced its leader,
 and begins an epoch. From then on it takes writes, and tries to notify the old leader until that is
-reached. Started with the same `follow` again, it remains the leader.
+reached (`fencing`). Started with the same `follow` again, it remains the leader, unless the old
+leader has replaced it meanwhile. A leader with a server to follow does so once it was replaced: its
+store is opened again, as by a start.
 
 Event loop only.
 """
@@ -173,9 +175,9 @@ class Following:
             await self._service.replaced.wait()
         finally:
             fencing.cancel()
-        self.settled.set()
         if self._address:
             await self._follow_for_ever()
+        self.settled.set()
 
     # Following
 
@@ -186,7 +188,10 @@ class Following:
             begun, reason = monotonic(), ""
             try:
                 if role.replaced_by:  # the store is opened again, as by a start
-                    await self._to_its_end(self._reopen())
+                    try:
+                        await self._to_its_end(self._reopen())
+                    finally:
+                        self.settled.set()
                 await connect(self._service, self._address, self._follow)
             except Exception as exc:
                 reason = reason_of(exc, self._address)
