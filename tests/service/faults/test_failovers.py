@@ -71,10 +71,10 @@ class Both:
             connected(self.standby) as store,
             pytest.raises(PermissionDeniedError, match=f"a standby of {self.leader.address}"),
         ):
-            with suppress(OutcomeUnknownError):  # once, of the epoch that the standby takes over
-                store.update(gradients(self._number))
-                pytest.fail("a standby has acknowledged a write")
-            store.update(gradients(self._number))
+            for _ in range(5):  # it tells of the leader's epoch when it has it
+                with suppress(OutcomeUnknownError):
+                    store.update(gradients(self._number))
+                    pytest.fail("a standby has acknowledged a write")
 
     def end(self) -> None:
         """Check that both have what was acknowledged, and no more; end them."""
@@ -203,11 +203,8 @@ def test_two_empty_servers_that_follow_each_other_wait(forks, quick_path):
     for each in (one, other):
         each.start()
     for each in (one, other):
-        with (
-            connect(each.address, timeout_s=1.0, transport="grpc") as store,
-            pytest.raises((StoreClosedError, DeadlineError), match="first commit"),
-        ):
-            store.promote()
+        with pytest.raises(DeadlineError, match="first commit"):
+            connect(each.address, timeout_s=1.0, transport="grpc")
     one.kill()
     one.give(follow="off")
     one.start()
