@@ -66,9 +66,9 @@ MUTATIONS = [
     Mutation(
         "the first command of a segment of the log is not done again",
         "embstore/storage/command_records.py",
-        "            yield Record(head.kind, head.command, body, file.path)\n",
+        "            yield Record(head.kind, head.command, body, file.path, head.life)\n",
         "            if number == self.begin.segment or self.end.offset > PAGE_BYTES:\n"
-        "                yield Record(head.kind, head.command, body, file.path)\n",
+        "                yield Record(head.kind, head.command, body, file.path, head.life)\n",
         "unit/test_recovery.py unit/test_command_files.py",
     ),
     Mutation(

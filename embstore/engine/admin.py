@@ -18,6 +18,7 @@ from embstore.errors import (
 )
 from embstore.results import Acknowledged, TableDescription
 from embstore.storage.labels import check_loses_none
+from embstore.storage.lives import numbered
 from embstore.tables.slices import Slices
 from embstore.tables.state import TableState, check_writer
 from embstore.version import __version__
@@ -266,8 +267,10 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
             engine.hot_pins.release_tables(before, are_dropped=False)
             for pool in tables.pools.values():
                 pool.finder.finish_arriving()
-            number = tables.frame.command_number + 1
-            head = engine.storage.restore(command.label, number)
+            frame = tables.frame
+            number = frame.command_number + 1
+            lives = numbered(frame.lives, frame.life, number)
+            head = engine.storage.restore(command.label, number, lives)
             engine.scans.end_all()
             with engine.storage.irreversible:
                 tables.remove_all()

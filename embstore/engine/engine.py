@@ -254,7 +254,7 @@ class Engine:
             return self.execute_here(command, into)
         with self.tables.frame.having(origin):
             result = self.execute_here(command, into)
-            self.log.answered(command, result, context(self, self.log.memory.life))
+            self.log.answered(command, result, context(self, self.log.memory.instance))
             return result
 
     def look_up_resident(

@@ -62,14 +62,16 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
 
 @contextmanager
 def executing_again(engine: "Engine") -> Iterator[None]:
-    """Let commands be executed that were acknowledged before: limits do not count."""
+    """Let commands be executed that were acknowledged before: limits do not count, and each is of
+    its own life."""
     tables = engine.tables
     limits, tables.limits = tables.limits, _unlimited(tables.limits)
-    is_covered, tables.frame.is_covered = tables.frame.is_covered, True
+    frame = tables.frame
+    is_covered, frame.is_covered, life = frame.is_covered, True, frame.life
     try:
         yield
     finally:
-        tables.limits, tables.frame.is_covered = limits, is_covered
+        tables.limits, frame.is_covered, frame.life = limits, is_covered, life
 
 
 def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
@@ -92,6 +94,7 @@ def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
 
 
 def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
+    engine.tables.frame.life = logged.life
     try:
         try:
             result = _result(engine, logged)
@@ -143,7 +146,7 @@ command."""
 def _note(engine: "Engine", logged: Logged, result: Any, memory: Memory) -> None:
     """Keep the answer of a call; `result` None: the answer is lost, but the call was done."""
     if logged.origin is not None:
-        state = replace(context(engine, memory.life), command=logged.number)
+        state = replace(context(engine, memory.instance), command=logged.number)
         memory.answers.add(logged.origin, Answer(type(logged.command).__name__, result, state))
 
 

@@ -149,7 +149,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
         tables.drop_place(name)
     for one in barrier.places:
         tables.note_place(one.session, Place(one.step, dict(one.table_ids)))
-    tables.frame.command_number = barrier.command
+    tables.frame.stand_at(barrier.command)
     tables.commit()
 
 

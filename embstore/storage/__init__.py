@@ -43,6 +43,7 @@ has changed. The modules:
     verify.py        a whole directory: damage, and the rows that it affects
     taking.py        a leader's commit in place of a standby's store
     lineage.py       promotions of standbys
+    lives.py         which process gave which commands their numbers
     format.py        magic numbers and headers of the files
     trailer.py       the end of a file: its key index, checked
     files.py         every file operation, so that a test can record, tear and refuse them

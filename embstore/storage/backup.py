@@ -52,6 +52,7 @@ from embstore.storage.contents import IDENTITY, LINKS, LOCK, write_identity
 from embstore.storage.destinations import Destination, DirectoryDestination, Look
 from embstore.storage.files import Files
 from embstore.storage.format import BASE_MAGIC, IDS_MAGIC, LOG_MAGIC, ROOMS, pack_header
+from embstore.storage.lives import up_to
 from embstore.storage.own_names import is_own
 from embstore.storage.shard import ShardPlace
 from embstore.storage.states import KeptState
@@ -68,7 +69,9 @@ Progress = Callable[[int, int], None]
 def catalogue_of(catalogue: Catalogue, checkpoint: KeptState | None) -> Catalogue:
     """Return the catalogue of a backup: the head is a kept checkpoint, or stays the head."""
     state = checkpoint or KeptState("", {}, catalogue.head)
-    restored = catalogue.restored(state, state.state.command).without_dropped()
+    command = state.state.command
+    lives = up_to(catalogue.lives, command)
+    restored = catalogue.restored(state, command, lives).without_dropped()
     return replace(restored, commands=None)
 
 

@@ -32,6 +32,7 @@ from embstore.errors import CorruptTableError, EmbstoreError
 from embstore.results import State
 from embstore.storage import command_records
 from embstore.storage.format import FORMAT, seal, unseal
+from embstore.storage.lives import Life, Lives
 from embstore.storage.states import NOTHING, KeptState, as_json, changed, changes
 
 PATH = "CATALOGUE"
@@ -120,6 +121,8 @@ class Catalogue:
     next_table_id: int = 0
     next_segment: int = 1
     head: State = field(default_factory=State)
+    lives: Lives = ()
+    """Of the commands up to the head's."""
     checkpoints: tuple[KeptState, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
@@ -168,14 +171,15 @@ class Catalogue:
         entries: list[Entry] = [*waiting, *log, *(set(self.ids) - set(left.ids))]
         return sum(entry.bytes for entry in entries)
 
-    def restored(self, checkpoint: KeptState, command: int) -> "Catalogue":
-        """Return the catalogue whose head is a kept checkpoint; only `command` goes on."""
+    def restored(self, checkpoint: KeptState, command: int, lives: Lives) -> "Catalogue":
+        """Return the catalogue whose head is a kept checkpoint; `command` and `lives` go on."""
         commit = checkpoint.state.commit
         return replace(
             self,
             epoch=self.epoch + 1,
             tail=False,
             head=replace(checkpoint.state, command=command),
+            lives=lives,
             checkpoints=tuple(c for c in self.checkpoints if c.state.commit <= commit),
             segments=tuple(s for s in self.segments if s.commit <= commit),
             runs=tuple(run for run in self.runs if run[0].commit <= commit),
@@ -233,6 +237,7 @@ def decode(content: bytes) -> Catalogue:
             **fields
             | {
                 "head": changed(before, fields["head"]),
+                "lives": tuple(Life(*one) for one in fields["lives"]),
                 "checkpoints": tuple(kept),
                 "segments": tuple(SegmentEntry(**s) for s in fields["segments"]),
                 "runs": tuple(tuple(PartEntry(**p) for p in run) for run in fields["runs"]),

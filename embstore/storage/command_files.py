@@ -49,6 +49,7 @@ class _Waiting(NamedTuple):
     command: int
     parts: Sequence[Part]
     size: int
+    life: int
 
 
 class CommandFiles:
@@ -124,8 +125,9 @@ class CommandFiles:
                 self._check_going()
         self.segments.reserve(record_bytes(size) + HEAD_BYTES)  # and for a last record
 
-    def append(self, kind: int, command: int, parts: Sequence[Part]) -> int:
-        """Append a record for which room was set aside, and return its mark.
+    def append(self, kind: int, command: int, parts: Sequence[Part], life: int = 0) -> int:
+        """Append a record for which room was set aside, of a command with its life, and return its
+        mark.
 
         The parts are read by the log's thread: they stay as they are until `written` has come to
         the mark.
@@ -133,7 +135,7 @@ class CommandFiles:
         segment = self.segments.newest
         assert segment is not None
         size = sum(len(part) for part in parts)
-        waiting = _Waiting(segment, segment.end, kind, command, parts, size)
+        waiting = _Waiting(segment, segment.end, kind, command, parts, size, life)
         end, mark = segment.end + record_bytes(size), self.appended + 1
         with self._changed:
             queued_bytes = self._queued_bytes + size
@@ -238,9 +240,8 @@ class CommandFiles:
         segment, offset = record.segment, record.offset
         self._open[segment.number] = segment
         at = offset
-        for piece in pieces_of(
-            segment.number, record.kind, record.command, self._synced, record.parts
-        ):
+        head = segment.number, record.kind, record.command, self._synced
+        for piece in pieces_of(*head, record.parts, record.life):
             segment.file.write(at, piece)
             at += len(piece)
         if not self._unsynced:

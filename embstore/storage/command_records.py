@@ -5,7 +5,8 @@
 
 A record begins at a multiple of 64 bytes. Its head has 64 bytes: magic (4), kind (4), command
 number (8), bytes of the body (8), **synced segment** and **synced offset** (16), CRC-32 of the body
-(8), zero (8), CRC-32 of these 56 bytes and the segment's number (8). The body follows.
+(8), the command's life (8; lives.py), CRC-32 of these 56 bytes and the segment's number (8). The
+body follows.
 
 **Torn tails.** After a crash the last records may be there in part, or later ones without earlier
 ones: they were not acknowledged, so reading ends before the first that is not whole. A record that
@@ -74,6 +75,8 @@ class Record(NamedTuple):
     command: int
     body: bytes
     path: str
+    life: int = 0
+    """Of a command: the life that gave it its number."""
 
 
 def segment_path(number: int) -> str:
@@ -95,14 +98,14 @@ def record_bytes(size: int) -> int:
 
 
 def pieces_of(
-    number: int, kind: int, command: int, synced: Place, parts: Sequence[Part]
+    number: int, kind: int, command: int, synced: Place, parts: Sequence[Part], life: int = 0
 ) -> Iterator[Part]:
     """Yield a record of segment `number`, head and body, in pieces that are worth a call each."""
     size = crc = 0
     for part in parts:
         size += len(part)
         crc = zlib.crc32(part, crc)
-    head = _HEAD.pack(_MAGIC, kind, command, size, *synced, crc, 0, 0)[:56]
+    head = _HEAD.pack(_MAGIC, kind, command, size, *synced, crc, life, 0)[:56]
     small: list[Part] = [head, struct.pack("<Q", _head_crc(head, number))]
     for part in parts:
         if len(part) < _SMALL_BYTES:
@@ -208,7 +211,7 @@ class RecordReader:
             self.synced = max(self.synced, head.synced)
             if is_followed := head.kind == NEXT:
                 break
-            yield Record(head.kind, head.command, body, file.path)
+            yield Record(head.kind, head.command, body, file.path, head.life)
             self.end = Place(number, self.end.offset + record_bytes(len(body)))
         least = PAGE_BYTES + HEAD_BYTES if self.ends or self.begin is None else self.begin.offset
         if number in self.sure and self.end.offset < least:
@@ -253,16 +256,17 @@ class Unpacked(NamedTuple):
     size: int
     synced: Place
     crc: int
+    life: int
 
 
 def unpacked(data: bytes, number: int) -> Unpacked | None:
     """Return the head of a record of a segment; None if it is none."""
     if len(data) < _HEAD.size:
         return None
-    magic, kind, command, size, segment, offset, crc, _, own = _HEAD.unpack(data)
+    magic, kind, command, size, segment, offset, crc, life, own = _HEAD.unpack(data)
     if magic != _MAGIC or own != _head_crc(data[:56], number):
         return None
-    return Unpacked(kind, command, size, Place(segment, offset), crc)
+    return Unpacked(kind, command, size, Place(segment, offset), crc, life)
 
 
 def _record(file: File, number: int, offset: int) -> tuple[Unpacked, bytes] | None:

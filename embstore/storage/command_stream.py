@@ -146,4 +146,5 @@ class RecordStream:
         body = bytes(self._rest[at + HEAD_BYTES : at + HEAD_BYTES + head.size])
         if zlib.crc32(body) != head.crc:
             raise CorruptTableError(f"the record at {self.place} is not what was written")
-        return Record(head.kind, head.command, body, f"{segment_path(self.place.segment)} (leader)")
+        path = f"{segment_path(self.place.segment)} (leader)"
+        return Record(head.kind, head.command, body, path, head.life)

@@ -28,7 +28,7 @@ import zlib
 
 from embstore.errors import CorruptTableError, TableMismatchError
 
-FORMAT = 6
+FORMAT = 7
 """The format of a store; a file's header has the format of its own kind."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""
@@ -37,7 +37,7 @@ LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 COMMANDS_MAGIC = b"EMBSCOMM"
 IDS_MAGIC = b"EMBS.IDS"
-_FORMATS = {LOG_MAGIC: 3, COMMANDS_MAGIC: 3, BASE_MAGIC: 4, IDS_MAGIC: 1}
+_FORMATS = {LOG_MAGIC: 3, COMMANDS_MAGIC: 4, BASE_MAGIC: 4, IDS_MAGIC: 1}
 _HEADER = struct.Struct("<8sIIHHI16sQQQQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304

@@ -1,7 +1,9 @@
 """The lineage of a store: its leaders before it, as standbys and replaced leaders know them.
 
 A leader and its standbys have one **lineage**: the promotions that led to the present leader,
-oldest first. A store that has more of them than another has replaced it.
+oldest first. A store that has more of them than another has replaced it: commands that the other
+has behind the promotion's are given up. Whether a store has a leader's commands, or others by the
+same numbers, is said by the lives of the two (`embstore.storage.lives`).
 
 Files of `log/` and `base/` have numbers that a leader uses once. A standby makes files of its own,
 with numbers from `below` on; files with lower numbers are its leader's, byte for byte. A promoted
@@ -22,7 +24,7 @@ from embstore.storage.files import Files
 from embstore.storage.format import seal, unseal
 
 PATH = "LINEAGE"
-_FORMAT = 1
+_FORMAT = 2
 NO_NUMBER = 1 << 62
 """Above the number of every file."""
 
@@ -51,8 +53,6 @@ class Lineage:
     """The address of the leader that this store has replaced; "": it has replaced none."""
     replaced_by: str = ""
     """The promotion that has replaced this store, in words; "": it was not replaced."""
-    ahead: str = ""
-    """On a standby: the commands that its leader has lost, so that it follows no more."""
 
     def common(self, other: tuple[Promotion, ...]) -> int:
         """Return how many promotions are the same as others, from the oldest on."""
@@ -65,6 +65,12 @@ class Lineage:
     def is_continued_by(self, other: tuple[Promotion, ...]) -> bool:
         """Whether a store with these promotions has replaced this one."""
         return self.common(other) == len(self.promotions) < len(other)
+
+    def gives_up(self, other: tuple[Promotion, ...], common: int) -> bool:
+        """Whether this store has replaced one with these promotions, and has all commands of it
+        that were to stay: `common` is the last one that both have."""
+        is_newer = Lineage(other).is_continued_by(self.promotions)
+        return is_newer and self.promotions[len(other)].command <= common
 
     def shared_below(self, other: tuple[Promotion, ...]) -> int:
         """Return the number below which files are the same as those of the leader with these

@@ -35,6 +35,7 @@ from embstore.storage.contents import Contents
 from embstore.storage.files import Files
 from embstore.storage.id_files import Ids
 from embstore.storage.labels import still_kept
+from embstore.storage.lives import Lives
 from embstore.storage.log import Log
 from embstore.storage.merges import Merges
 from embstore.storage.snapshot import Snapshot
@@ -170,6 +171,7 @@ class Storage:
         tables: Sequence[TableEntry],
         command: int,
         *,
+        lives: Lives = (),
         places: Mapping[str, Place] | None = None,
         commands: command_records.Place | None = None,
         label: str | None = None,
@@ -177,6 +179,7 @@ class Storage:
     ) -> None:
         """Make everything appended so far durable, with the tables and sessions' places as given.
 
+        `lives` are those of all commands up to this one.
         `commands` is where the command log goes on, durable up to there; None: where it did.
 
         Raises
@@ -191,7 +194,7 @@ class Storage:
             )
         self.merges.complete()  # it may take away files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
-        following = partial(self._next_catalogue, head, label, metadata or {}, commands)
+        following = partial(self._next_catalogue, head, lives, label, metadata or {}, commands)
         new = following()
         drops = new.runs != self.catalogue.runs
         if drops:
@@ -215,6 +218,7 @@ class Storage:
     def _next_catalogue(
         self,
         head: State,
+        lives: Lives,
         label: str | None,
         metadata: dict[str, Any],
         commands: command_records.Place | None,
@@ -224,7 +228,9 @@ class Storage:
         if label is not None:
             made = KeptState(label, metadata, head, made_at=time())
             checkpoints = still_kept((*checkpoints, made), self.keep)
-        new = replace(old, head=head, checkpoints=checkpoints, tail=False).without_dropped()
+        new = replace(
+            old, head=head, lives=lives, checkpoints=checkpoints, tail=False
+        ).without_dropped()
         ids = self.ids.entries(new)
         with self.irreversible:
             self.ids.sync()
@@ -289,12 +295,12 @@ class Storage:
         runs, segments = self.base.runs, self.log.segments
         return Snapshot(table_id, runs, segments, commit, since, wanted, numbers)
 
-    def restore(self, label: str, command: int) -> State:
+    def restore(self, label: str, command: int, lives: Lives = ()) -> State:
         """Make a kept checkpoint the head again; newer changes are lost, under a new epoch."""
         checkpoint = self.kept(label)
         self.merges.stop()
         restored = replace(
-            self.catalogue.restored(checkpoint, command),
+            self.catalogue.restored(checkpoint, command, lives),
             next_table_id=self.next_table_id,
             next_segment=self.log.next_number,
         )

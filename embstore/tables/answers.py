@@ -2,8 +2,8 @@
 
 A client may send a command again across a crash, so the log has each command's origin, and the
 answers that a client may still need are kept here. A commit makes the logged commands superfluous,
-but not these answers: it begins a segment whose first record has them. They belong to a **life**,
-which ends where they are lost: clients know it as the server's instance.
+but not these answers: it begins a segment whose first record has them. They belong to an
+**instance** of the server, which ends where they are lost: clients know it by its id.
 """
 
 from collections import Counter, OrderedDict

@@ -121,9 +121,9 @@ class CommandLog:
 
     def begin(
         self, command: Command[Any] | None, place: SessionPlace | None, *, is_own: bool = False
-    ) -> Callable[[int], None]:
-        """Reserve room for a command; return the function that appends it, once it has its number.
-        `is_own`: the log owns its arrays.
+    ) -> Callable[[int, int], None]:
+        """Reserve room for a command; return the function that appends it, once it has its number,
+        with its life. `is_own`: the log owns its arrays.
 
         Raises CapacityError: nothing has changed.
         """
@@ -143,8 +143,10 @@ class CommandLog:
         self.files.reserve(sum(map(len, parts)))
         return partial(self._end, parts, began, not is_own)
 
-    def _end(self, parts: list[Part], began: float, is_borrowed: bool, number: int) -> None:
-        mark = self.files.append(COMMAND, number, parts)
+    def _end(
+        self, parts: list[Part], began: float, is_borrowed: bool, number: int, life: int
+    ) -> None:
+        mark = self.files.append(COMMAND, number, parts, life)
         if is_borrowed:
             self._borrowed = mark
         self.replay_s += perf_counter() - began
@@ -234,7 +236,7 @@ class CommandLog:
             for name, client in answers.clients.items()
         ]
         head = {
-            "life": self.memory.life,
+            "instance": self.memory.instance,
             "epoch": self._storage.catalogue.epoch,
             "forgotten": sorted(answers.forgotten),
             "clients": clients,

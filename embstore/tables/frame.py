@@ -37,6 +37,7 @@ from embstore.errors import (
     WritesPausedError,
 )
 from embstore.stages import LAPS_MAX, Stages, now
+from embstore.storage import lives
 from embstore.storage.storage import Storage
 from embstore.tables.command_log import CommandLog
 from embstore.tables.logged import SessionPlace
@@ -76,6 +77,11 @@ class Frame:
         self.device = device
         self.stages = Stages()
         self.command_number = storage.catalogue.head.command
+        self.lives = storage.catalogue.lives
+        """The lives of all commands so far; see `embstore.storage.lives`."""
+        self.life = lives.new_id()
+        """The life that gives the next command its number: this process's, or, of a command that is
+        executed again, its own."""
         self.log: CommandLog | None = None
         """Where commands are logged; None: nowhere."""
         self.is_covered = False
@@ -94,7 +100,7 @@ class Frame:
         self._lock = threading.RLock()
         self._waiting: set[object] = set()  # a token for each call that waits for the lock
         self._is_busy = False  # a call is running
-        self._appends: Callable[[int], None] | None = None  # of the running command
+        self._appends: Callable[[int, int], None] | None = None  # of the running command
         self._place: SessionPlace | None = None  # likewise
         self._close: Callable[[], None] | None = None  # asked for inside the running call
         self._process = os.getpid()
@@ -178,9 +184,10 @@ class Frame:
                     yield
                     self.storage.is_changing = True
                     self.command_number += 1
+                    self.lives = lives.numbered(self.lives, self.life, self.command_number)
                     if self.log is not None:
                         assert self._appends is not None
-                        self._appends(self.command_number)
+                        self._appends(self.command_number, self.life)
                     for reference in self.after_writes:
                         if (call := reference()) is not None:
                             call()
@@ -193,6 +200,13 @@ class Frame:
                 self._is_busy, self._appends = False, None
                 if self._close is not None:
                     self.close(self._close)
+
+    def stand_at(self, command: int) -> None:
+        """Go on behind a command of another store's history, in a life that begins with it: this
+        process may have given that number before. Inside a call."""
+        self.command_number, self.life = command, lives.new_id()
+        before = tuple(one for one in self.lives if one.first < command)
+        self.lives = lives.numbered(before, self.life, command)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

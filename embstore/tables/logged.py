@@ -84,13 +84,16 @@ class Logged(NamedTuple):
     """All labels that are kept since, and whether each is protected."""
     epoch: int = 0
     """For answers: the epoch in which they are given; 0: not known."""
+    life: int = 0
+    """Of a command: the life that gave it its number (`embstore.storage.lives`)."""
 
 
 class Memory:
-    """The log's answers to calls of this life and of the lives that it continues."""
+    """The log's answers to calls of this process, and of earlier ones as long as none is lost."""
 
     def __init__(self) -> None:
-        self.life = uuid4().hex
+        self.instance = uuid4().hex
+        """The id by which clients know whether answers to them may be lost."""
         self.answers = Answers()
         self.is_new = True
         """Nothing was read."""
@@ -139,6 +142,7 @@ def read_record(record: Record, codec: Codec, memory: Memory, catalogue: Catalog
         label,
         labels=head.get("labels"),
         epoch=head.get("epoch", 0),
+        life=record.life,
     )
 
 
@@ -146,7 +150,7 @@ def _remember(
     head: dict[str, Any], codec: Codec, memory: Memory, catalogue: Catalogue, number: int
 ) -> None:
     """Restore a record's answers to clients' calls, in place of all earlier ones."""
-    memory.life, memory.is_new = head["life"], False
+    memory.instance, memory.is_new = head["instance"], False
     memory.epoch = head.get("epoch", 0)
     answers = memory.answers = Answers()
     answers.forgotten = set(head["forgotten"])
@@ -163,7 +167,7 @@ def _remember(
 
 def note_checkpoint(memory: Memory, origin: Sent, made: Any, catalogue: Catalogue) -> None:
     """Keep the answer of a checkpoint."""
-    state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.life)
+    state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.instance)
     memory.answers.add(origin, Answer("Checkpoint", made.described(), state))
 
 

@@ -275,6 +275,7 @@ class Tables:
         self.storage.commit(
             entries,
             number,
+            lives=self.frame.lives,
             places=self.places,
             commands=commands,
             label=label,

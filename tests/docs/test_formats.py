@@ -134,7 +134,7 @@ def test_header_page(written, numbered):
         page = file.read_bytes()[:PAGE_BYTES]
         header = parsed("header", page)
         magics.add(header["magic"].decode())
-        form = {"base": 4, "ids": 1}.get(file.parent.name, 3)
+        form = {"log": 3, "ids": 1}.get(file.parent.name, 4)
         assert (number(header["format"]), number(header["byte order"])) == (form, 0x01020304)
         rows = ("key width", "element type", "extra bytes")
         assert [number(header[name]) for name in rows] == [8, 1, 0]
@@ -161,8 +161,8 @@ def test_command_log(written, tmp_path):
         store.table("ads").update([7], np.ones((1, DIM), np.float32))
         (path,) = sorted(copy.glob("commands/*.commands"))[-1:]
         content = path.read_bytes()
-        command = store.command
-    at, bodies = PAGE_BYTES, []
+        command, (life, first) = store.command, store.executor.tables.frame.lives[-1]
+    at, bodies, lives = PAGE_BYTES, [], []
     while True:  # until what another segment left, or nothing
         head = parsed("command record", content[at:])
         end, size = layout("command record")["checksum"][0], number(head["body bytes"])
@@ -172,9 +172,12 @@ def test_command_log(written, tmp_path):
         body = content[at + 64 : at + 64 + size]
         assert number(head["body checksum"]) == zlib.crc32(body)
         bodies.append((number(head["kind"]), number(head["command number"]), body))
+        lives.append(number(head["life"]))
         at += 64 + -(-size // 64) * 64
     kind, found, body = bodies[-1]
     assert (kind, found) == (1, command)
+    assert (lives[-1], first) == (life, command)
+    assert not any(lives[:-1])
     length = number(body[:4])
     described = json.loads(body[4 : 4 + length])
     assert described == {"verb": "Update", "next_table_id": 1}

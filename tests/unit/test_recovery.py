@@ -304,7 +304,7 @@ def test_answers_are_kept_over_kills_and_commits(tmp_path):
     expected = {n: ("Update", answer) for n, answer in answers.items()}
     with killed(store, tmp_path / "store") as again:
         assert kept(again.executor) == expected
-        assert again.executor.log.memory.life == engine.log.memory.life
+        assert again.executor.log.memory.instance == engine.log.memory.instance
     engine.commits.commit()
     with killed(store, tmp_path / "store") as again:
         assert kept(again.executor) == expected

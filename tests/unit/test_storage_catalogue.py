@@ -19,6 +19,7 @@ from embstore.storage.catalogue import (
     unnamed,
 )
 from embstore.storage.format import FORMAT, seal
+from embstore.storage.lives import Life
 from embstore.storage.states import KeptState
 from tests.unit.storage_samples import STORE_ID, table_entry
 
@@ -34,6 +35,7 @@ def full():
         next_table_id=5,
         next_segment=17,
         head=states[2],
+        lives=(Life((1 << 64) - 1, 1), Life(5, 13)),
         checkpoints=(KeptState("a", metadata, states[0]), KeptState("b", {}, states[1])),
         segments=tuple(SegmentEntry(*s, 4096, 7) for s in ((3, 4), (9, 5), (8, 6), (16, 8))),
         runs=((PartEntry(2, 0, 4, 5, 2 << 40, 4096, 9), PartEntry(2, 1, 3, 2 << 40, 4 << 40, 9, 1)),

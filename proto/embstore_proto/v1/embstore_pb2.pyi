@@ -1812,6 +1812,14 @@ class Promotion(_message.Message):
     first_number: int
     def __init__(self, id: _Optional[str] = ..., epoch: _Optional[int] = ..., command: _Optional[int] = ..., first_number: _Optional[int] = ...) -> None: ...
 
+class Life(_message.Message):
+    __slots__ = ("id", "first")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    first: int
+    def __init__(self, id: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+
 class FollowRequest(_message.Message):
     __slots__ = ("follower", "wanted", "durable")
     FOLLOWER_FIELD_NUMBER: _ClassVar[int]
@@ -1823,18 +1831,20 @@ class FollowRequest(_message.Message):
     def __init__(self, follower: _Optional[_Union[Follower, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ..., durable: _Optional[_Union[LogPlace, _Mapping]] = ...) -> None: ...
 
 class Follower(_message.Message):
-    __slots__ = ("store_id", "promotions", "command", "anew", "fences")
+    __slots__ = ("store_id", "promotions", "command", "anew", "fences", "lives")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMOTIONS_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
     FENCES_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
     store_id: str
     promotions: _containers.RepeatedCompositeFieldContainer[Promotion]
     command: int
     anew: bool
     fences: bool
-    def __init__(self, store_id: _Optional[str] = ..., promotions: _Optional[_Iterable[_Union[Promotion, _Mapping]]] = ..., command: _Optional[int] = ..., anew: bool = ..., fences: bool = ...) -> None: ...
+    lives: _containers.RepeatedCompositeFieldContainer[Life]
+    def __init__(self, store_id: _Optional[str] = ..., promotions: _Optional[_Iterable[_Union[Promotion, _Mapping]]] = ..., command: _Optional[int] = ..., anew: bool = ..., fences: bool = ..., lives: _Optional[_Iterable[_Union[Life, _Mapping]]] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("paths",)

@@ -146,7 +146,7 @@ class Served:
         """Answer calls as the command log has it."""
         log = self.engine.log
         assert log is not None
-        self.instance = log.memory.life
+        self.instance = log.memory.instance
         self.replay = ReplayWindow(self.worker, self.instance)
         self.replay.recall(log.memory.answers, log.mark)
 

@@ -7,10 +7,10 @@ commit (`embstore.storage.taking`), and opens the store again.
 Commands are executed as by recovery (`embstore.engine.receiving`), on a thread, and acknowledged to
 the leader when they are durable here; meanwhile the next ones are executed.
 
-A leader that has fewer commands than its standby has lost acknowledged ones, which the standby has.
-Therefore the standby keeps its store: it follows no more, reports why, and can be promoted. That is
-written into its lineage, because a leader that goes on would soon have as many commands, and other
-ones.
+A leader refuses a standby that has commands of which it has lost acknowledged ones (`standbys`).
+The standby keeps its store then, reports why, and can be promoted. It asks again and again, and is
+told the same as long as the two differ: nothing of it has to be remembered, and a leader that has
+its commands back is followed.
 
 **Promotion.** The standby stops following, writes into its lineage that it has replaced its leader,
 and begins an epoch. From then on it takes writes, and tries to notify the old leader until that is
@@ -23,7 +23,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -36,7 +35,6 @@ from embstore.errors import CorruptTableError, EmbstoreError, InvalidArgumentErr
 from embstore.results import EPOCH_STEP
 from embstore.storage import catalogue as catalogues
 from embstore.storage import lineage as lineages
-from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_records import COMMAND, Place, Record
 from embstore.storage.command_stream import RecordStream
 from embstore.storage.lineage import Lineage
@@ -209,8 +207,6 @@ class Following:
 
     async def _follow(self, call: Any) -> None:
         service = self._service
-        if service.lineage.ahead:
-            raise InvalidArgumentError(service.lineage.ahead)
         await _send(call, follower=self._follower())
         leader = (await _read(call, "leader")).leader
         promotions = promotions_of(leader.promotions)
@@ -234,11 +230,13 @@ class Following:
 
     def _follower(self) -> Any:
         service = self._service
+        frame = service.engine.tables.frame
         return pb.Follower(
             store_id=service.store_id,
             promotions=[pb.Promotion(**vars(p)) for p in service.lineage.promotions],
-            command=service.engine.tables.frame.command_number,
+            command=frame.command_number,
             anew=self._anew or service.replication.is_empty,
+            lives=[pb.Life(**one._asdict()) for one in frame.lives],
         )
 
     async def _execute(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
@@ -305,8 +303,6 @@ class Following:
                 f"expected an empty directory, or a copy of store {leader.store_id}, to follow "
                 f"{self._address}; found store {service.store_id}"
             )
-        if is_same and not self._anew:
-            await _check_not_ahead(service, self._address, catalogue, leader)
         incoming = await asyncio.to_thread(
             Incoming, files, catalogue, promotions_of(leader.promotions)
         )
@@ -355,25 +351,6 @@ class Following:
             except (grpc.aio.AioRpcError, TimeoutError):
                 await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MAX_S)
-
-
-async def _check_not_ahead(
-    service: Served, address: str, catalogue: Catalogue, leader: Any
-) -> None:
-    """Raise InvalidArgumentError, now and always, if this store has commands that its leader has
-    lost: the leader, of the same promotions, is not even at its last one."""
-    command = service.engine.tables.frame.command_number
-    is_behind = catalogue.head.command < command
-    if not is_behind or promotions_of(leader.promotions) != service.lineage.promotions:
-        return
-    ahead = (
-        f"this standby has all commands up to {command}, and {address} has fewer: it has lost "
-        "acknowledged commands; promote this standby, or remove its directory to follow"
-    )
-    service.lineage = replace(service.lineage, ahead=ahead)
-    await asyncio.to_thread(lineages.write, service.engine.storage.files, service.lineage)
-    event(logging.ERROR, "commands lost", reason=ahead)
-    raise InvalidArgumentError(ahead)
 
 
 async def _send(call: Any, **what: Any) -> None:

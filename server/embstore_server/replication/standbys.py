@@ -1,6 +1,10 @@
 """The leader's side of following: each standby is sent a commit, if it needs one, and then the log.
 
 Only the durable part of the log is sent: a standby never has a command that its leader could lose.
+If a leader has lost commands all the same, or its directory was replaced by an older copy, the
+lives of both show that (`embstore.storage.lives`), however many commands have the same numbers by
+now. Such a standby is refused: it keeps its store, reports why, and can be promoted. Only commands
+that a promotion has given up are replaced by a commit.
 
 A commit's files are open while they are sent, so a merge may remove them meanwhile. Segments of the
 command log that a standby has not been sent are not removed by a commit, for at most LAG_BYTES_MAX:
@@ -35,7 +39,8 @@ from embstore.storage.catalogue import Catalogue
 from embstore.storage.command_records import Place, segment_bytes
 from embstore.storage.command_stream import START, SegmentReader
 from embstore.storage.files import File
-from embstore.storage.lineage import Promotion
+from embstore.storage.lineage import Lineage, Promotion
+from embstore.storage.lives import Life, Lives, last_common
 from embstore_proto.received import parse
 from embstore_proto.status import answer_of
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -76,8 +81,11 @@ class Feed:
         assert self.reader is not None
         return self.reader.place.segment
 
-    def begin(self, feeds: list["Feed"], can_go_on: bool) -> None:
-        """Find the standby's position, and keep the files that it needs. In a thread."""
+    def begin(self, feeds: list["Feed"], lineage: Lineage) -> None:
+        """Find the standby's position, and keep the files that it needs. In a thread.
+
+        Raises InvalidArgumentError: it has commands that this leader has not.
+        """
         engine, files = self.engine, self.engine.storage.files
         log = engine.log
         assert log is not None
@@ -88,10 +96,8 @@ class Feed:
             self.reader = SegmentReader(
                 files, store_id, Place(log.files.segments.numbers[0], START)
             )
-            first = self.reader.first_command()
-            if not (
-                can_go_on and first <= self.follower.command <= engine.tables.frame.command_number
-            ):
+            can_go_on = self._can_go_on(catalogue.store_id, lineage)
+            if not can_go_on or self.follower.command < self.reader.first_command():
                 self.catalogue = catalogue
                 for path in catalogues.paths(catalogue):
                     self._opened[path] = self._files.enter_context(closing(files.open(path)))
@@ -100,6 +106,19 @@ class Feed:
         self.reader.skip(log.files.synced, at)
         if self.is_closed:  # meanwhile
             self.close()
+
+    def _can_go_on(self, store_id: str, lineage: Lineage) -> bool:
+        """Return whether the standby may go on where it is, if its commands are still here."""
+        follower, frame = self.follower, self.engine.tables.frame
+        if follower.store_id != store_id:
+            return False
+        theirs, command = promotions_of(follower.promotions), follower.command
+        lives = tuple(Life(one.id, one.first) for one in follower.lives)
+        common = last_common(lives, command, frame.lives, frame.command_number)
+        if common < command and not lineage.gives_up(theirs, common):
+            raise InvalidArgumentError(_not_here(command, common, frame.lives))
+        is_newer = lineage.common(theirs) == len(theirs)
+        return common == command and is_newer and not follower.anew
 
     def piece(self, path: str, offset: int) -> bytes:
         """Return a piece of a file of the commit. In a thread."""
@@ -200,8 +219,8 @@ class Standbys:
         """Raise, unless the caller may (still) follow."""
         self._service.callers.principal_of(context).check(Right.ADMIN, [EVERYTHING])
 
-    async def _check(self, follower: Any) -> bool:
-        """Return whether a standby may go on where it is, if its commands are still here.
+    async def _check(self, follower: Any) -> None:
+        """Raise, unless a standby may follow this server.
 
         Raises InvalidArgumentError: this server cannot be followed; PermissionDeniedError: it was
         replaced, maybe by this very standby.
@@ -213,7 +232,7 @@ class Standbys:
         if is_same and not role.leader and lineage.is_continued_by(theirs):
             await self._replaced_by(theirs[-1])
         if follower.fences:
-            return False
+            return
         if role.replaced_by:
             raise PermissionDeniedError(role.refusal)
         if role.leader:
@@ -225,10 +244,6 @@ class Standbys:
                 "expected a leader with a command log to follow: start it with --durability "
                 "commands, or interval"
             )
-        at = lineage.common(theirs)
-        was_same = [promotion.command for promotion in lineage.promotions[at:]]
-        is_beyond = follower.command > min(was_same, default=follower.command)
-        return is_same and not follower.anew and at == len(theirs) and not is_beyond
 
     async def _replaced_by(self, by: Promotion) -> None:
         """Take no writes any more: a standby of this store was promoted."""
@@ -250,7 +265,7 @@ class Standbys:
     async def _answer(self, requests: AsyncIterator[bytes], context: Any) -> None:
         follower = (await _next(requests, "follower")).follower
         service = self._service
-        can_go_on = await self._check(follower)
+        await self._check(follower)
         own = service.lineage.promotions
         leader = pb.Leader(store_id=service.store_id, promotions=map(_promotion, own))
         if follower.fences:
@@ -263,7 +278,7 @@ class Standbys:
         feed.drop = partial(_cancel, loop, task)
         acknowledging: asyncio.Task[None] | None = None
         try:
-            await asyncio.to_thread(feed.begin, self._feeds, can_go_on)
+            await asyncio.to_thread(feed.begin, self._feeds, service.lineage)
             service.replication.standbys = len(self._feeds)
             event(logging.INFO, "standby connected", peer=feed.name, command=follower.command)
             if feed.catalogue is not None:
@@ -351,6 +366,15 @@ async def _next(requests: AsyncIterator[bytes], what: str) -> Any:
     if request.WhichOneof("what") != what:
         raise InvalidArgumentError(f"Follow: expected {what}, found {request.WhichOneof('what')}")
     return request
+
+
+def _not_here(command: int, common: int, lives: Lives) -> str:
+    begins = lives[0].first if lives else 1
+    return (
+        f"this standby has commands up to {command}, and the history of its leader, from command "
+        f"{begins} on, has them up to {common} alone: promote this standby if the leader has lost "
+        "acknowledged commands, or remove its directory to follow"
+    )
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:

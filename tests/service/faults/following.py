@@ -6,6 +6,7 @@ from typing import Any
 from embstore.handles.store import Store
 from embstore_client import connect
 from tests.faults.forks import Forks
+from tests.service.faults.ledger import gradients
 from tests.service.faults.processes import ForkedServer
 from tests.service.faults.served import PATIENCE_S, until
 
@@ -13,6 +14,30 @@ from tests.service.faults.served import PATIENCE_S, until
 def server(forks: Forks, path: Path, **options: Any) -> ForkedServer:
     """Return a server with a command log."""
     return ForkedServer(forks, path, **({"durability": "commands"} | options))
+
+
+class Pair:
+    """A leader and its standby, which can be killed."""
+
+    def __init__(self, forks: Forks, path: Path, **options: Any) -> None:
+        self.leader = server(forks, path / "leader", **options)
+        self.standby = server(forks, path / "standby", follow=self.leader.address)
+
+    def start(self) -> None:
+        """Start both."""
+        self.leader.start()
+        self.standby.start()
+
+    def kill(self) -> None:
+        """End both."""
+        self.standby.kill()
+        self.leader.kill()
+
+
+def update(store: Store, *numbers: int) -> None:
+    """Send some updates."""
+    for n in numbers:
+        store.update(gradients(n))
 
 
 def connected(server: ForkedServer) -> Store:

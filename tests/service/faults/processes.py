@@ -62,7 +62,7 @@ class ForkedServer:
     """A server that can be started again and again at one address."""
 
     def __init__(self, forks: Forks, path: Path, **options: Any) -> None:
-        self._forks, self._path = forks, path
+        self._forks, self.path = forks, path
         self._options = {"durability": "checkpoint"} | options
         self.address = f"127.0.0.1:{free_port()}"
         self._child: Child | None = None
@@ -75,7 +75,7 @@ class ForkedServer:
 
     def changed(self, **options: Any) -> "ForkedServer":
         """Return a server of the same directory, at another address and with other options."""
-        return ForkedServer(self._forks, self._path, **(self._options | options))
+        return ForkedServer(self._forks, self.path, **(self._options | options))
 
     def await_death(self) -> None:
         """Wait until it has died where it was to."""
@@ -85,7 +85,7 @@ class ForkedServer:
 
     def start(self) -> int:
         """Start it; return the command number of the store that it found."""
-        self._child = self._forks.start(serve, str(self._path), self.address, self._options)
+        self._child = self._forks.start(serve, str(self.path), self.address, self._options)
         assert self._child.reports.poll(PATIENCE_S)
         command: Any = self._child.reports.recv()
         return int(command)

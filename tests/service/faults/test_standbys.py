@@ -19,17 +19,18 @@ from tests.commands.lists import Author
 from tests.commands.model import Model
 from tests.faults.forks import Forks
 from tests.service.faults.following import (
+    Pair,
     await_role,
     await_same,
     connected,
-    contents,
     kept,
     replication,
     server,
+    update,
 )
-from tests.service.faults.ledger import Ledger, applied_counts, gradients, make_tables
+from tests.service.faults.ledger import Ledger, applied_counts, make_tables
 from tests.service.faults.proxy import Proxy
-from tests.service.faults.served import PATIENCE_S, until
+from tests.service.faults.served import PATIENCE_S
 from tests.service.faults.test_restarts import TRAINERS, Trainer, again
 
 SEED = 20_261_124
@@ -37,33 +38,9 @@ COMMANDS, LIVES = 120, 8
 KILLS = 5
 
 
-class Pair:
-    """A leader and its standby, which can be killed."""
-
-    def __init__(self, forks: Forks, path: Path, **options: Any) -> None:
-        self.leader = server(forks, path / "leader", **options)
-        self.standby = server(forks, path / "standby", follow=self.leader.address)
-
-    def start(self) -> None:
-        """Start both."""
-        self.leader.start()
-        self.standby.start()
-
-    def kill(self) -> None:
-        """End both."""
-        self.standby.kill()
-        self.leader.kill()
-
-
 @pytest.fixture
 def pair(forks: Forks, quick_path: Path) -> Pair:
     return Pair(forks, quick_path)
-
-
-def update(store: Store, *numbers: int) -> None:
-    """Send some updates."""
-    for n in numbers:
-        store.update(gradients(n))
 
 
 def test_a_standby_that_was_away_for_too_long_takes_a_newer_commit(pair):
@@ -171,34 +148,6 @@ def leave_sessions(model: Model, store: Store) -> None:
     for session in list(model.sessions.values()):
         for member in list(session.members):
             follow(model, store, c.CloseSession(member))
-
-
-def test_a_standby_stays_ahead_of_a_leader_that_has_lost_commands(pair):
-    """No file of the leader shows it: the end of its log is zeros."""
-    pair.start()
-    with connected(pair.leader) as store:
-        make_tables(store)
-        update(store, *range(5))
-    wanted = await_same(pair.leader, pair.standby)
-    pair.leader.kill()
-    for segment in pair.leader._path.glob("commands/*.commands"):
-        content = segment.read_bytes()
-        end = content.rindex(b"EMCR")
-        segment.write_bytes(content[:end].ljust(len(content), b"\0"))
-    assert pair.leader.start() < wanted["command"]
-    for _ in range(2):
-        with connected(pair.standby) as copy:
-            until(lambda: "promote this standby" in (replication(copy)["reason"] or ""))
-            assert contents(copy) == wanted
-        with connected(pair.leader) as store:
-            update(store, *range(10, 20))
-        pair.standby.kill()
-        pair.standby.start()
-    with connected(pair.standby) as copy:
-        copy.promote()
-    with connected(pair.standby) as copy:
-        assert contents(copy)["tables"] == wanted["tables"]
-    pair.kill()
 
 
 def test_a_standby_refuses_what_writes(pair):
