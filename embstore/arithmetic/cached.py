@@ -146,7 +146,7 @@ def _was_kept(folder: Path, kernel: "Kernel", code: bytes) -> bool:
             file.write(sealed(kernel, code))
         new.replace(_file(folder, kernel))
         if folder != PORTABLE:
-            _remove_oldest(folder, kernel)
+            _remove_oldest(_file(folder, kernel))
     except OSError:
         with suppress(OSError):
             new.unlink(missing_ok=True)
@@ -172,8 +172,9 @@ def _stamp_of(kernel: "Kernel") -> str:
     return stamp(Path(kernel.function.__code__.co_filename).parent)
 
 
-def _remove_oldest(folder: Path, kernel: "Kernel") -> None:
-    """Remove files of a kernel whose sources are those of other versions, beyond COPIES_MAX."""
-    found = folder.glob(f"{kernel.name}-{_target()}-{'[0-9a-f]' * 12}.nbc")
+def _remove_oldest(kept: Path) -> None:
+    """Remove files of a kernel in the user's cache, of other sources, beyond COPIES_MAX."""
+    of = kept.name.rpartition("-")[0]
+    found = kept.parent.glob(f"{of}-{'[0-9a-f]' * 12}.nbc")
     for path in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-COPIES_MAX]:
         path.unlink(missing_ok=True)
