@@ -103,6 +103,24 @@ def test_code_of_one_processor_and_of_a_package_that_is_read_only_is_the_users(
     assert cached.kept(kernel) == b"code of v2"
 
 
+def test_versions_of_the_package_share_a_users_folder(tmp_path, monkeypatch):
+    """One took the other's files away, and each start compiled all kernels anew."""
+    kernel, own = kernels()[KERNEL], tmp_path / "own" / "embstore" / "kernels"
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
+    versions = [f"{n:032x}" for n in (1 << 124, 2 << 124, 3 << 124, 4 << 124, 5 << 124)]
+    for n, version in enumerate(versions):
+        monkeypatch.setattr(cached, "stamp", lambda folder, version=version: version)
+        cached.keep(kernel, version.encode())
+        (made,) = own.glob(f"*-{version[:12]}.nbc")
+        os.utime(made, (n, n))
+    found = []
+    for version in versions:
+        monkeypatch.setattr(cached, "stamp", lambda folder, version=version: version)
+        found.append(cached.kept(kernel))
+    assert found == [None, *(version.encode() for version in versions[1:])]
+
+
 def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
