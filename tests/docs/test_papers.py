@@ -1,4 +1,4 @@
-"""The page of the four papers has the table that `tests.bench.papers` makes of the files it names."""
+"""The page of the four papers has the table that `tests.bench.papers` makes of its files."""
 
 import json
 import re
