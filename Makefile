@@ -22,6 +22,7 @@
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
 #                 tests.bench.hot                            (HOT_ARGS=...)
+#   make papers   .venv-bench, then the headlines of four papers beside our figures
 #   make gpu      what to do first on a GPU, by parts: python -m tests.gpu.plan, with the PYTHON that
 #                 is there and what it has installed  (GPU_ARGS="--minutes 8" narrows it)
 #   make docs     .venv-docs, then the site of docs/ in build/site; warnings are errors
@@ -55,7 +56,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-rest test-all times mutations test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench gpu docs proto image-test image-walk format clean
+.PHONY: demo test test-rest test-all times mutations test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench papers gpu docs proto image-test image-walk format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
@@ -127,6 +128,11 @@ bench: .venv-bench/stamp
 	@.venv-bench/bin/python -m tests.bench $(BENCH_ARGS)
 	@.venv-bench/bin/python -m tests.bench.lookahead $(LOOKAHEAD_ARGS)
 	@.venv-bench/bin/python -m tests.bench.hot $(HOT_ARGS)
+
+papers: .venv-bench/stamp
+	@.venv-bench/bin/python -m tests.bench.hot --only training
+	@.venv-bench/bin/python -m tests.bench.lookahead --only cells
+	@.venv-bench/bin/python -m tests.bench.papers
 
 gpu:
 	@echo "embstore: running the plan of a GPU"
