@@ -340,9 +340,9 @@ def test_what_cannot_be_exported(open_store, tmp_path, monkeypatch):
     store.checkpoint("one")
     with pytest.raises(InvalidArgumentError, match=r"end with \.safetensors, \.parquet, \.npy"):
         export_table(table, tmp_path / "ads.csv")
-    with pytest.raises(InvalidArgumentError, match="state, or what was written since"):
+    with pytest.raises(InvalidArgumentError, match="optimizer state or for the rows since"):
         export_table(table, tmp_path / "ads.npy", with_state=True)
-    with pytest.raises(InvalidArgumentError, match="state, or what was written since"):
+    with pytest.raises(InvalidArgumentError, match="optimizer state or for the rows since"):
         export_table(table, tmp_path / "ads.npy", since="one")
     with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
         export_table(table, tmp_path / "ads.npy", batch_rows=0)

@@ -59,7 +59,7 @@ def verify(
         document["digests"] = _digests(data)
         lines += [f"{digest}  {name}" for name, digest in document["digests"].items()]
     elif digests:
-        lines.append("no digest: what is wrong comes first")
+        lines.append("no digest, because of the damage above")
     output.show(document, "\n".join(lines), as_json=as_json)
     if found.problems:
         raise typer.Exit(exits.FAILED)
@@ -125,7 +125,7 @@ def restore_from(
 
 def _lines(found: "Verification") -> "list[str]":
     lines = [f"affected: {affected}" for affected in found.affected]
-    lines += [f"left over: {path}: nothing names it" for path in found.leftovers]
+    lines += [f"left over: {path}: no commit names it" for path in found.leftovers]
     verdict = f"{len(found.problems)} problems" if found.problems else "nothing is wrong"
     return [
         *lines,

@@ -112,13 +112,13 @@ def _created(store: "Store", name: str, file: str, names: dict[str, Any]) -> "Ta
         about = about_file(file, **names)
     if about is None:
         raise InvalidArgumentError(
-            f"{file}: expected it to say what table to create, found nothing: create it with "
-            "`embstore table create`"
+            f"{file}: expected a file that describes the table to create, found none of "
+            "embstore's metadata: create the table with `embstore table create`"
         )
     if about.since is not None:
         raise InvalidArgumentError(
-            f"{file}: expected all rows of a table to create, found those written since checkpoint "
-            f"{about.since!r}: import what comes before it first"
+            f"{file}: expected all rows of the table to create, found only those written since "
+            f"checkpoint {about.since!r}: import the file before it first"
         )
     config = about.config
     return store.create_table(

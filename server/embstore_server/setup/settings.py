@@ -397,10 +397,10 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
             if address != OFF and not is_loopback(split_address(address)[0]):
                 yield (
                     {name, "insecure", "tokens", *tls},
-                    f"{name}: {address} is not a loopback address, and whoever reaches it may read "
-                    "and write every table: give tls_cert, tls_key and tokens (--tls-cert FILE "
-                    "--tls-key FILE --tokens FILE), or, if the network is trusted, insecure "
-                    "(--insecure)",
+                    f"{name}: {address} is not a loopback address, and any client that reaches it "
+                    "may read and write every table: give tls_cert, tls_key and tokens "
+                    "(--tls-cert FILE --tls-key FILE --tokens FILE), or, if the network is "
+                    "trusted, insecure (--insecure)",
                 )
     if values["first_token"] and values["tokens"] is None:
         problem = "expected tokens with first_token, the file to write it to (--tokens FILE)"

@@ -117,7 +117,10 @@ def _check_sparse(*, compare: bool, hotcold: bool, policy: str | None) -> None:
     """Refuse flags that need accesses counted before."""
     if compare or hotcold or policy == "rank":
         counting = "--compare, --hotcold and --policy rank"
-        raise InvalidArgumentError(f"--sparse: no rows are counted before; leave out {counting}")
+        raise InvalidArgumentError(
+            "--sparse: sparse tables have no counts of rows before the training; leave out "
+            f"{counting}"
+        )
 
 
 def _check_flags(given: Set[str], *, compare: bool, hotcold: bool, no_session: bool) -> None:

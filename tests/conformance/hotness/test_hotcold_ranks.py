@@ -142,7 +142,7 @@ def test_rank_whose_stream_is_empty_has_all_columns(twin):
 
 def test_rank_without_any_chunk_is_named_at_all_ranks(twin):
     def work(rank, run):
-        with pytest.raises(InvalidArgumentError, match=r"a chunk of every rank.*\[1\]"):
+        with pytest.raises(InvalidArgumentError, match=r"a chunk from every rank.*\[1\]"):
             next(run.steps([] if rank else ids(np.arange(40))))
 
     train_ranks(twin.store, work, make=hot_run)
