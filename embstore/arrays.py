@@ -58,7 +58,7 @@ def refusal(table: str, expected: str, found: object) -> InvalidArgumentError:
 
 def of_other_ids(rows: int | str = "table.rows") -> str:
     """Return what an error says of ids that are no keys: every one says it in these words."""
-    advice = "if the ids are not keys, pass embstore.hash_ids(keys"
+    advice = "of ids that are no keys, pass embstore.hash_ids(keys"
     if rows == SPARSE_ROWS:
         return f"{advice})"
     return f'{advice}, rows={rows}), or make the table with key_space="sparse"'
@@ -269,7 +269,7 @@ def check_on_host(array: Any, where: str = "") -> None:
     """Refuse an array of a device's memory, which cannot be sent; `where` begins the message."""
     if is_on_device(array):
         raise InvalidArgumentError(
-            f"{where}expected host arrays, found one in a device's memory, which only an "
+            f"{where}expected arrays of the host, found one in a device's memory, which only an "
             "embedded store takes, or lookups and updates that share the memory of a server's GPU"
         )
 
