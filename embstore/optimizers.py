@@ -160,7 +160,7 @@ class _Decaying(Optimizer):
         if not isinstance(self.decoupled_weight_decay, bool | np.bool_):
             raise InvalidArgumentError(
                 "expected decoupled_weight_decay to be True or False, found "
-                f"{self.decoupled_weight_decay!r}: weight_decay sets its strength"
+                f"{self.decoupled_weight_decay!r}: how much is weight_decay's to say"
             )
 
     def decay_values(self, learning_rate: float) -> tuple[float, float]:
@@ -317,7 +317,8 @@ class Ftrl(Optimizer):
         super().__post_init__()
         if weight_decay != 0:
             raise InvalidArgumentError(
-                f"expected no weight_decay of Ftrl, found {weight_decay!r}: give l2 instead"
+                f"expected no weight_decay of Ftrl, found {weight_decay!r}: l2= draws its weights "
+                "to 0"
             )
         for name in ("beta", "l1", "l2"):
             fp32_scalar(getattr(self, name), name)
