@@ -140,6 +140,7 @@ def test_a_violated_invariant_is_an_error(typed, server, monkeypatch):
         ("embstore sessions ", ["close", "list"]),
         ("embstore table g", ["grow"]),
         ("embstore restore --w", ["--wait"]),
+        ("embstore serve --cache", ["--cache-bytes", "--cache-split"]),
     ],
 )
 def test_a_shell_completes(line, offered, shell, monkeypatch):

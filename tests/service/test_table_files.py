@@ -200,7 +200,7 @@ def test_what_was_since_is_refused_but_on_top_of_what_was_before(
         known: Any = {"dim": DIM, "rows": ROWS, "optimizer": config.optimizer}
         return other.create_table(name, initializer=config.initializer, seed=config.seed, **known)
 
-    refused = "table '{}' as it was at checkpoint 'one', with 1000 rows"
+    refused = "checkpoint 'one': expected table '{}' as it was then, with 1000 rows"
     empty, few, another, right = map(copy, ("empty", "few", "another", "right"))
     few.assign(np.arange(939), rows[:939])  # those behind are none of the sample
     another.assign(np.arange(1000), rows[:1000] * 2)

@@ -28,7 +28,7 @@ def verify(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Read every file of a store, or of backups; report damage and the rows that it affects.
+    """Read every file of a store, or of backups, and report damaged rows.
 
     No server may have the directory open. Status 1: damage was found.
     """
@@ -80,9 +80,9 @@ def restore_from(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Make DIR, which must be empty, the store that a backup is of; every row is verified.
+    """Make DIR, which must be empty, a store from a backup; verify every row.
 
-    If this is interrupted, DIR is no store. Where DEST has the backups of a cluster, DIR gets a
+    If this is interrupted, DIR is no store. If DEST has the backups of a cluster, DIR gets a
     directory for each shard, all of one label.
     """
     from uuid import uuid4

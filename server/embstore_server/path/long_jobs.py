@@ -117,8 +117,8 @@ class LongJobs:
     def _check_room(self, client: str, client_calls_max: int) -> None:
         if self.waiting_calls(client) >= client_calls_max:
             raise OverloadedError(
-                f"{client_calls_max} long calls of {client!r} wait for others of it, as many as its "
-                "queue_calls; back off, then retry"
+                f"{client_calls_max} long calls of {client!r} wait for others of it, as many as "
+                "its queue_calls; back off, then retry"
             )
 
     async def _in_client_queue(
