@@ -91,8 +91,8 @@ def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[Typer
                 name = cmd_name.replace("-", "_")
                 name += "_" if iskeyword(name) else ""
                 command = getattr(module, name)
-                about = {"help": _paragraphs(command), "rich_help_panel": _panel(cmd_name)}
-                alone.command(cmd_name, **about)(command)
+                text, panel = _paragraphs(command), _panel(cmd_name)
+                alone.command(cmd_name, help=text, rich_help_panel=panel)(command)
                 self.commands[cmd_name] = get_command(alone)
             return super().get_command(ctx, cmd_name)
 

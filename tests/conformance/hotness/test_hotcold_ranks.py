@@ -217,7 +217,7 @@ def test_ranks_with_other_hot_sets_are_told_at_once(twin, other):
         return HotColdRun(store, hot_set, {"id": "adam"}, batch_size=20, rank=rank, **options)
 
     def work(rank, run):
-        with pytest.raises(InvalidArgumentError, match=r"one hot set.*\[1\]"):
+        with pytest.raises(InvalidArgumentError, match=r"the same hot set.*\[1\]"):
             next(run.steps(ids(np.arange(80) % 20)))
 
     train_ranks(twin.store, work, make=make)

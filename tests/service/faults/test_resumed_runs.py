@@ -299,7 +299,7 @@ def test_every_rank_is_told_of_lost_steps(forks, quick_path, durability):
         server.kill()
         server.start()
         for rank in ranks.work:
-            with pytest.raises(SessionExpiredError, match="the server was started again, and"):
+            with pytest.raises(SessionExpiredError, match="the server was restarted, and"):
                 rank.result(PATIENCE_S)
     server.stop()
 
