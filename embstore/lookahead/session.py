@@ -348,9 +348,7 @@ class Session:
     def expired(self, now: float) -> EmbstoreError | None:
         """Return the error of a lease that has run out, if one has."""
         if not self.ranks and min(self.deadlines) < now:
-            return SessionExpiredError(
-                f"session {self.name!r}: no rank has joined it in time; open it again"
-            )
+            return SessionExpiredError(f"session {self.name!r}: no rank has joined it in time")
         ranks = (r for r in self.ranks.values() if r.deadline < now and not r.is_closed)
         return next((self.lost(rank) for rank in ranks), None)
 
