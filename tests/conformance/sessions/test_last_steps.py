@@ -169,7 +169,7 @@ def test_waiting_for_a_rank_that_does_not_come_ends(twin, has_joined):
     """It has never joined, or has left with steps to come."""
     how = {"name": "run", "world_size": 2, "lease_ms": LONG}
     with (
-        pytest.raises(RankFailedError, match="rank 1 is not there"),
+        pytest.raises(RankFailedError, match="rank 1 is missing"),
         twin.store.session(["a"], rank=0, rank_timeout_ms=200, **how) as run,
     ):
         if has_joined:
@@ -179,7 +179,7 @@ def test_waiting_for_a_rank_that_does_not_come_ends(twin, has_joined):
 
 def test_a_rank_that_has_ended_is_nobody_elses(twin, ranks):
     announce(twin.store, ranks[0], {}, is_last=True)
-    with refused(twin.store, TableHeldError, "rank 0 has no more steps"):
+    with refused(twin.store, TableHeldError, "rank 0 has ended its steps"):
         twin.store.sessions.join("run", 0)
     assert announce(twin.store, ranks[0], {}, is_last=True).ranks_at_work == 1
 
@@ -194,7 +194,7 @@ def test_a_rank_that_has_ended_comes_back_as_such_while_others_are_at_work(twin,
         twin.store.sessions.announce(again, {1: {"a": [1]}})
     announce(twin.store, ranks[1], {}, is_last=True)
     twin.store.sessions.close(again)
-    with refused(twin.store, TableHeldError, "rank 0 has no more steps"):
+    with refused(twin.store, TableHeldError, "rank 0 has ended its steps"):
         twin.store.sessions.join("run", 0)
 
 
