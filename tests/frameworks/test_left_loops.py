@@ -177,7 +177,7 @@ def test_a_loop_that_goes_on_without_the_rest_of_its_trainer_warns(
     layer.save("two", directory=tmp_path)
     train(on, layer, 3, resume=True)  # its trainer has been there
     fresh = on.one_table(store)
-    with pytest.warns(UserWarning, match=r"'job' goes on after step 3, but load\(\) was not"):
+    with pytest.warns(UserWarning, match=r"'job' resumes after step 3, but load\(\) was not"):
         train(on, fresh, 4, resume=True)
     loaded = on.one_table(store)
     loaded.load("two", directory=tmp_path)
