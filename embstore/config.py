@@ -120,7 +120,9 @@ def _rows_of(key_space: Any, rows: Any, name: str) -> int:
     if key_space == "dense":
         return check_rows(rows, name)
     if rows not in (None, SPARSE_ROWS):
-        raise refusal(name, "no rows of a table of sparse keys, which are any 64 bits", rows)
+        raise refusal(
+            name, "rows to be left out for sparse keys, which are any 64-bit integers", rows
+        )
     return SPARSE_ROWS
 
 

@@ -223,8 +223,8 @@ class CudaRuntime:
         """Refuse work of a stream that is being captured, or that has drawn COMPUTE into it."""
         if any(cuda.streamIsCapturing(s) for s in (stream, self.compute_stream) if s is not None):
             raise InvalidArgumentError(
-                f"expected an array whose stream does its work, found one that is being captured; "
-                f"{_OUTSIDE}"
+                "expected an array whose stream executes its work, found one that is being "
+                f"captured into a CUDA graph; {_OUTSIDE}"
             )
 
     def _check_place(self, address: int) -> None:
@@ -326,7 +326,7 @@ class CudaRuntime:
                 raise
             raise CapacityError(
                 f"{self.name}: expected memory that another process can open, which CUDA refused "
-                f"({exc}); give arrays of the host"
+                f"({exc}); give host arrays"
             ) from exc
 
     @_on_device

@@ -292,7 +292,7 @@ class Engine:
         """Refuse another device: rows are made in this process."""
         if name not in (None, self.device.name):
             raise InvalidArgumentError(
-                f"expected rows on {self.device.name}, found them asked for on {name}"
+                f"expected a request for rows on {self.device.name}, found one for rows on {name}"
             )
 
     def lend_device(self) -> Lent:

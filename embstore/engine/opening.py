@@ -109,8 +109,8 @@ def _budget(device: Device, cache_bytes: int | str) -> int:
     budget = int(cache_bytes if share is None else share * device.memory.cache_bytes_max())
     if not budget:
         raise CapacityError(
-            f"cache_bytes is {cache_bytes!r} of nothing: {device.name} has no memory free beside "
-            "what is kept for calls; end what else uses it"
+            f"cache_bytes is {cache_bytes!r} of nothing: {device.name} has no free memory besides "
+            "the part that is kept for calls; end other programs that use it"
         )
     device.memory.check_budget(budget, 0)
     return budget
@@ -121,8 +121,8 @@ def _host_cache(device: Device, asked: int | None) -> HostCache:
     if device.levels is None:
         if asked:
             raise InvalidArgumentError(
-                f"expected no host_cache_bytes on device {device.name!r}, found {asked}: "
-                "the cache is in the host's memory there; give as much more cache_bytes"
+                f"expected no host_cache_bytes on device {device.name!r}, found {asked}: the "
+                "cache is in the host's memory there; add it to cache_bytes instead"
             )
         return HostCache(0, f"none: on device {device.name} the cache is in the host's memory")
     if asked is not None:

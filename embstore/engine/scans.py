@@ -119,8 +119,8 @@ class Scans:
             before = self._open.get(command.scan)
             if opening <= self._ended_at or (before is not None and before.opening > opening):
                 raise SessionExpiredError(
-                    f"table {command.table!r}: a restore, or another opening of the scan, came "
-                    "while it was opened: open another one"
+                    f"table {command.table!r}: the store was restored, or the scan opened a "
+                    "second time, while it was opened: open another one"
                 )
             self._check_room(command.scan)
             self._open[command.scan] = scan
@@ -261,8 +261,8 @@ def _entry(state: State, table_id: int, name: str, label: str | None) -> TableEn
     if found is None:
         where = "the last commit" if label is None else f"the checkpoint {label!r}"
         raise TableNotFoundError(
-            f"expected {where} to have table {name!r} as it is now, found that it has not: the "
-            "table was made later, in place of another one or of none"
+            f"expected {where} to have the present table {name!r}, found that the table was "
+            "created later: give a later checkpoint"
         )
     return found
 

@@ -446,5 +446,5 @@ def _hot_max(pool: Pool) -> int:
 def _no_room(pool: Pool, rows: int) -> CapacityError:
     return CapacityError(
         f"hot set: {rows} rows are more than {_hot_max(pool)}, three quarters of the slots for "
-        f"rows of dim {pool.layout.dim}; a larger cache_bytes has more"
+        f"rows of dim {pool.layout.dim}; choose fewer rows, or give a larger cache_bytes"
     )

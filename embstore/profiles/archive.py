@@ -287,9 +287,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
     StorageError : the disk said no, or `path` is no regular file; a previous file is unchanged.
     """
     if not is_replaceable(path):
-        raise StorageError(
-            f"{path}: expected a regular file, or none yet in a folder that is there"
-        )
+        raise StorageError(f"{path}: expected a regular file, or a new one in an existing folder")
     final = Path(os.path.realpath(path))
     temporary = final.with_name(f".{final.name}.{os.urandom(8).hex()}")
     try:

@@ -132,8 +132,8 @@ def back_up(
         if not to.has_same(path, files, name(path)):
             if path in named:
                 raise InvalidArgumentError(
-                    f"expected {path} of this store, found another file of that name: damaged, or "
-                    "of a copy of this store that went on by itself; choose another destination"
+                    f"expected {path} of this store, found another file of that name, which is "
+                    "damaged, or was written by a copy of this store; choose another destination"
                 )
             to.put(path, files, name(path), _looking(progress, done, total))
             new_files, new_bytes = new_files + 1, new_bytes + entry.bytes
@@ -168,7 +168,7 @@ def _wrong_of_marker(files: Files, backups: dict[str, Catalogue]) -> Iterator[st
     try:
         store_id = markers.decode(files.read_all(markers.PATH))
     except UNUSABLE as exc:
-        yield f"{exc}: no other backup can be made here; restoring these is possible"
+        yield f"{exc}: no further backup can be made here, but these can be restored"
         return
     for label, backup in backups.items():
         if backup.store_id != store_id:
@@ -224,8 +224,8 @@ def check_empty(target: Files) -> None:
     """Raise InvalidArgumentError unless a directory has no files, or is not there."""
     if set(target.list("")) - {LOCK, "lost+found"}:
         raise InvalidArgumentError(
-            f"expected an empty directory, or none yet, found files in {target.root}; where a "
-            "restore was cut off, remove them"
+            f"expected an empty directory, or none yet, found files in {target.root}; if a "
+            "restore was interrupted, remove them"
         )
 
 

@@ -66,7 +66,7 @@ def restore_cluster(
     if any(backup.head.tables != backups[0].head.tables for backup in backups):
         raise InvalidArgumentError(
             f"{source}: expected backups {chosen!r} of one state of the tables, found that they "
-            f"differ between the shards, as others were writing; {_AGAIN}"
+            f"differ between the shards, because clients were writing; {_AGAIN}"
         )
     targets = [Files(target, f"shard-{shard}") for shard in range(count)]
     for files in targets:
@@ -106,14 +106,14 @@ def _checked(source: str, places: list[ShardPlace | None]) -> ShardMap:
         where = f"{source.rstrip('/')}/shard-{shard}"
         if place is None or first is None:
             raise InvalidArgumentError(
-                f"{where}: expected the backup of a shard, found that of a store of its own: "
-                "restore it by itself"
+                f"{where}: expected the backup of a shard, found one of a store outside of any "
+                "cluster: restore it by itself"
             )
         if place.shard != shard or place.shard_map.cluster != first.shard_map.cluster:
             raise InvalidArgumentError(
                 f"{where}: expected the backup of shard {shard} of cluster "
-                f"{first.shard_map.cluster!r}, found that of {place.name}: give each folder the "
-                "name of its shard"
+                f"{first.shard_map.cluster!r}, found the backup of {place.name}: give each folder "
+                "the name of its shard"
             )
         if place.shard_map != first.shard_map:
             raise InvalidArgumentError(

@@ -241,9 +241,8 @@ class Contents:
         """Raise if a failure, or for a write read_only, forbids a call."""
         if self.failure is not None:
             raise StoreClosedError(
-                "the store failed and must be opened again; it will be at its last commit, or the "
-                "last command that was logged "
-                f"({self.failure})"
+                "the store failed; open it again: it will be at its last commit, or at the last "
+                f"command of the command log ({self.failure})"
             ) from self.failure
         if write and self.read_only:
             raise PermissionDeniedError(f"{self.files.root} was opened with read_only=True")

@@ -190,7 +190,7 @@ class Storage:
         """
         if label is not None and self.catalogue.checkpoint(label) is not None:
             raise CheckpointExistsError(
-                f"a checkpoint {label!r} is kept already; a label is used once"
+                f"a checkpoint {label!r} is kept already; choose another label"
             )
         self.merges.complete()  # it may take away files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))

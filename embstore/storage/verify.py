@@ -165,7 +165,9 @@ class _Verifier:
         try:
             catalogue = catalogues.decode(self._files.read_all(catalogues.PATH))
         except UNUSABLE as exc:
-            self._fail(f"{exc}: without the catalogue nothing else can be checked")
+            self._fail(
+                f"{exc}: without the catalogue nothing else can be verified; restore a backup"
+            )
             return None
         if store_id and catalogue.store_id != store_id:
             self._fail(

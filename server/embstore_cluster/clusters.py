@@ -130,7 +130,9 @@ def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
     """Return how many shards there are to be, of a cluster that may have been there before."""
     count = shards if shards is not None else len(known.shards) if known else 0
     if count < 1:
-        raise InvalidArgumentError(f"expected how many shards {path} is to have, found none")
+        raise InvalidArgumentError(
+            f"expected the number of shards for a new cluster in {path}, found none: give --shards"
+        )
     if known is not None and count != len(known.shards):
         raise InvalidArgumentError(
             f"{path} has a cluster of {len(known.shards)} shards: expected as many, found {count}"
@@ -261,7 +263,7 @@ def _states(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _state(call: Any) -> dict[str, Any]:
-    away = {"ready": False, "pid": None, "error": "its actor is away"}
+    away = {"ready": False, "pid": None, "error": "its actor cannot be reached"}
     if call is None:
         return away
     try:
@@ -269,9 +271,7 @@ def _state(call: Any) -> dict[str, Any]:
     except ray.exceptions.RayActorError:
         return away
     except ray.exceptions.GetTimeoutError:
-        return away | {
-            "error": "its actor does not answer: it is being started, or waits for its node"
-        }
+        return away | {"error": "its actor does not answer: it is starting, or waits for its node"}
     return state
 
 

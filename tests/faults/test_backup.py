@@ -311,7 +311,7 @@ def test_backups_of_another_store_or_another_life_are_refused(store, tmp_path):
             life.table("ads").assign([1, 2], np.full((2, 5), 1 + (life is twin), np.float32))
             life.flush()
         store.backup(str(tmp_path / "mine"))
-        with pytest.raises(InvalidArgumentError, match="went on by itself"):
+        with pytest.raises(InvalidArgumentError, match="a copy of this store"):
             twin.backup(str(tmp_path / "mine"))
 
 

@@ -198,7 +198,7 @@ def test_profile_draws_its_progress_on_a_terminal(shell, folder, tmp_path, monke
         (["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=0"], "expected rows from 1 to"),
         (
             ["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=9", "--rows", "a=9"],
-            "found them with and without hashing",
+            "found them given both with hashing and without",
         ),
         (["{}/day.parquet", "--table", "ad=a", "--rate", "0"], "expected a rate above 0"),
         (["{}/day.parquet", "--table", "ad=a", "--batch", "0"], "expected a batch of at least 1"),
@@ -396,7 +396,7 @@ def test_hotset_shows_what_it_covers(shell, profile_path, folder, tmp_path):
     [
         (["hotset", "--budget", "79"], "expected a budget of at least one row (80 bytes)"),
         (["hotset", "--budget", "much"], "--budget: expected a number of bytes"),
-        (["hotset", "--budget", "1MiB", "--dim", "8", "--row-bytes", "8"], "--row-bytes is inst"),
+        (["hotset", "--budget", "1MiB", "--dim", "8", "--row-bytes", "8"], "--row-bytes replaces"),
         (["hotset", "--budget", "1MiB", "--optimizer", "sgdd"], "--optimizer: expected one of"),
         (["hotset", "--budget", "1MiB", "-o", "no/such/folder"], "--output: expected a regular"),
         (

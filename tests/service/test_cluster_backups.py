@@ -130,7 +130,7 @@ def without_a_shard(to: Path) -> None:
 REFUSALS = {
     "another shard's": (swapped, "give each folder the name of its shard"),
     "another map's": (of_another_map, "expected version 1 of the map"),
-    "a store's": (of_no_shard, "found that of a store of its own"),
+    "a store's": (of_no_shard, "found one of a store outside of any cluster"),
     "another state's": (of_another_state, "differ between the shards"),
     "no label": (without_a_label, "labels that all have: 'two'"),
     "no shard": (without_a_shard, "expected backups of one label of all 2 shards"),

@@ -128,7 +128,7 @@ def test_ids_that_are_no_keys_are_hashed_as_the_refusal_says(table, tmp_path, id
     parquet.write_table(pa.table({"id": ids, "rows": lists}), tmp_path / "ads.parquet")
     with pytest.raises(InvalidArgumentError) as refused:
         import_table(table, tmp_path / "ads.parquet")
-    ((name, value),) = re.findall(r'makes some with (\w+)="(\w+)"', str(refused.value))
+    ((name, value),) = re.findall(r'give an import (\w+)="(\w+)"', str(refused.value))
     assert import_table(table, tmp_path / "ads.parquet", **{name: value}).rows == len(KEYS)
 
 
@@ -136,7 +136,7 @@ def test_hashed_ids_that_are_refused(table, tmp_path):
     np.save(tmp_path / "a.npy", WEIGHTS)
     for said, how in (
         ("expected a tensor 'keys' of keys, found none", {"ids": "hash"}),
-        ("expected no state with ids that are hashed", {"ids": "hash", "with_state": True}),
+        ("expected no optimizer state with hashed ids", {"ids": "hash", "with_state": True}),
         ('expected ids to be "keys" or "hash", found \'text\'', {"ids": "text"}),
     ):
         with pytest.raises(InvalidArgumentError, match=said):
@@ -169,7 +169,7 @@ def test_glove(table, tmp_path, ending):
     with pa.output_stream(str(place), compression="detect") as stream:
         stream.write("".join(head + lines).encode())
     check(table, place, keys=np.arange(len(KEYS)))
-    with pytest.raises(InvalidArgumentError, match=r"no column to be named.*not 'x'"):
+    with pytest.raises(InvalidArgumentError, match=r"no name of a column.*found 'x'"):
         import_table(table, place, tensor="x")
 
 

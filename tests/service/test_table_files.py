@@ -200,7 +200,7 @@ def test_what_was_since_is_refused_but_on_top_of_what_was_before(
         known: Any = {"dim": DIM, "rows": ROWS, "optimizer": config.optimizer}
         return other.create_table(name, initializer=config.initializer, seed=config.seed, **known)
 
-    refused = "table '{}' as it was at checkpoint 'one', with 1000 rows"
+    refused = "checkpoint 'one': expected table '{}' as it was then, with 1000 rows"
     empty, few, another, right = map(copy, ("empty", "few", "another", "right"))
     few.assign(np.arange(939), rows[:939])  # those behind are none of the sample
     another.assign(np.arange(1000), rows[:1000] * 2)
@@ -340,9 +340,9 @@ def test_what_cannot_be_exported(open_store, tmp_path, monkeypatch):
     store.checkpoint("one")
     with pytest.raises(InvalidArgumentError, match=r"end with \.safetensors, \.parquet, \.npy"):
         export_table(table, tmp_path / "ads.csv")
-    with pytest.raises(InvalidArgumentError, match="state, or what was written since"):
+    with pytest.raises(InvalidArgumentError, match="optimizer state or for the rows since"):
         export_table(table, tmp_path / "ads.npy", with_state=True)
-    with pytest.raises(InvalidArgumentError, match="state, or what was written since"):
+    with pytest.raises(InvalidArgumentError, match="optimizer state or for the rows since"):
         export_table(table, tmp_path / "ads.npy", since="one")
     with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
         export_table(table, tmp_path / "ads.npy", batch_rows=0)

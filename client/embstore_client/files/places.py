@@ -97,7 +97,10 @@ def _locked(part: Path) -> BinaryIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             file.close()
-            raise StoreInUseError(f"{part}: another export is being written there") from exc
+            raise StoreInUseError(
+                f"{part}: another export is being written there; wait for its end, or give "
+                "another file"
+            ) from exc
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(part)):
                 return file

@@ -64,7 +64,9 @@ class Callers:
         try:
             self._take(read(self._path))
         except InvalidArgumentError as exc:
-            event(logging.ERROR, "tokens not read", reason=str(exc), note="the old ones hold")
+            event(
+                logging.ERROR, "tokens not read", reason=str(exc), note="the old ones stay in use"
+            )
         else:
             event(logging.INFO, "tokens read", names=len(self._entries))
 
@@ -102,5 +104,8 @@ class Callers:
             raise UnauthenticatedError("expected the header Authorization: Bearer TOKEN")
         name, secret = split_token(token)
         if not self._entries.get(name, NOBODY).has(secret):
-            raise UnauthenticatedError("the token is not known, or not any more; ask who runs this")
+            raise UnauthenticatedError(
+                "the token is unknown, or was removed; ask the operator of this server for a new "
+                "one"
+            )
         return self._principals[name]

@@ -90,7 +90,9 @@ class Principal:
     def check_session(self, name: str) -> None:
         """Raise PermissionDeniedError, unless the session of this full name is the principal's."""
         if not self.owns_session(name):
-            raise PermissionDeniedError("expected a session of one's own, found another's")
+            raise PermissionDeniedError(
+                "expected a session that you opened, found one of another caller"
+            )
 
     def owns_session(self, name: str) -> bool:
         """Return whether the session of this full name is the principal's."""

@@ -106,7 +106,7 @@ def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
         if now[name] + count > most:
             raise CapacityError(
                 f"{principal.name!r} has {now[name]} {name.replace('_', ' ')}, {count} more would "
-                f"exceed its limit of {most}; ask who runs this server for more"
+                f"exceed its limit of {most}; ask the operator of this server for more"
             )
 
 

@@ -189,20 +189,20 @@ class ReplayWindow:
     def _check_first(self, client: _Client, origin: Origin, epoch: int) -> None:
         if origin.sequence < client.floor:
             raise OutcomeUnknownError(
-                f"origin: sequence {origin.sequence} has been forgotten: the client had its "
-                f"answer, or is {CALLS_MAX} calls further"
+                f"origin: sequence {origin.sequence} has left the deduplication window: the "
+                f"client had its answer, or has sent {CALLS_MAX} calls since"
             )
         if origin.attempt and client.is_doubtful:
             raise OutcomeUnknownError(
                 f"origin: the client may have been forgotten (at most {CLIENTS_MAX} are "
-                "remembered) while this call was out: it may have been applied before; read t and "
-                "the command number, then decide"
+                "remembered) while this call was in flight: it may have been applied before; read "
+                "t and the command number, then decide"
             )
         check_epoch(origin, epoch)
         if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
             raise OutcomeUnknownError(
-                "the server restarted, or was restored, while this call was out: it may have been "
-                "applied before; read t and the command number, then decide"
+                "the server restarted, or was restored, while this call was in flight: it may "
+                "have been applied before; read t and the command number, then decide"
             )
 
     async def _join(self, client: _Client, sequence: int, call: _Call) -> Any:
@@ -229,6 +229,6 @@ def check_epoch(origin: Origin, epoch: int) -> None:
     if origin.epoch and origin.epoch != epoch:
         raise OutcomeUnknownError(
             f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "
-            "lost commands in a crash, and what the caller knew of it is void; read t and the "
+            "lost commands in a crash, and the caller's view of it is out of date; read t and the "
             "command number, then go on"
         )

@@ -226,7 +226,7 @@ class Served:
         if self.failure is not None:
             return f"the store has failed, restart the server: {self.failure}"
         if self.replication.is_empty:
-            return f"starting: the first commit of {self.replication.leader} is awaited"
+            return f"starting: waiting for the first commit of {self.replication.leader}"
         return "stopping" if self.stopping else ""
 
     @property

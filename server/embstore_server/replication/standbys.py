@@ -294,8 +294,8 @@ class Standbys:
                 raise
             service.replication.standbys_dropped += 1
             raise OverloadedError(
-                f"the standby was too slow: the leader keeps {LAG_BYTES_MAX} bytes of commands for "
-                "it; it begins again with a newer commit"
+                f"the standby was too slow: the leader keeps {LAG_BYTES_MAX} bytes of commands "
+                "for it; it starts again from a newer commit"
             ) from None
         finally:
             if acknowledging is not None:

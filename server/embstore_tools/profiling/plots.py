@@ -117,8 +117,7 @@ def check_picture(path: Path) -> None:
         raise InvalidArgumentError(f"--picture: drawing {path} {_NEEDED}") from exc
     if not is_replaceable(path):
         raise InvalidArgumentError(
-            "--picture: expected a regular file, or a new one, in a folder that is there, "
-            f"found {path}"
+            f"--picture: expected a regular file, or a new one in an existing folder, found {path}"
         )
 
 

@@ -323,7 +323,7 @@ def test_labels_that_cannot_be_read(open_table):
         table.scan(since="old")
     with refused(store, InvalidArgumentError, "since", "before 'middle'", "'new', which is newer"):
         table.scan("middle", "new")
-    with refused(store, TableNotFoundError, "'middle'", "'later'", "made later"):
+    with refused(store, TableNotFoundError, "'middle'", "'later'", "created later"):
         later.scan("middle")
     with refused(store, TableNotFoundError, "'middle'", "'later'"):
         later.scan(since="middle")

@@ -126,7 +126,7 @@ def test_a_call_without_a_segment_is_refused(server):
 @pytest.mark.parametrize("verb", ["GetStats", "ReadRows", "Assign", "ReadStep", "PutRows"])
 def test_verbs_that_use_no_memory_of_a_gpu_refuse_it(sharer, verb):
     said = sharer.call(verb, b"", 0)
-    assert f"arrays of the host in {verb}" in said.refusal.text
+    assert f"host arrays in {verb}" in said.refusal.text
 
 
 @pytest.fixture
