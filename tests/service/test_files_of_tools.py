@@ -3,6 +3,7 @@
 The table in docs/guide/security.md says which these are.
 """
 
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -91,26 +92,39 @@ def test_commands_write_what_they_were_told_and_nothing_else(watched, typed, she
         ["backup", "FILE"],
     ],
 )
-def test_commands_of_a_server_follow_no_link_at_a_temporary_name(watched, typed, words):
-    follow_none(watched, typed, [w.replace("FILE", str(watched.folder / "x.npy")) for w in words])
+def test_commands_of_a_server_write_through_nothing_at_a_temporary_name(watched, typed, words):
+    write_anew(watched, typed, [w.replace("FILE", str(watched.folder / "x.npy")) for w in words])
 
 
-def test_tokens_follow_no_link_at_a_temporary_name(watched, shell):
+def test_tokens_are_written_through_nothing_at_a_temporary_name(watched, shell):
     words = ["token", "add", "a", "--right", "read", "--tables", "*", "--tokens", "x.npy"]
-    follow_none(watched, shell, words)
+    write_anew(watched, shell, words)
 
 
-def follow_none(watched: Watched, run: Callable[..., Any], words: list[str]) -> None:
-    """Have links lie where a command may write first; it is refused, or takes their places."""
+PLACED: dict[str, Callable[[Path, Path], object]] = {
+    "a link": lambda place, outside: place.symlink_to(outside / "victim"),
+    "a link to nothing": lambda place, outside: place.symlink_to(outside / "none"),
+    "a second name": lambda place, outside: place.hardlink_to(outside / "victim"),
+    "a pipe": lambda place, _: os.mkfifo(place),
+    "a folder": lambda place, _: place.mkdir(),
+}
+"""What others may have put where a command writes first."""
+
+
+def write_anew(watched: Watched, run: Callable[..., Any], words: list[str]) -> None:
+    """See that a command is refused, or takes the place of what is there, and waits for nothing."""
     for ending in ("new", "lock", "part", "embstore-part", "tmp"):
-        for target in ("victim", "none"):
-            link = watched.folder / f"x.npy.{ending}"
-            link.symlink_to(watched.outside / target)
-            assert run(*words).status in (0, 1, 2)
-            assert listing(watched.outside).keys() == {"victim"}, (ending, target)
-            assert (watched.outside / "victim").read_bytes() == b"precious", (ending, target)
+        for kind, put in PLACED.items():
+            place = watched.folder / f"x.npy.{ending}"
+            put(place, watched.outside)
+            ended = run(*words)
+            assert ended.status in (0, 1, 2), (ending, kind, ended.err)
+            assert ended.status == 0 or "x.npy" in ended.err, (ending, kind, ended.err)
+            assert listing(watched.outside).keys() == {"victim"}, (ending, kind)
+            assert (watched.outside / "victim").read_bytes() == b"precious", (ending, kind)
             for left in watched.folder.glob("x.npy*"):
-                left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
+                is_folder = left.is_dir() and not left.is_symlink()
+                shutil.rmtree(left) if is_folder else left.unlink()
 
 
 def test_a_kept_kernel_is_written_through_no_link(watched, monkeypatch):
