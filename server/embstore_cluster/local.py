@@ -69,7 +69,7 @@ def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
     if ray.is_initialized():
         return found is not None
     if found is not None:
-        _wait_ready(data, found)  # who started it may have been killed meanwhile
+        _wait_ready(data, found)  # the command that started it may have been killed before
         _connect(found.address, data)
         return True
     address = address or os.environ.get("RAY_ADDRESS") or _of_machine()
@@ -189,20 +189,30 @@ def _start(data: Path, cpus: int) -> LocalRay:
     assert process.stdin is not None
     with process.stdin as gate:  # only now, so that there is none that nobody finds
         gate.write(b"\n")
-    _wait_ready(data, found)
+    try:
+        _wait_ready(data, found)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        raise
     return found
 
 
 def _wait_ready(data: Path, found: LocalRay) -> None:
-    """Return when a Ray of our own takes calls. Raises StoreClosedError: it does not, and is
-    ended."""
+    """Return when a Ray of our own takes calls. Raises StoreClosedError: it has ended, or takes
+    long."""
     until = monotonic() + _START_TIMEOUT_S
-    while "ray.init(" not in (data / _LOG).read_text():  # how it says that all of it is there
+    while "ray.init(" not in (text := _log_of(data)):  # how it says that all of it is there
         if _began(found.pid) != found.began or monotonic() > until:
-            with suppress(ProcessLookupError):
-                os.kill(found.pid, signal.SIGTERM)
-            raise StoreClosedError(f"Ray did not start:\n{(data / _LOG).read_text()}")
+            raise StoreClosedError(f"Ray did not start:\n{text}")
         sleep(_LOOK_S)
+
+
+def _log_of(data: Path) -> str:
+    try:
+        return (data / _LOG).read_text()
+    except OSError as exc:
+        raise StoreClosedError(f"cannot read {data / _LOG}: {exc.strerror}") from exc
 
 
 def free_ports(host: str, count: int) -> list[int]:

@@ -156,8 +156,8 @@ def run_alone(words: list[str], temporary: Path) -> None:
 
 def test_commands_of_a_standby_write_what_they_were_told(watched):
     """A live one: its files come and go meanwhile in its own directory alone."""
-    options = ("--device", "cpu", "--cache-bytes", "1MiB", "--socket", "off")
-    leader = ServerProcess("leader", *options, "--durability", "commands")
+    options = "--device cpu --cache-bytes 1MiB --socket off --durability commands".split()
+    leader = ServerProcess("leader", *options)
     within = ("--backup-within", str(watched.folder))
     with leader, ServerProcess("standby", *options, *within, "--follow", leader.address) as standby:
         watched.check("serve", "leader", "standby")

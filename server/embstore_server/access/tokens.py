@@ -223,7 +223,9 @@ def make_first(path: Path) -> str:
     For a server whose ports others reach from its first start on. Durable on return.
     """
     rights = {EVERYTHING: Right.ADMIN}
-    there = read(path).values() if path.exists() else ()
+    with _named(path):
+        is_there = path.exists()
+    there = read(path).values() if is_there else ()
     if any(rights.items() <= one.rights.items() for one in there):
         return ""
     secret, hashed = new_secret()
@@ -237,24 +239,29 @@ def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bo
 
     A link is followed: a server that reads its tokens through it reads the changed ones.
     """
-    path = path.resolve()
-    if not path.parent.is_dir():
-        raise InvalidArgumentError(
-            f"tokens {path}: expected a directory {path.parent}, found none; make it: "
-            f"mkdir -p {shlex.quote(str(path.parent))}"
-        )
-    try:
+    path = Path(os.path.realpath(path))
+    with _named(path):
+        if not path.parent.is_dir():
+            raise InvalidArgumentError(
+                f"tokens {path}: expected a directory {path.parent}, found none; make it: "
+                f"mkdir -p {shlex.quote(str(path.parent))}"
+            )
         with _locked(path):
             entries = {} if may_be_new and not path.exists() else read(path)
             how(entries)
             write(path, entries)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn errors of the system into a StorageError that names the file of tokens."""
+    try:
+        yield
+    except EmbstoreError:
+        raise
     except OSError as exc:
-        if isinstance(exc, EmbstoreError):
-            raise
-        where = exc.filename or path
-        raise StorageError(
-            exc.errno, f"cannot write tokens {path}: {exc.strerror}: {where}"
-        ) from exc
+        text = f"cannot write tokens {path}: {exc.strerror}: {exc.filename or path}"
+        raise StorageError(exc.errno, text) from exc
 
 
 @contextmanager
