@@ -1,4 +1,4 @@
-"""Checkpoints of a cluster: one label on every shard, kept at one boundary.
+"""Checkpoints of a cluster: one label on every shard, kept at one barrier.
 
 Each shard keeps its own checkpoint, and no list says which labels are the cluster's: the labels
 themselves show it. A client that keeps one draws a **mark**, anew for each try, and each shard

@@ -387,7 +387,7 @@ class NamedPlace:
 
 
 @dataclass(frozen=True)
-class Boundary:
+class Barrier:
     """The position of a store between two commands, without its rows."""
 
     command: int
@@ -399,8 +399,8 @@ class Boundary:
     places: tuple[NamedPlace, ...]
     """The places, by session."""
 
-    def is_of(self, other: "Boundary") -> bool:
-        """Return whether two shards are at one boundary: they have the same tables, with as many
+    def is_of(self, other: "Barrier") -> bool:
+        """Return whether two shards are at one barrier: they have the same tables, with as many
         updates, and the same progress of sessions."""
         return (self.tables, self.places) == (other.tables, other.places)
 

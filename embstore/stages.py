@@ -16,7 +16,7 @@ from embstore.stats import counter
 
 LAPS_MAX = 1000
 """The number of laps that wait to be added up."""
-__all__ = ["LAPS_MAX", "Spent", "StageStats", "Stages", "now"]
+__all__ = ["LAPS_MAX", "StageSeconds", "StageStats", "Stages", "now"]
 
 
 @dataclass
@@ -27,7 +27,7 @@ class StageStats:
     laps: int = counter("How often the stage was passed.")
 
 
-class Spent(dict[str, float]):
+class StageSeconds(dict[str, float]):
     """Seconds by stage of some calls."""
 
     def add(self, stage: str, began: int, ended: int) -> None:
@@ -42,7 +42,7 @@ class Stages:
         self.laps: list[str | int] = []
         """Laps that are not yet added up: for each call "" and its start, then the name of each
         stage, and its end."""
-        self.of_work = Spent()
+        self.of_work = StageSeconds()
         """The times of the work at hand: a server puts a new one here before each task."""
         self._by_name: dict[str, StageStats] = {}
 

@@ -108,7 +108,7 @@ class Server:
     async def _submit(self, work: Callable[[Store], Any]) -> Any:
         deadline = monotonic() + _TIMEOUT_S
         task = self.service.worker.submit(
-            "test", lambda engine: work(Store(engine)), lane="test", deadline=deadline
+            "test", lambda engine: work(Store(engine)), client="test", deadline=deadline
         )
         return await task.outcome
 

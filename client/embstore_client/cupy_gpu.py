@@ -1,4 +1,4 @@
-"""Memory of a server's GPU, opened by CuPy: `OpenArea` and `Gpu` of device_area.py.
+"""Memory of a server's GPU, opened by CuPy: `OpenSegment` and `Gpu` of device_segment.py.
 
 The memory is opened on the GPU that has it, which this process must see (CUDA_VISIBLE_DEVICES): the
 event can only be recorded in a stream of that GPU. Copies from and to another GPU of this process
@@ -19,9 +19,9 @@ import cupy
 from cupy.cuda import runtime as cuda
 
 from embstore.errors import DeviceError, InvalidArgumentError
-from embstore_client.device_area import check_is
-from embstore_proto.device_area import Handles
+from embstore_client.device_segment import check_is
 from embstore_proto.device_places import Place
+from embstore_proto.device_segment import Handles
 
 _CALLERS_MISTAKES = (1, 400)
 """cudaErrorInvalidValue, cudaErrorInvalidResourceHandle."""
@@ -42,7 +42,7 @@ def named(ordinal: int) -> str:
 class CupyGpu:
     """CUDA, with the GPUs that this process sees."""
 
-    def open(self, handles: Handles, name: str | None = None) -> "CupyArea":
+    def open(self, handles: Handles, name: str | None = None) -> "CupySegment":
         """See `Gpu`."""
         try:
             ordinal = cuda.deviceGetByPCIBusId(handles.gpu)
@@ -54,7 +54,7 @@ class CupyGpu:
         check_is(named(ordinal), name)
         try:
             with cupy.cuda.Device(ordinal):
-                return CupyArea(ordinal, handles)
+                return CupySegment(ordinal, handles)
         except cuda.CUDARuntimeError as exc:
             raise InvalidArgumentError(
                 f"CUDA does not open the memory of the server's GPU {handles.gpu} ({exc}): its "
@@ -63,12 +63,12 @@ class CupyGpu:
 
 
 def _on_device(
-    call: Callable[Concatenate["CupyArea", P], R],
-) -> Callable[Concatenate["CupyArea", P], R]:
-    """Run a method on the area's GPU; CUDA's errors are refusals of arrays, or DeviceErrors."""
+    call: Callable[Concatenate["CupySegment", P], R],
+) -> Callable[Concatenate["CupySegment", P], R]:
+    """Run a method on the segment's GPU; CUDA's errors are refusals of arrays, or DeviceErrors."""
 
     @wraps(call)
-    def called(self: "CupyArea", /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def called(self: "CupySegment", /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             with cupy.cuda.Device(self.ordinal):
                 return call(self, *args, **kwargs)
@@ -86,7 +86,7 @@ def _on_device(
     return called
 
 
-class CupyArea:
+class CupySegment:
     """Memory and event of a server, on the GPU `ordinal` of this process."""
 
     def __init__(self, ordinal: int, handles: Handles) -> None:
@@ -104,7 +104,7 @@ class CupyArea:
 
     @_on_device
     def follow(self, arrays: Sequence[Any]) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         for array in arrays:
             device, interface = self._device_of(array), array.__cuda_array_interface__
             if interface["version"] < 3 and hasattr(array, "__dlpack__"):
@@ -117,7 +117,7 @@ class CupyArea:
         self._check_capture(self._stream.ptr)  # a library may have drawn it into one
 
     def follow_current(self) -> None:
-        """See `OpenArea`: the thread's stream on its own GPU, and on the area's."""
+        """See `OpenSegment`: the thread's stream on its own GPU, and on the segment's."""
         for device in {cuda.getDevice(), self.ordinal}:
             self._follow_current(device)
 
@@ -182,7 +182,7 @@ class CupyArea:
 
     @_on_device
     def write(self, array: Any, offset: int, byte_count: int) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         source = int(array.__cuda_array_interface__["data"][0])
         self._copy(self._address + offset, source, byte_count)
 
@@ -191,12 +191,12 @@ class CupyArea:
 
     @_on_device
     def record(self) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         cuda.eventRecord(self._event, self._stream.ptr)
 
     @_on_device
     def read(self, place: Place, out: Any) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         if not place.byte_count:
             return
         device, interface = self._device_of(out), out.__cuda_array_interface__
@@ -212,7 +212,7 @@ class CupyArea:
 
     @_on_device
     def lent(self, place: Place, owner: object) -> Any:
-        """See `OpenArea`; a `cupy.ndarray`."""
+        """See `OpenSegment`; a `cupy.ndarray`."""
         memory = cupy.cuda.UnownedMemory(
             self._address, self.byte_count, owner, device_id=self.ordinal
         )
@@ -221,7 +221,7 @@ class CupyArea:
 
     @_on_device
     def copied(self, place: Place) -> Any:
-        """See `OpenArea`; a `cupy.ndarray`, of CuPy's pool."""
+        """See `OpenSegment`; a `cupy.ndarray`, of CuPy's pool."""
         own = cupy.empty(place.shape, place.dtype)
         if place.byte_count:
             self._after(cupy.cuda.get_current_stream().ptr, self._stream.ptr, self.ordinal)
@@ -231,7 +231,7 @@ class CupyArea:
 
     @_on_device
     def close(self) -> None:
-        """See `OpenArea`; raises nothing where the server, or this process's GPU, has failed."""
+        """See `OpenSegment`; raises nothing where the server, or this process's GPU, has failed."""
         for close in (
             self._stream.synchronize,
             partial(cuda.eventDestroy, self._event),

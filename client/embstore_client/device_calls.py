@@ -1,6 +1,6 @@
 """The layer of calls whose arrays are in a GPU's memory: which they are, and how they travel.
 
-The server shares its GPU's memory (`device_area`). Keys are not made unique, and gradients not
+The server shares its GPU's memory (`device_segment`). Keys are not made unique, and gradients not
 summed: the server does both on the GPU, where they are, so such a call goes past the layers below.
 If one of a call's arrays is on the device its rows come there, too: to `out`, or lent. Its arrays
 of the host (counts, offsets of bags, keys) travel as ever.

@@ -1,6 +1,6 @@
 """Messages whose arrays are in a GPU's memory: where these are put, and the rows found.
 
-The GPU's memory is shared with the server (`device_area`); arrays on the host are the payload.
+The GPU's memory is shared with the server (`device_segment`); arrays on the host are the payload.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ import numpy as np
 
 from embstore.arrays import device_address, is_on_device, shape_of
 from embstore.errors import InvalidArgumentError
-from embstore_client import device_area
-from embstore_client.device_area import OpenArea
-from embstore_proto import device_area as frames
+from embstore_client import device_segment
+from embstore_client.device_segment import OpenSegment
+from embstore_proto import device_segment as frames
 from embstore_proto.device_places import OnDevice, Place, Places, aligned
 from embstore_proto.frame import Framed, Message
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -56,31 +56,33 @@ class DeviceMessage(Message):
         return place.stored()
 
     def place(self, connection: Any, rows_bytes: int, deadline: float) -> bytes:
-        """Copy the arrays into the area of a connection, where the server reads them, and which
+        """Copy the arrays into the segment of a connection, where the server reads them, and which
         grows if it must; return the frame that announces them.
 
         Raises InvalidArgumentError: CuPy is not installed, an array cannot be copied, or the
         server's GPU not be shared.
         """
-        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
+        device_segment.opened_gpu()  # or it is missing, before the server is asked for memory
         byte_count = self._places.byte_count
         wanted = max(aligned(byte_count) + rows_bytes, 1)
-        area = connection.device_area_of(wanted, deadline)
-        self._follow(area)
+        segment = connection.device_segment_of(wanted, deadline)
+        self._follow(segment)
         for array, place in self._arrays:
             if place.byte_count:
-                area.write(array, place.offset, place.byte_count)
-        area.record()
+                segment.write(array, place.offset, place.byte_count)
+        segment.record()
         return frames.on_device(byte_count)
 
-    def _follow(self, area: OpenArea) -> None:
-        """Have the copies, and the area's next use, wait for the caller's streams."""
-        area.follow([array for array, _ in self._arrays] + [o for o in self.outs if o is not None])
+    def _follow(self, segment: OpenSegment) -> None:
+        """Have the copies, and the segment's next use, wait for the caller's streams."""
+        segment.follow(
+            [array for array, _ in self._arrays] + [o for o in self.outs if o is not None]
+        )
 
-    def rows(self, area: OpenArea, lend: Callable[[], object] | None) -> OnDevice:
-        """Return an object that takes the rows of the answer from an area; `lend` returns the
+    def rows(self, segment: OpenSegment, lend: Callable[[], object] | None) -> OnDevice:
+        """Return an object that takes the rows of the answer from a segment; `lend` returns the
         object that lent rows keep alive, None: they are copied."""
-        return _Rows(area, self.outs, lend)
+        return _Rows(segment, self.outs, lend)
 
     def total_bytes(self, header: bytes) -> int:
         """Refuse to be sent without shared memory, as do all methods that a network needs."""
@@ -103,10 +105,10 @@ class DeviceMessage(Message):
 class StepMessage(DeviceMessage):
     """A lookup of a step, whose rows come in a GPU's memory; its own arrays are the host's."""
 
-    def _follow(self, area: OpenArea) -> None:
-        super()._follow(area)
+    def _follow(self, segment: OpenSegment) -> None:
+        super()._follow(segment)
         if not self.outs or any(own is None for own in self.outs):  # rows that are lent
-            area.follow_current()
+            segment.follow_current()
 
     def _refuse(self) -> NoReturn:
         raise rows_not_shared()
@@ -116,14 +118,14 @@ class _Rows:
     """The rows of one answer, table after table."""
 
     def __init__(
-        self, area: OpenArea, outs: Sequence[Any], lend: Callable[[], object] | None
+        self, segment: OpenSegment, outs: Sequence[Any], lend: Callable[[], object] | None
     ) -> None:
-        self._area, self._lend = area, lend
+        self._segment, self._lend = segment, lend
         self._outs = iter(outs)
 
     def array(self, place: Place, what: str) -> Any:
-        """Return an array of the answer: the caller's, filled, or one of the area."""
-        if place.end > self._area.byte_count:
+        """Return an array of the answer: the caller's, filled, or one of the segment."""
+        if place.end > self._segment.byte_count:
             raise InvalidArgumentError(
                 f"{what}: expected rows in the GPU's memory, found them outside"
             )
@@ -134,8 +136,10 @@ class _Rows:
                     f"{what}: expected rows of shape {shape_of(out)}, found {place.shape}: the "
                     "table has become another one"
                 )
-            self._area.read(place, out)
+            self._segment.read(place, out)
             return out
         return (
-            self._area.copied(place) if self._lend is None else self._area.lent(place, self._lend())
+            self._segment.copied(place)
+            if self._lend is None
+            else self._segment.lent(place, self._lend())
         )

@@ -3,7 +3,7 @@
 The program that changes a cluster has a connection to each of its shards, and one place where the
 map is recorded for good. Every change has the same phases (`switch`):
 
-    pause     all shards pause their writes, at one boundary
+    pause     all shards pause their writes, at one barrier
     prepare   the new map is prepared: a new shard starts at the position of the others (`join`);
               the last writes are copied (`move`)
     record    the new map is recorded: from here on it is the cluster's
@@ -46,9 +46,9 @@ from embstore.errors import (
     TableNotFoundError,
 )
 from embstore.handles.scan import DELETED_KEYS, Scan
-from embstore.results import Boundary, TableDescription
+from embstore.results import Barrier, TableDescription
 from embstore.sharding import PARTITIONS, ShardMap
-from embstore_client.boundary import pause_all, resume_all
+from embstore_client.barrier import pause_all, resume_all
 
 FEW_ROWS = 1 << 16
 """The number of rows written since the last round below which they are copied while writes are
@@ -71,9 +71,9 @@ def switch(
     record: Record,
     *,
     by: str,
-    prepare: Callable[[Boundary], Any] = lambda boundary: None,
+    prepare: Callable[[Barrier], Any] = lambda barrier: None,
 ) -> None:
-    """Have the shards of the map, and those that leave it, change to it at one boundary.
+    """Have the shards of the map, and those that leave it, change to it at one barrier.
 
     Parameters
     ----------
@@ -84,9 +84,9 @@ def switch(
     ------
     EmbstoreError : nothing has changed, if it was raised before `record`; else see `resolve`.
     """
-    boundary = pause_all(shards, by)
+    barrier = pause_all(shards, by)
     try:
-        prepare(boundary)
+        prepare(barrier)
     except BaseException:
         with suppress(EmbstoreError):  # `resolve` does it, if a shard is away
             resume_all(shards, by)
@@ -142,9 +142,9 @@ def join(
     shard_map : the next one: the same owners, and the addresses of all
     """
 
-    def prepare(boundary: Boundary) -> None:
+    def prepare(barrier: Barrier) -> None:
         for shard in joining:
-            shard.execute(c.SetShardMap(shard_map, boundary))
+            shard.execute(c.SetShardMap(shard_map, barrier))
 
     switch(shards, shard_map, record, by=by, prepare=prepare)
 
@@ -174,9 +174,9 @@ def move(
             if moving.copy() <= few_rows:
                 break
 
-        def prepare(boundary: Boundary) -> None:
+        def prepare(barrier: Barrier) -> None:
             moving.finish()
-            moving.compare(boundary.tables)
+            moving.compare(barrier.tables)
 
         switch(shards, shard_map, record, by=by, prepare=prepare)
     finally:

@@ -3,7 +3,7 @@
 A server gives the path of its socket in its GetServerInfo. The way is taken if the process that
 greets there is the one that gave the path, and takes this caller: a socket at the same path of
 another host, or of another server, is not it. A call that does not fit through (a header of some
-hundred KiB, an area for which the server has no memory) goes by gRPC.
+hundred KiB, a segment for which the server has no memory) goes by gRPC.
 
 When the shared memory is lost, as with a restart of the server, calls go by gRPC, which waits until
 the server is there again; then its socket is looked for once more.
@@ -22,7 +22,7 @@ from embstore.errors import EmbstoreError, StoreClosedError
 from embstore.results import ServerInfo
 from embstore_client.device_message import DeviceMessage
 from embstore_client.grpc_wire import GrpcWire
-from embstore_client.shared_memory import NoRoomError, SharedMemoryWire
+from embstore_client.shared_memory import NoSharedMemoryError, SharedMemoryWire
 from embstore_client.wire import Wire, WireError
 from embstore_proto.frame import Message
 from embstore_proto.received import Received
@@ -124,7 +124,7 @@ class NearestWire:
         wire = self._sharing(header, deadline) if on_device else self._wire(header, deadline)
         try:
             return wire.send(verb, header, message, reply_bytes, deadline, map_version)
-        except NoRoomError:
+        except NoSharedMemoryError:
             if on_device:
                 raise
             return self._grpc.send(verb, header, message, reply_bytes, deadline, map_version)

@@ -1,9 +1,9 @@
 """Calls to a server of this host, through memory that it shares.
 
 `embstore_proto.shared_memory` describes the frames. A connection has one call at a time, so the
-wire has as many as calls are under way, and as results whose arrays are in use: NumPy sees the area
-(the shared-memory segment) that the server has written rows into, and the connection is free again
-when the last array of a result is gone. A caller that keeps more than RESULTS_MAX results, or
+wire has as many as calls are under way, and as results whose arrays are in use: NumPy sees the
+shared-memory segment that the server has written rows into, and the connection is free again when
+the last array of a result is gone. A caller that keeps more than RESULTS_MAX results, or
 RESULTS_BYTES_MAX, gets further ones copied.
 
 A call that is given up ends its connection, by which the server learns it. Another process that was
@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, OverloadedError
 from embstore.results import ServerInfo
-from embstore_client import device_area
+from embstore_client import device_segment
 from embstore_client.copying import copy
-from embstore_client.device_area import DeviceSide, OpenArea
 from embstore_client.device_message import DeviceMessage
+from embstore_client.device_segment import DeviceSide, OpenSegment
 from embstore_client.free_connections import FreeConnections
 from embstore_client.wire import WireError
-from embstore_proto import device_area as device_frames
+from embstore_proto import device_segment as device_frames
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
 from embstore_proto.device_places import OnDevice
@@ -119,7 +119,7 @@ class SharedMemoryWire:
 
     def share_device(self, deadline: float, name: str | None) -> None:
         """Map the memory of the server's GPU; see `Wire.share_device`."""
-        device_area.opened_gpu()  # or it is missing, before the server is asked for memory
+        device_segment.opened_gpu()  # or it is missing, before the server is asked for memory
         with self._call(deadline, on_device=True) as call:
             call.share_device(name)
 
@@ -194,12 +194,12 @@ class _Loan:
 
 
 class _Result:
-    """Lends NumPy a part of an area, and keeps the loan that it belongs to."""
+    """Lends NumPy a part of a segment, and keeps the loan that it belongs to."""
 
-    def __init__(self, loan: _Loan, area: NDArray[np.uint8], begin: int, size: int) -> None:
-        self.own = loan, area
+    def __init__(self, loan: _Loan, segment: NDArray[np.uint8], begin: int, size: int) -> None:
+        self.own = loan, segment
         self.__array_interface__ = {
-            "data": (area.__array_interface__["data"][0] + begin, False),
+            "data": (segment.__array_interface__["data"][0] + begin, False),
             "shape": (size,),
             "typestr": "|u1",
             "version": 3,
@@ -231,14 +231,14 @@ class _Call:
         wanted = size - inline
         if reply_bytes > INLINE_BYTES:
             wanted = aligned(wanted) + reply_bytes
-        if wanted > len(connection.area):
+        if wanted > len(connection.segment):
             connection.ask_for(wanted, self._deadline)
         view: Any = payload
         if message is not None and size:
             if inline:
                 view = memoryview(bytearray(size))
             else:
-                offset, view = 0, connection.area[:size].data
+                offset, view = 0, connection.segment[:size].data
             message.write(view, copy)
         if self._wire.traceparent is not None and (span := self._wire.traceparent()):
             front.append(frames.trace(span))
@@ -249,21 +249,21 @@ class _Call:
         connection.send([*front, *asked], self._deadline)
 
     def share_device(self, name: str | None) -> None:
-        """Map an area of the GPU, of the least size if there is none."""
-        self._connection.device_area_of(1, self._deadline, name)
+        """Map a segment of the GPU, of the least size if there is none."""
+        self._connection.device_segment_of(1, self._deadline, name)
 
     def receive(self) -> tuple[bool, Received]:
         """Return the next message of the answer, and whether it is the last."""
         connection = self._connection
         kind, body = connection.receive(self._deadline)
-        while kind in (Kind.AREA, Kind.DEVICE_AREA):
-            if kind == Kind.AREA:
-                connection.take_area(frames.area_of(body))
+        while kind in (Kind.SEGMENT, Kind.DEVICE_SEGMENT):
+            if kind == Kind.SEGMENT:
+                connection.take_segment(frames.segment_of(body))
             else:
-                connection.take_device_area(body)
+                connection.take_device_segment(body)
             kind, body = connection.receive(self._deadline)
         if kind == Kind.ERROR:
-            if connection.area_bytes:  # whether the server still has it is unknown
+            if connection.segment_bytes:  # whether the server still has it is unknown
                 self.give_up()
             self.end()
             raise _error_of(frames.refusal_of(body))
@@ -273,34 +273,34 @@ class _Call:
             if self._on_device is not None:
                 received = received._replace(on_device=self._rows(self._on_device))
             return answer.is_last, received
-        area = connection.area
-        if answer.offset + answer.size > len(area):
+        segment = connection.segment
+        if answer.offset + answer.size > len(segment):
             raise EmbstoreError("expected rows in the shared memory, found them outside")
         wire = self._wire
         kept = len(wire.results)
-        if kept >= RESULTS_MAX or kept * len(area) > RESULTS_BYTES_MAX:
+        if kept >= RESULTS_MAX or kept * len(segment) > RESULTS_BYTES_MAX:
             wire.copies.bytes += answer.size
-            own = area[answer.offset : answer.offset + answer.size].copy()
+            own = segment[answer.offset : answer.offset + answer.size].copy()
             return answer.is_last, Received(answer.header, own.data)
         loan = self._loan
         assert loan is not None
         wire.results.add(id(loan))
-        view = np.asarray(_Result(loan, area, answer.offset, answer.size))
+        view = np.asarray(_Result(loan, segment, answer.offset, answer.size))
         return answer.is_last, Received(answer.header, view.data)
 
     def _rows(self, message: DeviceMessage) -> OnDevice:
         """Return the rows of an answer, which keep the connection unless they are copied."""
-        wire, loan, area = self._wire, self._loan, self._connection.device.area
-        assert area is not None
+        wire, loan, segment = self._wire, self._loan, self._connection.device.segment
+        assert segment is not None
         kept = len(wire.results)
-        if kept >= RESULTS_MAX or kept * area.byte_count > RESULTS_BYTES_MAX:
-            return message.rows(area, None)
+        if kept >= RESULTS_MAX or kept * segment.byte_count > RESULTS_BYTES_MAX:
+            return message.rows(segment, None)
 
         def lend() -> object:
             wire.results.add(id(loan))
             return loan
 
-        return message.rows(area, lend)
+        return message.rows(segment, lend)
 
     def __enter__(self) -> "_Call":
         return self
@@ -322,10 +322,10 @@ class _Call:
 
 
 class _Connection:
-    """A socket, and the area that goes with it. One thread at a time, but for `cut_off`."""
+    """A socket, and the segment that goes with it. One thread at a time, but for `cut_off`."""
 
     def __init__(self, path: Path, deadline: float) -> None:
-        self.area: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.segment: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.device = DeviceSide()
         self._received = bytearray()
         self._descriptor = -1
@@ -343,9 +343,9 @@ class _Connection:
             raise WireError(StatusCode.UNAVAILABLE, f"{path}: {exc.strerror or exc}") from exc
 
     @property
-    def area_bytes(self) -> int:
-        """Bytes of the area that the server has now."""
-        return len(self.area)
+    def segment_bytes(self) -> int:
+        """Bytes of the segment that the server has now."""
+        return len(self.segment)
 
     def greeted(self, hello: bytes) -> str:
         """Take the server's greeting, and answer it; return the id of its process."""
@@ -371,41 +371,41 @@ class _Connection:
             return False
 
     def ask_for(self, size: int, deadline: float) -> None:
-        """Have an area of at least `size` bytes in place of the one before."""
-        self.area = np.empty(0, np.uint8)  # the server frees it, even if it refuses
-        self.take_area(frames.area_of(self._asked_for(frames.area(size), deadline)))
+        """Have a segment of at least `size` bytes in place of the one before."""
+        self.segment = np.empty(0, np.uint8)  # the server frees it, even if it refuses
+        self.take_segment(frames.segment_of(self._asked_for(frames.segment(size), deadline)))
 
-    def device_area_of(self, size: int, deadline: float, name: str | None = None) -> OpenArea:
-        """Return an area of the GPU, of at least `size` bytes: the one before, or in its place."""
-        area = self.device.area
-        if area is None or area.byte_count < size:
+    def device_segment_of(self, size: int, deadline: float, name: str | None = None) -> OpenSegment:
+        """Return the GPU's segment if it has `size` bytes, else a new one in its place."""
+        segment = self.device.segment
+        if segment is None or segment.byte_count < size:
             self.device.close()
             body = self._asked_for(device_frames.request(size), deadline)
-            area = self.take_device_area(body, name)
-        device_area.check_is(area.device, name)
-        return area
+            segment = self.take_device_segment(body, name)
+        device_segment.check_is(segment.device, name)
+        return segment
 
     def _asked_for(self, request: bytes, deadline: float) -> bytes:
         self.send([request], deadline)
         kind, body = self.receive(deadline)
         if kind == Kind.ERROR:
             error = _error_of(frames.refusal_of(body))
-            raise NoRoomError(error) if isinstance(error.error, OverloadedError) else error
+            raise NoSharedMemoryError(error) if isinstance(error.error, OverloadedError) else error
         return body
 
-    def take_device_area(self, body: bytes, name: str | None = None) -> OpenArea:
+    def take_device_segment(self, body: bytes, name: str | None = None) -> OpenSegment:
         """Open the GPU's memory whose handles have come, with its tether."""
         tether, self._descriptor = self._descriptor, -1
         return self.device.take(body, tether, name)
 
-    def take_area(self, size: int) -> None:
-        """Map the area whose descriptor has come."""
+    def take_segment(self, size: int) -> None:
+        """Map the segment whose descriptor has come."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             raise EmbstoreError("expected a descriptor of shared memory, found none")
         try:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self.area = np.frombuffer(mmap.mmap(descriptor, size, flags), np.uint8)
+            self.segment = np.frombuffer(mmap.mmap(descriptor, size, flags), np.uint8)
         finally:
             os.close(descriptor)
 
@@ -486,7 +486,7 @@ class _Connection:
         self._drop_descriptor()
 
 
-class NoRoomError(WireError):
+class NoSharedMemoryError(WireError):
     """The server shares no more memory now; nothing was asked of it yet."""
 
     def __init__(self, refused: WireError) -> None:

@@ -140,7 +140,7 @@ class SessionExchange(Exchange):
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
         """See `Exchange`."""
         if self.is_embedded or self._is_on_device(entry):
-            return self._made_there(entry, forms)
+            return self._made_on_device(entry, forms)
         if not any(isinstance(of, StepBags) for of in forms.values()):
             rows = self.rows(entry)
             self.send_for_next()
@@ -192,7 +192,7 @@ class SessionExchange(Exchange):
             for table, found in rows.items()
         }
 
-    def _made_there(self, entry: Entry, forms: Forms) -> dict[str, Any]:
+    def _made_on_device(self, entry: Entry, forms: Forms) -> dict[str, Any]:
         """Return rows as the store makes them, in the memory where they are wanted."""
         on_device, number, sessions = self._is_on_device(entry), entry.number, self.sessions
         there = {table: _there(of, entry.once[table]) for table, of in forms.items()}
@@ -311,7 +311,7 @@ def _there(of: Of, once: OnceKeys) -> Of:
     return of
 
 
-class Judged(NamedTuple):
+class OwnUpdate(NamedTuple):
     """A trainer's knowledge of an update that it has applied itself."""
 
     rows_checksum: RowsChecksum  # of the rows before it
@@ -325,7 +325,7 @@ def finishing(
     sums: Mapping[str, Any] | None = None,
     options: UpdateOptions | None = None,
     *,
-    judged: Judged | None = None,
+    judged: OwnUpdate | None = None,
 ) -> Callable[[str], AcknowledgedUpdate]:
     """Return the call of a member by which a step is "updated", "released" or "skipped".
 

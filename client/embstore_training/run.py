@@ -45,8 +45,8 @@ from embstore_training.rank_session import Opening, RankSession
 from embstore_training.read_ahead import Entry, KeysOf, Prepare, ReadAhead, preparing
 from embstore_training.step import Step
 from embstore_training.times import RunStats, Times
+from embstore_training.write_behind.on_device import exchange_of
 from embstore_training.write_behind.options import behind_of
-from embstore_training.write_behind.there import exchange_of
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store

@@ -128,10 +128,10 @@ class Pool:
         """The eviction policy."""
         return self.scores.policy
 
-    def go_by(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Have rows leave by another policy; `residency.count_anew` follows, of all slots."""
         self.ranks.tables.clear()
-        self.scores.go_by(policy)
+        self.scores.set_policy(policy)
 
     @property
     def room(self) -> int:

@@ -63,7 +63,7 @@ class Scores:
     _touches: int = 0
     _lowered: int = 0  # rows that may be below the foreseen ones that are queued
 
-    def go_by(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Have rows leave by another policy; their earlier touches count no more."""
         self.policy, self._touches = policy, 0
         self.forget()

@@ -38,7 +38,7 @@ from embstore.checks.sessions import SESSIONS, member_name, step_number
 from embstore.config import TableConfig
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile
-from embstore.results import Boundary
+from embstore.results import Barrier
 from embstore.sharding import ShardMap
 
 C = TypeVar("C", bound=c.Command[Any])
@@ -57,7 +57,7 @@ _BY_TYPE: dict[Any, Callable[[Any, str], object]] = {
     str: text,
     dict[str, str]: names_of_names,
 }
-_KINDS = TableConfig, ShardMap, Boundary, Profile, HotSet
+_KINDS = TableConfig, ShardMap, Barrier, Profile, HotSet
 """Of values that commands hold, and that are checked when they are made."""
 
 

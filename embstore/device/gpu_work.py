@@ -176,7 +176,7 @@ class GpuWork:
             return parts[0]
         on_host = [np.ascontiguousarray(p) for p in parts if not isinstance(p, DeviceArray)]
         if len(on_host) < len(parts):
-            return self._joined_there(parts, dtype, width)
+            return self._joined_on_device(parts, dtype, width)
         count = sum(map(len, on_host))
         byte_count = count * width * np.dtype(dtype).itemsize
         if byte_count >= LARGE_BYTES:
@@ -190,7 +190,7 @@ class GpuWork:
             low += part.nbytes
         return d_memory.view(dtype, width=width)
 
-    def _joined_there(
+    def _joined_on_device(
         self, parts: Sequence[NDArray[Any] | DeviceArray], dtype: DTypeLike, width: int
     ) -> DeviceArray:
         target, low = self.scratch.take(sum(map(len, parts)), dtype, width=width), 0

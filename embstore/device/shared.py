@@ -13,7 +13,7 @@ bytes in the GPU's own memory, a small share of what its update reads and writes
 of an array, however often it is adopted. Rows are written only there.
 
 **Order.** The other process records an event of ours behind its copies. We ask whether it is
-reached (`are_inputs_there`) before a call takes its turn, and COMPUTE never waits for it: the event
+reached (`are_inputs_ready`) before a call takes its turn, and COMPUTE never waits for it: the event
 of a process that hangs, or was killed, is never reached perhaps, and the store would hang with it.
 For the same reason it is not waited for once it was reached: it may have been recorded again since.
 In the other direction no event is needed, because a call waits for its GPU before it returns.
@@ -33,7 +33,7 @@ from embstore.errors import InvalidArgumentError
 
 class SharedMemory:
     """An allocation of its own that another process can open. In its turn of the device, but for
-    `are_inputs_there`.
+    `are_inputs_ready`.
 
     It is freed with the last reference to it and to its arrays; not before the other process has
     closed it, which is the owner's part.
@@ -48,7 +48,7 @@ class SharedMemory:
         self.exported = work.runtime.export(self._memory)
 
     @property
-    def are_inputs_there(self) -> bool:
+    def are_inputs_ready(self) -> bool:
         """Whether the other process's last recorded work on it is done. Any thread."""
         return self._runtime.is_reached(self.exported.event)
 

@@ -271,7 +271,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
             engine.scans.end_all()
             with engine.storage.irreversible:
                 tables.remove_all()
-                engine.frequencies.go_back(before, {e.table_id: e.rows for e in head.tables})
+                engine.frequencies.roll_back(before, {e.table_id: e.rows for e in head.tables})
                 tables.open_head()
                 for table in tables.by_id.values():
                     engine.frequencies.load(table)
@@ -302,8 +302,8 @@ def _end_sessions(engine: "Engine", command: c.Restore) -> None:
 
 def promote(engine: "Engine", command: c.Promote, _: None) -> None:
     """A leader stays the leader; a server promotes its standby before the command gets here."""
-    if engine.standing.replaced_by:
-        raise PermissionDeniedError(engine.standing.refusal)
+    if engine.replication.replaced_by:
+        raise PermissionDeniedError(engine.replication.refusal)
 
 
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:

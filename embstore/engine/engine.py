@@ -29,9 +29,9 @@ from embstore.engine.backups import Backups
 from embstore.engine.commits import OwnCommits
 from embstore.engine.digests import Digests
 from embstore.engine.recovery import recover
+from embstore.engine.replication_role import ReplicationRole
 from embstore.engine.scans import Scans
 from embstore.engine.scrubbing import Scrubber
-from embstore.engine.standing import Standing
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.hotness.frequencies import Frequencies
 from embstore.hotness.pins import HotPins
@@ -119,7 +119,7 @@ class Engine:
         self.hot_pins = HotPins(self.tables, self.frequencies.kept)
         self.warming = Warming(self.tables, self.frequencies.kept)
         self.commits = OwnCommits(self.tables, options)
-        self.standing = Standing()
+        self.replication = ReplicationRole()
         self.shard: ShardPlace | None = None
         """The store's place in a cluster; replaced whole, by `sharding`. None: it is no shard."""
         self._is_abandoned = False
@@ -210,7 +210,7 @@ class Engine:
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
         """Do a command's long work in slices before its turn; an error of `progress` ends it."""
         if self.is_prepared(command):
-            self.standing.check(checked(command))
+            self.replication.check(checked(command))
             admin.PREPARATIONS[type(command)](self, command, progress)
 
     def is_prepared(self, command: Command[Any]) -> bool:
@@ -235,7 +235,7 @@ class Engine:
         if not is_checked:
             command = checked(command)
         into = out if progress is None else progress
-        self.standing.check(command)
+        self.replication.check(command)
         if self.tables.splitting.is_due:
             self._go_on_splitting()
         if self.commits.write_back.owed_bytes and command.effect is Effect.WRITES:
@@ -265,7 +265,7 @@ class Engine:
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
-            self.standing.check(command)
+            self.replication.check(command)
         return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:

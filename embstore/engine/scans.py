@@ -5,7 +5,7 @@ label, of a commit that is made for it, in pieces as the store's own (commits.py
 later commands, merges and drops, and it delays no call; pages are read in the caller's thread,
 without the engine.
 
-Rejected: a copy-on-write snapshot of the head, as a digest has (set_aside.py). A page would need
+Rejected: a copy-on-write snapshot of the head, as a digest has (row_snapshot.py). A page would need
 the engine, the copies would grow for as long as a client takes to read, and the rows would be of no
 commit, so that they could not be read again.
 

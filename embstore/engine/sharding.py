@@ -22,7 +22,7 @@ from embstore import commands as c
 from embstore.commands import Effect, Trait
 from embstore.engine.admin import describe
 from embstore.errors import InvalidArgumentError, MovedError, SessionExpiredError, WritesPausedError
-from embstore.results import Boundary, NamedPlace, Place
+from embstore.results import Barrier, NamedPlace, Place
 from embstore.storage import shard as shards
 from embstore.storage.shard import ShardPlace
 from embstore.tables.frame import Lease
@@ -98,15 +98,15 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
     with tables.reading():
         commit = engine.storage.catalogue.head.commit
         place = _place_of(engine).with_map(command.shard_map, commit)
-        if command.boundary is not None:
-            _adopt(engine, place, command.boundary)
+        if command.barrier is not None:
+            _adopt(engine, place, command.barrier)
         engine.storage.check_usable(write=True)
         shards.write(engine.storage.files, place)
         paused = tables.frame.paused
         be(engine, place)
         if place.since == place.shard_map.version:
             tables.frame.pause(paused)  # until all sessions of the previous map have ended
-    if command.boundary is not None:
+    if command.barrier is not None:
         engine.hot_pins.pin(None)  # of a shard that had left
     if place.since == place.shard_map.version:
         _end_sessions(engine)
@@ -122,7 +122,7 @@ def _end_sessions(engine: "Engine") -> None:
     engine.scans.end_all()
 
 
-def _adopt(engine: "Engine", place: ShardPlace, boundary: Boundary) -> None:
+def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
     """Have a shard without a partition stand where the others stand. Inside a call."""
     own, tables, storage = _place_of(engine), engine.tables, engine.storage
     if own.partitions or place.partitions:
@@ -139,24 +139,24 @@ def _adopt(engine: "Engine", place: ShardPlace, boundary: Boundary) -> None:
         storage.drop_table(table.table_id)
         tables.remove(table)
         engine.frequencies.forget(table)
-    for described in sorted(boundary.tables, key=lambda one: one.table_id):  # as they were made
+    for described in sorted(barrier.tables, key=lambda one: one.table_id):  # as they were made
         storage.next_table_id = described.table_id
         table, _ = tables.create(described.config)
         table.t = described.t
         engine.frequencies.load(table)
-    storage.next_table_id = boundary.next_table_id
+    storage.next_table_id = barrier.next_table_id
     for name in list(tables.places):
         tables.drop_place(name)
-    for one in boundary.places:
+    for one in barrier.places:
         tables.note_place(one.session, Place(one.step, dict(one.table_ids)))
-    tables.frame.command_number = boundary.command
+    tables.frame.command_number = barrier.command
     tables.commit()
 
 
 # Paused writes
 
 
-def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
+def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
     """Take no writes from now on, and return where the store stands."""
     with engine.tables.reading():
         place, frame = _place_of(engine).paused(command.by), engine.tables.frame
@@ -170,10 +170,10 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Boundary:
             _become(engine, place)
         if command.until is not None:
             frame.may_pass = partial(_is_before, engine, command.until)
-        return boundary(engine)
+        return barrier(engine)
 
 
-def _is_before(engine: "Engine", until: Boundary, place: SessionPlace | None) -> bool:
+def _is_before(engine: "Engine", until: Barrier, place: SessionPlace | None) -> bool:
     """Return whether a writing command is to be applied up to a barrier: a step of a session by its
     number, another command as long as a table lacks updates. Inside a call."""
     if place is not None:
@@ -200,10 +200,10 @@ def _become(engine: "Engine", place: ShardPlace) -> None:
     be(engine, place)
 
 
-def boundary(engine: "Engine") -> Boundary:
+def barrier(engine: "Engine") -> Barrier:
     """Return where a store stands. Inside a call."""
     tables = engine.tables
-    return Boundary(
+    return Barrier(
         tables.frame.command_number,
         tuple(describe(table) for table in tables.sorted()),
         engine.storage.next_table_id,

@@ -16,10 +16,10 @@ from embstore.device.facts import DeviceFacts
 from embstore.engine.upkeep_stats import (
     BackupStats,
     CommitStats,
+    ReplicationStats,
     ScanStats,
     ScrubStats,
     ShardStats,
-    StandingStats,
 )
 from embstore.hotness.stats import FrequencyStats
 from embstore.lookahead.stats import SessionsStats
@@ -317,7 +317,9 @@ class StoreStats:
     backups: BackupStats = part("Backups.", metric="")
     scans: ScanStats = part("Scans of tables.", metric="")
     scrubber: ScrubStats = part("Files that are checked in the background.", metric="")
-    standing: StandingStats = part("What the store is among its copies.", metric="standing")
+    replication: ReplicationStats = part(
+        "What the store is among its copies.", metric="replication"
+    )
     shard: ShardStats = part("Which shard of a cluster the store is.", metric="shard")
     stages: dict[str, StageStats] = part(
         "The work of calls.", lambda e: e.tables.stages.by_name, metric="stage", label="stage"

@@ -92,7 +92,7 @@ class ScrubStats:
 
 
 @dataclass
-class StandingStats:
+class ReplicationStats:
     """The store's replication role."""
 
     role: str = text("leader, standby, or replaced: by a standby that was promoted.")

@@ -10,7 +10,7 @@ from typing import Any
 from embstore.checks.arguments import integer
 from embstore.commands import LEASE_MS, LOOKAHEAD, RANK_TIMEOUT_MS, RowsWhere, Waits
 from embstore.errors import InvalidArgumentError
-from embstore.handles.patience import check_wait_s
+from embstore.handles.waits import check_wait_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 from embstore import commands as c
 from embstore.commands import Executor
 from embstore.durability import Retention
-from embstore.handles.patience import patiently
+from embstore.handles.waits import retry_within
 from embstore.results import BackupFacts, KeptCheckpoint
 
 
@@ -87,7 +87,7 @@ class StoreCheckpoints:
         TableHeldError : a session is open, still or again. Nothing has changed.
         """
         command = c.Restore(label, bool(force))
-        return patiently(lambda: self.executor.execute(command), wait_s).command
+        return retry_within(lambda: self.executor.execute(command), wait_s).command
 
     def backup(
         self, destination: str, label: str | None = None, *, timeout_s: float | None = None

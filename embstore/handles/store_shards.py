@@ -2,7 +2,7 @@
 
 from embstore import commands as c
 from embstore.commands import Executor
-from embstore.results import Boundary
+from embstore.results import Barrier
 from embstore.sharding import ShardMap
 
 
@@ -21,10 +21,10 @@ class StoreShards:
         """
         self.executor.execute(c.Promote())
 
-    def set_shard_map(self, shard_map: ShardMap, boundary: Boundary | None = None) -> None:
+    def set_shard_map(self, shard_map: ShardMap, barrier: Barrier | None = None) -> None:
         """Give a shard the next map of its cluster; it is durable when this returns.
 
-        `boundary` is the position at which a shard without a partition takes over.
+        `barrier` is the position at which a shard without a partition takes over.
 
         Raises
         ------
@@ -34,11 +34,9 @@ class StoreShards:
                 writes are not paused.
         CapacityError, StorageError : it could not be written; the shard keeps its previous map.
         """
-        self.executor.execute(c.SetShardMap(shard_map, boundary))
+        self.executor.execute(c.SetShardMap(shard_map, barrier))
 
-    def pause_writes(
-        self, by: str, until: Boundary | None = None, *, lease_ms: int = 0
-    ) -> Boundary:
+    def pause_writes(self, by: str, until: Barrier | None = None, *, lease_ms: int = 0) -> Barrier:
         """Have a shard refuse all commands that write, until its writes are resumed or it has the
         next map, and return its position. The pause is durable when this returns.
 
@@ -48,7 +46,7 @@ class StoreShards:
         ----------
         by : the name of the client that pauses them, 1 to 255 printable characters; it may do so
             twice
-        until : a boundary that other shards have reached: commands before it are still applied
+        until : a barrier that other shards have reached: commands before it are still applied
         lease_ms : milliseconds after which writes are taken again, as after a restart; 0: when they
             are resumed
 

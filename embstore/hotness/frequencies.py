@@ -67,7 +67,7 @@ class Frequencies:
         self.accesses.forget(table.table_id, table.name)
         self.profiled_rows.pop(table.table_id, None)
 
-    def go_back(self, tables: Iterable[TableState], rows: Mapping[int, int]) -> None:
+    def roll_back(self, tables: Iterable[TableState], rows: Mapping[int, int]) -> None:
         """Forget tables and rows that a restore removes; `rows` has the restored, by table id."""
         for table in tables:
             if table.table_id not in rows:

@@ -105,7 +105,7 @@ class Ranking:
                 self._tables.policy = policy.name
                 pools = list(self._tables.pools.values())
                 for pool in pools:
-                    pool.go_by(policy)
+                    pool.set_policy(policy)
                 tables = self._tables.sorted()
             self._piecewise(pools, lambda pool, low, high: pool.residency.rank_again(low, high))
             imported = self._imported(tables)

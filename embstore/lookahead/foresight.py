@@ -119,9 +119,9 @@ class Foresight:
             return Use(rank, PIN_ONE)
         if session.mode.is_deep:
             return Use(rank, _score(rank))
-        return Use(rank, self._best_of_those_before(session, step, pool))
+        return Use(rank, self._best_rank_before(session, step, pool))
 
-    def _best_of_those_before(self, session: Session, step: Step, pool: Pool) -> int:
+    def _best_rank_before(self, session: Session, step: Step, pool: Pool) -> int:
         """Return the lowest score that a row of the unfinished steps before a step can have at its
         turn, if it is not the step's own; a row without an announced use has FORESEEN."""
         farthest = step.number

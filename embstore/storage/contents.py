@@ -36,6 +36,7 @@ from embstore.results import TableEntry
 from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
+from embstore.storage.disk_space import check_writable
 from embstore.storage.files import Files, Lock, removed
 from embstore.storage.format import FORMAT, ROOMS
 from embstore.storage.id_files import Ids
@@ -43,7 +44,6 @@ from embstore.storage.irreversible import Irreversible
 from embstore.storage.log import Log
 from embstore.storage.own_names import is_own
 from embstore.storage.removal import Removal
-from embstore.storage.room import check_writable
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.taking import finish
 from embstore.storage.tiers import arranged

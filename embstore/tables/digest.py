@@ -6,8 +6,8 @@ first call nothing is kept, and a table without digests pays nothing.
 
 **In slices.** A digest is of the table as of the digest's begin: at one command. Its rows are read
 in slices (slices.py), in the order of their keys, which is the order of the base's files; rows that
-commands change before they are read are copied first (set_aside.py). Reading the disk and hashing
-need no engine: two threads do that. One digest runs at a time.
+commands change before they are read are copied first (row_snapshot.py). Two threads read the disk
+and hash, without the engine. One digest runs at a time.
 
 A digest that is ended early leaves the kept leaves, and the set of blocks to hash again, unchanged.
 """
@@ -24,7 +24,7 @@ from embstore.cache.pool import Pool
 from embstore.errors import StoreClosedError
 from embstore.storage.row_index import add_keys
 from embstore.tables.hashing import AHEAD_BYTES, hashing, slice_rows
-from embstore.tables.set_aside import Earlier, SetAside
+from embstore.tables.row_snapshot import RowSnapshot, SnapshotRows
 from embstore.tables.slices import Slices
 from embstore.tables.written_keys import WrittenKeys
 
@@ -119,10 +119,10 @@ class Reading:
         self._pool = pool
         self._table_id = table_id
         self._next_block = self.first_block  # those below have been read
-        self._aside = SetAside(pool)
+        self._aside = RowSnapshot(pool)
         self._deleted: list[Keys] = []
 
-    def set_aside(self, keys: Keys, *, are_deleted: bool = False) -> None:
+    def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
         """Copy rows that are about to change, or to be deleted, and are still to be read. With the
         engine."""
         blocks = keys >> _BLOCK_SHIFT
@@ -178,7 +178,7 @@ class Reading:
                 yield slice(first + low, first + high), keys[starts[low] : starts[high]]
                 low = high
 
-    def _look(self, keys: Keys, blocks: Keys, slices: Slices) -> Earlier:
+    def _look(self, keys: Keys, blocks: Keys, slices: Slices) -> SnapshotRows:
         with slices.one():
             earlier = self._aside.look(keys)
             self._next_block = int(blocks[-1]) + 1
@@ -188,7 +188,7 @@ class Reading:
         self,
         keys: Keys,
         blocks: Keys,
-        earlier: Earlier,
+        earlier: SnapshotRows,
         found: NDArray[np.uint8],
         is_there: NDArray[np.bool_],
     ) -> None:

@@ -45,7 +45,7 @@ class Lent:
 
     def rows(self, config: TableConfig, count: int) -> LentRows:
         """See `LentDevice`."""
-        return RowsThere(self, config, count)
+        return QueuedLentRows(self, config, count)
 
     def named(self, slots: Slots) -> Batch:
         """Return a batch of slots, each a position; `unique_keys` has them. In a turn."""
@@ -152,7 +152,7 @@ class _Copies:
     """Says that the rows of an update are in the slots of copies."""
 
 
-class RowsThere:
+class QueuedLentRows:
     """The `LentRows` of a device that queues work."""
 
     def __init__(self, lent: Lent, config: TableConfig, count: int) -> None:

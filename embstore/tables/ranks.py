@@ -44,7 +44,7 @@ def added(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
     """
     is_queued = any(share.table.pool.device.is_queued for shares in ranks for share in shares)
     if is_queued and len(ranks) <= CHUNK_OCCURRENCES:
-        return _added_there(ranks, scale)
+        return _added_on_device(ranks, scale)
     by_pool: dict[int, tuple[Pool, list[tuple[Keys, Rows]]]] = {}
     for pool, keys, sums in _sums(ranks):
         ((_, own_keys, own_sums),) = on_host([(pool, keys, sums)])
@@ -81,7 +81,7 @@ class _Kept(NamedTuple):
     """The number of each rank's unique keys, so far."""
 
 
-def _added_there(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
+def _added_on_device(ranks: Sequence[Sequence[Share]], scale: np.float32) -> list[Total]:
     """Add the ranks' sums on the device."""
     kept: dict[int, _Kept] = {}
     for pool, count in _positions(ranks).values():

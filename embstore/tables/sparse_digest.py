@@ -10,7 +10,7 @@ parts:
 
 A row that was written when the digest began is in one of them: it was dirty and is found in the
 cache, or it was logged before, and has a number. Other rows that are found were written since, and
-are noted as rows that were not there; see `set_aside.py`. The slices are those of a dense table.
+are noted as rows that were not there; see `row_snapshot.py`. The slices are those of a dense table.
 
 Leaves are kept until a row is written. Rejected: keeping the leaves of partitions without a written
 row. Rows of all partitions are mixed in the files, so each of them would be read all the same, and
@@ -31,7 +31,7 @@ from embstore.cache.pool import Pool
 from embstore.errors import StoreClosedError
 from embstore.storage.sparse import SparseRows
 from embstore.tables.hashing import HASH_THREADS, hashing, slice_rows
-from embstore.tables.set_aside import Earlier, SetAside
+from embstore.tables.row_snapshot import RowSnapshot, SnapshotRows
 from embstore.tables.slices import Slices
 from embstore.tables.written_keys import dirty_keys
 
@@ -94,10 +94,10 @@ class SparseReading:
         self._numbers = pool.storage.rows.numbers
         self._seed = int(pool.parameters.seeds[0])
         self._next = 0  # row numbers below it have been read
-        self._aside = SetAside(pool)
+        self._aside = RowSnapshot(pool)
         self._deleted: list[Keys] = []
 
-    def set_aside(self, keys: Keys, *, are_deleted: bool = False) -> None:
+    def preserve(self, keys: Keys, *, are_deleted: bool = False) -> None:
         """Copy rows that are about to change, or to be deleted, and are still to be read. With the
         engine."""
         if are_deleted:
@@ -120,7 +120,7 @@ class SparseReading:
     def _note_count(self) -> None:
         self._count = self._numbers.count
 
-    def _pieces(self, dirty: Keys, slices: Slices) -> Iterator[tuple[Keys, Earlier]]:
+    def _pieces(self, dirty: Keys, slices: Slices) -> Iterator[tuple[Keys, SnapshotRows]]:
         """Yield the ids of each slice, and their rows."""
         rows_max, low = slice_rows(self._pool.layout), 0
         while low < slices.of:
@@ -137,7 +137,7 @@ class SparseReading:
             yield keys, earlier
             slices.done = low = high
 
-    def _hash(self, keys: Keys, earlier: Earlier, spare: list[Sums]) -> None:
+    def _hash(self, keys: Keys, earlier: SnapshotRows, spare: list[Sums]) -> None:
         """Read rows, and add their hashes to sums of no other thread."""
         rows, was_written = earlier.read()
         used = self._pool.layout.dim + self._pool.layout.state_dim

@@ -249,7 +249,7 @@ def _deleted(
     storage.appender.reserve(tombstones, RECORD_HEADER_BYTES)
     for piece in pieces:
         if reading is not None:
-            reading.set_aside(piece, are_deleted=True)
+            reading.preserve(piece, are_deleted=True)
     storage.begin_change()
     with storage.irreversible:
         for piece, deletion in zip(pieces, deletions, strict=True):
@@ -381,7 +381,7 @@ def _set_aside(table: TableState, writes: Sequence[tuple[Pool, Array, Change]]) 
     for pool, d_keys, _ in writes:
         if pool is table.pool:
             keys = pool.device.memory.download(d_keys)
-            table.digest.reading.set_aside(keys[pool.row_keys.are_of(keys, table.table_id)])
+            table.digest.reading.preserve(keys[pool.row_keys.are_of(keys, table.table_id)])
 
 
 def count_skipped(tables: Iterable[TableState]) -> None:

@@ -1,7 +1,7 @@
 """Where the arrays of a message are that lie in a GPU's memory.
 
 A message may have arrays of the host beside them (offsets of bags, counts), so it has two payloads:
-that of the host, as ever, and that of the device, in an area of its own (device_area.py). The
+that of the host, as ever, and that of the device, in a segment of its own (device_segment.py). The
 offset of an array tells which: from DEVICE_OFFSET on it counts in the device's.
 """
 

@@ -1,26 +1,26 @@
 """What travels on the Unix socket of the shared-memory transport: frames.
 
 A connection has one call at a time. Headers travel on the socket, and so do payloads of up to
-INLINE_BYTES; larger ones lie in an *area*: memory that the server makes, sealed at its size, and
-passes to the client as a descriptor. What is in an area is data alone: where it lies, and how much
-it is, is said on the socket, of which each side reads a byte once.
+INLINE_BYTES; larger ones lie in a *segment*: memory that the server makes, sealed at its size, and
+passes to the client as a descriptor. A segment holds data alone: frames on the socket, of which
+each side reads a byte once, say where the data lies and how much it is.
 
     GREETING   server    protocol, the id of its process
     HELLO      client    authorization, label
-    AREA       client    I need an area of so many bytes
-    AREA       server    here it is, with its descriptor; the connection's area before is given up
-    CALL       client    verb, header, payload; seconds that are left, bytes of the area to be kept
+    SEGMENT    client    I need a segment of so many bytes
+    SEGMENT    server    here it is, with its descriptor; the segment before is given up
+    CALL       client    verb, header, payload; seconds that are left, bytes of the segment to keep
     RESULT     server    header, payload: the answer, or the last one
     PART       server    header, payload: an answer, others come
     ERROR      server    the error's class and text; the call has ended
-    DEVICE_AREA, ON_DEVICE    of arrays in a GPU's memory: see device_area.py
+    DEVICE_SEGMENT, ON_DEVICE    of arrays in a GPU's memory: see device_segment.py
     TRACE      client    the trace that the next CALL belongs to; nothing, of most calls
     MAP        client    the version of the map by which the next CALL was split; of shards only
 
-A payload in the area is named by its offset and size. Where a payload of the server lies in a new
-area, an AREA comes before it. A client that does not want an answer any more ends its connection;
-the place of an answer is free when the next CALL is sent. So who keeps an answer's arrays sends the
-next call over another connection.
+A payload in the segment is named by its offset and size. Where a payload of the server lies in a
+new segment, a SEGMENT comes before it. A client that does not want an answer any more ends its
+connection; the place of an answer is free when the next CALL is sent. So a client that keeps an
+answer's arrays sends the next call over another connection.
 
 Integers are little-endian. `docs/formats.md` has the bytes.
 """
@@ -34,13 +34,13 @@ from embstore.errors import InvalidArgumentError
 PROTOCOL = b"embstore shared memory 1\n"
 
 INLINE_BYTES = 16 << 10
-"""A socket copies as much in a few microseconds, twice; an area has to be asked for."""
+"""A socket copies as much in a few microseconds, twice; a segment has to be asked for."""
 
 _HEAD = struct.Struct("<IBB")
 HEAD_BYTES = _HEAD.size
 _CALL = struct.Struct("<dIQQ")
 _ANSWER = struct.Struct("<IQQ")
-_AREA = struct.Struct("<Q")
+_SEGMENT = struct.Struct("<Q")
 _MAP = struct.Struct("<Q")
 
 _INLINE = (1 << 64) - 1
@@ -52,19 +52,19 @@ class Kind(IntEnum):
 
     GREETING = 1
     HELLO = 2
-    AREA = 3
+    SEGMENT = 3
     CALL = 4
     RESULT = 5
     PART = 6
     ERROR = 7
-    DEVICE_AREA = 8
+    DEVICE_SEGMENT = 8
     ON_DEVICE = 9
     TRACE = 10
     MAP = 11
 
 
 class Call(NamedTuple):
-    """A request; its payload is `inline`, or in the area."""
+    """A request; its payload is `inline`, or in the segment."""
 
     verb: str
     seconds: float
@@ -130,15 +130,15 @@ def said(body: bytes) -> tuple[str, str]:
     return authorization, label
 
 
-def area(size: int) -> bytes:
-    """Return a request for an area, or what goes with its descriptor."""
-    return frame_of(Kind.AREA, _AREA.pack(size))
+def segment(size: int) -> bytes:
+    """Return a request for a segment, or what goes with its descriptor."""
+    return frame_of(Kind.SEGMENT, _SEGMENT.pack(size))
 
 
-def area_of(body: bytes) -> int:
-    """Return the bytes of an area."""
-    check(len(body) == _AREA.size)
-    (size,) = _AREA.unpack(body)
+def segment_of(body: bytes) -> int:
+    """Return the bytes of a segment."""
+    check(len(body) == _SEGMENT.size)
+    (size,) = _SEGMENT.unpack(body)
     return int(size)
 
 
@@ -224,7 +224,7 @@ def refusal_of(body: bytes) -> Refusal:
 def _parts(
     body: bytes, begin: int, header_bytes: int, offset: int, size: int
 ) -> tuple[bytes, bytes, int | None]:
-    """Return (header, inline payload, its offset in the area)."""
+    """Return (header, inline payload, its offset in the segment)."""
     end = begin + header_bytes
     is_inline = offset == _INLINE
     if end + (size if is_inline else 0) != len(body):

@@ -12,7 +12,7 @@ Or on the command line: `embstore cluster start|status|grow|drain|stop`.
     coordinator   the actor that has the plan, in a file of its own
     shard         the actor of a shard, which keeps its server running
     process       the server's process: `embstore serve`, ended with its actor
-    going_back    all shards to one checkpoint, where one has lost commands
+    rollback    all shards to one checkpoint, where one has lost commands
     local         Ray on this machine, started where none runs
     placing       on which nodes, and at which ports
     looking       the statistics that shards report

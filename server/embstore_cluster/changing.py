@@ -136,7 +136,7 @@ class Change:
                 moving.switch(shards, left, self._record, by=BY)
 
     def _keep(self, shard_map: ShardMap, connecting: dict[str, Any]) -> None:
-        """Keep a checkpoint on every shard, at one boundary."""
+        """Keep a checkpoint on every shard, at one barrier."""
         self._report("a checkpoint is kept", self.progress.rows)
         label, metadata = LABEL.format(shard_map.version), {"map_version": shard_map.version}
         with (

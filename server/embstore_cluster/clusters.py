@@ -88,7 +88,7 @@ def start(
     cache_bytes : of each shard
     num_cpus, num_gpus : processors and GPUs that Ray reserves for each shard
     durability : durability of every shard. With less than "commands", where a shard that dies has
-        lost any, the cluster goes back to its last checkpoint (`going_back`)
+        lost any, the cluster goes back to its last checkpoint (`rollback`)
     flags : further flags of `embstore serve`, for every shard
     address : address of Ray; None: the address of the job, of RAY_ADDRESS or of this machine's Ray,
         else a Ray is started

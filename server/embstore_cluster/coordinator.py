@@ -2,7 +2,7 @@
 
 The file `coordinator.json` is replaced whole, and is on the disk before its content is given to
 anybody. So a coordinator that is killed at any moment comes back with the same plan. Shards ask it
-for the plan each time they start a server, and report lost commands to it (`going_back`). Training
+for the plan each time they start a server, and report lost commands to it (`rollback`). Training
 goes on while it is away.
 
 It also has shards join and leave (`changing`), and records the map of such a change. Shards that
@@ -24,8 +24,8 @@ from embstore.errors import CorruptTableError, InvalidArgumentError
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files
 from embstore_cluster.changing import Change, Progress
-from embstore_cluster.going_back import newest
-from embstore_cluster.plan import NAMESPACE, Back, Plan
+from embstore_cluster.plan import NAMESPACE, Plan, RollbackPoint
+from embstore_cluster.rollback import newest
 
 PATH = "coordinator.json"
 _OWN = re.compile(
@@ -149,7 +149,7 @@ class Coordinator:
             calls = [a.labels.remote(str(plan.directory(n))) for n, a in actors.items()]
             label = newest(ray.get(calls))
             with self._writing:
-                self._kept.plan = plan = replace(plan, back=Back(number + 1, label))
+                self._kept.plan = plan = replace(plan, back=RollbackPoint(number + 1, label))
                 self._write()
         ray.get([a.begin_again.remote(plan.back.number) for a in actors.values()])
 

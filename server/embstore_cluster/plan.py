@@ -34,8 +34,8 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Back:
-    """The checkpoint to which the shards of a cluster have gone back last (`going_back`)."""
+class RollbackPoint:
+    """The checkpoint to which the shards of a cluster have gone back last (`rollback`)."""
 
     number: int = 0
     """The number of times that they have gone back."""
@@ -62,7 +62,7 @@ class Plan:
     """Id of one start of the cluster: each start has another one."""
     durability: Durability = "commands"
     """Durability of every shard."""
-    back: Back = Back()
+    back: RollbackPoint = RollbackPoint()
     """The checkpoint to which the shards have gone back last."""
 
     @property
@@ -106,7 +106,7 @@ class Plan:
             given |= {name: tuple(given[name]) for name in ("admins", "nodes", "flags")}
             given["shard_map"] = ShardMap.from_json(json.dumps(given["shard_map"]))
             given["resources"] = Resources(**given["resources"])
-            given["back"] = Back(**given.get("back", {}))
+            given["back"] = RollbackPoint(**given.get("back", {}))
             return cls(**given)
         except (ValueError, TypeError, KeyError) as exc:
             raise CorruptTableError(f"{place}: expected the plan of a cluster: {exc}") from None

@@ -5,7 +5,7 @@ system ends it (SIGKILL) with the thread that started it, for any reason: to a s
 crash, from which its command log recovers. A parent that has gone before the system was asked is
 detected by its process id.
 
-Words before `serve` are for `going_back`, which prepares the directory first.
+Words before `serve` are for `rollback`, which prepares the directory first.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def _prepared(words: list[str]) -> int:
-    from embstore_cluster.going_back import prepare
+    from embstore_cluster.rollback import prepare
 
     try:
         return prepare(words)

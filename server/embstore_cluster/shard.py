@@ -9,7 +9,7 @@ A server that ends by itself is started again here, at once where it had been re
 time of its start, and not also that of a worker of Ray. One that was not ready, as on a directory
 of another shard, is tried again after a pause that doubles; until then `state` has its last words.
 One whose device failed ends its actor, so that Ray may give it another. One that has lost commands
-ends, and begins again when the cluster has gone back (`going_back`).
+ends, and begins again when the cluster has gone back (`rollback`).
 """
 
 import json
@@ -26,7 +26,7 @@ from typing import Any
 import ray
 
 from embstore.storage.files import Files
-from embstore_cluster import going_back
+from embstore_cluster import rollback
 from embstore_cluster.plan import NAMESPACE, Plan, coordinator_of
 from embstore_server.cli.exits import DEVICE_FAILED
 
@@ -79,8 +79,8 @@ class Shard:
     # Going back
 
     def labels(self, directory: str) -> dict[str, str]:
-        """Return the checkpoints on the shard's disk, as `going_back.labels` does."""
-        return going_back.labels(Path(directory))
+        """Return the checkpoints on the shard's disk, as `rollback.labels` does."""
+        return rollback.labels(Path(directory))
 
     def begin_again(self, number: int) -> None:
         """End a server that was started before the cluster went back for the `number`th time;
@@ -128,7 +128,7 @@ class Shard:
                 return not self._is_stopping
             self._number = plan.back.number
             self._process = process = subprocess.Popen(
-                [*_PROCESS, str(os.getpid()), *going_back.words(plan, self._shard), *words],
+                [*_PROCESS, str(os.getpid()), *rollback.words(plan, self._shard), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -140,11 +140,11 @@ class Shard:
         with self._changed:
             self._process, self._is_ready = None, False
             self._status = status
-            goes_back = status == going_back.LOST or plan.back.number < self._least
+            goes_back = status == rollback.LOST or plan.back.number < self._least
             if not self._is_stopping and not goes_back:
                 last = "\n".join(self._lines)
                 self._error = f"the server ended with status {status}:\n{last}"
-        if status == going_back.LOST:
+        if status == rollback.LOST:
             ray.get(self._coordinator().lost.remote(plan.back.number))
             return True
         if status == DEVICE_FAILED and not self._is_stopping:

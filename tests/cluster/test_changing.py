@@ -12,7 +12,7 @@ from embstore.config import Adam, Uniform
 from embstore.errors import WritesPausedError
 from embstore.handles.store import Store
 from embstore_client import connect
-from embstore_client.boundary import pause_all
+from embstore_client.barrier import pause_all
 from embstore_client.connecting import connect_one
 from embstore_cluster.coordinator import Coordinator, kept_plan
 from embstore_cluster.plan import Plan

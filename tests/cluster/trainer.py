@@ -50,11 +50,11 @@ def main(address: str, rank: int, steps: int) -> None:
                 sys.stderr.write(f"rank {rank}: {type(ended).__name__}: {ended}\n")
                 tell("ended", 0)
                 if "restore a checkpoint of the cluster" in str(ended):
-                    go_back(store)
+                    roll_back(store)
                 Event().wait(_PAUSE_S)
 
 
-def go_back(store: Store) -> None:
+def roll_back(store: Store) -> None:
     """Restore the last checkpoint that all shards have; a shard may be killed meanwhile."""
     while True:
         with suppress(OutcomeUnknownError, SessionExpiredError):

@@ -18,7 +18,7 @@ from embstore.config import INITIALIZERS, OPTIMIZERS, KeySpace, TableConfig
 from embstore.errors import InvalidArgumentError
 from embstore.profiles.hotset import HotSet
 from embstore.profiles.profile import Profile, TableProfile
-from embstore.results import Boundary, NamedPlace, TableDescription
+from embstore.results import Barrier, NamedPlace, TableDescription
 from embstore.sharding import PARTITIONS, ShardMap
 from embstore.values import Value
 
@@ -112,8 +112,8 @@ _OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
         st.integers(1, 2**63),
         st.integers(1, 5),
     ),
-    Boundary: st.builds(
-        Boundary,
+    Barrier: st.builds(
+        Barrier,
         NUMBERS,
         st.lists(st.builds(TableDescription, configs(), NUMBERS, NUMBERS), max_size=3).map(tuple),
         NUMBERS,

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from embstore_server.path.freed import share_freed_memory
+from embstore_server.path.memory_trim import share_freed_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 _MESSAGE_BYTES = 1 << 16

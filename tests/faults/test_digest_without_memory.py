@@ -48,7 +48,7 @@ def test_a_digest_that_cannot_begin_forgets_nothing(path, monkeypatch):
         before = table.digest()
         table.assign([5], np.zeros((1, DIM), np.float32))
         with monkeypatch.context() as lacking:
-            lacking.setattr(digest, "SetAside", no_memory)
+            lacking.setattr(digest, "RowSnapshot", no_memory)
             with pytest.raises(CapacityError):
                 table.digest()
         found = table.digest()

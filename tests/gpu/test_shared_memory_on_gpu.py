@@ -66,12 +66,12 @@ def store(server, tmp_path):
         yield made
 
 
-def area_bytes(server):
+def segment_bytes(server):
     """Return the bytes of the GPU that a server shares."""
     url = f"http://{server.admin}/api/v1/stats"
     opener = build_opener(ProxyHandler({}))
     with opener.open(url, timeout=PATIENCE_S) as reply:
-        return json.load(reply)["transports"]["shared_memory"]["device_area_bytes"]
+        return json.load(reply)["transports"]["shared_memory"]["device_segment_bytes"]
 
 
 def test_lookups_and_updates_give_the_bits_of_arrays_of_the_host(store):
@@ -176,17 +176,17 @@ with connect(sys.argv[1]) as store:
 
 
 def test_a_trainer_that_is_killed_leaves_nothing(server, store, tmp_path):
-    """Its areas are freed, and the others' calls go on."""
+    """Its segments are freed, and the others' calls go on."""
     import cupy
 
     command = [sys.executable, "-c", TRAINER, f"unix:{tmp_path / 's'}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
         try:
             assert trainer.stdout.readline() == "has rows\n"
-            until(lambda: area_bytes(server) > 0)
+            until(lambda: segment_bytes(server) > 0)
         finally:
             trainer.send_signal(signal.SIGKILL)
-    until(lambda: area_bytes(server) == 0)
+    until(lambda: segment_bytes(server) == 0)
     keys = np.arange(KEYS)
     found = store.table("device").lookup(cupy.asarray(keys))
     assert np.array_equal(found.get(), store.table("host").lookup(keys))
@@ -221,11 +221,11 @@ def test_rows_outlive_their_connection(store, server):
     expected = store.table("host").lookup(keys)
     lent = store.table("device").lookup(cupy.asarray(keys))
     store.close()
-    assert area_bytes(server) > 0
+    assert segment_bytes(server) > 0
     assert np.array_equal(lent.get(), expected)
     del lent
     gc.collect()
-    until(lambda: area_bytes(server) == 0)
+    until(lambda: segment_bytes(server) == 0)
 
 
 OPENER = """

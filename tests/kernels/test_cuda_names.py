@@ -26,7 +26,7 @@ from cupy.cuda import compiler, function  # noqa: E402
 
 from embstore.device import cuda as module  # noqa: E402
 from embstore_client import cupy_gpu  # noqa: E402
-from embstore_proto.device_area import Handles  # noqa: E402
+from embstore_proto.device_segment import Handles  # noqa: E402
 
 NODES = [
     node

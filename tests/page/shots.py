@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import CONSOLE_SVG_FORMAT, Console
 
 from embstore_client import connect
-from embstore_server.cli.top_view import Look, drawn
+from embstore_server.cli.top_view import StatsSample, drawn
 from embstore_server.setup.launch import ServerProcess
 from tests.page.browser import SIZES, Browser, browsing
 from tests.page.conftest import training
@@ -46,7 +46,7 @@ def shoot(folder: Path) -> None:
             with connect(server.address, timeout_s=PATIENCE_S) as store:
                 store.checkpoint("day-1", {"auc": 0.81})
                 store.checkpoint("day-2", {"auc": 0.83})
-                before = Look(store.stats(), 0.0)
+                before = StatsSample(store.stats(), 0.0)
                 with browsing(server.admin) as page:
                     page.screen(*SIZES["desktop"], "dark")
                     page.open()
@@ -58,10 +58,12 @@ def shoot(folder: Path) -> None:
                         page.shoot(folder / f"page-{size}-{theme}.png", whole=whole)
                     page.screen(*SIZES["desktop"], "dark")
                     page.shoot(folder / "page-whole.png", whole=True)
-                _terminal(folder / "top.svg", Look(store.stats(), 100.0, (before.stats, 0.0)))
+                _terminal(
+                    folder / "top.svg", StatsSample(store.stats(), 100.0, (before.stats, 0.0))
+                )
 
 
-def _terminal(path: Path, look: Look) -> None:
+def _terminal(path: Path, look: StatsSample) -> None:
     console = Console(record=True, width=120, file=io.StringIO(), force_terminal=True)
     console.print(drawn(look))
     fonts = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # which are fetched from elsewhere

@@ -81,7 +81,7 @@ class Rest:
 
     async def on_engine(self, work: Callable[[embstore.Store], Any]) -> Any:
         task = self.service.worker.submit(
-            "Test", lambda engine: work(Store(engine)), lane="test", deadline=monotonic() + 300
+            "Test", lambda engine: work(Store(engine)), client="test", deadline=monotonic() + 300
         )
         return await task.outcome
 
@@ -92,7 +92,7 @@ class Rest:
         task = self.service.worker.submit(
             "Digest",
             lambda engine: begun.set() or gate.wait(300),
-            lane="test",
+            client="test",
             deadline=monotonic() + 300,
         )
         await asyncio.to_thread(begun.wait, 60)

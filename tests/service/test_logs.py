@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from embstore_server.setup.settings import Settings
-from embstore_server.telemetry.logs import SELDOM_S, Seldom, configure, event
+from embstore_server.telemetry.logs import REPEAT_S, RepeatFilter, configure, event
 
 Lines = Callable[[], list[str]]
 
@@ -161,11 +161,11 @@ def test_configuring_twice_writes_each_line_once(lines):
 
 def test_what_a_library_says_again_and_again_is_said_once_a_minute():
     now = [100.0]
-    seldom = Seldom(lambda: now[0])
+    repeats = RepeatFilter(lambda: now[0])
 
     def said(text: str, *args: Any, name: str = "uvicorn.error") -> str:
         record = logging.LogRecord(name, logging.WARNING, "", 0, text, args, None)
-        return record.getMessage() if seldom.filter(record) else ""
+        return record.getMessage() if repeats.filter(record) else ""
 
     assert said("Invalid HTTP request received.") == "Invalid HTTP request received."
     for _ in range(1000):
@@ -174,17 +174,17 @@ def test_what_a_library_says_again_and_again_is_said_once_a_minute():
     assert said("%s is not %d", "b", 2), "another message"
     assert not said("%s is not %d", "a", 1)
     assert said("Invalid HTTP request received.", name="asyncio")
-    now[0] += SELDOM_S
+    now[0] += REPEAT_S
     assert said("Invalid HTTP request received.").endswith("(1000 more like it)")
     assert not said("Invalid HTTP request received.")
 
 
 def test_messages_that_differ_by_numbers_and_addresses_are_alike():
-    seldom = Seldom(lambda: 0.0)
+    repeats = RepeatFilter(lambda: 0.0)
 
     def passes(text: str) -> bool:
         record = logging.LogRecord("opentelemetry", logging.WARNING, "", 0, text, (), None)
-        return seldom.filter(record)
+        return repeats.filter(record)
 
     assert passes("Transient error <object at 0x7f3b>, retrying in 1.07s.")
     assert not passes("Transient error <object at 0x7fa1>, retrying in 2.2s.")
@@ -195,19 +195,19 @@ def test_our_own_events_are_left_out_only_where_they_are_alike(lines):
     configured()
     for n in range(3):
         event(logging.WARNING, "slow call", ms=n)
-        event(logging.WARNING, "slow call", ms=n, alike=("Update", "PERMISSION_DENIED"))
-        event(logging.INFO, "audit", n=n, alike=("Update", "PERMISSION_DENIED"))
+        event(logging.WARNING, "slow call", ms=n, limited_by=("Update", "PERMISSION_DENIED"))
+        event(logging.INFO, "audit", n=n, limited_by=("Update", "PERMISSION_DENIED"))
     found = lines()
     assert ["slow call" in line for line in found].count(True) == 4 and len(found) == 5
-    (seldom,) = (f for f in logging.getLogger().handlers[0].filters if isinstance(f, Seldom))
-    seldom._clock = lambda: SELDOM_S + time.monotonic()
-    event(logging.INFO, "audit", n=3, alike=("Update", "PERMISSION_DENIED"))
+    (repeats,) = (f for f in logging.getLogger().handlers[0].filters if isinstance(f, RepeatFilter))
+    repeats._clock = lambda: REPEAT_S + time.monotonic()
+    event(logging.INFO, "audit", n=3, limited_by=("Update", "PERMISSION_DENIED"))
     assert "n=3 left_out=2" in lines()[-1]
 
 
 def test_however_many_kinds_there_are_a_minute_has_few_lines():
     now = [0.0]
-    seldom = Seldom(lambda: now[0])
+    repeats = RepeatFilter(lambda: now[0])
 
     def passed(count: int) -> list[str]:
         """Return what is written of so many messages, all different, of which none has a digit."""
@@ -215,13 +215,13 @@ def test_however_many_kinds_there_are_a_minute_has_few_lines():
         for n in range(count):
             text = str(n).translate(str.maketrans("0123456789", "abcdefghij"))
             record = logging.LogRecord("a", logging.WARNING, "", 0, text, (), None)
-            if seldom.filter(record):
+            if repeats.filter(record):
                 found.append(record.getMessage())
         return found
 
     assert len(passed(3000)) == 1001
-    assert len(seldom._said) == 1001
+    assert len(repeats._said) == 1001
     assert not passed(5000)
-    now[0] += SELDOM_S
+    now[0] += REPEAT_S
     assert len(passed(5000)) <= 1001
-    assert len(seldom._said) <= 1001
+    assert len(repeats._said) <= 1001

@@ -170,7 +170,7 @@ async def test_timeout_that_is_none_is_refused(rest):
 async def test_full_queue_is_answered_503(rest):
     async with rest.busy_engine():
         waiting = rest.service.worker.submit(
-            "Test", lambda store: None, lane="test", deadline=monotonic() + 300
+            "Test", lambda store: None, client="test", deadline=monotonic() + 300
         )
         told = await rest.get("/api/v1/stats", 503)
         assert told["error"] == "OverloadedError"

@@ -32,7 +32,7 @@ from embstore_server.host.host import Host
 from embstore_server.setup.settings import Settings
 from embstore_server.telemetry.metrics import Metrics
 from embstore_server.transports.rest.app import make_rest
-from embstore_server.transports.rest.serving import Late
+from embstore_server.transports.rest.serving import DeferredApp
 from tests.bench.start import start
 from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.service.faults.processes import free_port
@@ -161,7 +161,7 @@ async def answer_of(app: Any, path: str, method: str = "GET", **headers: str) ->
 def test_probes_are_answered_as_the_application_does_that_is_not_made_for_them(tmp_path):
     async def compared() -> None:
         service = Host(Settings(tmp_path / "store"), lambda: None, Metrics()).service  # type: ignore
-        late, whole = Late(service), make_rest(service)
+        late, whole = DeferredApp(service), make_rest(service)
         for preparing in ("", PROGRESS):
             service.preparing = preparing
             for path in ("/healthz", "/readyz"):

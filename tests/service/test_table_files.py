@@ -21,7 +21,7 @@ from embstore.errors import (
     StorageError,
     StoreInUseError,
 )
-from embstore_client.files import About, about_file, export_table, import_table, places
+from embstore_client.files import FileOrigin, about_file, export_table, import_table, places
 from tests.conformance.backends import TINY
 from tests.conformance.cases import OPTIMIZERS, batch, generator, normal
 
@@ -74,7 +74,7 @@ def test_an_export_with_state_makes_an_equal_table(open_store, tmp_path, kind, o
     done = export_table(table, file, with_state=True, batch_rows=100, progress=_noting(seen))
     assert (done.rows, done.bytes) == (seen[-1][0], file.stat().st_size)
     assert done.rows == seen[-1][1] == sum(len(keys) for keys, _ in table.scan())
-    assert about_file(file) == done.about == About(table.config, store.command, 4)
+    assert about_file(file) == done.about == FileOrigin(table.config, store.command, 4)
     other = made(open_store("other"), optimizer=optimizer)
     read = import_table(other, file, with_state=True, batch_rows=90)
     assert (read.rows, read.t, other.t) == (done.rows, 4, 4)

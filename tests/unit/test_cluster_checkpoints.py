@@ -1,4 +1,4 @@
-"""Checkpoints of a cluster: one label on all shards at one boundary, or none."""
+"""Checkpoints of a cluster: one label on all shards at one barrier, or none."""
 
 import threading
 from collections.abc import Iterator
@@ -106,7 +106,7 @@ def test_tries_that_meet_under_one_label_are_none(cluster):
         shard.execute(c.Checkpoint("kept", marked({}, f"try {min(number, 1)}")))
     store = cluster.store()
     assert labels_of(store) == []
-    with pytest.raises(CheckpointNotFoundError, match="another boundary"):
+    with pytest.raises(CheckpointNotFoundError, match="another barrier"):
         store.restore("kept")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore_training.hotcold.packer import Packed
-from embstore_training.hotcold.phases import AGREED_BATCHES_MAX, Phases, PushRoom
+from embstore_training.hotcold.phases import AGREED_BATCHES_MAX, Phases, PushCapacity
 from embstore_training.hotcold.run import _CountedSessions
 from tests.conformance.hotness.hotcold import Meeting
 
@@ -29,7 +29,7 @@ def packed(kinds: list[bool]) -> Any:
 
 def phases_of(kinds: list[bool], all_gather: Any = None, bytes_max: int = 10) -> Phases:
     """Return the phases of such a stream; a hot batch adds its number's last digit to a push."""
-    room = PushRoom(bytes_max, lambda batch: int(batch["id"][0]) % 10)
+    room = PushCapacity(bytes_max, lambda batch: int(batch["id"][0]) % 10)
     return Phases(packed(kinds), lambda: EMPTY, room, all_gather)
 
 

@@ -14,7 +14,7 @@ from embstore import commands as c
 from embstore.config import Adagrad
 from embstore.errors import DeadlineError, InvalidArgumentError, WritesPausedError
 from embstore.handles.store import Store
-from embstore_client.boundary import pause_all
+from embstore_client.barrier import pause_all
 from tests.clusters import Cluster, table
 
 DIM, ROWS = 4, 20_000

@@ -25,13 +25,13 @@ Files of other programs, in these formats and in .npz, .csv, .tsv, .txt, .vec, .
 .ckpt, can only be read.
 """
 
-from embstore_client.files.about import About
 from embstore_client.files.exporting import Exported, export_table
+from embstore_client.files.file_origin import FileOrigin
 from embstore_client.files.importing import Imported, about_file, import_table
 
 __all__ = [
-    "About",
     "Exported",
+    "FileOrigin",
     "Imported",
     "about_file",
     "export_table",

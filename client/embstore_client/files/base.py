@@ -17,7 +17,7 @@ from embstore.errors import InvalidArgumentError
 from embstore.handles.scan import BATCH_BYTES, Scan
 from embstore.handles.table import Table
 from embstore.layout import VALUE_BYTES
-from embstore_client.files.about import About
+from embstore_client.files.file_origin import FileOrigin
 
 _SAMPLES = 64
 
@@ -46,7 +46,7 @@ def _written(changes: Scan, keys: Set[int]) -> set[int]:
     return found
 
 
-def check_base(table: Table, about: About) -> None:
+def check_base(table: Table, about: FileOrigin) -> None:
     """Refuse a table that a file of changes does not continue. Raises InvalidArgumentError."""
     with table.scan() as scan:
         written = scan.rows

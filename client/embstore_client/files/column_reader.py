@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
-from embstore_client.files.about import METADATA, About
 from embstore_client.files.columns import Columns
+from embstore_client.files.file_origin import METADATA, FileOrigin
 from embstore_client.files.formats import Batch
 from embstore_client.files.values import Hashing, is_ids, is_list, keys_of, no_keys, rows_of
 
@@ -30,7 +30,7 @@ class ColumnReader:
     ) -> None:
         """Read the rows in columns `names`; `key` None: they are numbered."""
         metadata, own = columns.schema.metadata or {}, METADATA.encode()
-        self.about = About.from_json(metadata[own]) if own in metadata else None
+        self.about = FileOrigin.from_json(metadata[own]) if own in metadata else None
         self._columns, self._names, self._key, self._hashed = columns, names, key, hashed
         self.are_sparse = False
         self.rows = columns.count_rows()

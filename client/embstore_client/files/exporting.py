@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from embstore.handles.table import Table
-from embstore_client.files.about import About, packed
 from embstore_client.files.base import sample
 from embstore_client.files.batching import rows_of_batch
+from embstore_client.files.file_origin import FileOrigin, packed
 from embstore_client.files.formats import WRITTEN, module_of, understood
 from embstore_client.files.places import writing
 
@@ -27,7 +27,7 @@ class Exported:
     rows: int
     """The rows of the scan; a .npy file has all rows of the table."""
     bytes: int
-    about: About
+    about: FileOrigin
 
 
 def export_table(
@@ -69,7 +69,7 @@ def export_table(
     count = rows_of_batch(table.config, batch_rows, with_state=with_state)
     how: dict[str, Any] = {"batch_rows": count, "with_state": with_state}
     with table.scan(label, since, timeout_s=timeout_s, **how) as scan, writing(place) as path:
-        about = About.of(scan)
+        about = FileOrigin.of(scan)
         if since is not None:
             deleted = np.concatenate([np.empty(0, np.int64), *scan.deleted()])
             about = replace(about, deleted=packed(deleted))

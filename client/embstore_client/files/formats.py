@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embstore.arrays import Keys, Rows
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.version import pip_install
-from embstore_client.files.about import About
+from embstore_client.files.file_origin import FileOrigin
 from embstore_client.files.packed import ENDINGS as PACKED
 from embstore_client.files.values import Hashing
 
@@ -51,7 +51,7 @@ class Writer(Protocol):
 class Reader(Protocol):
     """A file that is read. Errors of its library are turned into an InvalidArgumentError."""
 
-    about: About | None
+    about: FileOrigin | None
     """The file's description of its table; None: it has none."""
     rows: int
     dim: int

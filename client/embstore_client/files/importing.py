@@ -20,10 +20,10 @@ from embstore.handles.scan import DELETED_KEYS
 from embstore.handles.table import Table
 from embstore.hashing import hash_ids
 from embstore.results import TableDescription
-from embstore_client.files.about import About
 from embstore_client.files.base import check_base
 from embstore_client.files.batching import rows_of_batch
 from embstore_client.files.exporting import Progress
+from embstore_client.files.file_origin import FileOrigin
 from embstore_client.files.formats import READ, Batch, Reader, module_of, opened, understood
 from embstore_client.files.places import reading
 from embstore_client.files.values import Hashing, no_keys
@@ -44,7 +44,7 @@ class Imported:
 
 def about_file(
     place: str | os.PathLike[str], *, tensor: str | None = None, key: str | None = None
-) -> About | None:
+) -> FileOrigin | None:
     """Return the description in a file of `export_table`; None: it has none.
 
     `tensor` and `key` are as in `import_table`.

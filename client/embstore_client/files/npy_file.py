@@ -14,7 +14,7 @@ from embstore.arithmetic import initial_rows
 from embstore.arrays import Keys, Rows
 from embstore.errors import CapacityError, InvalidArgumentError
 from embstore.layout import VALUE_BYTES
-from embstore_client.files.about import About
+from embstore_client.files.file_origin import FileOrigin
 from embstore_client.files.formats import bytes_of
 from embstore_client.files.tensors import TensorReader
 from embstore_client.files.values import Hashing
@@ -26,7 +26,7 @@ _FILLED_ELEMENTS = 1 << 17
 class Writer:
     """Writes one file of all rows of a table."""
 
-    def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
+    def __init__(self, path: Path, about: FileOrigin, rows: int, *, with_state: bool) -> None:
         if with_state or about.since is not None:
             raise InvalidArgumentError(
                 "expected a .npy file of all rows' weights: state, or what was written since a "

@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from embstore.arrays import Keys, Rows
-from embstore_client.files.about import METADATA, About
 from embstore_client.files.column_reader import (
     KEY,
     STATE,
@@ -21,13 +20,14 @@ from embstore_client.files.column_reader import (
     row_columns,
 )
 from embstore_client.files.columns import ParquetColumns
+from embstore_client.files.file_origin import METADATA, FileOrigin
 from embstore_client.files.values import Hashing
 
 
 class Writer:
     """Writes one file."""
 
-    def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
+    def __init__(self, path: Path, about: FileOrigin, rows: int, *, with_state: bool) -> None:
         config = about.config
         widths = {WEIGHTS: config.dim}
         if with_state and config.state_dim:  # a list of no element is more than Arrow can do

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from embstore.arrays import Keys, Rows
-from embstore_client.files.about import METADATA, About
+from embstore_client.files.file_origin import METADATA, FileOrigin
 from embstore_client.files.formats import bytes_of
 from embstore_client.files.tensors import KEYS, STATE, WEIGHTS, Tensor, TensorReader
 from embstore_client.files.values import Hashing
@@ -32,7 +32,7 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"} | {
 class Writer:
     """Writes one file of a known number of rows."""
 
-    def __init__(self, path: Path, about: About, rows: int, *, with_state: bool) -> None:
+    def __init__(self, path: Path, about: FileOrigin, rows: int, *, with_state: bool) -> None:
         config = about.config
         shapes = {KEYS: (rows,), WEIGHTS: (rows, config.dim)}
         if with_state:
@@ -79,7 +79,7 @@ class Reader(TensorReader):
         open_file: Any = safe_open  # it is not typed
         with open_file(path, framework="numpy") as file:  # which finds missing parts
             metadata, names = file.metadata() or {}, sorted(file.keys())
-        about = About.from_json(metadata[METADATA]) if METADATA in metadata else None
+        about = FileOrigin.from_json(metadata[METADATA]) if METADATA in metadata else None
         super().__init__(_tensors(path, names), tensor, key, hashed, about)
 
 

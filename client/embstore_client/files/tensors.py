@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Keys
 from embstore.errors import InvalidArgumentError
-from embstore_client.files.about import About
+from embstore_client.files.file_origin import FileOrigin
 from embstore_client.files.formats import Batch
 from embstore_client.files.values import Hashing, keys_of, rows_of
 
@@ -39,7 +39,7 @@ class TensorReader:
         tensor: str | None,
         key: str | None,
         hashed: Hashing | None,
-        about: About | None = None,
+        about: FileOrigin | None = None,
     ) -> None:
         self.about, self._hashed = about, hashed
         self.are_sparse = False

@@ -252,7 +252,7 @@ class StoreBacked:
         how = {"replace": replace, "protect": protect}
         self._file.save(self.store, label, parts, self.last_step, directory, **how)
 
-    def _gone_back(
+    def _rolled_back(
         self,
         label: str,
         directory: str | os.PathLike[str],
@@ -267,7 +267,7 @@ class StoreBacked:
         with self._file.removing(self.store, directory):
             restore()
         loaded = saved.load()
-        self._steps.go_back(saved.last_step)
+        self._steps.roll_back(saved.last_step)
         return loaded
 
 
@@ -366,7 +366,7 @@ class StoreBackedModule(StoreBacked):
         OSError : the file cannot be read.
         """
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
-        self._gone_back(label, directory, parts, restore)
+        self._rolled_back(label, directory, parts, restore)
         return self.last_step
 
 

@@ -27,7 +27,7 @@ class OpenLoop(NamedTuple):
     name: str | None
     shared: bool
 
-    def stands_in_the_way_of(self, other: "OpenLoop") -> set[str]:
+    def conflicts_with(self, other: "OpenLoop") -> set[str]:
         """Return the tables that both would hold; none for ranks of one session, which have one
         name, or for sessions that share their tables."""
         is_one = self.name is not None and self.name == other.name
@@ -70,7 +70,7 @@ def opening(loop: OpenLoop) -> Iterator[None]:
             "zip(first.ahead(batches, ...), second.ahead(batches, ...))"
         )
     for other in [*_open.values()]:
-        if tables := other.stands_in_the_way_of(loop):
+        if tables := other.conflicts_with(loop):
             raise TableHeldError(
                 f"table {min(tables)!r} is held by a loop of another module in this program: "
                 f"where that was left, as by break, loop.close() ends it; {_AS_ONE}"

@@ -237,7 +237,7 @@ class Steps:
         if is_given_up and step is not None and not step.is_finished:
             step.skip()
 
-    def go_back(self, last_step: int) -> None:
+    def roll_back(self, last_step: int) -> None:
         """Take the place of a checkpoint, outside a loop."""
         self.clear()
         self._last_step = last_step

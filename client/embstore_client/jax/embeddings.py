@@ -240,5 +240,5 @@ class Embeddings(StoreBacked):
         OSError : the file cannot be read.
         """
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
-        found = self._gone_back(label, directory, parts, nothing if rank else restore)
+        found = self._rolled_back(label, directory, parts, nothing if rank else restore)
         return Loaded(self.last_step, found)

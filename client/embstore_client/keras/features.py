@@ -18,7 +18,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.tables import Bag, FeatureLookup, Ids, by_feature, refused_ids
 
 
-class Given(NamedTuple):
+class FeatureIds(NamedTuple):
     """The ids of one feature in one call. All parts are tensors, empty where they are not used."""
 
     keys: Any
@@ -40,7 +40,7 @@ class Given(NamedTuple):
         return self.keys, self.offsets, self.weights
 
 
-def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given]:
+def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, FeatureIds]:
     """Return the ids of every lookup from a mapping, which may have others too.
 
     Raises
@@ -58,7 +58,7 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given
     return given
 
 
-def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> Given:
+def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> FeatureIds:
     """Return the bags of a feature of a `Bag`; errors name it by `what`.
 
     Raises
@@ -84,7 +84,7 @@ def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> Given:
         offsets = tf.range(count + 1, dtype=tf.int64) * length
         is_single = ids.shape.rank == 1 or ids.shape[1] == 1
     weights = None if weights is None else _weights_of(weights, ids, what)
-    return Given(
+    return FeatureIds(
         tf.cast(flat, tf.int64),
         offsets,
         tf.zeros([0]) if weights is None else weights,
@@ -95,14 +95,14 @@ def bags_of(table: Ids, ids: Any, weights: Any = None, *, what: str) -> Given:
     )
 
 
-def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
+def ids_of(table: Ids, ids: Any, *, what: str) -> FeatureIds:
     """Return the ids of a feature that is not pooled, of any shape."""
     ids = _checked(_keys(table, ids), what)
     if isinstance(ids, tf.RaggedTensor):
         raise InvalidArgumentError(
             f"{what}: expected a dense tensor; a RaggedTensor is for bags, which are pooled"
         )
-    return Given(
+    return FeatureIds(
         tf.cast(tf.reshape(ids, [-1]), tf.int64),
         tf.zeros([0], tf.int64),
         tf.zeros([0]),

@@ -32,7 +32,7 @@ from embstore_client.frameworks.occurrences import (
 from embstore_client.frameworks.padding import is_id
 from embstore_client.frameworks.rows import Found
 from embstore_client.frameworks.tables import FeatureLookup
-from embstore_client.keras.features import Given
+from embstore_client.keras.features import FeatureIds
 
 LookUp = Callable[[dict[str, Keys]], dict[str, Found]]
 
@@ -58,7 +58,7 @@ class Forward:
     def __init__(
         self,
         lookups: Sequence[FeatureLookup],
-        given: Mapping[str, Given],
+        given: Mapping[str, FeatureIds],
         look_up: LookUp,
         gradients: KeptGradients | None,
     ) -> None:
@@ -147,7 +147,7 @@ class Forward:
 
 
 def occurrences_of(
-    lookups: Sequence[FeatureLookup], given: Mapping[str, Given]
+    lookups: Sequence[FeatureLookup], given: Mapping[str, FeatureIds]
 ) -> dict[str, Occurrences]:
     """Return the ids of every lookup by its name, of tensors that are known now."""
     return {
@@ -158,7 +158,7 @@ def occurrences_of(
     }
 
 
-def _occurrences(lookup: FeatureLookup, given: Given, arrays: tuple[Any, ...]) -> Occurrences:
+def _occurrences(lookup: FeatureLookup, given: FeatureIds, arrays: tuple[Any, ...]) -> Occurrences:
     keys, offsets, weights = arrays
     if given.is_weighted and len(weights) != len(keys):
         raise InvalidArgumentError(

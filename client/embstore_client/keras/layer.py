@@ -24,7 +24,7 @@ from embstore_client.frameworks.steps import Announced, Steps
 from embstore_client.frameworks.tables import Ids, checked, config_of, table_of
 from embstore_client.keras import saving
 from embstore_client.keras.datasets import on_demand
-from embstore_client.keras.features import Given
+from embstore_client.keras.features import FeatureIds
 from embstore_client.keras.forward import Forward, Watched, occurrences_of
 
 _MARKER = "embstore"
@@ -99,7 +99,9 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
 
     # Calls
 
-    def _activations(self, given: Mapping[str, Given], training: bool | None) -> dict[str, Any]:
+    def _activations(
+        self, given: Mapping[str, FeatureIds], training: bool | None
+    ) -> dict[str, Any]:
         """Return the activations of every lookup, in their order."""
         if tf.distribute.in_cross_replica_context() or (
             tf.distribute.get_replica_context().num_replicas_in_sync > 1

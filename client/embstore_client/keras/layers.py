@@ -13,7 +13,7 @@ import keras  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from embstore.config import Initializer, Optimizer
 from embstore.handles.store import Store
 from embstore_client.frameworks.tables import Bag, BagMode, IdKind, Ids
-from embstore_client.keras.features import Given, bags_of, given_of, ids_of
+from embstore_client.keras.features import FeatureIds, bags_of, given_of, ids_of
 from embstore_client.keras.layer import StoreLayer
 
 _serializable = keras.saving.register_keras_serializable(package="embstore")
@@ -79,7 +79,7 @@ class EmbeddingBag(StoreLayer):
         (output,) = self._activations(self._given(ids, weights), training).values()
         return output
 
-    def _given(self, *arguments: Any) -> dict[str, Given]:
+    def _given(self, *arguments: Any) -> dict[str, FeatureIds]:
         ((name, table),) = self.tables.items()
         return {table.features[0]: bags_of(table, *arguments, what=f"table {name!r}")}
 
@@ -133,7 +133,7 @@ class Embedding(StoreLayer):
         (output,) = self._activations(self._given(ids), training).values()
         return output
 
-    def _given(self, *arguments: Any) -> dict[str, Given]:
+    def _given(self, *arguments: Any) -> dict[str, FeatureIds]:
         ((name, table),) = self.tables.items()
         return {table.features[0]: ids_of(table, *arguments, what=f"table {name!r}")}
 
@@ -153,7 +153,7 @@ class Collection(StoreLayer):
         """
         return self._activations(self._given(features), training)
 
-    def _given(self, *features: Any) -> dict[str, Given]:
+    def _given(self, *features: Any) -> dict[str, FeatureIds]:
         return given_of(self.lookups, *features)
 
 

@@ -17,7 +17,7 @@ the order of the call.
     finishing     steps finished on all shards
     whole         commands of the whole cluster that are like no other
     stats         the stats that add up, and the rates of the sums
-    checkpoints   one label on all shards, at one boundary
+    checkpoints   one label on all shards, at one barrier
     digests       leaves of all shards, combined; scans likewise
     frequencies   profiles and hot sets, split and merged
 

@@ -1,7 +1,7 @@
 """Checkpoints of a cluster: kept, listed, dropped, and restored.
 
-A label is kept on every shard while none of them takes a write, at one boundary (`boundary`), also
-while other clients write. The state of each shard's checkpoint is compared with the boundary
+A label is kept on every shard while none of them takes a write, at one barrier (`barrier`), also
+while other clients write. The state of each shard's checkpoint is compared with the barrier
 afterwards: a shard whose lease has run out, or that was started again, may have written in between.
 Then there is no checkpoint, and it is tried again.
 
@@ -31,9 +31,9 @@ from embstore.errors import (
     OutcomeUnknownError,
     PermissionDeniedError,
 )
-from embstore.results import Acknowledged, Boundary, KeptCheckpoint
-from embstore_client.boundary import pause_each, resume_all
-from embstore_client.shards.patience import TIMEOUT_S, until_taken
+from embstore.results import Acknowledged, Barrier, KeptCheckpoint
+from embstore_client.barrier import pause_each, resume_all
+from embstore_client.shards.write_pauses import TIMEOUT_S, retry_while_paused
 
 if TYPE_CHECKING:
     from embstore_client.shards.router import Call, Router
@@ -44,7 +44,7 @@ _LEASE_MS = 30_000
 
 
 def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpoint:
-    """Keep one label on every shard, at one boundary.
+    """Keep one label on every shard, at one barrier.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
     """
     with router.writing():
         for _ in range(_TRIES):
-            with _paused(router, call) as boundaries:
+            with _paused(router, call) as barriers:
                 _drop_left(router, command.label)
                 mark = token_hex(MARK_CHARACTERS // 2)
                 made = replace(command, metadata=marked(dict(command.metadata or {}), mark))
@@ -63,7 +63,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
                     with suppress(EmbstoreError):
                         _drop_left(router, command.label)
                     raise
-            if _are_one(found, boundaries):
+            if _are_one(found, barriers):
                 return unmarked(found[0])
             _drop(router, command.label, range(len(found)))
     raise OutcomeUnknownError(
@@ -72,27 +72,27 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
     )
 
 
-def _are_one(found: list[KeptCheckpoint], boundaries: list[Boundary]) -> bool:
-    """Return whether the shards' checkpoints are of one boundary."""
+def _are_one(found: list[KeptCheckpoint], barriers: list[Barrier]) -> bool:
+    """Return whether the shards' checkpoints are of one barrier."""
     at = [one.command for one in found]
     is_same = len({one.content for one in found}) == 1
-    return is_same and (not boundaries or at == [one.command for one in boundaries])
+    return is_same and (not barriers or at == [one.command for one in barriers])
 
 
 @contextmanager
-def _paused(router: Router, call: Call) -> Iterator[list[Boundary]]:
+def _paused(router: Router, call: Call) -> Iterator[list[Barrier]]:
     """Pause the writes of all shards; yield the position of each: none, where they cannot be
     paused."""
     by = f"a checkpoint, {token_hex(8)}"
-    boundaries: list[Boundary] = []
+    barriers: list[Barrier] = []
     with suppress(PermissionDeniedError, InvalidArgumentError):  # or they are served as no shards
         check = partial(router.check_newest, range(len(router.shards)))
         pause = partial(pause_each, router.shards, by, timeout_s=call.timeout_s, lease_ms=_LEASE_MS)
-        boundaries = until_taken(pause, check, call.timeout_s or TIMEOUT_S)
+        barriers = retry_while_paused(pause, check, call.timeout_s or TIMEOUT_S)
     try:
-        yield boundaries
+        yield barriers
     finally:
-        if boundaries:
+        if barriers:
             with suppress(EmbstoreError):  # its lease ends it
                 resume_all(router.shards, by, timeout_s=call.timeout_s)
 
@@ -117,7 +117,7 @@ def set_retention(router: Router, command: c.SetRetention, call: Call) -> KeptCh
 def list_checkpoints(
     router: Router, command: c.ListCheckpoints, call: Call
 ) -> tuple[KeptCheckpoint, ...]:
-    """Return the checkpoints that all shards keep, of one boundary."""
+    """Return the checkpoints that all shards keep, of one barrier."""
     found = router.all(command, call)
     return tuple(unmarked(one) for one in found[0] if _is_whole(found, one.label))
 
@@ -132,7 +132,7 @@ def _each(found: list[tuple[KeptCheckpoint, ...]], label: str) -> list[KeptCheck
 
 
 def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
-    """Restore a label that all shards keep, of one boundary, on every shard."""
+    """Restore a label that all shards keep, of one barrier, on every shard."""
     with router.writing():
         kept = router.all(_LIST)
         for shard, one in enumerate(_each(kept, command.label)):
@@ -141,7 +141,7 @@ def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
         if not _is_whole(kept, command.label):
             raise CheckpointNotFoundError(
                 f"expected {command.label!r} to be a checkpoint of the whole cluster, found one of "
-                "another boundary on each shard: its making was cut short, or it is a shard's own"
+                "another barrier on each shard: its making was cut short, or it is a shard's own"
             )
         try:
             done = router.all(command, call)[0]

@@ -2,8 +2,8 @@
 
 A shard that has a newer map refuses a command that was split by an older one, and every shard knows
 the map. The client thus notices with its next command, connects to shards that are new to it, and
-sends the command once more, split anew. It is applied once: maps change at a boundary, where every
-sent command has been applied by all shards or by none (`embstore_client.boundary`).
+sends the command once more, split anew. It is applied once: maps change at a barrier, where every
+sent command has been applied by all shards or by none (`embstore_client.barrier`).
 
 Sessions end with their map, as with a restart of a server; a loop over one goes on by the way it
 has for that (`embstore_training.rank_session`): the name of the process, which is made of all

@@ -38,9 +38,9 @@ from embstore_client.shards import (
     steps,
     whole,
 )
-from embstore_client.shards.patience import TIMEOUT_S, check_newest, until_taken
 from embstore_client.shards.places import Places
 from embstore_client.shards.split import Owners, Split
+from embstore_client.shards.write_pauses import TIMEOUT_S, check_newest, retry_while_paused
 
 R = TypeVar("R")
 
@@ -190,7 +190,7 @@ class Router:
             map_version=0 if Trait.OF_ANY_MAP in command.traits else self.shard_map.version,
         )
         check = partial(self.check_newest, {0, shard})
-        return until_taken(send, check, call.timeout_s or self.timeout_s)
+        return retry_while_paused(send, check, call.timeout_s or self.timeout_s)
 
     def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
         """Return every shard's facts about itself.

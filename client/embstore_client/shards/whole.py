@@ -7,8 +7,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embstore import commands as c
-from embstore.results import BackupFacts, Boundary, ServerInfo, TableDescription
-from embstore_client.boundary import pause_all
+from embstore.results import BackupFacts, Barrier, ServerInfo, TableDescription
+from embstore_client.barrier import pause_all
 from embstore_client.shards import stats
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def backup(router: Router, command: c.Backup, call: Call) -> BackupFacts:
     )
 
 
-def pause_writes(router: Router, command: c.PauseWrites, call: Call) -> Boundary:
-    """Have every shard pause its writes, at one boundary."""
+def pause_writes(router: Router, command: c.PauseWrites, call: Call) -> Barrier:
+    """Have every shard pause its writes, at one barrier."""
     return pause_all(router.shards, command.by, timeout_s=call.timeout_s)
 
 

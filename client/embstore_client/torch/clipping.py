@@ -16,7 +16,7 @@ from embstore.errors import InvalidArgumentError
 from embstore_client.frameworks.clipping import norm_of
 from embstore_client.frameworks.gradients import multiplied
 from embstore_client.frameworks.steps import Ranks, Steps
-from embstore_client.torch.gpu import squares_there
+from embstore_client.torch.gpu import squares_on_device
 from embstore_client.torch.ranks import gathered
 from embstore_client.torch.scaling import note_overflow_of_rows, scale_of
 
@@ -26,7 +26,7 @@ def norm_of_rows(steps: Steps, ranks: Ranks) -> Any:
     tensor (), on the GPU where they are there."""
     if ranks.world_size > 1:
         return torch.tensor(norm_of(gathered(ranks, steps.sums())), dtype=torch.float64)
-    squares = [squares_there(parts) for parts in steps.gradients.parts().values()]
+    squares = [squares_on_device(parts) for parts in steps.gradients.parts().values()]
     if not squares or any(of_table is None for of_table in squares):
         return torch.tensor(norm_of([steps.sums()]), dtype=torch.float64)
     return torch.stack(squares).sum().sqrt()

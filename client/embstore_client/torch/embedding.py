@@ -289,5 +289,5 @@ class StoreModule(StoreBackedModule, torch.nn.Module):  # type: ignore[misc, unu
         RankFailedError : on the other ranks, where rank 0 has failed.
         """
         restore = partial(self.store.restore, label, wait_s=wait_s, force=force)
-        self._gone_back(label, directory, parts, partial(by_first, ranks_of(group), restore))
+        self._rolled_back(label, directory, parts, partial(by_first, ranks_of(group), restore))
         return self.last_step

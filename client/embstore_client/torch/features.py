@@ -33,7 +33,7 @@ from embstore_client.torch.announced import Place, Unpadded, once
 _ID_DTYPES = (torch.int32, torch.int64)
 
 
-class Given(NamedTuple):
+class FeatureIds(NamedTuple):
     """The ids of one feature in one forward, and the tensors that stay where they were."""
 
     of: Occurrences
@@ -67,7 +67,7 @@ def bags_of(
     *,
     has_last: bool = False,
     what: str,
-) -> Given:
+) -> FeatureIds:
     """Return the bags of a feature of a `Bag`, with padding; errors name it by `what`.
 
     Parameters
@@ -106,7 +106,7 @@ def bags_of(
     return given._replace(of=of, weights=weights.reshape(-1))
 
 
-def _bags(table: Any, ids: Any, offsets: Any, has_last: bool, what: str) -> Given:
+def _bags(table: Any, ids: Any, offsets: Any, has_last: bool, what: str) -> FeatureIds:
     """Return bags without weights: a sum of one id is its row."""
     plain = _ids(table, ids)
     if offsets is None and ids.dim() == 2 and ids.shape[1] == 1:
@@ -120,7 +120,7 @@ def _bags(table: Any, ids: Any, offsets: Any, has_last: bool, what: str) -> Give
     return plain._replace(of=of)
 
 
-def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
+def ids_of(table: Ids, ids: Any, *, what: str) -> FeatureIds:
     """Return the ids of a feature that is not pooled, of any shape, with padding."""
     ids = _keys(ids, f"{what}: ids")
     if not ids.is_nested:
@@ -129,10 +129,10 @@ def ids_of(table: Ids, ids: Any, *, what: str) -> Given:
     return once(_ids, table, values)._replace(nested=offsets)
 
 
-def _ids(table: Ids, ids: Any) -> Given:
+def _ids(table: Ids, ids: Any) -> FeatureIds:
     keys: Any = ids.detach().reshape(-1) if ids.device.type == "cuda" else _array(ids)
     of = Occurrences(table.name, keys, None, None, "sum", tuple(ids.shape), is_single=True)
-    return Given(of, None, ids.device, Place(), table.padding_key)
+    return FeatureIds(of, None, ids.device, Place(), table.padding_key)
 
 
 def _flat(nested: Any, what: str) -> tuple[Any, Any]:
@@ -168,12 +168,12 @@ def _hashed(table: Ids, ids: Any) -> Any:
     return gpu.there(table.hashed(ids.detach().cpu().numpy()), ids.device)
 
 
-def given_one(table: Ids, given: Given) -> dict[str, Given]:
+def given_one(table: Ids, given: FeatureIds) -> dict[str, FeatureIds]:
     """Return the ids of a module of one table, without padding."""
     return _without_padding({table.name: given})
 
 
-def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given]:
+def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, FeatureIds]:
     """Return the ids of every lookup from a mapping or a KeyedJaggedTensor, without padding.
 
     Raises
@@ -194,14 +194,14 @@ def given_of(lookups: Sequence[FeatureLookup], features: Any) -> dict[str, Given
     return _without_padding(given)
 
 
-def _without_padding(given: Mapping[str, Given]) -> dict[str, Given]:
+def _without_padding(given: Mapping[str, FeatureIds]) -> dict[str, FeatureIds]:
     _look_for_padding([own for own in given.values() if own.place.unpadded is None])
     return {name: _unpadded(own) for name, own in given.items()}
 
 
-def _look_for_padding(every: Sequence[Given]) -> None:
+def _look_for_padding(every: Sequence[FeatureIds]) -> None:
     """Note which of these ids are padding: for those on a GPU by one question, if none is."""
-    on_gpus: dict[Any, list[tuple[Given, Any]]] = {}
+    on_gpus: dict[Any, list[tuple[FeatureIds, Any]]] = {}
     for own in every:
         are_ids = is_id(own.keys, own.padding_idx)
         if isinstance(are_ids, torch.Tensor):
@@ -222,7 +222,7 @@ def _those(keys: Any, marks: Any, are_ids: NDArray[np.bool_]) -> Unpadded:
     return Unpadded(keys) if are_ids.all() else Unpadded(keys[marks], are_ids)
 
 
-def _unpadded(own: Given) -> Given:
+def _unpadded(own: FeatureIds) -> FeatureIds:
     """Return the same ids without padding."""
     keys, are_ids = own.place.unpadded
     if are_ids is None:

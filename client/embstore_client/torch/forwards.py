@@ -13,9 +13,9 @@ from embstore_client.frameworks.occurrences import places
 from embstore_client.frameworks.rows import AnnouncedStep, Found, Positions, from_store
 from embstore_client.frameworks.tables import Ids
 from embstore_client.torch.announced import Place
-from embstore_client.torch.features import Given
+from embstore_client.torch.features import FeatureIds
 from embstore_client.torch.gpu import (
-    OccurrencesThere,
+    DeviceOccurrences,
     Shown,
     device_of,
     keys_on_gpu,
@@ -40,7 +40,7 @@ def look_up(
     store: Store,
     step: AnnouncedStep | None,
     tables: Mapping[str, Ids],
-    given: Mapping[str, Given],
+    given: Mapping[str, FeatureIds],
     *,
     admit: bool,
 ) -> LookedUp:
@@ -65,7 +65,7 @@ def look_up(
     return LookedUp(found, _places(given, found, keys), is_there=True)
 
 
-def _prepared(given: Mapping[str, Given]) -> dict[str, Place]:
+def _prepared(given: Mapping[str, FeatureIds]) -> dict[str, Place]:
     """Return the places of announced ids; perhaps without the weights that they have now."""
     return {
         feature: own.place
@@ -76,7 +76,7 @@ def _prepared(given: Mapping[str, Given]) -> dict[str, Place]:
 
 
 def _places(
-    given: Mapping[str, Given],
+    given: Mapping[str, FeatureIds],
     found: Mapping[str, Found],
     keys: Mapping[str, Any],
 ) -> dict[str, Place]:
@@ -94,7 +94,7 @@ def _places(
 
 
 def activations_of(
-    given: Mapping[str, Given],
+    given: Mapping[str, FeatureIds],
     looked_up: LookedUp,
     *,
     gradients: KeptGradients | None,
@@ -120,7 +120,7 @@ def activations_of(
     return result
 
 
-def _as_sum(own: Given, place: Place) -> Given:
+def _as_sum(own: FeatureIds, place: Place) -> FeatureIds:
     """Return ids with weights on their device, and a weighted mean as a weighted sum."""
     if own.weights is None:
         return own
@@ -130,7 +130,9 @@ def _as_sum(own: Given, place: Place) -> Given:
     return own._replace(of=own.of._replace(mode="sum"), weights=shares(weights, place.offsets))
 
 
-def _activation(own: Given, rows: Any, place: Place, keep: Callable[[Any], None] | None) -> Any:
+def _activation(
+    own: FeatureIds, rows: Any, place: Place, keep: Callable[[Any], None] | None
+) -> Any:
     of = own.of
     at = Places(place.inverse, place.offsets, of.mode)
     output = activations(rows.to(own.device), at, own.weights, keep)
@@ -140,14 +142,19 @@ def _activation(own: Given, rows: Any, place: Place, keep: Callable[[Any], None]
 
 
 def _keep(
-    gradients: KeptGradients | None, number: Number, own: Given, place: Place, *, is_there: bool
+    gradients: KeptGradients | None,
+    number: Number,
+    own: FeatureIds,
+    place: Place,
+    *,
+    is_there: bool,
 ) -> Callable[[Any], None] | None:
     """Return a function that takes the gradient of a feature's output."""
     if gradients is None or not torch.is_grad_enabled() or own.of.table in gradients.frozen:
         return None
     weights = None if own.weights is None else own.weights.detach()
     if is_there:
-        there: Any = OccurrencesThere.of(own, place, weights)
+        there: Any = DeviceOccurrences.of(own, place, weights)
         return lambda gradient: gradients.take(number, there, gradient.detach().to(torch.float32))
     named: Any = place.named
     of = own.of._replace(keys=named)

@@ -81,7 +81,7 @@ def there(array: NDArray[Any], device: Any) -> Any:
     return torch.from_numpy(array).to(device)
 
 
-class OccurrencesThere(NamedTuple):
+class DeviceOccurrences(NamedTuple):
     """The ids of one feature in one forward, as `frameworks.occurrences.Occurrences`, whose
     gradient is a tensor of a GPU, and so is its factor."""
 
@@ -187,7 +187,7 @@ def join(parts: Sequence[Any]) -> Any:
     return Shown(tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors))
 
 
-def squares_there(parts: Sequence[tuple[Any, Any]]) -> Any:
+def squares_on_device(parts: Sequence[tuple[Any, Any]]) -> Any:
     """Return the sum of the squares of a table's gradients, each key's a sum over its occurrences:
     a float64 tensor () of the GPU where they are. None: some are elsewhere.
 
@@ -196,7 +196,7 @@ def squares_there(parts: Sequence[tuple[Any, Any]]) -> Any:
     parts : ids of features, and gradients of outputs
     """
     ids = [of for of, _ in parts]
-    if not all(isinstance(of, OccurrencesThere) for of in ids):
+    if not all(isinstance(of, DeviceOccurrences) for of in ids):
         return None
     rows = torch.cat([of.by_key(gradients) for of, gradients in parts]).to(torch.float64)
     if all(isinstance(of.keys, Positions) for of in ids):

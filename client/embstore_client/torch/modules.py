@@ -14,7 +14,14 @@ from embstore.config import Initializer, Optimizer
 from embstore.handles.store import Store
 from embstore_client.frameworks.tables import Bag, BagMode, IdKind, Ids
 from embstore_client.torch.embedding import StoreModule
-from embstore_client.torch.features import Given, bags_of, given_of, given_one, ids_of, keys_for
+from embstore_client.torch.features import (
+    FeatureIds,
+    bags_of,
+    given_of,
+    given_one,
+    ids_of,
+    keys_for,
+)
 from embstore_client.torch.pretrained import module_of
 
 
@@ -130,7 +137,7 @@ class EmbeddingBag(OneTable):
         (output,) = self._activations(input, offsets, per_sample_weights).values()
         return output
 
-    def _given(self, *arguments: Any) -> dict[str, Given]:
+    def _given(self, *arguments: Any) -> dict[str, FeatureIds]:
         ((name, table),) = self.tables.items()
         has_last = self.include_last_offset
         ids, *rest = arguments
@@ -189,7 +196,7 @@ class Embedding(OneTable):
         (output,) = self._activations(input).values()
         return output
 
-    def _given(self, *arguments: Any) -> dict[str, Given]:
+    def _given(self, *arguments: Any) -> dict[str, FeatureIds]:
         ((name, table),) = self.tables.items()
         (ids,) = arguments
         return given_one(table, ids_of(table, keys_for(table, ids), what=f"table {name!r}"))
@@ -213,7 +220,7 @@ class Collection(StoreModule):
         """
         return self._activations(features)
 
-    def _given(self, *features: Any) -> dict[str, Given]:
+    def _given(self, *features: Any) -> dict[str, FeatureIds]:
         return given_of(self.lookups, *features)
 
 

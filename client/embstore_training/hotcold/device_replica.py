@@ -22,9 +22,9 @@ from embstore.profiles.hotset import HotSet
 from embstore_training.bags import Of
 from embstore_training.hotcold.replica import Replica
 from embstore_training.read_ahead import OnceKeys
+from embstore_training.replicas.on_device import Occurring, agreed_on_device, occurring
 from embstore_training.replicas.ranks import AllGather
 from embstore_training.replicas.rows import TrainersRows
-from embstore_training.replicas.there import Occurring, agreed_there, occurring
 from embstore_training.replicas.update import Sums
 
 
@@ -101,7 +101,7 @@ class DeviceReplica(Replica):
         keys = {name: self._table(name).index.keys[own.slots] for name, own in of_slots.items()}
         scale = options.gradient_scale if all_gather is None else 1.0
         summed = self._lent.summed(of_slots, scale)
-        return agreed_there(self._lent, keys, summed, options, self._trained, all_gather)
+        return agreed_on_device(self._lent, keys, summed, options, self._trained, all_gather)
 
     def _of_slots(self, name: str, keys: ArrayLike, gradients: Any) -> SlotGradients:
         """Return gradients of one table as the device sums them."""

@@ -49,7 +49,7 @@ class Phase(NamedTuple):
     batches: Iterator[PhaseBatch]
 
 
-class PushRoom(NamedTuple):
+class PushCapacity(NamedTuple):
     """The capacity of one push, and how much of it a hot batch may need."""
 
     bytes_max: int
@@ -83,7 +83,7 @@ class Phases:
         self,
         packed: Iterator[Packed],
         empty: Callable[[], Batch | None],
-        room: PushRoom,
+        room: PushCapacity,
         all_gather: AllGather | None,
     ) -> None:
         """Take the stream; `empty` returns a batch of no samples once its columns are known."""

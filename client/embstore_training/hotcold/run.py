@@ -54,13 +54,13 @@ from embstore.checks.arguments import integer
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions
 from embstore.profiles.hotset import HotSet
-from embstore_training.hotcold.alike import check_hot_set
 from embstore_training.hotcold.classifier import Chunk, Classifier
 from embstore_training.hotcold.device_replica import on_the_stores_device
 from embstore_training.hotcold.packer import Batch, Packer
-from embstore_training.hotcold.phases import Phase, Phases, PushRoom, push_bytes_of
+from embstore_training.hotcold.phases import Phase, Phases, PushCapacity, push_bytes_of
 from embstore_training.hotcold.ragged import keys_of
 from embstore_training.hotcold.replica import Replica
+from embstore_training.hotcold.same_hot_set import check_hot_set
 from embstore_training.hotcold.scheduler import RateController
 from embstore_training.hotcold.steps import HotColdStep, HotExchange
 from embstore_training.hotcold.tally import Tally
@@ -255,7 +255,7 @@ class HotColdRun:
         packed = itertools.islice(packer.pack(chunks), skip, None)
         bytes_max, ranks = self._store.limits.call_bytes_max, self._world_size
         bytes_of = partial(push_bytes_of, self._joined(), self._columns, ranks, bytes_max)
-        room = PushRoom(bytes_max, bytes_of)
+        room = PushCapacity(bytes_max, bytes_of)
         phases = Phases(packed, lambda: packer.empty_batch, room, self._all_gather)
         while (phase := phases.following()) is not None:
             self._switch(phase.is_hot)

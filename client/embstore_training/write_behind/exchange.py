@@ -15,13 +15,13 @@ from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
 from embstore.handles.sessions import Sessions, SomeGradients, step_gradients
 from embstore.results import AcknowledgedUpdate, TableDescription
 from embstore_training.bags import Forms, Of
-from embstore_training.exchange import Judged, SessionExchange, finishing, made
+from embstore_training.exchange import OwnUpdate, SessionExchange, finishing, made
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry
 from embstore_training.replicas.ranks import AllGather, Verb, meet
 from embstore_training.times import Times
 from embstore_training.write_behind.pieces import Wanted, pieces
-from embstore_training.write_behind.rows import Came, RowsInFlight, StepSums
+from embstore_training.write_behind.rows import ArrivedRows, RowsInFlight, StepSums
 from embstore_training.write_behind.sending import Sending
 from embstore_training.write_behind.slots import Placed, TableSlots
 from embstore_training.write_behind.workers import Workers
@@ -38,7 +38,7 @@ class _Flight:
 
     placed: dict[str, Placed]
     is_expected: bool = False  # Its rows have been asked for, if there are any to ask for.
-    came: "Future[list[Came]] | None" = None  # None: there are none, or they are admitted.
+    came: "Future[list[ArrivedRows]] | None" = None  # None: there are none, or they are admitted.
     is_admitted: bool = False
     asked_on: bool = False  # The steps after it have been asked for.
 
@@ -128,12 +128,12 @@ class WriteBehind(SessionExchange):
             if any(len(places.new) for places in flight.placed.values()):
                 flight.came = self._readers.submit(lambda: self._read(entry))
 
-    def _read(self, entry: Entry) -> list[Came]:
+    def _read(self, entry: Entry) -> list[ArrivedRows]:
         """Read the new rows of a step, and put them in place. Any thread."""
         rows, placed, read = self._rows, entry.flight.placed, self.sessions.read_step
         new = {name: places.new for name, places in placed.items() if len(places.new)}
 
-        def put(wanted: Wanted) -> list[Came]:
+        def put(wanted: Wanted) -> list[ArrivedRows]:
             records = self._session.call(lambda member: read(member, entry.number, wanted))
             return rows.put(placed, wanted, records)
 
@@ -198,7 +198,7 @@ class WriteBehind(SessionExchange):
             flight.is_admitted = True
         return flight.placed
 
-    def _came(self, entry: Entry) -> list[Came]:
+    def _came(self, entry: Entry) -> list[ArrivedRows]:
         """Wait for a step's new rows."""
         flight: _Flight = entry.flight
         if flight.came is None:
@@ -243,7 +243,7 @@ class WriteBehind(SessionExchange):
             except InvalidArgumentError:  # refused whole
                 self._is_torn = False
                 raise
-            judged = Judged(checksum, is_finite=is_applied)
+            judged = OwnUpdate(checksum, is_finite=is_applied)
             send = finishing(self.sessions, number, verb, own, options, judged=judged)
             size = sum(
                 self._rows.gradient_bytes(name) * len(of.slots) for name, of in given.items()

@@ -46,7 +46,7 @@ class StepSums(NamedTuple):
     slots: Slots  # (n,)
 
 
-class Came(NamedTuple):
+class ArrivedRows(NamedTuple):
     """New rows of a step that have been put in place, by one call, as of one step."""
 
     last_step: int  # that they are as of
@@ -172,7 +172,7 @@ class RowsInFlight:
         placed: Mapping[str, Placed],
         wanted: Mapping[str, Inverse],
         records: StepRecords,
-    ) -> list[Came]:
+    ) -> list[ArrivedRows]:
         """Put the rows at some positions of a step in place. Any thread.
 
         wanted : the positions that were asked for, (n,) by table
@@ -183,12 +183,12 @@ class RowsInFlight:
             assert part.state is not None, "they are asked for with their state"
             self._tables[part.table].put(slots, part.rows, part.state)
         return [
-            Came(last_step, {name: put[name][places] for name, places in own.items()})
+            ArrivedRows(last_step, {name: put[name][places] for name, places in own.items()})
             for last_step, own in records.by_last_step()
         ]
 
     def admit(
-        self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[Came]
+        self, placed: Mapping[str, Placed], keys: Mapping[str, Keys], came: Iterable[ArrivedRows]
     ) -> None:
         """Bring the rows of a step, all of which have been put, to the state of its turn."""
         if self._all_gather is None:

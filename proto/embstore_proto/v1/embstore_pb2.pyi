@@ -1069,12 +1069,12 @@ class PromoteReply(_message.Message):
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
 class SetShardMapRequest(_message.Message):
-    __slots__ = ("shard_map", "boundary")
+    __slots__ = ("shard_map", "barrier")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
-    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
     shard_map: ShardMap
-    boundary: Boundary
-    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
+    barrier: Barrier
+    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ...) -> None: ...
 
 class SetShardMapReply(_message.Message):
     __slots__ = ("context",)
@@ -1082,7 +1082,7 @@ class SetShardMapReply(_message.Message):
     context: Context
     def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ...) -> None: ...
 
-class Boundary(_message.Message):
+class Barrier(_message.Message):
     __slots__ = ("command", "tables", "next_table_id", "places")
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -1117,17 +1117,17 @@ class PauseWritesRequest(_message.Message):
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     by: str
-    until: Boundary
+    until: Barrier
     lease_ms: int
-    def __init__(self, by: _Optional[str] = ..., until: _Optional[_Union[Boundary, _Mapping]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, by: _Optional[str] = ..., until: _Optional[_Union[Barrier, _Mapping]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class PauseWritesReply(_message.Message):
-    __slots__ = ("context", "boundary")
+    __slots__ = ("context", "barrier")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
-    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
     context: Context
-    boundary: Boundary
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
+    barrier: Barrier
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ...) -> None: ...
 
 class ResumeWritesRequest(_message.Message):
     __slots__ = ("by",)

@@ -44,7 +44,9 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         its last checkpoint.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in our own log
-        from embstore_server.path.freed import share_freed_memory  # asyncio is nothing for --help
+        from embstore_server.path.memory_trim import (
+            share_freed_memory,  # asyncio is nothing for --help
+        )
 
         share_freed_memory()
         os.umask(0o077)  # no other user may read rows, under any umask

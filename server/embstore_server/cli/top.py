@@ -24,14 +24,14 @@ def top(
     every: Annotated[float, EVERY_FLAG] = EVERY_S,
 ) -> Shown:
     """Watch a running store: hit rates, stages, memory, sessions, files, tables. Ctrl-C ends it."""
-    from embstore_server.cli.top_view import Look, drawn
+    from embstore_server.cli.top_view import StatsSample, drawn
 
-    now: Look | None = None
+    now: StatsSample | None = None
 
     def look() -> Shown:
         nonlocal now
         stats: dict[str, Any] = store.stats()
-        now = Look(stats, monotonic(), (now.stats, now.at) if now else None)
+        now = StatsSample(stats, monotonic(), (now.stats, now.at) if now else None)
         return stats, partial(drawn, now)
 
     with connect() as store:

@@ -23,7 +23,7 @@ Read = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
-class Look:
+class StatsSample:
     """The stats of a store, their time, and the look before."""
 
     stats: dict[str, Any]
@@ -46,13 +46,13 @@ class Look:
         return float(grown / (self.at - self.before[1]))
 
 
-def drawn(look: Look) -> RenderableType:
+def drawn(look: StatsSample) -> RenderableType:
     """Return the whole screen."""
     parts = [_head(look), _pools(look), _sessions(look), _stages(look), _tables(look)]
     return Group(*parts, Columns([_memory(look), _files(look)], padding=(0, 4)))
 
 
-def _head(look: Look) -> RenderableType:
+def _head(look: StatsSample) -> RenderableType:
     stats, cache = look.stats, look.stats["cache"]
 
     def of_pools(name: str) -> Read:
@@ -66,7 +66,7 @@ def _head(look: Look) -> RenderableType:
         ("commands", _rate(look.rate(lambda stats: stats["command"]))),
         ("policy", stats["policy"]),
         ("device", stats["device"]),
-        ("role", stats["standing"]["role"]),
+        ("role", stats["replication"]["role"]),
         ("command", f"{stats['command']:,}"),
     ]
     line = Text("embstore  ", style="bold")
@@ -75,7 +75,7 @@ def _head(look: Look) -> RenderableType:
     return line
 
 
-def _pools(look: Look) -> RenderableType:
+def _pools(look: StatsSample) -> RenderableType:
     rows: list[dict[str, str]] = []
     for index, pool in enumerate(look.stats["cache"]["pools"]):
         keys, hits = (
@@ -107,7 +107,7 @@ def _of_pool(stats: dict[str, Any], index: int, name: str) -> Any:
     return pools[index][name] if index < len(pools) else None
 
 
-def _sessions(look: Look) -> RenderableType:
+def _sessions(look: StatsSample) -> RenderableType:
     rows = []
     for session in look.stats["sessions"]["open"]:
         name = session["name"]
@@ -135,7 +135,7 @@ def _of_session(stats: dict[str, Any], name: str) -> Any:
     return next((one["steps_finished"] for one in found), None)
 
 
-def _stages(look: Look) -> RenderableType:
+def _stages(look: StatsSample) -> RenderableType:
     stages = sorted(look.stats["stages"].items(), key=lambda one: -one[1]["seconds"])
     rows = []
     for name, stage in stages[:_STAGES_SHOWN]:
@@ -144,7 +144,7 @@ def _stages(look: Look) -> RenderableType:
     return _table(("stage", "of a second", "since start", "times"), rows, "no calls yet")
 
 
-def _tables(look: Look) -> RenderableType:
+def _tables(look: StatsSample) -> RenderableType:
     total = sum(table["lookup_keys"] for table in look.stats["tables"].values())
     tables = sorted(
         look.stats["tables"].items(),
@@ -165,7 +165,7 @@ def _tables(look: Look) -> RenderableType:
     return _table(heads, rows, "")
 
 
-def _memory(look: Look) -> RenderableType:
+def _memory(look: StatsSample) -> RenderableType:
     cache, frequency = look.stats["cache"], look.stats["frequency"]
     of_cache = f"{bytes_text(cache['memory_bytes'])} of {bytes_text(cache['budget_bytes'])}"
     pinned = f"{look.stats['sessions']['planning']['pinned_rows']:,} rows"
@@ -177,7 +177,7 @@ def _memory(look: Look) -> RenderableType:
     return _table(("memory", ""), [*rows, ("pinned", pinned)], "")
 
 
-def _files(look: Look) -> RenderableType:
+def _files(look: StatsSample) -> RenderableType:
     storage, log = look.stats["storage"], look.stats["command_log"]
     read = look.rate(lambda stats: stats["storage"]["bytes_read"])
     written = look.rate(lambda stats: stats["storage"]["bytes_written"])

@@ -87,7 +87,7 @@ def promote(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
         if not yes:
             output.ask("Have its leader take no writes any more?", "the server", "promoted")
         store.promote()
-        role = store.stats()["standing"]["role"]
+        role = store.stats()["replication"]["role"]
     return {"role": role}, f"the server is the {role}"
 
 

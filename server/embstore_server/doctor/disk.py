@@ -21,7 +21,7 @@ MEASURED_BYTES = 32 << 20
 SYNCS, READS, PAGE_BYTES = 20, 200, 4096
 
 ROOM_NONE_BYTES = 64 << 20
-"""Less, and a server refuses writes before long (embstore_server.path.room)."""
+"""Less, and a server refuses writes before long (embstore_server.path.disk_space)."""
 ROOM_SMALL_BYTES = 8 << 30
 """A command log has up to 4 GiB, and merges need space for the files that they rewrite."""
 FILES_FEW = 10_000

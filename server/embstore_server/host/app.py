@@ -95,8 +95,8 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
             if not stop.done():
                 if service.engine.lost:
                     event(logging.ERROR, "commands lost", reason=service.engine.lost, note=_LOST)
-                await service.room.look()
-                watching = asyncio.create_task(service.room.watch())
+                await service.disk_space.look()
+                watching = asyncio.create_task(service.disk_space.watch())
                 await server.ready()
                 _say_ready(service, server.address, admin_address, sharing.path)
                 if settings.warm_up:
@@ -118,7 +118,7 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
                 sharing.close()
             if watching is not None:
                 watching.cancel()
-                await service.room.commit(until)
+                await service.disk_space.commit(until)
             await host.stop()
     if service.failure is not None:
         raise service.failure  # 0 says that everything is committed

@@ -10,7 +10,7 @@ from time import monotonic
 
 from embstore.engine.engine import Engine
 from embstore.storage.lineage import read as read_lineage
-from embstore_server.host.shards import take_place
+from embstore_server.host.shards import apply_shard_map
 from embstore_server.path.service import Service
 from embstore_server.replication.following import Following
 from embstore_server.replication.standbys import Standbys
@@ -42,18 +42,18 @@ class Host:
         try:
             await self.service.worker.stop()
         finally:
-            self.service.long_works.close()
+            self.service.long_jobs.close()
 
     def _opened(self) -> Engine:
         """Open the store. On the engine thread."""
         service, engine = self.service, self._open_engine()
         try:
-            take_place(service.settings, engine)
+            apply_shard_map(service.settings, engine)
         except BaseException:
             engine.close()
             raise
         service.lineage = read_lineage(engine.storage.files)
-        engine.standing = service.standing
+        engine.replication = service.replication
         self.following.opened(engine, service.lineage)
         return engine
 
@@ -66,7 +66,7 @@ class Host:
         """Open the directory's current store, in place of the one that was served."""
         worker = self.service.worker
         deadline = monotonic() + SECONDS_MAX
-        task = worker.submit("Follow", worker.reopen, lane="follow", deadline=deadline)
+        task = worker.submit("Follow", worker.reopen, client="follow", deadline=deadline)
         self._use(await task.outcome)
 
     async def _promote(self) -> bool:

@@ -9,7 +9,7 @@ from embstore.storage.shard import ShardPlace
 from embstore_server.setup.settings import Settings
 
 
-def take_place(settings: Settings, engine: Engine) -> None:
+def apply_shard_map(settings: Settings, engine: Engine) -> None:
     """Make an open store the shard of the settings, and note it in its directory.
 
     Raises InvalidArgumentError: it is another shard, or the file of the map is not a map.

@@ -66,12 +66,12 @@ export function storage() {
     chart.set(history.shown(span, "read").times, [...line("read", "read"), ...line("written", "written")]);
     const problems = [s.merge_error, commits.own_commit_error, backups.backup_error, ...scrubber.scrub_errors];
     setText(note, problems.filter(Boolean).join(" · "));
-    about.textContent = standing(stats.standing);
+    about.textContent = replication(stats.replication);
   }
   return { element, set };
 }
 
-function standing(one) {
+function replication(one) {
   if (one.role === "standby") {
     const behind = `${count(one.commands_behind)} commands, ${seconds(one.seconds_behind)} behind`;
     return one.connected ? `standby of ${one.leader}: ${behind}` : `standby, not connected: ${one.reason}`;

@@ -71,10 +71,10 @@ def answered_error(error: Exception, verb: str, caller: Caller | None = None) ->
     advice = after_timeout(command) if command else ""
     if isinstance(error, TimeoutError) and not isinstance(error, EmbstoreError):
         error = DeadlineError(f"{verb}: no answer in time{advice}")
-    alike = verb, type(error).__name__, caller.principal.name if caller else ""
+    limited_by = verb, type(error).__name__, caller.principal.name if caller else ""
     lack = error.__cause__ if isinstance(error, CapacityError) else error
     if isinstance(lack, MemoryError):
-        event(logging.WARNING, "no memory", reason=str(lack), **who, alike=alike)
+        event(logging.WARNING, "no memory", reason=str(lack), **who, limited_by=limited_by)
     if isinstance(error, MemoryError):
         changes = command is not None and command.effect is not Effect.READS
         what = f"{verb}: no memory on the server{f': {error}' if str(error) else ''}"
@@ -84,7 +84,7 @@ def answered_error(error: Exception, verb: str, caller: Caller | None = None) ->
             less = "send less in a call, or start the server with less cache_bytes"
             error = CapacityError(f"{what}; {less}")
     if type(error) is EmbstoreError or not isinstance(error, EmbstoreError):
-        event(logging.ERROR, "internal error", exc_info=error, **who, alike=alike)
+        event(logging.ERROR, "internal error", exc_info=error, **who, limited_by=limited_by)
     return error
 
 

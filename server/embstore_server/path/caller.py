@@ -10,7 +10,7 @@ from uuid import uuid4
 from embstore.arrays import length
 from embstore.commands import Command, Part
 from embstore_server.access.principals import ANYBODY, Principal
-from embstore_server.path.turnstile import Place
+from embstore_server.path.concurrency import Place
 from embstore_server.telemetry.logs import event
 from embstore_server.telemetry.metrics import Metrics
 from embstore_server.telemetry.slow_calls import SlowCall
@@ -52,8 +52,8 @@ class Caller:
     """Seconds in the engine's stages, and in other waits, as "durable"."""
     brief: bool = False  # a few keys: may be done at once
     principal: Principal = ANYBODY
-    shared_lane: str = ""
-    """The lane of callers without a name; "": each has the lane of its peer."""
+    shared_client: str = ""
+    """The client that callers without a name count as; "": each counts as its peer."""
     audited: str = ""
     is_let_in: bool = False
     """It has the right to its command. Other calls can be sent as often as their sender likes: of
@@ -61,14 +61,14 @@ class Caller:
     gone: Callable[[], Awaitable[None]] | None = None
     """Waits until its client has gone; None: the call is cancelled then."""
     place: Place | None = None
-    """Where its work goes on (turnstile.py)."""
+    """Where its work goes on (concurrency.py)."""
     received_bytes: int = 0
     sent_bytes: int = 0
 
     @property
-    def lane(self) -> str:
-        """Where it queues: lanes take turns, so one token's many connections count as one."""
-        return self.principal.name or self.shared_lane or self.peer
+    def client(self) -> str:
+        """The client in whose queue it waits: one token's many connections are one client."""
+        return self.principal.name or self.shared_client or self.peer
 
     @property
     def who(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def observe(
     is one that the caller has not noted."""
     seconds = monotonic() - caller.started
     is_slow = seconds * 1000 >= slow_call_ms
-    alike = () if caller.is_let_in else (caller.verb, code, caller.principal.name)
+    limited_by = () if caller.is_let_in else (caller.verb, code, caller.principal.name)
     metrics.observe_call(
         caller.verb,
         code,
@@ -154,7 +154,7 @@ def observe(
             token=caller.principal.name,
             peer=caller.peer,
             request=caller.request,
-            alike=alike,
+            limited_by=limited_by,
         )
     if is_slow:
         if command is not None:
@@ -163,7 +163,7 @@ def observe(
         slow = _slow_call(caller, code, seconds)
         metrics.slow_calls.add(slow)
         said = {name: value for name, value in vars(slow).items() if name != "ended_at"}
-        event(logging.WARNING, "slow call", **said, alike=alike)
+        event(logging.WARNING, "slow call", **said, limited_by=limited_by)
     if metrics.traces is not None:
         if command is not None:
             caller.note(command)

@@ -35,7 +35,6 @@ from embstore_proto.frame import ALIGNMENT, NARROW, Framed
 from embstore_proto.status import answer_of
 from embstore_proto.verbs import VERBS, Verb
 from embstore_server.path.answers import answered_error, answering, drop_trace
-from embstore_server.path.at_once import AtOnce
 from embstore_server.path.caller import Caller, observe
 from embstore_server.path.incoming import (
     Incoming,
@@ -46,6 +45,7 @@ from embstore_server.path.incoming import (
     value_bytes,
 )
 from embstore_server.path.inflight import Reservation
+from embstore_server.path.merged_lookups import MergedLookups
 from embstore_server.path.service import Service
 from embstore_server.path.step_answers import StepAnswers, send
 
@@ -68,7 +68,7 @@ class Calls:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self.at_once = AtOnce(service)
+        self.merged_lookups = MergedLookups(service)
         steps = StepAnswers(service)
         self._answers = dict.fromkeys(_DOCUMENTS, self._document) | {
             "LookupStep": steps.lookup_step,
@@ -117,7 +117,7 @@ class Calls:
             error = answered_error(exc, verb, caller)
             code = answer_of(error).code.name
             drop_trace(exc)  # which may be another one
-            service.freed.after(error)
+            service.memory_trim.after(error)
             has_failed = isinstance(error, StoreClosedError) and service.failure is not None
             await call.refuse(error, is_final=has_failed)
         finally:

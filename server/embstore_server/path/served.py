@@ -9,7 +9,7 @@ progress that a session makes. The sessions report progress on any thread; repor
 the loop has woken the waiting calls need no second wake-up, so a burst costs one. Every call that
 waits is woken, which is a poll for each rank of each session: few, and cheap.
 
-**Threads.** Long work takes the store's own lock piece by piece (long_works.py). Meanwhile no task
+**Threads.** Long work takes the store's own lock piece by piece (long_jobs.py). Meanwhile no task
 is done by the event loop at once, which would stand still while it waits for that lock; nor is one
 while a merge waits to be installed.
 
@@ -31,7 +31,7 @@ from uuid import uuid4
 from embstore.commands import Progress
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
-from embstore.engine.standing import Standing
+from embstore.engine.replication_role import ReplicationRole
 from embstore.errors import DeviceError, StoreClosedError
 from embstore.results import Context, ServerLimits
 from embstore.storage.lineage import Lineage
@@ -41,13 +41,13 @@ from embstore_server.access import shares
 from embstore_server.access.callers import Callers
 from embstore_server.access.certificates import Certificates
 from embstore_server.path.caller import Caller
+from embstore_server.path.disk_space import DiskSpace
 from embstore_server.path.durable import Durable
-from embstore_server.path.freed import Freed
 from embstore_server.path.inflight import Inflight
-from embstore_server.path.long_works import LongWorks
+from embstore_server.path.long_jobs import LongJobs
+from embstore_server.path.memory_trim import MemoryTrim
 from embstore_server.path.quorum import Quorum
 from embstore_server.path.replay import ReplayWindow
-from embstore_server.path.room import Room
 from embstore_server.path.timed_calls import TimedCaller, TimedTask
 from embstore_server.path.traffic import Traffic
 from embstore_server.path.worker import Worker
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Patient(Protocol):
+class PendingEvent(Protocol):
     """An event that a call waits for: a step's rows, its last rank, a warm-up."""
 
     @property
@@ -90,7 +90,7 @@ class Served:
         """Traffic by transport."""
         self.socket = ""
         """Where the shared-memory transport listens; "": nowhere."""
-        self.standing = Standing(settings.standbys)
+        self.replication = ReplicationRole(settings.standbys)
         self.lineage = Lineage()
         """The history that the store continues; replaced whole."""
         self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
@@ -99,8 +99,8 @@ class Served:
         if metrics.traces is not None:
             self.caller_of, self.worker.task_of = TimedCaller, TimedTask
         self.replay = ReplayWindow(self.worker, self.instance)
-        self.room = Room(self)
-        self.freed = Freed()
+        self.disk_space = DiskSpace(self)
+        self.memory_trim = MemoryTrim()
         self.failed = asyncio.Event()
         """Set once a call has failed the store, also one whose client has gone."""
         self.preparing = ""
@@ -108,7 +108,7 @@ class Served:
         self.durable: Durable | None = None
         """The durability that answers wait for; None: they do not wait."""
         self.quorum = Quorum(settings.standbys, self._has_grown)
-        self.long_works = LongWorks(self.notice_failure)
+        self.long_jobs = LongJobs(self.notice_failure)
         self.idle = asyncio.Event()
         """Set while no call is under way."""
         self.idle.set()
@@ -170,7 +170,7 @@ class Served:
 
     def cut_off(self) -> None:
         """End long works and queued calls: the time to drain is over."""
-        self.long_works.cut_off()
+        self.long_jobs.cut_off()
         self.worker.cut_off(StoreClosedError("the server is stopping; send the call again later"))
 
     @property
@@ -225,14 +225,14 @@ class Served:
             return f"starting: {self.preparing or 'the store is being opened'}"
         if self.failure is not None:
             return f"the store has failed, restart the server: {self.failure}"
-        if self.standing.is_empty:
-            return f"starting: the first commit of {self.standing.leader} is awaited"
+        if self.replication.is_empty:
+            return f"starting: the first commit of {self.replication.leader} is awaited"
         return "stopping" if self.stopping else ""
 
     @property
     def unready(self) -> str:
         """Why this server should get no work, though it may serve reads (room.py); empty: ready."""
-        return self.not_ready or self.room.lack
+        return self.not_ready or self.disk_space.lack
 
     @property
     def limits(self) -> ServerLimits:
@@ -250,19 +250,19 @@ class Served:
             raise self.closed()
         mine = partial(work, self._engine)
         if caller is None:
-            return await self.long_works.run(verb, mine)
-        lane, limits = caller.principal.name, caller.principal.limits
+            return await self.long_jobs.run(verb, mine)
+        client, limits = caller.principal.name, caller.principal.limits
         began = monotonic()
         try:
-            return await self.long_works.run(
-                verb, mine, caller.gone, lane=lane, lane_calls_max=limits.get("queue_calls")
+            return await self.long_jobs.run(
+                verb, mine, caller.gone, client=client, client_calls_max=limits.get("queue_calls")
             )
         finally:
             caller.waited("thread", began)
 
     # Waiting for others
 
-    async def until(self, handle: Patient, poll: Callable[[], T | None]) -> T:
+    async def until(self, handle: PendingEvent, poll: Callable[[], T | None]) -> T:
         """Return the result of `poll`, once that is not None.
 
         It is called after each progress of a session, and when the handle's patience ends. Raises

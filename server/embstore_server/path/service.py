@@ -1,4 +1,4 @@
-"""The common path of calls of all transports: lane, deadline, queue, stats.
+"""The common path of calls of all transports: client, deadline, queue, stats.
 
 `execute` has a command executed where its effect says
 (`embstore.commands`): on the engine thread in its turn, with an origin at most once; on a thread of
@@ -28,12 +28,12 @@ from embstore_proto.verbs import Arrived, Verb
 from embstore_server.access import shares
 from embstore_server.path.answers import Answered, Work, answering
 from embstore_server.path.caller import Caller
+from embstore_server.path.concurrency import Place
 from embstore_server.path.incoming import Request
 from embstore_server.path.inflight import Reservation
 from embstore_server.path.replay import check_epoch
 from embstore_server.path.rights import permitted
 from embstore_server.path.served import Served
-from embstore_server.path.turnstile import Place
 from embstore_server.path.warming import Warming
 from embstore_server.path.worker import Task
 from embstore_server.setup.settings import Settings
@@ -115,11 +115,11 @@ class Service(Served):
         since; OutcomeUnknownError: see `embstore_server.path.replay`; and the command's own errors.
         """
         self.note(caller, command)
-        self.room.check(command)
+        self.disk_space.check(command)
         if isinstance(command, Promote) and await self._promote():
             return answering(lambda _: None, self.instance)(self.engine)
         if isinstance(command, GetStats) and self.durable is not None:
-            self.standing.writes_waiting = self.durable.writes_waiting
+            self.replication.writes_waiting = self.durable.writes_waiting
         work = answering(
             partial(self._begun, caller, command, out=out, origin=origin),
             self.instance,
@@ -149,7 +149,7 @@ class Service(Served):
     ) -> Answered | None:
         """Look rows up for several callers, as one, if nothing has to be waited for; None:
         something has. The lookups have one `admit`."""
-        if self._engine is None or self.stopping or self.long_works.running:
+        if self._engine is None or self.stopping or self.long_jobs.running:
             return None
         if not self._engine.is_prompt or self._engine.tables.frame.is_taken:
             return None
@@ -324,9 +324,9 @@ class Service(Served):
 
     async def place(self, caller: Caller) -> Place:
         """Wait until a call may be taken apart, and have the engine; raises OverloadedError."""
-        self.worker.check_room(caller.lane, caller.principal.limits.get("queue_calls"))
+        self.worker.check_room(caller.client, caller.principal.limits.get("queue_calls"))
         began = monotonic()
-        caller.place = await self.worker.turnstile.enter(caller.lane)
+        caller.place = await self.worker.limiter.enter(caller.client)
         caller.queued(began)
         return caller.place
 
@@ -346,9 +346,9 @@ class Service(Served):
         return self.worker.submit(
             caller.verb,
             work,
-            lane=caller.lane,
+            client=caller.client,
             deadline=caller.deadline,
-            brief=caller.brief and not self.long_works.running and self._engine.is_prompt,
-            lane_calls_max=caller.principal.limits.get("queue_calls"),
+            brief=caller.brief and not self.long_jobs.running and self._engine.is_prompt,
+            client_calls_max=caller.principal.limits.get("queue_calls"),
             has_waited=caller.place is not None,
         )

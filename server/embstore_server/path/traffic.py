@@ -15,9 +15,9 @@ class Traffic:
         """Bytes copied, in addition to the engine's own reads and writes."""
         self.connections: int | None = None
         """None where the library does not say."""
-        self.area_bytes = 0
+        self.segment_bytes = 0
         """Bytes of memory that are shared with clients."""
-        self.device_area_bytes = 0
+        self.device_segment_bytes = 0
         """Bytes of a GPU's memory that are shared with clients."""
 
     def count(self, caller: Caller) -> None:

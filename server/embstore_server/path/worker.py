@@ -1,7 +1,7 @@
 """The engine thread: it owns the store, and takes tasks from a bounded, fair queue.
 
-**Fair.** Each client has a lane; the thread takes from the lanes in turn. A client with a hundred
-calls waiting delays another's by one call, not by a hundred. Calls of one lane keep their order.
+**Fair.** Each client has a queue; the thread takes from the queues in turn. A client with a hundred
+calls waiting delays another's by one call, not by a hundred. Calls of one client keep their order.
 
 **Bounded.** A call that finds `queue_calls_max` others waiting is refused at once
 (OverloadedError): its client backs off, and waits at no cost to the server.
@@ -32,8 +32,8 @@ from typing import Any
 
 from embstore.engine.engine import Engine
 from embstore.errors import DeadlineError, EmbstoreError, OverloadedError, StoreClosedError
-from embstore.stages import Spent
-from embstore_server.path.turnstile import Turnstile
+from embstore.stages import StageSeconds
+from embstore_server.path.concurrency import ConcurrencyLimiter
 
 Work = Callable[[Engine], Any]
 
@@ -41,15 +41,15 @@ Work = Callable[[Engine], Any]
 class Task:
     """One call's work for the engine thread. `outcome` is for the event loop alone."""
 
-    def __init__(self, verb: str, work: Work, lane: str, deadline: float) -> None:
+    def __init__(self, verb: str, work: Work, client: str, deadline: float) -> None:
         self.verb = verb
         self.work = work
-        self.lane = lane
+        self.client = client
         self.deadline = deadline  # monotonic seconds
         self.enqueued = monotonic()
         self.wait_s = 0.0
         self.run_s = 0.0
-        self.stage_seconds = Spent()
+        self.stage_seconds = StageSeconds()
         self.is_waiting = True
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
@@ -79,9 +79,9 @@ class Worker:
         self._open_engine = open_engine
         self._after_task = after_task
         self._queue_calls_max = queue_calls_max
-        self._lanes: OrderedDict[str, deque[Task]] = OrderedDict()
+        self._queues: OrderedDict[str, deque[Task]] = OrderedDict()
         self._queued = 0
-        self.turnstile = Turnstile()
+        self.limiter = ConcurrencyLimiter()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._engine: Engine | None = None
@@ -108,29 +108,29 @@ class Worker:
         verb: str,
         work: Work,
         *,
-        lane: str,
+        client: str,
         deadline: float,
         brief: bool = False,
-        lane_calls_max: int | None = None,
+        client_calls_max: int | None = None,
         has_waited: bool = False,
     ) -> Task:
         """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
         A task that has waited already has been counted, and is not refused in favour of later ones.
 
-        Raises OverloadedError: the queue, or the lane, is full; StoreClosedError: the server is
+        Raises OverloadedError: the queue, or the client's, is full; StoreClosedError: the server is
         stopping.
         """
-        task = self.task_of(verb, work, lane, deadline)
+        task = self.task_of(verb, work, client, deadline)
         with self._lock:
             if self._closing:
                 raise StoreClosedError("the server is stopping; send the call to it once it is up")
             if not has_waited:
-                self.check_room(lane, lane_calls_max)
+                self.check_room(client, client_calls_max)
             idle = not self._queued and self.running is None  # nor is one about to run
             if brief and idle and self._turn.acquire(blocking=False):
                 self.running, task.is_waiting = task, False
             else:
-                self._lanes.setdefault(lane, deque()).append(task)
+                self._queues.setdefault(client, deque()).append(task)
                 self._queued += 1
                 brief = False
         if not brief:
@@ -159,22 +159,22 @@ class Worker:
     @property
     def waiting_calls(self) -> int:
         """Calls that wait for the engine: in the queue, or to be taken apart for it."""
-        return self._queued + self.turnstile.waiting_calls
+        return self._queued + self.limiter.waiting_calls
 
-    def lane_calls(self, lane: str) -> int:
-        """Return how many of these are of one lane."""
-        return len(self._lanes.get(lane, ())) + self.turnstile.lane_calls(lane)
+    def client_calls(self, client: str) -> int:
+        """Return how many of these are of one client."""
+        return len(self._queues.get(client, ())) + self.limiter.client_calls(client)
 
-    def check_room(self, lane: str, lane_calls_max: int | None) -> None:
-        """Raise OverloadedError, if no more calls may wait, or no more of a lane."""
+    def check_room(self, client: str, client_calls_max: int | None) -> None:
+        """Raise OverloadedError, if no more calls may wait, or no more of a client."""
         if self.waiting_calls >= self._queue_calls_max:
             raise OverloadedError(
                 f"{self.waiting_calls} calls wait for the engine (limits.queue_calls_max); "
                 "back off, then retry"
             )
-        if lane_calls_max is not None and self.lane_calls(lane) >= lane_calls_max:
+        if client_calls_max is not None and self.client_calls(client) >= client_calls_max:
             raise OverloadedError(
-                f"{lane_calls_max} calls of {lane!r} wait for the engine, its queue_calls; "
+                f"{client_calls_max} calls of {client!r} wait for the engine, its queue_calls; "
                 "back off, then retry"
             )
 
@@ -188,10 +188,10 @@ class Worker:
             if not task.is_waiting:
                 return False
             task.is_waiting = False
-            lane = self._lanes[task.lane]
-            lane.remove(task)
-            if not lane:
-                del self._lanes[task.lane]
+            queue = self._queues[task.client]
+            queue.remove(task)
+            if not queue:
+                del self._queues[task.client]
             self._queued -= 1
         task.outcome.cancel()
         return True
@@ -199,8 +199,8 @@ class Worker:
     def cut_off(self, why: EmbstoreError) -> None:
         """Take every task out of the queue; its outcome is `why`."""
         with self._lock:
-            waiting = [task for lane in self._lanes.values() for task in lane]
-            self._lanes.clear()
+            waiting = [task for queue in self._queues.values() for task in queue]
+            self._queues.clear()
             self._queued = 0
             for task in waiting:
                 task.is_waiting = False
@@ -255,10 +255,10 @@ class Worker:
             self._tokens.get()
             with self._lock:
                 if self._queued:
-                    name, lane = self._lanes.popitem(last=False)
-                    task = self.running = lane.popleft()
-                    if lane:
-                        self._lanes[name] = lane  # at the end: the other lanes come first
+                    name, queue = self._queues.popitem(last=False)
+                    task = self.running = queue.popleft()
+                    if queue:
+                        self._queues[name] = queue  # at the end: the other clients come first
                     self._queued -= 1
                     task.is_waiting = False
                     return task

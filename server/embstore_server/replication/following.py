@@ -88,13 +88,13 @@ class Following:
 
     def decide(self, engine: Engine) -> None:
         """Set the replication role of a store that is served from now on."""
-        standing, lineage = self._service.standing, self._service.lineage
+        role, lineage = self._service.replication, self._service.lineage
         if self._leads(lineage):
-            standing.replaced_by = lineage.replaced_by
+            role.replaced_by = lineage.replaced_by
             return
         head = engine.storage.catalogue.head
-        standing.leader = self._address
-        standing.is_empty = (
+        role.leader = self._address
+        role.is_empty = (
             lineage == Lineage() and not head.commit and not engine.tables.frame.command_number
         )
 
@@ -104,9 +104,9 @@ class Following:
 
     def start(self) -> None:
         """Begin to follow, or to notify the old leader that it was replaced."""
-        if self._service.standing.leader:
+        if self._service.replication.leader:
             self._task = asyncio.create_task(self._follow_for_ever())
-        elif self._service.lineage.replaced and not self._service.standing.replaced_by:
+        elif self._service.lineage.replaced and not self._service.replication.replaced_by:
             self._task = asyncio.create_task(self._fence(self._service.lineage.replaced))
 
     async def stop(self) -> None:
@@ -126,9 +126,9 @@ class Following:
         """
         async with self._promoting:
             service = self._service
-            if not service.standing.leader:
+            if not service.replication.leader:
                 return False
-            if service.standing.is_empty:
+            if service.replication.is_empty:
                 raise StoreClosedError(service.not_ready)
             await self.stop()
             try:
@@ -161,23 +161,23 @@ class Following:
         await service.durable.wait(mark)
         service.lineage = lineage
         service.recall()
-        service.standing.leader = service.standing.reason = ""
-        service.standing.is_connected, service.standing.commands_behind = False, 0
+        service.replication.leader = service.replication.reason = ""
+        service.replication.is_connected, service.replication.commands_behind = False, 0
 
     # Following
 
     async def _follow_for_ever(self) -> None:
         pause = _PAUSE_FIRST_S
-        standing = self._service.standing
+        role = self._service.replication
         while True:
             begun, reason = monotonic(), ""
             try:
                 await self._connect(self._address, self._follow)
             except Exception as exc:
                 reason = _reason(exc, self._address)
-            if reason != standing.reason:
+            if reason != role.reason:
                 event(logging.WARNING, "not following", leader=self._address, reason=reason)
-            standing.is_connected, standing.reason = False, reason
+            role.is_connected, role.reason = False, reason
             pause = _PAUSE_FIRST_S if monotonic() - begun > _PAUSE_MAX_S else pause
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MAX_S)
@@ -224,7 +224,7 @@ class Following:
             files = service.engine.storage.files
             await asyncio.to_thread(lineages.write, files, service.lineage)
         event(logging.INFO, "following", leader=self._address)
-        service.standing.is_connected, service.standing.reason = True, ""
+        service.replication.is_connected, service.replication.reason = True, ""
         marks: asyncio.Queue[tuple[int, Place]] = asyncio.Queue()
         acknowledging = asyncio.create_task(self._acknowledge(call, marks))
         try:
@@ -238,7 +238,7 @@ class Following:
             store_id=service.store_id,
             promotions=[pb.Promotion(**vars(p)) for p in service.lineage.promotions],
             command=service.engine.tables.frame.command_number,
-            anew=self._anew or service.standing.is_empty,
+            anew=self._anew or service.replication.is_empty,
         )
 
     async def _execute(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
@@ -254,8 +254,8 @@ class Following:
             records = list(stream.add(begin, reply.log.piece))
             mark = await self._to_its_end(self._receive(records))
             marks.put_nowait((mark, stream.place))
-            behind = service.standing.commands_behind - sum(r.kind == COMMAND for r in records)
-            service.standing.commands_behind = max(behind, 0)
+            behind = service.replication.commands_behind - sum(r.kind == COMMAND for r in records)
+            service.replication.commands_behind = max(behind, 0)
 
     async def _receive(self, records: list[Record]) -> int:
         try:
@@ -274,11 +274,11 @@ class Following:
         return result
 
     def _note_state(self, state: Any) -> None:
-        engine, standing = self._service.engine, self._service.standing
+        engine, role = self._service.engine, self._service.replication
         behind = state.command - engine.tables.frame.command_number
-        standing.commands_behind = max(behind, 0)
+        role.commands_behind = max(behind, 0)
         if behind <= 0:
-            standing.even_at = monotonic()
+            role.even_at = monotonic()
 
     async def _acknowledge(self, call: Any, marks: "asyncio.Queue[tuple[int, Place]]") -> None:
         durable = self._service.durable
@@ -297,10 +297,10 @@ class Following:
     async def _take(self, call: Any, leader: Any) -> None:
         """Replace the store here by the leader's commit."""
         service = self._service
-        files, standing = service.engine.storage.files, service.standing
+        files, role = service.engine.storage.files, service.replication
         catalogue = catalogues.decode(leader.catalogue)
         is_same = catalogue.store_id == service.store_id
-        if catalogue.store_id != leader.store_id or not (is_same or standing.is_empty):
+        if catalogue.store_id != leader.store_id or not (is_same or role.is_empty):
             raise InvalidArgumentError(
                 f"expected an empty directory, or a copy of store {leader.store_id}, to follow "
                 f"{self._address}; found store {service.store_id}"
@@ -330,7 +330,7 @@ class Following:
         await asyncio.to_thread(incoming.end)
         await self._reopen()
         self._anew = False
-        service.standing.commits_taken += 1
+        service.replication.commits_taken += 1
 
     # Fencing
 

@@ -180,13 +180,21 @@ class Standbys:
             error = answered_error(exc, "Follow")
             code = answer_of(error).code.name
             drop_trace(exc)
-            self._service.freed.after(error)
+            self._service.memory_trim.after(error)
             await refuse(context, error)
         finally:
             if name or code != "UNAUTHENTICATED":  # else the caller is unknown
                 who = {"token": name, "peer": context.peer()}
-                alike = () if is_let_in else ("Follow", code, name)
-                event(logging.INFO, "audit", verb="Follow", on="*", code=code, **who, alike=alike)
+                limited_by = () if is_let_in else ("Follow", code, name)
+                event(
+                    logging.INFO,
+                    "audit",
+                    verb="Follow",
+                    on="*",
+                    code=code,
+                    **who,
+                    limited_by=limited_by,
+                )
 
     def _let_in(self, context: Any) -> None:
         """Raise, unless the caller may (still) follow."""
@@ -199,18 +207,18 @@ class Standbys:
         replaced, maybe by this very standby.
         """
         service = self._service
-        lineage, standing = service.lineage, service.standing
+        lineage, role = service.lineage, service.replication
         theirs = promotions_of(follower.promotions)
         is_same = follower.store_id == service.store_id
-        if is_same and not standing.leader and lineage.is_continued_by(theirs):
+        if is_same and not role.leader and lineage.is_continued_by(theirs):
             await self._replaced_by(theirs[-1])
         if follower.fences:
             return False
-        if standing.replaced_by:
-            raise PermissionDeniedError(standing.refusal)
-        if standing.leader:
+        if role.replaced_by:
+            raise PermissionDeniedError(role.refusal)
+        if role.leader:
             raise InvalidArgumentError(
-                f"expected a leader to follow, found a standby of {standing.leader}"
+                f"expected a leader to follow, found a standby of {role.leader}"
             )
         if service.engine.log is None:
             raise InvalidArgumentError(
@@ -224,10 +232,10 @@ class Standbys:
 
     async def _replaced_by(self, by: Promotion) -> None:
         """Take no writes any more: a standby of this store was promoted."""
-        service, standing = self._service, self._service.standing
-        standing.replaced_by = f"promotion {by.id}, which began epoch {by.epoch}"
-        event(logging.ERROR, "replaced", by=standing.replaced_by)
-        service.lineage = service.lineage.fenced(standing.replaced_by)
+        service, role = self._service, self._service.replication
+        role.replaced_by = f"promotion {by.id}, which began epoch {by.epoch}"
+        event(logging.ERROR, "replaced", by=role.replaced_by)
+        service.lineage = service.lineage.fenced(role.replaced_by)
         if service.durable is not None:
             service.durable.refuse_writes(self._replaced)
         files = service.engine.storage.files
@@ -235,7 +243,7 @@ class Standbys:
 
     def _replaced(self) -> OutcomeUnknownError:
         return OutcomeUnknownError(
-            f"this server was replaced by {self._service.standing.replaced_by} while the call "
+            f"this server was replaced by {self._service.replication.replaced_by} while the call "
             "waited for a standby: read t and the command number from the server that was promoted"
         )
 
@@ -256,7 +264,7 @@ class Standbys:
         acknowledging: asyncio.Task[None] | None = None
         try:
             await asyncio.to_thread(feed.begin, self._feeds, can_go_on)
-            service.standing.standbys = len(self._feeds)
+            service.replication.standbys = len(self._feeds)
             event(logging.INFO, "standby connected", peer=feed.name, command=follower.command)
             if feed.catalogue is not None:
                 leader.catalogue = catalogues.encode(feed.catalogue)
@@ -269,7 +277,7 @@ class Standbys:
         except asyncio.CancelledError:
             if not feed.is_dropped:
                 raise
-            service.standing.standbys_dropped += 1
+            service.replication.standbys_dropped += 1
             raise OverloadedError(
                 f"the standby was too slow: the leader keeps {LAG_BYTES_MAX} bytes of commands for "
                 "it; it begins again with a newer commit"
@@ -283,7 +291,7 @@ class Standbys:
         feed.close()
         self._feeds[:] = [one for one in self._feeds if not one.is_closed]
         self._service.quorum.left(feed)
-        self._service.standing.standbys = len(self._feeds)
+        self._service.replication.standbys = len(self._feeds)
         event(logging.INFO, "standby left", peer=feed.name, dropped=feed.is_dropped)
 
     async def _send_commit(self, feed: Feed, requests: AsyncIterator[bytes], context: Any) -> None:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from embstore.stages import Spent
+from embstore.stages import StageSeconds
 
 LAPS_MAX = 64
 """Laps of a call, at most; a call with more rows than the cache has laps for each part."""
@@ -17,7 +17,7 @@ class Lap(NamedTuple):
     parts: "tuple[Lap, ...]" = ()
 
 
-class LapTimes(Spent):
+class LapTimes(StageSeconds):
     """Seconds by stage, to be added to; and its laps, the first LAPS_MAX of them.
 
     One at a time may add to it, and others may look.

@@ -29,7 +29,7 @@ from typing import Any
 
 from embstore_server.setup.settings import Settings
 
-SELDOM_S = 60.0
+REPEAT_S = 60.0
 _ALIKE_CHARACTERS = 200
 """Leading characters by which two messages of a library are alike."""
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
@@ -37,7 +37,7 @@ _WITH_DIGITS = re.compile(r"\w*\d\w*")
 _KINDS_MAX = 1000
 _OTHERS = ("others",)
 """The kind of what comes when a minute has its number of kinds."""
-_FIELDS, _ALIKE = "embstore_fields", "embstore_alike"
+_FIELDS, _LIMITED_BY = "embstore_fields", "embstore_limited_by"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
 """Characters, apart from letters and digits, that a plain value has unquoted."""
 
@@ -48,16 +48,16 @@ def event(
     /,
     *,
     exc_info: BaseException | None = None,
-    alike: Sequence[str] = (),
+    limited_by: Sequence[str] = (),
     **fields: Any,
 ) -> None:
     """Log an event, named by a few fixed words; varying values belong in `fields`. Any thread.
 
-    `fields` are numbers, texts, None, or containers of them; never keys or rows. One of the events
-    of a name that are `alike`, by a few fixed words, is written per SELDOM_S, with the number of
-    the others as `left_out`.
+    `fields` are numbers, texts, None, or containers of them; never keys or rows. Of the events with
+    one name and one `limited_by`, a few fixed words, one is written per REPEAT_S, with the number
+    of the others as `left_out`.
     """
-    extra = {_FIELDS: fields, _ALIKE: tuple(alike)}
+    extra = {_FIELDS: fields, _LIMITED_BY: tuple(limited_by)}
     logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
 
 
@@ -67,7 +67,7 @@ def configure(settings: Settings) -> None:
     Replaces any other configuration; uvicorn must run with `log_config=None`, or it replaces this.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(Seldom())
+    handler.addFilter(RepeatFilter())
     handler.setFormatter(JsonLines() if settings.log_format == "json" else PlainLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -82,9 +82,9 @@ def configure(settings: Settings) -> None:
     logging.captureWarnings(True)
 
 
-class Seldom(logging.Filter):
-    """Lets each thing that a library says pass once in SELDOM_S, and our own events that are alike;
-    others of ours all pass."""
+class RepeatFilter(logging.Filter):
+    """Lets each message of a library pass once in REPEAT_S, and one of our own events with the same
+    `limited_by`; others of ours all pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Seldom(logging.Filter):
         if said is not None and said.left_out:
             _add_left_out(record, said.left_out)
         self._said.pop(key, None)
-        self._said[key] = _Said(now + SELDOM_S)
+        self._said[key] = _Said(now + REPEAT_S)
         return True
 
     def _room_for(self, key: tuple[str, ...], now: float) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ class Seldom(logging.Filter):
 def _key(record: logging.LogRecord) -> tuple[str, ...]:
     """Return the key under which records are alike; () for a record that is always written."""
     if hasattr(record, _FIELDS):
-        alike: tuple[str, ...] = getattr(record, _ALIKE)
-        return alike and (record.name, record.getMessage(), *alike)
+        limited_by: tuple[str, ...] = getattr(record, _LIMITED_BY)
+        return limited_by and (record.name, record.getMessage(), *limited_by)
     if record.levelno < logging.WARNING:
         return ()
     error = record.exc_info[1] if record.exc_info else None

@@ -29,7 +29,7 @@ from embstore_tools.demo.result import (
 from embstore_tools.demo.serving import CHECKPOINT_LABEL
 from embstore_tools.demo.steps import HELD_OUT_MAX, HeldOut, held_out_of
 from embstore_tools.demo.training import Trainer
-from embstore_tools.demo.ways import Material
+from embstore_tools.demo.ways import WayInput
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
@@ -111,7 +111,7 @@ def train_and_compare(
     if job.needs_profile and counted is None:
         counted = count_first(job, path, phases)
     popularity = _prepare(job, store, counted, phases)
-    material = Material(
+    material = WayInput(
         store,
         {config.name: config.rows for config in job.configs},
         row_bytes=job.row_bytes,

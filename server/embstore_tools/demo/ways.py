@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Material:
+class WayInput:
     """The input of a way."""
 
     store: "Store"
@@ -53,7 +53,7 @@ class Material:
         return batches(blocks, tuple(self.rows.values()))
 
 
-def session_of(material: Material) -> SessionResult:
+def session_of(material: WayInput) -> SessionResult:
     """Return the figures so far of the session that has the tables."""
     first = next(iter(material.rows))
     open_ones = [shard["sessions"]["open"] for shard in shards_of(material.store.stats())]
@@ -63,7 +63,7 @@ def session_of(material: Material) -> SessionResult:
 class Feed:
     """A way under way: by single calls, where no other kind says otherwise."""
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, material: WayInput) -> None:
         self._material = material
 
     def steps(self, blocks: Iterable[Samples]) -> Iterator[TrainingStep]:
@@ -90,7 +90,7 @@ class Feed:
 
 
 class _AheadFeed(Feed):
-    def __init__(self, material: Material, run: Any) -> None:
+    def __init__(self, material: WayInput, run: Any) -> None:
         super().__init__(material)
         self._run = run
         self._history: RunHistory | None = None
@@ -115,7 +115,7 @@ class _AheadFeed(Feed):
 class _HotColdFeed(_AheadFeed):
     """Gives samples away in columns, and takes steps of them back."""
 
-    def __init__(self, material: Material, run: Any, chosen: HotSet, budget_bytes: int) -> None:
+    def __init__(self, material: WayInput, run: Any, chosen: HotSet, budget_bytes: int) -> None:
         super().__init__(material, run)
         self._chosen = chosen
         self._budget_bytes = budget_bytes
@@ -162,7 +162,7 @@ class Calls:
     """Whether the file is to be counted before."""
 
     @contextmanager
-    def opened(self, material: Material) -> Iterator[Feed]:
+    def opened(self, material: WayInput) -> Iterator[Feed]:
         """Feed a loop inside the with block."""
         yield Feed(material)
 
@@ -179,7 +179,7 @@ class Ahead:
         integer(self.lookahead, "lookahead", 1)
 
     @contextmanager
-    def opened(self, material: Material) -> Iterator[Feed]:
+    def opened(self, material: WayInput) -> Iterator[Feed]:
         """Hold the session while the with block runs."""
         with material.store.session(list(material.rows), lookahead=self.lookahead) as run:
             yield _AheadFeed(material, run)
@@ -202,7 +202,7 @@ class HotCold:
         integer(self.lookahead, "lookahead", 1)
 
     @contextmanager
-    def opened(self, material: Material) -> Iterator[Feed]:
+    def opened(self, material: WayInput) -> Iterator[Feed]:
         """Hold session and replica while the with block runs."""
         from embstore_training.hotcold import HotColdRun  # here, as only a run needs it
 

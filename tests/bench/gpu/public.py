@@ -278,7 +278,7 @@ def _served(
 
     gpu, store, socket = EmulatedGpu(), path / "store", str(path / "socket")
     with (
-        patch("embstore_client.device_area.opened_gpu", lambda: gpu),
+        patch("embstore_client.device_segment.opened_gpu", lambda: gpu),
         ServerHere(
             lambda: embstore.open(
                 store, device=machine.device(), cache_bytes=cache_bytes, **settings

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from embstore.device.runtime import COMPUTE, UP, DeviceArray
-from embstore_client.device_area import check_is
-from embstore_proto.device_area import Handles
+from embstore_client.device_segment import check_is
 from embstore_proto.device_places import Place
+from embstore_proto.device_segment import Handles
 from tests.kernels.emulation.callers import CALLERS
 from tests.kernels.emulation.exports import EVENTS, EXPORTS
 from tests.kernels.emulation.runtime import EmulatedRuntime
@@ -35,17 +35,17 @@ class EmulatedGpu:
         self.lock = threading.RLock()
         self.looks = looks
         self.opened = 0
-        """Areas, ever."""
-        self.open_areas: list[EmulatedArea] = []
+        """Segments, ever."""
+        self.open_segments: list[EmulatedArea] = []
 
     def open(self, handles: Handles, name: str | None = None) -> "EmulatedArea":
         """See `Gpu`."""
         check_is(self.name, name)
         with self.lock:
             self.opened += 1
-            area = EmulatedArea(self, handles)
-            self.open_areas.append(area)
-            return area
+            segment = EmulatedArea(self, handles)
+            self.open_segments.append(segment)
+            return segment
 
     def array(self, content: Any, **how: Any) -> "ClientArray":
         """Return a trainer's array, which its stream has still to write."""
@@ -91,7 +91,7 @@ class ClientArray:
 
 
 class LentArray:
-    """Rows of an area, as a client gets them."""
+    """Rows of a segment, as a client gets them."""
 
     def __init__(self, gpu: EmulatedGpu, d_array: DeviceArray, place: Place, owner: object) -> None:
         self._gpu, self._d_array, self._owner = gpu, d_array, owner
@@ -134,7 +134,7 @@ def read(gpu: EmulatedGpu, d_array: DeviceArray, shape: Any, *, stream: int) -> 
 
 
 class EmulatedArea:
-    """An `OpenArea`, of a server's runtime in this process."""
+    """An `OpenSegment`, of a server's runtime in this process."""
 
     def __init__(self, gpu: EmulatedGpu, handles: Handles) -> None:
         self._gpu, self._runtime = gpu, gpu.runtime
@@ -147,7 +147,7 @@ class EmulatedArea:
         """Its bytes, which a client may change whenever it likes."""
 
     def follow(self, arrays: Sequence[Any]) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         with self._gpu.lock:
             for array in arrays:
                 interface = array.__cuda_array_interface__
@@ -158,19 +158,19 @@ class EmulatedArea:
                     self._runtime.follow(COMPUTE, self._runtime.mark(stream))
 
     def follow_current(self) -> None:
-        """See `OpenArea`: the trainer's stream is the current one."""
+        """See `OpenSegment`: the trainer's stream is the current one."""
         with self._gpu.lock:
             self._runtime.follow(COMPUTE, self._runtime.mark(UP))
 
     def write(self, array: Any, offset: int, byte_count: int) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         address = array.__cuda_array_interface__["data"][0]
         source = DeviceArray(address, byte_count, np.uint8, array)
         with self._gpu.lock:
             self._runtime.copy(source, self.d_bytes[offset : offset + byte_count])
 
     def record(self) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         with self._gpu.lock:
             self._event.record(partial(self._reach, self._runtime.mark(COMPUTE)), self._gpu.looks)
 
@@ -179,7 +179,7 @@ class EmulatedArea:
             self._runtime.wait(mark)
 
     def read(self, place: Place, out: Any) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         if not place.byte_count:
             return
         interface = out.__cuda_array_interface__
@@ -197,11 +197,11 @@ class EmulatedArea:
         return self.d_bytes[place.offset : place.end].view(place.dtype, width=width)
 
     def lent(self, place: Place, owner: object) -> LentArray:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         return LentArray(self._gpu, self._array(place), place, owner)
 
     def copied(self, place: Place) -> LentArray:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         with self._gpu.lock:
             own = self._runtime.allocate(place.shape[0], place.dtype, width=place.shape[1])
             self._runtime.copy(self._array(place), own)
@@ -209,9 +209,9 @@ class EmulatedArea:
         return LentArray(self._gpu, own, place, None)
 
     def close(self) -> None:
-        """See `OpenArea`."""
+        """See `OpenSegment`."""
         self._gpu.synchronize()
         with self._gpu.lock:
             self._runtime.close_opened(self.d_bytes)
             self._export.opened -= 1
-            self._gpu.open_areas.remove(self)
+            self._gpu.open_segments.remove(self)

@@ -7,7 +7,7 @@ from embstore_client import connect
 from embstore_server.access.tokens import change
 from embstore_server.setup.launch import ServerProcess
 from tests.service.access.tenants import token_of, write_tokens
-from tests.service.faults.following import await_standing, contents
+from tests.service.faults.following import await_role, contents
 from tests.service.faults.served import PATIENCE_S, until
 
 DURABLE = ("--device", "cpu", "--cache-bytes", "4MiB", "--durability", "commands")
@@ -27,7 +27,7 @@ def test_a_standby_follows_with_a_token_until_it_is_removed(tmp_path):
             connect(leader.address, token=token, timeout_s=PATIENCE_S) as store,
             connect(standby.address, token=token, timeout_s=PATIENCE_S) as copy,
         ):
-            await_standing(store, standbys=1)
+            await_role(store, standbys=1)
             store.create_table("a/t", dim=2, rows=10, optimizer=Sgd(1.0), initializer=Constant(1.0))
             until(lambda: copy.server_info().context.command == store.command)
             assert contents(copy) == contents(store)

@@ -16,7 +16,7 @@ import embstore
 from embstore.errors import EmbstoreError
 from embstore_proto.verbs import JSON_VERBS, SERVICE, VERBS
 from embstore_server.setup.launch import ServerProcess
-from embstore_server.telemetry.logs import SELDOM_S
+from embstore_server.telemetry.logs import REPEAT_S
 from tests.service.access.certificates import Authority, server_settings
 from tests.service.access.samples import ANYONE, NEEDED, sample
 from tests.service.access.tenants import Caller, fill, token_of, write_tokens
@@ -74,7 +74,7 @@ def check_flood(server: ServerProcess, flood: Callable[[], None]) -> None:
     for _ in range(MORE):
         flood()
     added = lines(server) - before
-    minutes = 1 + int((monotonic() - began) / SELDOM_S)
+    minutes = 1 + int((monotonic() - began) / REPEAT_S)
     assert added <= (first + 2) * minutes, "\n".join(server.log)
     assert server.stop() == 0
 

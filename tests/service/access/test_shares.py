@@ -77,16 +77,16 @@ def test_a_full_lane_leaves_the_queue_to_others(server):
 
 def test_beside_another_token_one_call_at_a_time_is_taken_apart(server):
     """So its many connections do not have the interpreter to themselves; and none is lost. They
-    wait in one lane: lanes take turns (test_limits.py)."""
+    wait in one queue: queues take turns (test_limits.py)."""
     with server.held():
         calls = [caller_of(server, "dashboard").begin(LOOKUP)]
         waiting(server, 1)
         for n in range(3):
             calls.append(caller_of(server, "writer").begin(LOOKUP))
             waiting(server, n + 2)
-        lanes = {name: len(lane) for name, lane in server.service.worker._lanes.items()}
-        assert lanes == {"dashboard": 1, "writer": 1}
-        assert server.service.worker.lane_calls("writer") == 3
+        waiting_calls = {n: len(queue) for n, queue in server.service.worker._queues.items()}
+        assert waiting_calls == {"dashboard": 1, "writer": 1}
+        assert server.service.worker.client_calls("writer") == 3
     assert [outcome(call) for call in calls] == [None] * 4
 
 
@@ -104,7 +104,7 @@ def test_what_takes_long_leaves_threads_to_others(server, monkeypatch):
     digest, share = c.GetDigest("a/t", None), int(QUEUE * SHARE)
     greedy, quiet = caller_of(server, "writer"), caller_of(server, "dashboard")
     calls = [greedy.begin(digest) for _ in range(8 + share)]
-    assert until(lambda: server.service.long_works.waiting_calls("writer") == share)
+    assert until(lambda: server.service.long_jobs.waiting_calls("writer") == share)
     refused = outcome(greedy.begin(digest))
     assert type(refused) is OverloadedError and "queue_calls" in str(refused)
     calls += [quiet.begin(digest) for _ in range(8)]

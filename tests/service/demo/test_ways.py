@@ -19,7 +19,7 @@ from embstore_tools.demo.showing import show
 from embstore_tools.demo.steps import HeldOut, batches
 from embstore_tools.demo.training import Trainer
 from embstore_tools.demo.trial import count_first
-from embstore_tools.demo.ways import Ahead, Calls, HotCold, Material
+from embstore_tools.demo.ways import Ahead, Calls, HotCold, WayInput
 from tests.service.demo.embedded import LOST, console, lose, text_of, trained
 
 SMALL = Job(samples=40_000, batch=128, dim=8, scale=0.0002)
@@ -123,7 +123,7 @@ def test_every_way_holds_out_the_same_samples_and_trains_on_all_others(way, path
     held_out = HeldOut()
     with embstore.open(tmp_path, cache_bytes=job.store_cache_bytes) as store:
         Trainer(store, job.configs)
-        material = Material(store, rows, job.row_bytes, job.step_samples, profile)
+        material = WayInput(store, rows, job.row_bytes, job.step_samples, profile)
         with way.opened(material) as feed:
             trained_on = [step.batch for step in feed.steps(held_out.without(iter(blocks)))]
     tails = [block.part(len(block) - -(-len(block) // 10), len(block)) for block in blocks]

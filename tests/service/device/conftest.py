@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from embstore_client import device_area
+from embstore_client import device_segment
 from tests.kernels.emulation.peer import EmulatedGpu
 from tests.service.device.samples import NOTHING_LENT, PATIENCE_S, GpuServer, Lent, Trainer
 from tests.service.faults.served import until
@@ -21,10 +21,10 @@ LOOKS = 3
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     made = EmulatedGpu(LOOKS)
-    monkeypatch.setattr(device_area, "opened_gpu", lambda: made)
+    monkeypatch.setattr(device_segment, "opened_gpu", lambda: made)
     yield made
     gc.collect()
-    assert not made.open_areas, "what was opened is closed"
+    assert not made.open_segments, "what was opened is closed"
     made.runtime.close()
 
 

@@ -23,14 +23,14 @@ TRANSPORT = "shared_memory"
 ROWS, DIM, WIDE = 400, 12, 64
 COUNT = 300
 """Keys of a call, which repeat."""
-AREA_BYTES = 2 << 20
-"""Of the smallest area."""
+SEGMENT_BYTES = 2 << 20
+"""Of the smallest segment."""
 SEED = 31
 PATIENCE_S = 30.0
 
 
 class Changes:
-    """What a client changes in its area: keys, and gradients behind them."""
+    """What a client changes in its segment: keys, and gradients behind them."""
 
     def __init__(self, gpu: EmulatedGpu, contents: Callable[[], tuple[Any, Any]]) -> None:
         self._gpu, self._contents = gpu, contents
@@ -39,15 +39,15 @@ class Changes:
     def __call__(self) -> None:
         self.count += 1
         keys, grads = self._contents()
-        for area in self._gpu.open_areas:
-            content = area.content
+        for segment in self._gpu.open_segments:
+            content = segment.content
             content[: keys.nbytes] = keys.view(np.uint8)
             low = aligned(keys.nbytes)
             content[low : low + grads.nbytes] = grads.reshape(-1).view(np.uint8)
 
 
 class ChangingRuntime(EmulatedRuntime):
-    """A server's runtime, with an area that changes before each piece of its work."""
+    """A server's runtime, with a segment that changes before each piece of its work."""
 
     changes: Changes | None = None
 
@@ -119,7 +119,7 @@ class Trainer:
 
 
 class Lent(tuple[int, int, int]):
-    """Bytes of device areas, bytes lent in all, and bytes that clients have open."""
+    """Bytes of device segments, bytes lent in all, and bytes that clients have open."""
 
     @staticmethod
     def of(server: GpuServer) -> "Lent":
@@ -127,9 +127,9 @@ class Lent(tuple[int, int, int]):
 
         def look() -> Lent:
             inflight = server.service.inflight
-            of_host = server.traffic.area_bytes
-            area_bytes = server.traffic.device_area_bytes
-            return Lent((area_bytes, inflight.lent_bytes - of_host, open_bytes()))
+            of_host = server.traffic.segment_bytes
+            segment_bytes = server.traffic.device_segment_bytes
+            return Lent((segment_bytes, inflight.lent_bytes - of_host, open_bytes()))
 
         found: Lent = on_loop_call(look)
         return found

@@ -11,8 +11,8 @@ from embstore import commands as c
 from embstore.errors import CapacityError, DeadlineError, InvalidArgumentError, StepNotFoundError
 from embstore.handles.sessions import BagGradients, StepBags
 from embstore.sharding import ShardMap
-from embstore_client import device_area
-from embstore_client.device_area import opened_gpu
+from embstore_client import device_segment
+from embstore_client.device_segment import opened_gpu
 from embstore_client.shards.router import Router
 from tests.service.device.samples import DIM, Lent, lookup_of, make_tables
 from tests.service.faults.losing import needs_compiler
@@ -22,7 +22,7 @@ from tests.serving import patient
 pytestmark = needs_compiler
 
 SMALL_BYTES = 16 << 20
-"""In flight, of which half may be lent: four areas of the least size."""
+"""In flight, of which half may be lent: four segments of the least size."""
 
 
 def test_the_network_takes_arrays_of_the_host_alone(server, trainer):
@@ -98,7 +98,7 @@ def test_rows_of_steps_go_where_memory_is_shared_and_nothing_rounded(server, tra
 def test_rows_of_steps_need_cupy(server, trainer, monkeypatch):
     monkeypatch.delitem(sys.modules, "embstore_client.cupy_gpu", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(device_area, "opened_gpu", opened_gpu)
+    monkeypatch.setattr(device_segment, "opened_gpu", opened_gpu)
     refuses_device_rows(trainer.store, "expected CuPy.*pip install", trainer.array(np.arange(10)))
 
 

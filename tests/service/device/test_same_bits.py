@@ -2,7 +2,7 @@
 state: the server's emulated GPU, and the client's.
 
 Rows and digests are those of the same calls with arrays of the host, whatever the client does to
-its area meanwhile; and no row passes through the host.
+its segment meanwhile; and no row passes through the host.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -111,10 +111,10 @@ def test_gradients_of_steps_give_the_same_bits(server, trainer, ranks):
 
 
 @pytest.mark.parametrize("settings", [{"durability": "commands"}], indirect=True)
-def test_an_update_is_logged_as_it_was_applied_whatever_the_area_has_by_then(
+def test_an_update_is_logged_as_it_was_applied_whatever_the_segment_has_by_then(
     server, trainer, gpu, tmp_path
 ):
-    """The area changes at whatever the server's device does: keys that are right, and gradients."""
+    """The segment changes at any moment of the server's device: keys that are right, gradients."""
     random, device = rng(), trainer.table("narrow")
     keys, grads = batch(random, COUNT, DIM)
     d_keys, d_grads = trainer.array(keys), trainer.array(grads)
@@ -192,7 +192,7 @@ def test_no_row_key_or_gradient_passes_through_the_host(server, trainer, gpu):
     device = trainer.table("wide")
     all_keys = np.arange(ROWS)
     device.lookup(all_keys)  # resident
-    of_host, moved = server.traffic.area_bytes, []
+    of_host, moved = server.traffic.segment_bytes, []
     for count in (64, ROWS):
         keys, grads = trainer.array(all_keys[:count]), trainer.array(np.ones((count, WIDE), "<f4"))
         out = trainer.out(count, WIDE)
@@ -209,4 +209,4 @@ def test_no_row_key_or_gradient_passes_through_the_host(server, trainer, gpu):
     assert moved[0] == moved[1]
     assert max(moved[1]) < 8 * ROWS
     assert server.traffic.copies.bytes == wire_of(trainer).copies.bytes == 0
-    assert server.traffic.area_bytes == of_host
+    assert server.traffic.segment_bytes == of_host

@@ -35,8 +35,8 @@ class Made:
 
 @pytest.mark.parametrize("names_stream", [True, False])
 def test_rows_are_written_where_the_trainer_reads_them(server, trainer, gpu, *, names_stream):
-    """In announced order, whatever that of the tables is; steps one after the other use one area,
-    behind what reads the rows of the one before."""
+    """In announced order, whatever that of the tables is; one step after the other uses one
+    segment, behind what reads the rows of the one before."""
     device, random = Member(trainer.store, "d", DIMS), rng()
     make, looked_up = Made(trainer, names_stream=names_stream), []
     for step in range(1, 5):

@@ -15,11 +15,11 @@ from embstore_client.shared_memory import RESULTS_MAX
 from tests.copies import copy_of_open
 from tests.kernels.emulation.peer import LentArray
 from tests.service.device.samples import (
-    AREA_BYTES,
     COUNT,
     DIM,
     PATIENCE_S,
     ROWS,
+    SEGMENT_BYTES,
     WIDE,
     Lent,
     assert_same,
@@ -141,7 +141,12 @@ def test_the_network_and_the_host_see_no_row_and_no_gradient(server, trainer, gp
     """What travels is which keys occur where: a row is of 256 bytes."""
     device, travelled = Member(trainer.store, "d", ("wide",)), Travelled(monkeypatch)
     trainer.table("wide").lookup(np.arange(ROWS))  # resident
-    of_host, copied, moved, step = server.traffic.area_bytes, wire_of(trainer).copies.bytes, [], 0
+    of_host, copied, moved, step = (
+        server.traffic.segment_bytes,
+        wire_of(trainer).copies.bytes,
+        [],
+        0,
+    )
     for count in (64, 64, ROWS, ROWS):
         step += 1
         inverse = np.arange(count, dtype=np.int32)[::-1].copy()
@@ -161,7 +166,7 @@ def test_the_network_and_the_host_see_no_row_and_no_gradient(server, trainer, gp
         del rows
     more = np.array(moved[3]) - np.array(moved[1])
     assert (more <= 16 * (ROWS - 64)).all(), moved
-    assert server.traffic.area_bytes == of_host
+    assert server.traffic.segment_bytes == of_host
     assert wire_of(trainer).copies.bytes == copied
 
 
@@ -190,7 +195,7 @@ def test_rows_that_are_kept_stay_as_they_are_and_many_are_copied(server, trainer
         kept.append(device.sessions.lookup_step(device.name, step, on_device=True)["wide"])
         grads = trainer.array(normal(random, 100, WIDE))
         device.sessions.update_step(device.name, step, {"wide": grads})
-    assert Lent.of(server)[0] <= (RESULTS_MAX + 1) * AREA_BYTES
+    assert Lent.of(server)[0] <= (RESULTS_MAX + 1) * SEGMENT_BYTES
     for rows, as_it_was in zip(kept, expected, strict=True):
         assert np.array_equal(rows.content(), as_it_was)
 

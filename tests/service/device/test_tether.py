@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES
-from embstore_client.device_area import DeviceSide
-from embstore_proto import device_area as frames
-from embstore_proto.device_area import Handles
+from embstore_client.device_segment import DeviceSide
+from embstore_proto import device_segment as frames
+from embstore_proto.device_segment import Handles
 from embstore_proto.shared_memory import HEAD_BYTES
 from tests.kernels.emulation.peer import EmulatedGpu
 from tests.kernels.emulation.runtime import EmulatedRuntime
@@ -25,7 +25,7 @@ class Server:
         self._memory = self.runtime.allocate(EXPORTED_MULTIPLE_BYTES, np.uint8)
         exported = self.runtime.export(self._memory)
         size, memory, event = EXPORTED_MULTIPLE_BYTES, exported.memory, exported.event_handle
-        self.body = frames.area(Handles(size, memory, event, exported.gpu))[HEAD_BYTES:]
+        self.body = frames.segment(Handles(size, memory, event, exported.gpu))[HEAD_BYTES:]
         self.tether, given = socket.socketpair()
         self.tether.setblocking(False)
         self.given = given.detach()
@@ -60,14 +60,14 @@ def test_a_side_that_nobody_refers_to_is_closed_before_its_tether_ends(server, g
     made[0].take(server.body, server.given)
     del made
     gc.collect()
-    assert not gpu.open_areas and server.has_ended
+    assert not gpu.open_segments and server.has_ended
 
 
 def test_a_fork_leaves_what_is_open_to_its_parent(server, side, gpu, monkeypatch):
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         side.close()
-        assert gpu.open_areas and not server.has_ended
+        assert gpu.open_segments and not server.has_ended
     side.close()
     assert server.has_ended
 
@@ -76,4 +76,4 @@ def test_a_tether_ends_where_the_memory_cannot_be_opened(server, gpu):
     made = DeviceSide()
     with pytest.raises(KeyError):
         made.take(server.body.replace(b"memory", b"nobody"), server.given)
-    assert server.has_ended and made.area is None
+    assert server.has_ended and made.segment is None

@@ -30,7 +30,7 @@ from embstore import commands as c
 from embstore_proto.status import ANSWERS
 from embstore_proto.verbs import VERBS
 from tests.service.faults.logged import LoggedServer
-from tests.service.faults.mutated import CACHE_BYTES, ERRORS, ROWS, Judged
+from tests.service.faults.mutated import CACHE_BYTES, ERRORS, ROWS, OwnUpdate
 
 NAMES = ["a", "b", "part/c", "kept", "train", "no/such"]
 NAMED = {"table", "name", "label"}
@@ -130,7 +130,7 @@ def made(operation: APIOperation, mode: GenerationMode, count: int) -> list[Case
     return found
 
 
-class Requests(Judged):
+class Requests(OwnUpdate):
     """The operations of a served document, requested by one caller."""
 
     def __init__(self, server: LoggedServer, token: str | None, operator: str | None) -> None:

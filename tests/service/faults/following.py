@@ -20,9 +20,9 @@ def connected(server: ForkedServer) -> Store:
     return connect(server.address, timeout_s=PATIENCE_S)
 
 
-def standing(store: Store) -> dict[str, Any]:
+def replication(store: Store) -> dict[str, Any]:
     """Return what a server says that it is."""
-    found: dict[str, Any] = store.stats()["standing"]
+    found: dict[str, Any] = store.stats()["replication"]
     return found
 
 
@@ -61,11 +61,11 @@ def _state(store: Store) -> tuple[int, int]:
     return state.command, state.epoch
 
 
-def await_standing(store: Store, **wanted: Any) -> dict[str, Any]:
+def await_role(store: Store, **wanted: Any) -> dict[str, Any]:
     """Wait until a server says that it is so."""
 
     def found() -> dict[str, Any]:
-        now = standing(store)
+        now = replication(store)
         return now if all(now[name] == value for name, value in wanted.items()) else {}
 
     made: dict[str, Any] = until(found)

@@ -116,7 +116,7 @@ class MutatedServer(LoggedServer):
         )
 
 
-class Judged:
+class OwnUpdate:
     """A client of a server, a model that follows what was acknowledged, and the witness."""
 
     def __init__(self, address: str, token: str | None) -> None:
@@ -167,7 +167,7 @@ class Judged:
         assert self.store.table(WITNESS).digest() == digest
 
 
-class Rounds(Judged):
+class Rounds(OwnUpdate):
     """The rounds of one method after the other."""
 
     def __init__(self, server: MutatedServer, rng: np.random.Generator) -> None:

@@ -88,7 +88,7 @@ class Served(Server):
             free.wait(PATIENCE_S)
 
         deadline = monotonic() + PATIENCE_S
-        on_loop_call(lambda: self.worker.submit("Held", work, lane="test", deadline=deadline))
+        on_loop_call(lambda: self.worker.submit("Held", work, client="test", deadline=deadline))
         assert busy.wait(PATIENCE_S)
         try:
             yield free

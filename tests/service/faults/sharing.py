@@ -1,4 +1,4 @@
-"""A client of the shared-memory transport whose every byte is the test's own: frames and area.
+"""A client of the shared-memory transport whose every byte is the test's own: frames and segment.
 
 It imports little, so that a process that is forked to be killed has it at once.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from embstore import commands as c
 from embstore.config import Constant, Sgd
 from embstore.errors import StoreClosedError
-from embstore_proto import device_area as device_frames
+from embstore_proto import device_segment as device_frames
 from embstore_proto import shared_memory as frames
 from embstore_proto.addresses import unix_socket_address
 from embstore_proto.shared_memory import INLINE_BYTES, Kind
@@ -57,7 +57,7 @@ class RawSharer:
         self.socket.settimeout(PATIENCE_S)
         self._received = bytearray()
         self._descriptors: list[int] = []
-        self.area: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.segment: NDArray[np.uint8] = np.empty(0, np.uint8)
         try:
             with unix_socket_address(Path(path)) as address:
                 self.socket.connect(address)
@@ -74,9 +74,9 @@ class RawSharer:
         self.close()
 
     def close(self) -> None:
-        """End the connection, and give up its area, of which the map has a descriptor, too."""
+        """End the connection, and give up its segment, of which the map has a descriptor, too."""
         self.socket.close()
-        self.area = np.empty(0, np.uint8)
+        self.segment = np.empty(0, np.uint8)
         while self._descriptors:
             os.close(self._descriptors.pop())
 
@@ -111,30 +111,30 @@ class RawSharer:
             self._received += data
 
     def map(self, said: Said) -> None:
-        """Map the area that has come."""
-        size, descriptor = frames.area_of(said.body), self._descriptors.pop()
+        """Map the segment that has come."""
+        size, descriptor = frames.segment_of(said.body), self._descriptors.pop()
         try:
-            self.area = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+            self.segment = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         finally:
             os.close(descriptor)
 
     def ask_for(self, size: int) -> Said:
-        """Ask for an area; map it where it comes."""
-        self.say(frames.area(size))
+        """Ask for a segment; map it where it comes."""
+        self.say(frames.segment(size))
         said = self.next()
-        if said.kind == Kind.AREA:
+        if said.kind == Kind.SEGMENT:
             self.map(said)
         return said
 
     def begin(self, command: c.Command[Any], seconds: float = PATIENCE_S) -> None:
-        """Send a command, its payload in the area where it is too large for the socket."""
+        """Send a command, its payload in the segment where it is too large for the socket."""
         verb = VERBS[type(command).__name__]
         outgoing = verb.outgoing(command)
         header, message = outgoing.serialised(None), outgoing.message
         size = 0 if message is None else message.payload_bytes
         view, offset = memoryview(bytearray(size)), None
         if size > INLINE_BYTES:
-            offset, view = 0, self.area[:size].data
+            offset, view = 0, self.segment[:size].data
         if message is not None:
             message.write(view)
         self.say(b"".join(frames.call(verb.name, seconds, header, view, offset)))
@@ -143,7 +143,7 @@ class RawSharer:
         """Return the last frame of an answer."""
         while True:
             said = self.next()
-            if said.kind == Kind.AREA:
+            if said.kind == Kind.SEGMENT:
                 self.map(said)
             elif said.kind != Kind.PART:
                 return said
@@ -162,10 +162,10 @@ class RawSharer:
 
 
 class Sharer(RawSharer):
-    """A connection with an area of the device, which it does not open."""
+    """A connection with a segment of the device, which it does not open."""
 
     def ask_for_device(self, size: int) -> Said:
-        """Ask for an area, and return what is said."""
+        """Ask for a segment, and return what is said."""
         self.say(device_frames.request(size))
         return self.next()
 
@@ -174,7 +174,7 @@ class Sharer(RawSharer):
         os.close(self._descriptors.pop())
 
     def begin_call(self, verb: str, header: bytes, announced: int | None) -> None:
-        """Send a call, with so many bytes of arrays in the area; None: it has nothing to do with
+        """Send a call, with so many bytes of arrays in the segment; None: it has nothing to do with
         that."""
         front = b"" if announced is None else device_frames.on_device(announced)
         self.say(front + b"".join(frames.call(verb, PATIENCE_S, header, b"", None)))
@@ -240,7 +240,7 @@ class Owned(NamedTuple):
     """What a server keeps for the clients that share its memory."""
 
     connections: int
-    area_bytes: int
+    segment_bytes: int
     lent_bytes: int
     reserved_bytes: int
     descriptors: int
@@ -253,7 +253,7 @@ class Owned(NamedTuple):
             traffic, inflight = served.service.traffic[TRANSPORT], served.service.inflight
             return Owned(
                 traffic.connections or 0,
-                traffic.area_bytes,
+                traffic.segment_bytes,
                 inflight.lent_bytes,
                 inflight.reserved_bytes,
                 descriptors(),

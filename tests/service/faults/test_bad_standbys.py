@@ -17,7 +17,7 @@ from embstore.storage import catalogue as catalogues
 from embstore.storage.catalogue import Catalogue
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.replication import standbys
-from tests.service.faults.following import await_same, await_standing, connected, server
+from tests.service.faults.following import await_role, await_same, connected, server
 from tests.service.faults.ledger import gradients, make_tables
 from tests.service.faults.served import Served, until
 from tests.service.faults.wire import refusal
@@ -68,7 +68,7 @@ def test_a_standby_that_says_what_cannot_be_is_told_so(logged, last):
     with stream(logged, ANEW, WANTED, *more, ends=last is None) as call:
         found = refusal(lambda: list(call))
     assert (found.code, found.error) == ("INVALID_ARGUMENT", "InvalidArgumentError")
-    until(lambda: logged.service.standing.standbys == 0)
+    until(lambda: logged.service.replication.standbys == 0)
 
 
 def test_a_standby_that_does_not_read_is_dropped(logged, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_standby_that_does_not_read_is_dropped(logged, monkeypatch):
     monkeypatch.setattr(standbys, "LAG_BYTES_MAX", 1 << 16)
     service = logged.service
     with stream(logged, ANEW, WANTED) as call, logged.connect() as store:
-        until(lambda: service.standing.standbys == 1)
+        until(lambda: service.replication.standbys == 1)
         wide = store.create_table(
             "wide", dim=1024, rows=1024, optimizer=Sgd(0.1), initializer=Constant(0.0)
         )
@@ -84,9 +84,9 @@ def test_a_standby_that_does_not_read_is_dropped(logged, monkeypatch):
         for n in range(100):
             wide.update(keys, rows)
             store.checkpoint(f"update-{n}")
-            if service.standing.standbys_dropped:
+            if service.replication.standbys_dropped:
                 break
-        until(lambda: service.standing.standbys == 0)
+        until(lambda: service.replication.standbys == 0)
         with pytest.raises(grpc.RpcError) as refused:
             for _ in call:
                 pass
@@ -178,7 +178,7 @@ def test_garbage_of_a_leader_does_no_harm(forks, quick_path, replies):
     if replies[:1] == [EMPTY]:  # it has taken the commit of that store
         with connected(standby) as copy:
             assert copy.server_info().context.store_id == STORE
-            assert await_standing(copy, connected=False)["reason"]
+            assert await_role(copy, connected=False)["reason"]
         standby.kill()
         return
     leader.start()
@@ -202,7 +202,7 @@ def test_a_directory_of_another_store_is_left_alone(forks, quick_path):
     standby = other.changed(follow=leader.address)
     standby.start()
     with connected(standby) as copy:
-        check: Callable[[], Any] = lambda: copy.stats()["standing"]["reason"]  # noqa: E731
+        check: Callable[[], Any] = lambda: copy.stats()["replication"]["reason"]  # noqa: E731
         assert "expected an empty directory, or a copy of store" in until(check)
         assert copy.command == 3
     standby.kill()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embstore import commands as c
-from embstore_proto import device_area as frames
+from embstore_proto import device_segment as frames
 from embstore_proto.device_places import DEVICE_OFFSET
 from embstore_proto.shared_memory import Kind
 from embstore_proto.v1 import embstore_pb2 as pb
@@ -23,7 +23,7 @@ pytestmark = needs_compiler
 
 PATIENCE_S = 30.0
 COUNT, KEYS_BYTES = 10, 80
-AREA_BYTES = 2 << 20
+SEGMENT_BYTES = 2 << 20
 KEYS = np.arange(COUNT)
 
 
@@ -38,19 +38,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
 @pytest.fixture
 def sharer(server: GpuServer) -> Iterator[Sharer]:
     with Sharer(server.socket) as made:
-        assert made.ask_for_device(1).kind == Kind.DEVICE_AREA
+        assert made.ask_for_device(1).kind == Kind.DEVICE_SEGMENT
         yield made
-    until(lambda: area_bytes(server) == 0, PATIENCE_S)
+    until(lambda: segment_bytes(server) == 0, PATIENCE_S)
 
 
-def area_bytes(server: Served) -> int:
-    found: int = on_loop_call(lambda: server.service.traffic["shared_memory"].device_area_bytes)
+def segment_bytes(server: Served) -> int:
+    found: int = on_loop_call(lambda: server.service.traffic["shared_memory"].device_segment_bytes)
     return found
 
 
 def step_header(verb: str, member: str, **changed: Any) -> bytes:
     """Return the header of a lookup, or an update, of a step of "wide", with occurrences of keys;
-    `changed` is the place of these. Gradients are in the area."""
+    `changed` is the place of these. Gradients are in the segment."""
     inverse = np.arange(COUNT, dtype=np.uint32)
     if verb == "LookupStepPooled":
         command: Any = c.LookupStepPooled(member, 1, (c.StepBags("wide", inverse),))
@@ -66,7 +66,7 @@ def step_header(verb: str, member: str, **changed: Any) -> bytes:
 
 
 def lookup_header(**changed: Any) -> bytes:
-    """Return the header of a lookup whose keys are in the area; `changed` is of their place."""
+    """Return the header of a lookup whose keys are in the segment; `changed` is of their place."""
     command = c.Lookup((c.TableKeys("wide", None, KEYS),))
     outgoing = VERBS["Lookup"].outgoing(command)
     place = {"dtype": pb.DTYPE_INT64, "shape": [COUNT], "offset": DEVICE_OFFSET} | changed
@@ -86,13 +86,13 @@ def test_a_lookup_that_comes_after_its_announcement_has_its_arrays_there(server,
     assert sharer.call("Lookup", lookup_header(), None).kind == Kind.RESULT
 
 
-@pytest.mark.parametrize("announced", [KEYS_BYTES, AREA_BYTES + 1, 2**64 - 1, None])
+@pytest.mark.parametrize("announced", [KEYS_BYTES, SEGMENT_BYTES + 1, 2**64 - 1, None])
 @pytest.mark.parametrize(
     "place",
     [
         {},
         {"offset": DEVICE_OFFSET + 64},
-        {"offset": DEVICE_OFFSET + AREA_BYTES},
+        {"offset": DEVICE_OFFSET + SEGMENT_BYTES},
         {"offset": DEVICE_OFFSET + 8},
         {"offset": 2**64 - 64},
         {"offset": DEVICE_OFFSET - 64},
@@ -107,7 +107,7 @@ def test_a_lookup_that_comes_after_its_announcement_has_its_arrays_there(server,
     ],
     ids=str,
 )
-def test_what_is_elsewhere_of_another_kind_or_more_than_the_area_has_is_refused(
+def test_what_is_elsewhere_of_another_kind_or_more_than_the_segment_has_is_refused(
     server, sharer, place, announced
 ):
     """And so are places of a GPU's memory in a call that announces none."""
@@ -117,7 +117,7 @@ def test_what_is_elsewhere_of_another_kind_or_more_than_the_area_has_is_refused(
     assert sharer.call("Lookup", lookup_header(), KEYS_BYTES).kind == Kind.RESULT
 
 
-def test_a_call_without_an_area_is_refused(server):
+def test_a_call_without_a_segment_is_refused(server):
     with Sharer(server.socket) as sharer:
         said = sharer.call("Lookup", lookup_header(), KEYS_BYTES)
         assert "shared memory of a GPU of 0 bytes" in said.refusal.text
@@ -174,14 +174,14 @@ def test_rows_of_two_bytes_are_refused(sharer):
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64 - 1])
-def test_an_area_above_the_most_is_refused(server, size):
+def test_a_segment_above_the_most_is_refused(server, size):
     with Sharer(server.socket) as sharer:
         assert "split the call" in sharer.ask_for_device(size).refusal.text
-        assert sharer.ask_for_device(1).kind == Kind.DEVICE_AREA
-    until(lambda: area_bytes(server) == 0, PATIENCE_S)
+        assert sharer.ask_for_device(1).kind == Kind.DEVICE_SEGMENT
+    until(lambda: segment_bytes(server) == 0, PATIENCE_S)
 
 
-@pytest.mark.parametrize("kind", [Kind.DEVICE_AREA, Kind.ON_DEVICE])
+@pytest.mark.parametrize("kind", [Kind.DEVICE_SEGMENT, Kind.ON_DEVICE])
 @pytest.mark.parametrize("body", [b"", bytes(7), bytes(9)])
 def test_frames_that_are_none_end_the_connection(server, kind, body):
     with Sharer(server.socket) as sharer:
@@ -192,19 +192,19 @@ def test_frames_that_are_none_end_the_connection(server, kind, body):
     assert_serves(server)
 
 
-def test_an_area_is_freed_when_its_tether_has_ended_and_not_before(server):
+def test_a_segment_is_freed_when_its_tether_has_ended_and_not_before(server):
     with Sharer(server.socket) as sharer:
         sharer.ask_for_device(1)
         sharer.ask_for_device(1)
-        assert area_bytes(server) == 2 * AREA_BYTES
+        assert segment_bytes(server) == 2 * SEGMENT_BYTES
         sharer._descriptors.reverse()
         sharer.end_tether()  # of the first
-        until(lambda: area_bytes(server) == AREA_BYTES, PATIENCE_S)
+        until(lambda: segment_bytes(server) == SEGMENT_BYTES, PATIENCE_S)
         sharer.socket.close()
         until(lambda: server.service.traffic["shared_memory"].connections == 0, PATIENCE_S)
-        assert area_bytes(server) == AREA_BYTES
+        assert segment_bytes(server) == SEGMENT_BYTES
         sharer.end_tether()
-        until(lambda: area_bytes(server) == 0, PATIENCE_S)
+        until(lambda: segment_bytes(server) == 0, PATIENCE_S)
 
 
 def test_a_server_on_the_cpu_refuses_to_share_its_memory(tmp_path):

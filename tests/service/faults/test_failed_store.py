@@ -134,7 +134,7 @@ def test_what_is_removed_below_a_server_is_told(serve, quick_path, name):
         served.on_engine(lambda own: own.executor.storage.merges.finish())
         store.checkpoint("two")
         take_away(path, name)
-        on_loop(served.service.room.look())
+        on_loop(served.service.disk_space.look())
         assert path.name in served.service.unready or name in served.service.unready
         assert "was removed while the store was open" in served.service.unready
         with grpc.insecure_channel(served.address) as channel:

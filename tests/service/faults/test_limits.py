@@ -254,7 +254,7 @@ def test_leases_are_renewed_while_ten_clients_pin_import_and_warm(served):
         # Of the warm-ups, which are of one share, there is one.
         until(
             lambda: (
-                len(served.service.long_works.running) == 2 * CLIENTS + 1
+                len(served.service.long_jobs.running) == 2 * CLIENTS + 1
                 or any(call.done() for call in waiting)
             )
         )

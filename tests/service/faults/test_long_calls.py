@@ -115,7 +115,7 @@ def test_it_ends_when_its_caller_has_gone(served, filled, gate, verb, how, tmp_p
     with grpc.insecure_channel(served.address) as channel:
         method = getattr(EmbstoreStub(channel), verb)
         while not gate.reached.is_set():  # a busy machine takes longer to get there
-            until(lambda: not served.service.long_works.running)
+            until(lambda: not served.service.long_jobs.running)
             gate.slices, timeout_s = 0, 2 * timeout_s
             call = method.future(CALLS[verb](tmp_path), timeout=timeout_s)
             until(lambda: gate.reached.is_set() or call.done())  # noqa: B023
@@ -124,7 +124,7 @@ def test_it_ends_when_its_caller_has_gone(served, filled, gate, verb, how, tmp_p
         codes = ("CANCELLED", "DEADLINE_EXCEEDED")
         until(lambda: any(served.answered(verb, code) for code in codes))
         gate.free.set()
-        until(lambda: not served.service.long_works.running)
+        until(lambda: not served.service.long_jobs.running)
     assert gate.slices == AT_SLICE, "no slice was done for nobody"
     assert filled.checkpoints() == []
     filled.close()
@@ -154,5 +154,5 @@ async def test_it_ends_when_its_rest_client_has_gone(tmp_path, gate, runner):
         gone.set()
         await call
         gate.free.set()
-        await asyncio.to_thread(until, lambda: not rest.service.long_works.running)
+        await asyncio.to_thread(until, lambda: not rest.service.long_jobs.running)
         assert gate.slices == AT_SLICE

@@ -195,9 +195,9 @@ def ask_and_read_nothing(attacked: Attacked, clients: ExitStack) -> None:
 
 
 def attack_shared_memory(attacked: Attacked) -> None:
-    """Ask for areas, call every verb, and begin large frames."""
+    """Ask for segments, call every verb, and begin large frames."""
     with RawSharer(attacked.data / "socket", "Bearer nobody.x") as sharer:
-        for what in (frames.area(1 << 30), *(b"".join(_shared_call(verb)) for verb in VERBS)):
+        for what in (frames.segment(1 << 30), *(b"".join(_shared_call(verb)) for verb in VERBS)):
             sharer.say(what)
             assert sharer.next().refusal.name == "UnauthenticatedError"
         with suppress(OSError):

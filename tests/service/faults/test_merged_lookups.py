@@ -24,7 +24,7 @@ from tests.service.faults.served import Served, on_loop_call
 from tests.service.faults.sharing import DIM, RawSharer, Said, keys, make_wide
 
 CLIENTS = 6
-AREA_BYTES = 1 << 20
+SEGMENT_BYTES = 1 << 20
 LATE = 30
 """Answers that are more than a socket holds."""
 
@@ -49,7 +49,7 @@ def sharers(shared: Served) -> Iterator[list[RawSharer]]:
     with ExitStack() as opened:
         made = [opened.enter_context(RawSharer(shared.socket)) for _ in range(CLIENTS)]
         for sharer in made:
-            sharer.ask_for(AREA_BYTES)
+            sharer.ask_for(SEGMENT_BYTES)
         yield made
 
 
@@ -83,7 +83,7 @@ def rows_of(sharer: RawSharer, said: Said) -> list[Any]:
     answer = frames.answer_of(said.kind, said.body)
     payload = memoryview(bytearray(answer.inline))
     if answer.offset is not None:
-        payload = sharer.area[answer.offset : answer.offset + answer.size].data
+        payload = sharer.segment[answer.offset : answer.offset + answer.size].data
     read = VERBS["Lookup"].answer(Received(answer.header, payload)).value
     return [table.rows for table in read.tables]
 
@@ -96,7 +96,9 @@ def asked(*parts: tuple[str, Any], admit: bool = True) -> c.Lookup:
 def test_each_gets_its_own_rows_of_one_turn(sharers, turns):
     rng = np.random.default_rng(20_261_124)
     sizes = (1, 3, 900, 2000, 1, 40)
-    own = [rng.integers(0, 3000, size) for size in sizes]  # some for the socket, some for the area
+    own = [
+        rng.integers(0, 3000, size) for size in sizes
+    ]  # some for the socket, some for the segment
     said = together(sharers, [asked(("a", k)) for k in own])
     for sharer, one, k in zip(sharers, said, own, strict=True):
         (rows,) = rows_of(sharer, one)
@@ -197,10 +199,10 @@ def test_gradients_that_change_meanwhile_are_logged_as_they_were_applied(
             values = np.full((count, DIM), 0.5, np.float32)
             own = rng.integers(0, 500, count)
             sharer.begin(c.Update((c.TableGradients("wide", None, own, values),)))
-            area = sharer.area[: count * (8 + 4 * DIM)].view(np.uint8)
+            segment = sharer.segment[: count * (8 + 4 * DIM)].view(np.uint8)
             while not sharer.has_answer:
-                places = rng.integers(8 * count, len(area) // 4 * 4, 64) // 4 * 4
-                area.view(np.float32)[places // 4] = rng.standard_normal(64)
+                places = rng.integers(8 * count, len(segment) // 4 * 4, 64) // 4 * 4
+                segment.view(np.float32)[places // 4] = rng.standard_normal(64)
             assert sharer.answer().kind == Kind.RESULT
     made.on_engine(lambda store: store.executor.log.files.sync())
     copy = quick_path / "copy"

@@ -70,17 +70,17 @@ def test_few_requests_of_a_token_are_received_at_a_time(server):
         slow.call(f"{SERVICE}ListTables", b"", token("reader"))
     slow.pump()
     receiving = server._server._calls._receiving
-    until(lambda: [turns.inside for turns in receiving._lanes.values()] == [CONTROL_MAX])
+    until(lambda: [turns.inside for turns in receiving._queues.values()] == [CONTROL_MAX])
     other = Connection(server.address)
     other.call(f"{SERVICE}ListTables", quick, token("writer"))
     answers(other, 1)
     other.call(f"{SERVICE}ListTables", quick, token("reader"))
     other.pump()
-    until(lambda: [turns.waiting for turns in receiving._lanes.values()] == [1])
+    until(lambda: [turns.waiting for turns in receiving._queues.values()] == [1])
     slow.close()
     answers(other, 2)
     other.close()
-    until(lambda: not receiving._lanes)
+    until(lambda: not receiving._queues)
 
 
 def test_a_follower_without_a_token_leaves_no_line_in_the_log(server, caplog):

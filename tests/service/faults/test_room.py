@@ -18,10 +18,10 @@ from embstore.config import Constant, Sgd
 from embstore.engine.commits import OwnCommits
 from embstore.errors import CapacityError, StorageError, StoreClosedError
 from embstore.handles.store import Store
+from embstore.storage.disk_space import LEAST_BYTES
 from embstore.storage.files import Files
-from embstore.storage.room import LEAST_BYTES
 from embstore_client import connect
-from embstore_server.path.room import Room
+from embstore_server.path.disk_space import Room
 from embstore_server.setup.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import PATIENCE_S, until
@@ -192,7 +192,7 @@ def test_readiness_counts_dirty_rows_up_to_their_ceiling(dirty_bytes, quick_path
 def test_lack_of_room_comes_and_goes(serve, monkeypatch):
     served = serve()
     served.on_engine(make_tables)
-    room = served.service.room
+    room = served.service.disk_space
     with served.connect() as store:
         ledger = Ledger({0: store.update(gradients(0)).command})
         with monkeypatch.context() as full:

@@ -1,6 +1,6 @@
-"""What no client sends through the socket of shared memory, and areas whose bytes change meanwhile.
+"""Frames that no client sends through the socket of shared memory, and segments that change.
 
-It costs the connection that sent it, at most; and of areas nothing is believed.
+It costs the connection that sent it, at most; and of segments nothing is believed.
 """
 
 import math
@@ -41,7 +41,7 @@ SECRET = np.float32(-7.03125e11)
 """In every row of another's table. As four bytes it is no number, key or gradient of a flipper."""
 COUNT = 2500
 """Keys of a call: too large for the socket, as its rows are."""
-AREA_BYTES_OF_CALLS = COUNT * (8 + 4 * DIM) * 2
+SEGMENT_BYTES_OF_CALLS = COUNT * (8 + 4 * DIM) * 2
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def assert_serves(served: Served, ledger: Ledger) -> None:
 # Frames
 
 
-def refused(served: Served, sent: bytes, area_bytes: int = 0) -> str:
+def refused(served: Served, sent: bytes, segment_bytes: int = 0) -> str:
     """Send bytes and no more; return the error that they are answered by, "" for none."""
     with RawSharer(served.socket) as sharer:
-        if area_bytes:
-            sharer.ask_for(area_bytes)
+        if segment_bytes:
+            sharer.ask_for(segment_bytes)
         try:
             sharer.say(sent)
             sharer.socket.shutdown(socket.SHUT_WR)
@@ -116,7 +116,7 @@ def lookup_header() -> bytes:
     return VERBS["Lookup"].outgoing(lookup(COUNT)).serialised(None)
 
 
-AREA_BYTES, INLINE = 1 << 16, 2**64 - 1
+SEGMENT_BYTES, INLINE = 1 << 16, 2**64 - 1
 FRAMES = {
     "nothing": b"",
     "half a head": b"\x01\0",
@@ -131,10 +131,10 @@ FRAMES = {
     "a short call": framed(Kind.CALL, bytes(27)),
     "a huge frame": framed(Kind.CALL, b"x", size=2**32 - 1),
     "a frame above the most": framed(Kind.CALL, b"x", size=(1 << 20) + INLINE_BYTES + 1025),
-    "an area of no bytes": framed(Kind.AREA, b""),
-    "an area of too many bytes": framed(Kind.AREA, bytes(9)),
-    "a huge area": frames.area(2**64 - 1),
-    "an area of half of that": frames.area(2**63),
+    "a segment of no bytes": framed(Kind.SEGMENT, b""),
+    "a segment of too many bytes": framed(Kind.SEGMENT, bytes(9)),
+    "a huge segment": frames.segment(2**64 - 1),
+    "a segment of half of that": frames.segment(2**63),
     "an unknown verb": called(verb=b"Upsert", offset=INLINE, size=0),
     "a verb of no letters": called(verb=b"\xff\x00\xfe", offset=INLINE, size=0),
     "a verb that ends too late": called(name_bytes=255),
@@ -146,8 +146,8 @@ FRAMES = {
     "endlessly few seconds": called(seconds=-math.inf),
     "an inline size that lies": called(offset=INLINE, size=100, inline=b"abc"),
     "a huge inline size": called(offset=INLINE, size=2**64 - 1, inline=b"abc"),
-    "no area": called(header=lookup_header()),
-    "a control verb with an area": called(verb=b"ListTables"),
+    "no segment": called(header=lookup_header()),
+    "a control verb with a segment": called(verb=b"ListTables"),
     "a header of noise": called(header=b"\xff" * 50, offset=INLINE, size=0),
 }
 ENDED = ("nothing", "half a head", "no body", "half a body")
@@ -164,12 +164,12 @@ def test_a_frame_of_garbage_is_refused_and_leaves_nothing(sent, shared, ledger):
 
 
 PLACES = [
-    (0, AREA_BYTES + 1),
-    (AREA_BYTES, 64),
-    (AREA_BYTES - 64, 128),
+    (0, SEGMENT_BYTES + 1),
+    (SEGMENT_BYTES, 64),
+    (SEGMENT_BYTES - 64, 128),
     (1, 64),
     (63, 1),
-    (AREA_BYTES - 1, 1),
+    (SEGMENT_BYTES - 1, 1),
     (2**63, 0),
     (2**63 - 64, 64),
     (2**63, 2**63),
@@ -183,30 +183,30 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("offset", "size"), PLACES)
-def test_a_payload_outside_the_area_is_refused(offset, size, shared):
+def test_a_payload_outside_the_segment_is_refused(offset, size, shared):
     before = Owned.of(shared)
     sent = called(header=lookup_header(), offset=offset, size=size)
-    assert refused(shared, sent, AREA_BYTES) == "InvalidArgumentError"
+    assert refused(shared, sent, SEGMENT_BYTES) == "InvalidArgumentError"
     await_owned(shared, before)
 
 
-def test_a_payload_of_a_reply_and_a_request_may_fill_the_area_to_its_end(shared):
+def test_a_payload_of_a_reply_and_a_request_may_fill_the_segment_to_its_end(shared):
     with RawSharer(shared.socket) as sharer:
-        sharer.ask_for(AREA_BYTES)
-        header = VERBS["Lookup"].outgoing(lookup(AREA_BYTES // 8)).serialised(None)
-        sharer.area[:] = keys(AREA_BYTES // 8).view(np.uint8)
-        sharer.say(called(header=header, offset=0, size=AREA_BYTES))
+        sharer.ask_for(SEGMENT_BYTES)
+        header = VERBS["Lookup"].outgoing(lookup(SEGMENT_BYTES // 8)).serialised(None)
+        sharer.segment[:] = keys(SEGMENT_BYTES // 8).view(np.uint8)
+        sharer.say(called(header=header, offset=0, size=SEGMENT_BYTES))
         assert sharer.answer().kind == Kind.RESULT
-        assert len(sharer.area) >= 4 * DIM * AREA_BYTES // 8
+        assert len(sharer.segment) >= 4 * DIM * SEGMENT_BYTES // 8
 
 
-@pytest.mark.parametrize("size", [0, 1, AREA_BYTES])
-def test_an_area_is_never_smaller_than_it_was_asked_for(size, shared):
+@pytest.mark.parametrize("size", [0, 1, SEGMENT_BYTES])
+def test_a_segment_is_never_smaller_than_it_was_asked_for(size, shared):
     before = Owned.of(shared)
     with RawSharer(shared.socket) as sharer:
-        assert sharer.ask_for(size).kind == Kind.AREA
-        assert len(sharer.area) >= size
-        assert not sharer.area.any()
+        assert sharer.ask_for(size).kind == Kind.SEGMENT
+        assert len(sharer.segment) >= size
+        assert not sharer.segment.any()
     await_owned(shared, before)
 
 
@@ -221,7 +221,7 @@ def test_noise_is_refused_and_leaves_nothing(shared, ledger, rng):
     for n in range(NOISES):
         noise = rng.integers(0, 256, int(rng.integers(1, 3000)), np.uint8).tobytes()
         kind = int(rng.integers(0, 9))
-        refused(shared, noise if n % 2 else framed(kind, noise, int(noise[0])), AREA_BYTES)
+        refused(shared, noise if n % 2 else framed(kind, noise, int(noise[0])), SEGMENT_BYTES)
     await_owned(shared, before)
     assert_serves(shared, ledger)
 
@@ -265,25 +265,25 @@ def test_descriptors_that_a_client_passes_are_not_kept(shared):
     await_owned(shared, before)
 
 
-# Areas
+# Segments
 
 
 class Flipper:
-    """A client that changes its area while its calls run: bytes here and there, at random."""
+    """A client that changes its segment while its calls run: bytes here and there, at random."""
 
     def __init__(self, served: Served, rng: np.random.Generator) -> None:
         self.sharer = RawSharer(served.socket)
-        self.sharer.ask_for(AREA_BYTES_OF_CALLS)
+        self.sharer.ask_for(SEGMENT_BYTES_OF_CALLS)
         self._rng = rng
         self.flips = 0
         self.answers: dict[str, int] = {}
 
     def flip(self) -> None:
         """Change some bytes."""
-        places = self._rng.integers(0, len(self.sharer.area), 16)
+        places = self._rng.integers(0, len(self.sharer.segment), 16)
         if self._rng.random() < 0.5:
             places %= 8 * COUNT  # where keys are
-        self.sharer.area[places] ^= self._rng.integers(1, 256, 16, np.uint8)
+        self.sharer.segment[places] ^= self._rng.integers(1, 256, 16, np.uint8)
         self.flips += 1
 
     def call(self, command: c.Command[object]) -> bool:
@@ -297,9 +297,9 @@ class Flipper:
         name = said.refusal.name if said.kind == Kind.ERROR else "OK"
         self.answers[name] = self.answers.get(name, 0) + 1
         assert name in ("OK", "InvalidArgumentError"), said.refusal
-        assert SECRET not in sharer.area.view(np.float32)
-        if not len(sharer.area):
-            sharer.ask_for(AREA_BYTES_OF_CALLS)
+        assert SECRET not in sharer.segment.view(np.float32)
+        if not len(sharer.segment):
+            sharer.ask_for(SEGMENT_BYTES_OF_CALLS)
         return name == "OK"
 
 
@@ -353,7 +353,7 @@ def test_bytes_that_change_during_calls_harm_nobody_else(shared, rng, pytestconf
     shared.on_engine(lambda store: store.check_integrity())
 
 
-def test_rows_of_a_call_that_was_given_up_go_to_no_later_area(shared, monkeypatch):
+def test_rows_of_a_call_that_was_given_up_go_to_no_later_segment(shared, monkeypatch):
     """Else they would be among the gradients that the client writes there meanwhile."""
     reached, free, lend = threading.Event(), threading.Event(), SharedIncoming._lend
 
@@ -366,11 +366,11 @@ def test_rows_of_a_call_that_was_given_up_go_to_no_later_area(shared, monkeypatc
     monkeypatch.setattr(shared.service, "look_up_at_once", lambda *_: None)  # on the engine thread
     with RawSharer(shared.socket) as sharer:
         while not reached.is_set():  # a deadline may pass before
-            sharer.ask_for(AREA_BYTES_OF_CALLS)
+            sharer.ask_for(SEGMENT_BYTES_OF_CALLS)
             sharer.begin(lookup(COUNT, "secret"), 0.05)
             assert sharer.answer().refusal.name == "DeadlineError"
-        sharer.ask_for(AREA_BYTES_OF_CALLS)
+        sharer.ask_for(SEGMENT_BYTES_OF_CALLS)
         free.set()
         assert shared.on_engine(lambda store: store.command)  # after it
-        assert not sharer.area.any()
+        assert not sharer.segment.any()
         assert sharer.execute(lookup(COUNT, "secret")).kind == Kind.RESULT

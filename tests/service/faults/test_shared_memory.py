@@ -38,7 +38,7 @@ from tests.serving import patient
 
 COUNT = 2500
 SMALL_BYTES = 4 << 20
-"""Of which half may be lent: two areas of the calls here, or one and no other."""
+"""Of which half may be lent: two segments of the calls here, or one and no other."""
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def small(serve: Callable[..., Served]) -> Served:
 
 
 def fill(served: Served) -> list[RawSharer]:
-    """Have clients ask for areas until no more are lent."""
+    """Have clients ask for segments until no more are lent."""
     found = []
     while True:
         found.append(RawSharer(served.socket))
@@ -286,7 +286,7 @@ def test_connections_that_are_idle_are_ended_and_rows_and_clients_outlive_that(s
         monkeypatch.setattr(port, "_IDLE_S", -1.0)
         with pytest.raises(EndedError):
             sharer.next()
-        until(lambda: Owned.of(served).area_bytes == before.area_bytes)
+        until(lambda: Owned.of(served).segment_bytes == before.segment_bytes)
         monkeypatch.setattr(port, "_IDLE_S", PATIENCE_S)
         store.update(gradients(COUNT))
         assert (rows == -1.0).all() and (rows_of(store) == -2.0).all()

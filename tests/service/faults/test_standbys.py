@@ -19,13 +19,13 @@ from tests.commands.lists import Author
 from tests.commands.model import Model
 from tests.faults.forks import Forks
 from tests.service.faults.following import (
+    await_role,
     await_same,
-    await_standing,
     connected,
     contents,
     kept,
+    replication,
     server,
-    standing,
 )
 from tests.service.faults.ledger import Ledger, applied_counts, gradients, make_tables
 from tests.service.faults.proxy import Proxy
@@ -80,7 +80,7 @@ def test_a_standby_that_was_away_for_too_long_takes_a_newer_commit(pair):
         pair.standby.start()
         wanted = await_same(pair.leader, pair.standby)
         assert wanted["epoch"] == 2
-        assert standing(copy)["commits_taken"] == 1
+        assert replication(copy)["commits_taken"] == 1
         store.checkpoint("more")
         update(store, 8)
         store.restore("more")
@@ -188,7 +188,7 @@ def test_a_standby_stays_ahead_of_a_leader_that_has_lost_commands(pair):
     assert pair.leader.start() < wanted["command"]
     for _ in range(2):
         with connected(pair.standby) as copy:
-            until(lambda: "promote this standby" in (standing(copy)["reason"] or ""))
+            until(lambda: "promote this standby" in (replication(copy)["reason"] or ""))
             assert contents(copy) == wanted
         with connected(pair.leader) as store:
             update(store, *range(10, 20))
@@ -216,10 +216,10 @@ def test_a_standby_refuses_what_writes(pair):
             with pytest.raises(PermissionDeniedError, match=f"standby of {pair.leader.address}"):
                 write()
         assert copy.flush() >= 0
-        found = standing(copy)
+        found = replication(copy)
         assert (found["role"], found["leader"]) == ("standby", pair.leader.address)
         assert (found["connected"], found["reason"]) == (True, None)
-        assert (standing(store)["role"], standing(store)["standbys"]) == ("leader", 1)
+        assert (replication(store)["role"], replication(store)["standbys"]) == ("leader", 1)
         assert await_same(pair.leader, pair.standby) == before
     pair.kill()
 
@@ -235,7 +235,7 @@ def test_the_old_leader_is_replaced_for_good(pair):
         assert new.table_facts()["rows"].t == 1, "no surprise to who has promoted it"
         new.promote()  # an answer that was lost
         update(new, 5)
-        await_standing(old, role="replaced")
+        await_role(old, role="replaced")
     with connected(leader) as old, connected(standby) as new:
         for _ in range(2):
             for call in (old.promote, lambda: old.drop_table("rows")):
@@ -247,13 +247,13 @@ def test_the_old_leader_is_replaced_for_good(pair):
         standby.kill()
         standby.start()  # with what it was started with: it stays what it was made
         update(new, 3)
-        assert (standing(new)["role"], new.epoch) == ("leader", 1 + EPOCH_STEP)
+        assert (replication(new)["role"], new.epoch) == ("leader", 1 + EPOCH_STEP)
         leader.kill()
         back = leader.changed(follow=standby.address)
         back.start()
         with connected(back) as copy:
             await_same(standby, back)
-            assert standing(copy)["commits_taken"] == 0  # it had all that the standby had then
+            assert replication(copy)["commits_taken"] == 0  # it had all that the standby had then
         back.kill()
     standby.stop()
 
@@ -275,7 +275,7 @@ def test_a_promotion_that_is_cut_off_is_ended_by_the_next_start(pair, point):
         standby.start()
         promoting.join(PATIENCE_S)
     with connected(standby) as new:
-        assert (standing(new)["role"], new.epoch) == ("leader", 1 + EPOCH_STEP)
+        assert (replication(new)["role"], new.epoch) == ("leader", 1 + EPOCH_STEP)
         update(new, 2)
         assert applied_counts(new)[1:3] == [1, 1]
         back = leader.changed(follow=standby.address)
@@ -303,7 +303,7 @@ def test_what_the_old_leader_had_alone_is_given_up(pair):
         back.start()
         with connected(back) as copy:
             await_same(standby, back)
-            assert standing(copy)["commits_taken"] == 1
+            assert replication(copy)["commits_taken"] == 1
         back.kill()
     standby.stop()
 
@@ -315,17 +315,17 @@ def test_a_write_waits_for_standbys(forks, quick_path):
         done = threading.Event()
         writer = threading.Thread(target=lambda: (make_tables(store), done.set()))
         writer.start()
-        await_standing(store, writes_waiting=1, standbys=0, standbys_needed=1)
+        await_role(store, writes_waiting=1, standbys=0, standbys_needed=1)
         assert not done.is_set()
         pair.leader.kill()  # and does not forget that it has to wait
         pair.leader.start()
-        await_standing(store, writes_waiting=1)
+        await_role(store, writes_waiting=1)
         assert not done.is_set()
         pair.standby.start()
         writer.join(PATIENCE_S)
         with connected(pair.standby) as copy:
             assert copy.command == 2
-            assert await_standing(store, writes_waiting=0)["standbys"] == 1
+            assert await_role(store, writes_waiting=0)["standbys"] == 1
     pair.kill()
 
 
@@ -388,7 +388,7 @@ def test_the_other_standby_goes_on_with_the_one_that_was_promoted(forks, quick_p
         update(store, *range(5))
         store.checkpoint("one")
         update(store, *range(5, 10))
-        assert await_standing(store, writes_waiting=0)["standbys"] == 2
+        assert await_role(store, writes_waiting=0)["standbys"] == 2
     pair.leader.kill()
     with connected(pair.standby) as copy:
         copy.promote()
@@ -398,7 +398,7 @@ def test_the_other_standby_goes_on_with_the_one_that_was_promoted(forks, quick_p
     with connected(pair.standby) as store, connected(other) as copy:
         update(store, 10)
         await_same(pair.standby, other)
-        assert standing(copy)["commits_taken"] == 0
+        assert replication(copy)["commits_taken"] == 0
     pair.standby.kill()
     other.kill()
 

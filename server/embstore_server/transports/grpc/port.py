@@ -86,7 +86,9 @@ class GrpcServer:
         self._streams = streams
         receiving = Receiving(received_max, settings.inflight_bytes_max)
         self._calls = GrpcCalls(service, receiving)
-        self._health = Health(SERVICE_NAME, settings.handshake_timeout_s, service.freed.release)
+        self._health = Health(
+            SERVICE_NAME, settings.handshake_timeout_s, service.memory_trim.release
+        )
         names = (SERVICE_NAME, health.SERVICE_NAME, reflecting.SERVICE_NAME)
         reflection = Reflection(service, receiving, names)
         for one in (self._calls, streams, self._health, reflection):
@@ -107,7 +109,7 @@ class GrpcServer:
             await self._service.failed.wait()
             await self._say()
 
-        self._service.room.changed = self._say
+        self._service.disk_space.changed = self._say
         self._failing = asyncio.create_task(say_failed())
 
     async def _say(self) -> None:

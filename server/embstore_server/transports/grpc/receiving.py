@@ -1,7 +1,7 @@
 """Requests of one message, while they come.
 
 gRPC shows a message, and how long it is, once all of it has come: until then nothing counts it, and
-it may grow to the largest message of the port. Therefore a lane (a token, or a connection without
+it may grow to the largest message of the port. Therefore a client (a token, or a connection without
 one) receives few at a time. The others wait in HTTP/2's flow control, where each takes no more than
 `port.UNREAD_BYTES`. Event loop only.
 """
@@ -19,23 +19,23 @@ from embstore_server.path.turns import Turns
 T = TypeVar("T")
 
 CONTROL_MAX = 4
-"""Requests without arrays that a lane receives at a time. They have a queue of their own, so that
+"""Requests without arrays that a client receives at a time. They have a queue of their own, so that
 bulk requests do not delay a lease's renewal; all but the largest come with their call."""
 _BULK_MIN = 4
 
 
 class Receiving:
-    """The requests that are received, by lane."""
+    """The requests that are received, by client."""
 
     def __init__(self, message_bytes_max: int, inflight_bytes_max: int) -> None:
         """Bound the bytes of a message, and the bytes in flight."""
         self._message_bytes_max = message_bytes_max
         self._inflight_bytes_max = inflight_bytes_max
-        self._lanes: dict[tuple[str, bool], Turns] = {}  # of those that receive
+        self._queues: dict[tuple[str, bool], Turns] = {}  # of those that receive
 
     async def control(self, caller: Caller, context: Any) -> bytes:
         """Return the one message of a request without arrays."""
-        request = _found(await self.in_turn(caller.lane, CONTROL_MAX, context.read))
+        request = _found(await self.in_turn(caller.client, CONTROL_MAX, context.read))
         if len(request) > HEADER_BYTES_MAX:
             raise InvalidArgumentError(
                 f"expected a request of at most {HEADER_BYTES_MAX} bytes, found {len(request)}"
@@ -46,16 +46,16 @@ class Receiving:
         """Return the one message of a request with arrays."""
         most = caller.principal.limits.get("inflight_bytes", self._inflight_bytes_max)
         count = max(most // self._message_bytes_max, _BULK_MIN)
-        return _found(await self.in_turn(caller.lane, count, context.read, is_bulk=True))
+        return _found(await self.in_turn(caller.client, count, context.read, is_bulk=True))
 
     async def in_turn(
-        self, lane: str, most: int, read: Callable[[], Awaitable[T]], *, is_bulk: bool = False
+        self, client: str, most: int, read: Callable[[], Awaitable[T]], *, is_bulk: bool = False
     ) -> T:
-        """Return the result of `read`, as one of the `most` requests that a lane receives."""
-        key = lane, is_bulk
-        turns = self._lanes.get(key)
+        """Return the result of `read`, as one of the `most` requests that a client receives."""
+        key = client, is_bulk
+        turns = self._queues.get(key)
         if turns is None:
-            turns = self._lanes[key] = Turns(most.__gt__)
+            turns = self._queues[key] = Turns(most.__gt__)
         try:
             await turns.enter()
             try:
@@ -64,7 +64,7 @@ class Receiving:
                 turns.leave()
         finally:
             if not turns.inside and not turns.waiting:
-                self._lanes.pop(key, None)
+                self._queues.pop(key, None)
 
 
 def _found(request: bytes) -> bytes:

@@ -39,15 +39,15 @@ class Reflection:
 
     async def _answer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         try:
-            lane = self._service.callers.principal_of(context).name or context.peer()
-            each = self._each(requests, lane)
+            client = self._service.callers.principal_of(context).name or context.peer()
+            each = self._each(requests, client)
             async for reply in self._replies.ServerReflectionInfo(each, context):
                 yield reply
         except EmbstoreError as exc:
-            self._service.freed.release()
+            self._service.memory_trim.release()
             await refuse(context, exc)
 
-    async def _each(self, requests: AsyncIterator[Any], lane: str) -> AsyncIterator[Any]:
+    async def _each(self, requests: AsyncIterator[Any], client: str) -> AsyncIterator[Any]:
         seconds = self._service.settings.handshake_timeout_s
 
         async def read() -> Any:
@@ -56,7 +56,7 @@ class Reflection:
 
         while True:
             try:
-                request = await self._receiving.in_turn(lane, CONTROL_MAX, read)
+                request = await self._receiving.in_turn(client, CONTROL_MAX, read)
             except TimeoutError:
                 raise DeadlineError(f"no request came for {seconds:g} s") from None
             if request is None:

@@ -32,7 +32,7 @@ from embstore_server.transports.rest.connections import CERTIFICATE_NAMES
 from embstore_server.transports.rest.errors import refusal_of, request_id
 
 LANE = "rest"
-"""One lane for all of REST: however many dashboards there are, trainers wait for one call."""
+"""One client for all of REST: however many dashboards there are, trainers wait for one call."""
 
 _HEADER_CHARACTERS_MAX = 200
 _TIMEOUT_HEADERS = ("X-Request-Timeout", "X-Prometheus-Scrape-Timeout-Seconds")
@@ -129,7 +129,7 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
         headers.get("user-agent", ""),
         request_id(request.scope),
         headers.get("traceparent", ""),
-        shared_lane=LANE,
+        shared_client=LANE,
         gone=partial(_gone, request),
     )
     service.count_calls(1)
@@ -149,7 +149,7 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
         code = StatusCode.CANCELLED.name
         raise
     except Exception as exc:
-        service.freed.after(exc)
+        service.memory_trim.after(exc)
         refusal = refusal_of(exc, verb, caller)
         code, response = refusal.code, refusal.response(request.scope)
     else:

@@ -32,7 +32,7 @@ _UNPLAIN = (b"content-length", b"origin", b"transfer-encoding", b"x-request-id")
 """Headers that the guard looks at."""
 
 
-class Late:
+class DeferredApp:
     """The ASGI application of a service, made when it is needed."""
 
     def __init__(self, service: Service) -> None:
@@ -106,7 +106,7 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
     except OSError as exc:
         raise in_use("admin", settings.admin) from exc
     config = uvicorn.Config(
-        Late(service),
+        DeferredApp(service),
         log_config=None,
         access_log=False,
         ssl_certfile=settings.tls_cert,

@@ -105,8 +105,8 @@ class TransportStats:
         lambda t: t.copies.bytes,
     )
     connections: int | None = gauge("Connections; none where the transport does not say.")
-    area_bytes: int = gauge("Memory that is shared with clients.")
-    device_area_bytes: int = gauge("Memory of the GPU that is shared with clients.")
+    segment_bytes: int = gauge("Memory that is shared with clients.")
+    device_segment_bytes: int = gauge("Memory of the GPU that is shared with clients.")
 
 
 class Memory(NamedTuple):
@@ -196,7 +196,7 @@ def _used(service: "Service", principal: Principal) -> dict[str, int | None]:
         "announced_bytes": service.engine.sessions.announcing.owner_bytes_max(name),
     }
     now = {
-        "queue_calls": service.worker.lane_calls(name),
+        "queue_calls": service.worker.client_calls(name),
         "inflight_bytes": service.inflight.owned_bytes[name],
     }
     return now | used(principal, service.engine) | {f"{n}_max": c for n, c in limits.items()}

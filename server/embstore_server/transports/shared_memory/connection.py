@@ -2,10 +2,10 @@
 
 The socket never blocks. Each call has a task, except lookups: one that need not wait is answered
 where it was read, together with lookups of other connections that came at the same time
-(`Calls.at_once`). Frames that come while a call is under way wait, within a bound, for the call's
-end; the end of the connection cancels the call. Rows are gathered into the area, behind the
-request: `expect` makes room for them, before their turn of the engine. Where they do not fit after
-all, because a table was made anew meanwhile, they are copied once.
+(`Calls.merged_lookups`). Frames that come while a call is under way wait, within a bound, for the
+call's end; the end of the connection cancels the call. Rows are gathered into the segment, behind
+the request: `expect` makes room for them, before their turn of the engine. Where they do not fit
+after all, because a table was made anew meanwhile, they are copied once.
 
 Event loop only, except `SharedIncoming.blank`.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from embstore.errors import DeadlineError, EmbstoreError, InvalidArgumentError
-from embstore_proto import device_area as device_wire
+from embstore_proto import device_segment as device_wire
 from embstore_proto import shared_memory as wire
 from embstore_proto.frame import ALIGNMENT, HEADER_BYTES_MAX, Blank, Framed, aligned
 from embstore_proto.received import Received
@@ -31,8 +31,8 @@ from embstore_proto.verbs import VERBS, Verb
 from embstore_server.path.caller import Caller
 from embstore_server.path.calls import BRIEF_BYTES
 from embstore_server.path.inflight import Reservation
-from embstore_server.transports.shared_memory.area import Area, area_bytes
-from embstore_server.transports.shared_memory.device_area import DeviceCall, DeviceSide
+from embstore_server.transports.shared_memory.device_segment import DeviceCall, DeviceSide
+from embstore_server.transports.shared_memory.host_segment import HostSegment, segment_bytes
 
 if TYPE_CHECKING:
     from embstore_server.transports.shared_memory.port import SharedMemoryPort
@@ -47,7 +47,7 @@ _AT_ONCE_BYTES = 512 << 10
 _READ_BYTES = 64 << 10
 _LABEL_CHARACTERS_MAX = 200
 _MADE_AT_ONCE_BYTES = 1 << 20
-"""An area as large takes a fifth of a millisecond; a larger one is made on a thread."""
+"""A segment as large takes a fifth of a millisecond; a larger one is made on a thread."""
 
 
 class Connection:
@@ -66,7 +66,7 @@ class Connection:
         """The trace parent of the next call."""
         self.map_version = 0
         """Likewise."""
-        self.area: Area | None = None
+        self.segment: HostSegment | None = None
         self.device = DeviceSide(self)
         self.idle_since: float | None = None
         """None: a call is under way."""
@@ -85,7 +85,7 @@ class Connection:
         self.port.forget(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self._give_up_area()
+        self._give_up_segment()
         self.device.close()
         self.port.closed(self)
 
@@ -168,9 +168,9 @@ class Connection:
                 match kind:
                     case Kind.CALL:
                         await self._answer_call(SharedIncoming(self, wire.call_of(body, small)))
-                    case Kind.AREA:
-                        await self._grow_for(wire.area_of(body))
-                    case Kind.DEVICE_AREA:
+                    case Kind.SEGMENT:
+                        await self._grow_for(wire.segment_of(body))
+                    case Kind.DEVICE_SEGMENT:
                         await self.device.grow_for(device_wire.size_of(body))
                     case Kind.ON_DEVICE:
                         self.device.announced = device_wire.size_of(body)
@@ -215,51 +215,51 @@ class Connection:
                 self._more = None
             await self._send_all(unsent)
 
-    # The area
+    # The segment
 
-    def _give_up_area(self) -> None:
-        if self.area is not None:
-            self.port.traffic.area_bytes -= self.area.size
-            self.area.close()
-            self.area = None
+    def _give_up_segment(self) -> None:
+        if self.segment is not None:
+            self.port.traffic.segment_bytes -= self.segment.size
+            self.segment.close()
+            self.segment = None
 
     async def _grow_for(self, size: int) -> None:
-        """Answer a client that needs an area."""
+        """Answer a client that needs a segment."""
         try:
-            most = self.port.area_bytes_max
+            most = self.port.segment_bytes_max
             if size > most:
                 raise InvalidArgumentError(
                     f"expected a call of at most {most} bytes, found {size}; split the call"
                 )
             principal = self.port.service.callers.principal(self.authorization, ())
-            caller = Caller("Area", self.peer, monotonic(), principal=principal)
+            caller = Caller("HostSegment", self.peer, monotonic(), principal=principal)
             await self.grow(size, caller)
         except EmbstoreError as exc:
             await self.refuse(exc)
 
     async def grow(self, size: int, caller: Caller) -> None:
-        """Have an area of at least `size` bytes in place of the one before, and pass it."""
-        size = area_bytes(size)
-        self._give_up_area()
+        """Have a segment of at least `size` bytes in place of the one before, and pass it."""
+        size = segment_bytes(size)
+        self._give_up_segment()
         reservation = self.port.service.lend(caller, size)
         try:
             if size <= _MADE_AT_ONCE_BYTES:
-                made = Area(size, reservation)
+                made = HostSegment(size, reservation)
             else:
                 made = await self._made(size, reservation)
         except BaseException:
             reservation.release()
             raise
         try:
-            self.area = made
-            self.port.traffic.area_bytes += size
-            await self.send([wire.area(size)], made.descriptor)
+            self.segment = made
+            self.port.traffic.segment_bytes += size
+            await self.send([wire.segment(size)], made.descriptor)
         finally:
             made.passed()
 
-    async def _made(self, size: int, reservation: Reservation) -> Area:
-        """Make an area on a thread."""
-        making = self._loop.run_in_executor(None, Area, size, reservation)
+    async def _made(self, size: int, reservation: Reservation) -> HostSegment:
+        """Make a segment on a thread."""
+        making = self._loop.run_in_executor(None, HostSegment, size, reservation)
         try:
             return await asyncio.shield(making)
         except BaseException:
@@ -357,8 +357,8 @@ class SharedIncoming:
         self.authorization = connection.authorization
         self._connection = connection
         self._caller: Caller | None = None
-        self._area = connection.area  # of this call: a later one's is not written to
-        self._end = 0  # of the used part of the area
+        self._segment = connection.segment  # of this call: a later one's is not written to
+        self._end = 0  # of the used part of the segment
         self.device: DeviceCall | None = connection.device.call()
         self._traceparent, connection.traceparent = connection.traceparent, ""
         self._map_version, connection.map_version = connection.map_version, 0
@@ -381,31 +381,31 @@ class SharedIncoming:
 
     def request(self, verb: Verb) -> Received:
         """Return the request, and have the reply behind it."""
-        asked, area = self.asked, self._area
+        asked, segment = self.asked, self._segment
         copies = self._connection.port.traffic.copies
         if asked.offset is None:
             return Received(asked.header, memoryview(asked.inline), on_device=self.device)
-        size = 0 if area is None else area.size
+        size = 0 if segment is None else segment.size
         end = asked.offset + asked.size
-        if not verb.is_bulk or area is None or end > size or asked.offset % ALIGNMENT:
+        if not verb.is_bulk or segment is None or end > size or asked.offset % ALIGNMENT:
             raise InvalidArgumentError(
-                f"expected a payload in the area of {size} bytes, found {asked.size} at "
+                f"expected a payload in the segment of {size} bytes, found {asked.size} at "
                 f"{asked.offset}"
             )
         self._end = end
-        payload = area.memory[asked.offset : end]
+        payload = segment.memory[asked.offset : end]
         once = verb.name in _READ_ONCE
         return Received(asked.header, payload, copies, None, once, self.device)
 
     def has_room(self, count: int) -> bool:
         """Return whether `count` bytes fit without `expect`."""
-        area = self._area
+        segment = self._segment
         return count <= INLINE_BYTES or (
-            area is not None and aligned(self._end) + count <= area.size
+            segment is not None and aligned(self._end) + count <= segment.size
         )
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Make room for `count` bytes in the area, which counts as in flight already."""
+        """Make room for `count` bytes in the segment, which counts as in flight already."""
         if self.device is not None:
             await self.device.expect(count)
             return
@@ -413,7 +413,7 @@ class SharedIncoming:
             return
         assert self._caller is not None
         await self._connection.grow(count, self._caller)
-        self._area = self._connection.area
+        self._segment = self._connection.segment
         self._end = 0
 
     def blank(
@@ -423,14 +423,14 @@ class SharedIncoming:
         others: Sequence[NDArray[Any]],
         dtype: str,
     ) -> Blank:
-        """Return a message whose payload is in the area, or small. Any thread."""
+        """Return a message whose payload is in the segment, or small. Any thread."""
         if self.device is not None:
             return self.device.blank(shapes, others, dtype)
         return Blank(room, shapes, others, self._lend, dtype)
 
     def _lend(self, size: int) -> memoryview:
-        area, begin = self._area, aligned(self._end)
-        memory = memoryview(b"") if area is None else area.memory
+        segment, begin = self._segment, aligned(self._end)
+        memory = memoryview(b"") if segment is None else segment.memory
         if size <= INLINE_BYTES or begin + size > len(memory):
             return memoryview(bytearray(size))
         self._end = begin + size
@@ -442,7 +442,7 @@ class SharedIncoming:
 
     def _placed(self, reply: Framed, *, is_last: bool) -> "list[bytes | memoryview] | None":
         """Return the pieces of an answer whose payload is in its place, or small; else None."""
-        if reply.lent is not None and self._is_in_area(reply.lent):
+        if reply.lent is not None and self._is_in_segment(reply.lent):
             begin = self._end - len(reply.lent)
             return wire.answer(is_last, reply.header, reply.lent, begin)
         parts = _parts_of(reply)
@@ -460,19 +460,19 @@ class SharedIncoming:
         parts = _parts_of(reply)
         size = sum(map(len, parts))
         await self.expect(size, None)
-        area = self._area
-        assert area is not None
+        segment = self._segment
+        assert segment is not None
         begin = end = aligned(self._end)
         for part in parts:
-            area.memory[end : end + len(part)] = part
+            segment.memory[end : end + len(part)] = part
             end += len(part)
         connection.port.traffic.copies.bytes += size
         self._end = end
-        await connection.send(wire.answer(is_last, reply.header, area.memory[begin:end], begin))
+        await connection.send(wire.answer(is_last, reply.header, segment.memory[begin:end], begin))
 
-    def _is_in_area(self, lent: memoryview) -> bool:
-        area = self._area
-        return area is not None and lent.obj is area.memory.obj
+    def _is_in_segment(self, lent: memoryview) -> bool:
+        segment = self._segment
+        return segment is not None and lent.obj is segment.memory.obj
 
     async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
         """End the call by an error."""
@@ -490,8 +490,8 @@ def _parts_of(reply: Framed) -> "list[bytes | memoryview]":
     return reply.parts[1:] if reply.lent is None else [reply.lent]
 
 
-def _drop(making: "asyncio.Future[Area]") -> None:
-    """Drop an area whose connection has ended."""
+def _drop(making: "asyncio.Future[HostSegment]") -> None:
+    """Drop a segment whose connection has ended."""
     if making.exception() is None:
         making.result().passed()
         making.result().close()

@@ -31,7 +31,7 @@ from embstore_server.transports.shared_memory.connection import TRANSPORT, Conne
 from embstore_server.transports.shared_memory.processes import Processes
 
 _IDLE_S = 120.0
-"""A connection without a call is ended then, and its area is free."""
+"""A connection without a call is ended then, and its segment is free."""
 _LOOK_S = 10.0
 _AGAIN_S = 0.5
 _FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
@@ -87,8 +87,8 @@ class SharedMemoryPort:
         self.service.socket = self.path
 
     @property
-    def area_bytes_max(self) -> int:
-        """Bytes of the largest area: a request and a reply."""
+    def segment_bytes_max(self) -> int:
+        """Bytes of the largest segment: a request and a reply."""
         return 2 * self.service.engine.tables.limits.call_bytes_max + (1 << 20)
 
     def frame_bytes_max(self, authorization: str) -> int:
@@ -133,7 +133,9 @@ class SharedMemoryPort:
             if one:
                 found.append(one)
         if found:
-            for (call, _), reply in zip(found, self.calls.at_once.answers(found), strict=True):
+            for (call, _), reply in zip(
+                found, self.calls.merged_lookups.answers(found), strict=True
+            ):
                 call.answer_at_once(reply)
 
     def listen_to(self, connection: Connection, own: socket.socket) -> None:

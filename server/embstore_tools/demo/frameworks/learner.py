@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.arrays import Rows
 from embstore_tools.demo.steps import Batch
-from embstore_tools.demo.ways import Feed, Material, Way
+from embstore_tools.demo.ways import Feed, Way, WayInput
 
 DENSE_LEARNING_RATE = 2e-3
 """Learning rate of Adam over the dense part."""
@@ -22,7 +22,7 @@ DENSE_LEARNING_RATE = 2e-3
 class Learner(Protocol):
     """A model of dense part and embeddings. One thread."""
 
-    def opened(self, way: Way, material: Material) -> AbstractContextManager[Feed]:
+    def opened(self, way: Way, material: WayInput) -> AbstractContextManager[Feed]:
         """Feed a loop inside the with block."""
 
     def learn(self, batch: Batch, rows: dict[str, Rows]) -> tuple[float, dict[str, Rows]]:

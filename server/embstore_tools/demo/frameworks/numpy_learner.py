@@ -11,7 +11,7 @@ from embstore_tools.demo.criteo import CATEGORIES, INTEGERS
 from embstore_tools.demo.dlrm import Adam, Dlrm, dense_features
 from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
 from embstore_tools.demo.steps import Batch
-from embstore_tools.demo.ways import Feed, Material, Way
+from embstore_tools.demo.ways import Feed, Way, WayInput
 
 
 class NumpyLearner:
@@ -22,7 +22,7 @@ class NumpyLearner:
         self._model = Dlrm(integers=INTEGERS, columns=CATEGORIES, dim=configs[0].dim, seed=seed)
         self._optimizer = Adam(self._model.parameters, DENSE_LEARNING_RATE)
 
-    def opened(self, way: Way, material: Material) -> AbstractContextManager[Feed]:
+    def opened(self, way: Way, material: WayInput) -> AbstractContextManager[Feed]:
         """Feed a loop in any way."""
         return way.opened(material)
 

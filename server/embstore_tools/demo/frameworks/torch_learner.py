@@ -24,7 +24,7 @@ from embstore_tools.demo.dlrm import Dlrm, Mlp, dense_features
 from embstore_tools.demo.frameworks.learner import DENSE_LEARNING_RATE
 from embstore_tools.demo.result import SessionResult
 from embstore_tools.demo.steps import Batch, TrainingStep
-from embstore_tools.demo.ways import Ahead, Calls, Feed, Material, Way, session_of
+from embstore_tools.demo.ways import Ahead, Calls, Feed, Way, WayInput, session_of
 
 if TYPE_CHECKING:
     from embstore.handles.store import Store
@@ -54,7 +54,7 @@ class TorchLearner:
         self._outputs: dict[str, Any] = {}  # Of the step at hand, by table.
 
     @contextmanager
-    def opened(self, way: Way, material: Material) -> Iterator[Feed]:
+    def opened(self, way: Way, material: WayInput) -> Iterator[Feed]:
         """Feed a loop by single calls, or in a look-ahead session."""
         if not isinstance(way, Calls | Ahead):
             raise InvalidArgumentError("expected NumPy to train hot/cold, found Torch")
@@ -125,7 +125,7 @@ class _Ready(NamedTuple):
 class _TorchFeed(Feed):
     """Steps of a loop of the module; `lookahead` None: without a session."""
 
-    def __init__(self, material: Material, learner: TorchLearner, lookahead: int | None) -> None:
+    def __init__(self, material: WayInput, learner: TorchLearner, lookahead: int | None) -> None:
         super().__init__(material)
         self._learner, self._lookahead = learner, lookahead
         self._loop: Any = None  # None before the first step.

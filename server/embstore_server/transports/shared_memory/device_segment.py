@@ -1,10 +1,10 @@
-"""The GPU's memory that one client shares with the server; area.py has the host's.
+"""The GPU's memory that one client shares with the server; host_segment.py has the host's.
 
-A client of the same host that has its arrays in a GPU's memory asks for a *device area*: an
-allocation of the engine's device, of which it is passed handles (embstore_proto.device_area defines
-the protocol, embstore.device.shared the client's rights and their consequences). It asks for
-another one when a call needs more. Its bytes are lent within the same bounds as those of an area of
-the host (`Inflight.lend`).
+A client of the same host that has its arrays in a GPU's memory asks for a *device segment*: an
+allocation of the engine's device, of which it is passed handles (embstore_proto.device_segment
+defines the protocol, embstore.device.shared the client's rights and their consequences). It asks
+for another one when a call needs more. Its bytes are lent within the same bounds as those of a
+segment of the host (`Inflight.lend`).
 
 **Freeing.** The end of the connection or of its call does not free it: arrays of results may
 outlive both, and memory that another process has open must not be freed. It is freed when the
@@ -32,14 +32,14 @@ from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES
 from embstore.device.shared import SharedMemory, share
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError, OverloadedError
-from embstore_proto import device_area as wire
+from embstore_proto import device_segment as wire
 from embstore_proto.device_places import Place, Places, aligned
 from embstore_proto.frame import Blank, Framed
 from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.path.caller import Caller
 from embstore_server.path.inflight import Reservation
 from embstore_server.path.traffic import Traffic
-from embstore_server.transports.shared_memory.area import area_bytes
+from embstore_server.transports.shared_memory.host_segment import segment_bytes
 
 if TYPE_CHECKING:
     from embstore_server.transports.shared_memory.connection import Connection
@@ -48,14 +48,14 @@ VERBS = (
     *("Lookup", "LookupPooled", "Update", "UpdatePooled"),
     *("LookupStep", "LookupStepPooled", "UpdateStep"),
 )
-"""Verbs whose keys, gradients and rows may be in a device area."""
+"""Verbs whose keys, gradients and rows may be in a device segment."""
 
 _ROWS = np.dtype("<f4")
 _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
 """Seconds between two polls of an event, and the pause's divisor of the time waited already."""
 
 
-class DeviceArea:
+class DeviceSegment:
     """Memory that a client has opened, or may. Lent until its tether has ended."""
 
     def __init__(self, memory: SharedMemory, reservation: Reservation, traffic: Traffic) -> None:
@@ -68,7 +68,7 @@ class DeviceArea:
         except OSError as exc:
             raise CapacityError(f"no descriptors to share memory with a client: {exc}") from exc
         self._own.setblocking(False)
-        traffic.device_area_bytes += self.size
+        traffic.device_segment_bytes += self.size
 
     @property
     def handles(self) -> wire.Handles:
@@ -90,24 +90,24 @@ class DeviceArea:
         freeing.add_done_callback(self._freed)
 
     def _freed(self, _: "asyncio.Future[None]") -> None:
-        self._traffic.device_area_bytes -= self.size
+        self._traffic.device_segment_bytes -= self.size
         self._reservation.release()
 
 
 class DeviceSide:
-    """A connection's part of the device: an area, or none."""
+    """A connection's part of the device: a segment, or none."""
 
     def __init__(self, connection: "Connection") -> None:
-        self.area: DeviceArea | None = None
+        self.segment: DeviceSegment | None = None
         self.announced: int | None = None
-        """Bytes that the next call has in the area; None: it does not use the area."""
+        """Bytes that the next call has in the segment; None: it does not use the segment."""
         self._connection = connection
 
     def close(self) -> None:
-        """Release the area."""
-        if self.area is not None:
-            self.area.close()
-            self.area = None
+        """Release the segment."""
+        if self.segment is not None:
+            self.segment.close()
+            self.segment = None
 
     def call(self) -> "DeviceCall | None":
         """Return the part that the device has in a call, which is the next one."""
@@ -115,10 +115,10 @@ class DeviceSide:
         return None if announced is None else DeviceCall(self, announced)
 
     async def grow_for(self, size: int) -> None:
-        """Answer a client that needs an area, and has closed the one before."""
+        """Answer a client that needs a segment, and has closed the one before."""
         connection = self._connection
         try:
-            most = connection.port.area_bytes_max
+            most = connection.port.segment_bytes_max
             if size > most:
                 raise InvalidArgumentError(
                     f"expected a call of at most {most} bytes, found {size}; split the call"
@@ -127,28 +127,30 @@ class DeviceSide:
             deadline = monotonic() + service.settings.call_timeout_max_s
             principal = service.callers.principal(connection.authorization, ())
             self.close()
-            await self.grow(size, Caller("Area", connection.peer, deadline, principal=principal))
+            await self.grow(
+                size, Caller("DeviceSegment", connection.peer, deadline, principal=principal)
+            )
         except EmbstoreError as exc:
             await connection.refuse(exc)
 
-    async def grow(self, size: int, caller: Caller) -> DeviceArea:
-        """Have an area of at least `size` bytes in place of the one before, and pass it.
+    async def grow(self, size: int, caller: Caller) -> DeviceSegment:
+        """Have a segment of at least `size` bytes in place of the one before, and pass it.
 
         Where it raises an EmbstoreError the one before stays.
         """
         port = self._connection.port
-        size = max(area_bytes(size), EXPORTED_MULTIPLE_BYTES)
+        size = max(segment_bytes(size), EXPORTED_MULTIPLE_BYTES)
         reservation = port.service.lend(caller, size)
         try:
             memory = await port.service.run(caller, partial(_shared, byte_count=size))
-            made = DeviceArea(memory, reservation, port.traffic)
+            made = DeviceSegment(memory, reservation, port.traffic)
         except BaseException:
             reservation.release()
             raise
         self.close()
-        self.area = made
+        self.segment = made
         try:
-            await self._connection.send([wire.area(made.handles)], made.tether.fileno())
+            await self._connection.send([wire.segment(made.handles)], made.tether.fileno())
         finally:
             made.tether.close()  # the client has it now
         return made
@@ -162,11 +164,11 @@ class DeviceCall:
         self._side = side
         self._caller: Caller | None = None
         self._size, self._end = 0, announced
-        """Bytes of the area that the rows are for, and how many are in use."""
-        # A reference of its own: the area may be released while the engine works on the call.
-        self._memory = self._rows_memory = None if side.area is None else side.area.memory
-        if side.area is not None:
-            self._size = side.area.size
+        """Bytes of the segment that the rows are for, and how many are in use."""
+        # A reference of its own: the segment may be released while the engine works on the call.
+        self._memory = self._rows_memory = None if side.segment is None else side.segment.memory
+        if side.segment is not None:
+            self._size = side.segment.size
 
     async def begin(self, verb: str, caller: Caller) -> None:
         """Wait until the client's copies are there, in a call of its deadline."""
@@ -182,7 +184,7 @@ class DeviceCall:
                 f"{self.announced} announced"
             )
         began, pause = monotonic(), _PAUSE_FIRST_S
-        while not memory.are_inputs_there:
+        while not memory.are_inputs_ready:
             await asyncio.sleep(pause)
             waited = monotonic() - began
             pause = min(max(waited / _PAUSE_SHARE, _PAUSE_FIRST_S), _PAUSE_MAX_S)
@@ -200,7 +202,7 @@ class DeviceCall:
         return self._memory.array(place.offset, place.shape, place.dtype)
 
     async def expect(self, count: int) -> None:
-        """Make room for `count` bytes of rows, behind the arrays or in another area."""
+        """Make room for `count` bytes of rows, behind the arrays or in another segment."""
         assert self._caller is not None
         if aligned(self._end) + count > self._size:
             made = await self._side.grow(count, self._caller)
@@ -209,7 +211,7 @@ class DeviceCall:
     def blank(
         self, shapes: Sequence[tuple[int, ...]], others: Sequence[Any], dtype: str
     ) -> "DeviceBlank":
-        """Return a message whose rows are in the area, and which has no `others`. On the engine
+        """Return a message whose rows are in the segment, and which has no `others`. On the engine
         thread."""
         if others:
             raise InvalidArgumentError(

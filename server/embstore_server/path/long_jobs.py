@@ -1,9 +1,10 @@
 """Work that takes long: on threads of its own, until it is done or its caller has gone.
 
-Each verb has threads of its own, so that it waits for its own kind alone. A **lane** (all calls of
-one token) has at most half of them: further calls wait in their lane, in order, and calls of others
-find a thread. A lane keeps a thread until its work ends, also where the caller has gone; otherwise
-a client that cancels and calls again could take all threads. Unnamed callers share all threads.
+Each verb has threads of its own, so that it waits for its own kind alone. A **client** (all calls
+of one token) has at most half of them: its further calls wait in its queue, in order, and calls of
+others find a thread. A client keeps a thread until its work ends, also where the caller has gone;
+otherwise a client that cancels and calls again could take all threads. Unnamed callers share all
+threads.
 
 A thread cannot be stopped; but long work is done piece by piece, and asks between its pieces
 whether it is still wanted (`Progress`). It ends there when its caller has gone: the call was
@@ -27,8 +28,8 @@ LongWork = Callable[[Progress], T]
 
 _THREADS_MAX = 16
 """Threads of one verb; further calls of it wait for these."""
-_LANE_THREADS_MAX = _THREADS_MAX // 2
-"""Threads of these for one lane, at most."""
+_CLIENT_THREADS_MAX = _THREADS_MAX // 2
+"""Threads of these for one client, at most."""
 
 
 class _Wanted:
@@ -48,7 +49,7 @@ class _Wanted:
             raise self._end
 
 
-class LongWorks:
+class LongJobs:
     """The running works, and their threads. Event loop only, except for the work on the threads."""
 
     def __init__(self, after_each: Callable[[], None]) -> None:
@@ -57,12 +58,12 @@ class LongWorks:
         """The running works, also those whose caller has gone."""
         self._wanted: set[_Wanted] = set()
         self._pools: dict[str, ThreadPoolExecutor] = {}  # by verb
-        self._lanes: dict[tuple[str, str], Turns] = {}  # by verb and name
+        self._queues: dict[tuple[str, str], Turns] = {}  # by verb and name
         self.is_cut_off = False
 
-    def waiting_calls(self, lane: str) -> int:
-        """Return how many calls of a lane wait until it has fewer at work."""
-        return sum(of.waiting for (_, name), of in self._lanes.items() if name == lane)
+    def waiting_calls(self, client: str) -> int:
+        """Return how many calls of a client wait until it has fewer at work."""
+        return sum(of.waiting for (_, name), of in self._queues.items() if name == client)
 
     async def run(
         self,
@@ -70,16 +71,16 @@ class LongWorks:
         work: LongWork[T],
         gone: Callable[[], Awaitable[None]] | None = None,
         *,
-        lane: str = "",
-        lane_calls_max: int | None = None,
+        client: str = "",
+        client_calls_max: int | None = None,
     ) -> T:
         """Return the result of `work`.
 
         gone : waits until the caller has gone; None: then this is cancelled
-        lane : its lane; "": none, and it waits for a thread only
-        lane_calls_max : number of works of the lane that may wait, of all verbs
+        client : the name of its client; "": none, and it waits for a thread only
+        client_calls_max : number of works of the client that may wait, of all verbs
 
-        Raises OverloadedError: no more works of the lane may wait.
+        Raises OverloadedError: no more works of the client may wait.
         """
         wanted = _Wanted(verb)
         loop = asyncio.get_running_loop()
@@ -96,7 +97,7 @@ class LongWorks:
 
         if self.is_cut_off:
             raise _cut_off(verb)
-        result = asyncio.ensure_future(self._in_lane(verb, lane, lane_calls_max, noted))
+        result = asyncio.ensure_future(self._in_client_queue(verb, client, client_calls_max, noted))
         self._wanted.add(wanted)
         left = asyncio.ensure_future(_left(gone))
         try:
@@ -113,25 +114,27 @@ class LongWorks:
                 result.cancel()
                 wanted.end(DeadlineError(f"{verb}: nobody waits for it any more"))
 
-    def _check_room(self, lane: str, lane_calls_max: int) -> None:
-        if self.waiting_calls(lane) >= lane_calls_max:
+    def _check_room(self, client: str, client_calls_max: int) -> None:
+        if self.waiting_calls(client) >= client_calls_max:
             raise OverloadedError(
-                f"{lane_calls_max} calls of {lane!r} that take long wait for others of it, its "
+                f"{client_calls_max} calls of {client!r} that take long wait for others of it, its "
                 "queue_calls; back off, then retry"
             )
 
-    async def _in_lane(
-        self, verb: str, lane: str, lane_calls_max: int | None, work: Callable[[], T]
+    async def _in_client_queue(
+        self, verb: str, client: str, client_calls_max: int | None, work: Callable[[], T]
     ) -> T:
-        """Return the result of `work`, done on a thread, in its lane's turn."""
+        """Return the result of `work`, done on a thread, in its client's turn."""
         pool = self._pools.get(verb)
         if pool is None:
             pool = self._pools[verb] = ThreadPoolExecutor(_THREADS_MAX, verb)
-        if not lane:
+        if not client:
             return await asyncio.wrap_future(pool.submit(work))
-        own = self._lanes.setdefault((verb, lane), Turns(lambda works: works < _LANE_THREADS_MAX))
-        if lane_calls_max is not None and not own.is_free:
-            self._check_room(lane, lane_calls_max)
+        own = self._queues.setdefault(
+            (verb, client), Turns(lambda works: works < _CLIENT_THREADS_MAX)
+        )
+        if client_calls_max is not None and not own.is_free:
+            self._check_room(client, client_calls_max)
         await own.enter()
         loop = asyncio.get_running_loop()
 
@@ -148,8 +151,8 @@ class LongWorks:
         self.is_cut_off = True
         for wanted in self._wanted:
             wanted.end(_cut_off(wanted.verb))
-        for (verb, _), lane in self._lanes.items():
-            lane.cut_off(_cut_off(verb))
+        for (verb, _), queue in self._queues.items():
+            queue.cut_off(_cut_off(verb))
 
     def close(self) -> None:
         """Give the threads back when they are done."""

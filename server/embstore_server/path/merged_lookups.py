@@ -33,7 +33,7 @@ class _Asked(NamedTuple):
     """The size of the rows, approximately."""
 
 
-class AtOnce:
+class MergedLookups:
     """Answers lookups that came together. Event loop only."""
 
     def __init__(self, service: Service) -> None:

@@ -21,7 +21,7 @@ def check_wait_s(value: object) -> None:
         raise InvalidArgumentError(f"expected wait_s to be seconds >= 0, found {value!r}")
 
 
-def patiently(call: Callable[[], T], wait_s: float) -> T:
+def retry_within(call: Callable[[], T], wait_s: float) -> T:
     """Return a call's result; repeat the call for `wait_s` seconds while a table is held.
 
     Raises

@@ -1,4 +1,4 @@
-"""Who is worked on: one call of a lane at a time, while others call as well."""
+"""Who is worked on: one call of a client at a time, while others call as well."""
 
 import asyncio
 import threading
@@ -11,21 +11,21 @@ import pytest
 
 import embstore
 from embstore.errors import DeadlineError, OverloadedError, StoreClosedError
-from embstore_server.path.turnstile import Turnstile
+from embstore_server.path.concurrency import ConcurrencyLimiter
 from embstore_server.path.worker import Task, Worker
 
 
-class Lanes:
-    """A turnstile, a clock, and the calls that stand before it."""
+class Clients:
+    """A limiter, a clock, and the calls that stand before it."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.turnstile = Turnstile(lambda: self.now)
+        self.limiter = ConcurrencyLimiter(lambda: self.now)
         self.calls: list[asyncio.Task[Any]] = []
 
-    async def call(self, lane: str) -> asyncio.Task[Any]:
+    async def call(self, client: str) -> asyncio.Task[Any]:
         """Let one more call try to get in."""
-        self.calls.append(asyncio.create_task(self.turnstile.enter(lane)))
+        self.calls.append(asyncio.create_task(self.limiter.enter(client)))
         await self.settle()
         return self.calls[-1]
 
@@ -41,65 +41,65 @@ class Lanes:
 
 
 @pytest.fixture
-def lanes(runner: asyncio.Runner) -> Lanes:
-    return Lanes()
+def clients(runner: asyncio.Runner) -> Clients:
+    return Clients()
 
 
-async def test_who_is_alone_is_never_kept(lanes):
+async def test_who_is_alone_is_never_kept(clients):
     for _ in range(3):
-        await lanes.call("a")
-    assert lanes.inside == [True] * 3
+        await clients.call("a")
+    assert clients.inside == [True] * 3
 
 
-async def test_beside_another_lane_one_call_at_a_time_gets_in(lanes):
-    await lanes.call("b")
-    first = await lanes.call("a")
-    await lanes.call("a")
-    await lanes.call("a")
-    await lanes.call("b")
-    assert lanes.inside == [True, True, False, False, False]
-    assert [lanes.turnstile.lane_calls(lane) for lane in "abc"] == [2, 1, 0]
-    assert lanes.turnstile.waiting_calls == 3
+async def test_beside_another_client_one_call_at_a_time_gets_in(clients):
+    await clients.call("b")
+    first = await clients.call("a")
+    await clients.call("a")
+    await clients.call("a")
+    await clients.call("b")
+    assert clients.inside == [True, True, False, False, False]
+    assert [clients.limiter.client_calls(client) for client in "abc"] == [2, 1, 0]
+    assert clients.limiter.waiting_calls == 3
     first.result().leave()
     first.result().leave()  # once is enough
-    await lanes.settle()
-    assert lanes.inside == [True, True, True, False, False]
+    await clients.settle()
+    assert clients.inside == [True, True, True, False, False]
 
 
-async def test_all_get_in_when_others_have_gone(lanes):
-    await lanes.call("b")
-    first = await lanes.call("a")
+async def test_all_get_in_when_others_have_gone(clients):
+    await clients.call("b")
+    first = await clients.call("a")
     for _ in range(3):
-        await lanes.call("a")
-    assert lanes.inside == [True, True, False, False, False]
-    lanes.now = 1.0
+        await clients.call("a")
+    assert clients.inside == [True, True, False, False, False]
+    clients.now = 1.0
     first.result().leave()
-    await lanes.settle()
-    assert lanes.inside == [True] * 5
-    assert not lanes.turnstile.waiting_calls
+    await clients.settle()
+    assert clients.inside == [True] * 5
+    assert not clients.limiter.waiting_calls
 
 
 @pytest.mark.parametrize("when", ["it waits", "it gets in", "it has not heard that it may"])
-async def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(lanes, when):
-    await lanes.call("b")
-    first = await lanes.call("a")
-    waits, last = await lanes.call("a"), await lanes.call("a")
+async def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(clients, when):
+    await clients.call("b")
+    first = await clients.call("a")
+    waits, last = await clients.call("a"), await clients.call("a")
     if when == "it gets in":
         first.result().leave()
         waits.cancel()
     else:
         waits.cancel()
         if when == "it waits":
-            await lanes.settle()
-            assert lanes.turnstile.lane_calls("a") == 1
+            await clients.settle()
+            assert clients.limiter.client_calls("a") == 1
         first.result().leave()
-    await lanes.settle()
+    await clients.settle()
     assert waits.cancelled() and last.done()
     last.result().leave()
-    assert not lanes.turnstile.waiting_calls
-    (await lanes.call("a")).result().leave()
-    lanes.calls[0].result().leave()
-    assert not lanes.turnstile._lanes
+    assert not clients.limiter.waiting_calls
+    (await clients.call("a")).result().leave()
+    clients.calls[0].result().leave()
+    assert not clients.limiter._queues
 
 
 # The queue behind it; what else it does `faults/test_limits.py` and `test_replay.py` ask
@@ -118,9 +118,9 @@ class Held:
         await asyncio.to_thread(self.entered.wait, 60)
         return self
 
-    def submit(self, work: Any, lane: str = "a", **options: Any) -> Task:
+    def submit(self, work: Any, client: str = "a", **options: Any) -> Task:
         options.setdefault("deadline", monotonic() + 300)
-        return self.worker.submit("Verb", work, lane=lane, **options)
+        return self.worker.submit("Verb", work, client=client, **options)
 
 
 @pytest.fixture
@@ -133,10 +133,10 @@ def held(tmp_path: Path, runner: asyncio.Runner) -> Iterator[Held]:
 
 async def test_who_has_waited_is_not_refused_for_those_who_came_later(held):
     """They took the place that it had among those who wait."""
-    later = [held.submit(len, lane_calls_max=2) for _ in range(2)]
+    later = [held.submit(len, client_calls_max=2) for _ in range(2)]
     with pytest.raises(OverloadedError):
-        held.submit(len, lane_calls_max=2)
-    earlier = held.submit(lambda _: 1, lane_calls_max=2, has_waited=True)
+        held.submit(len, client_calls_max=2)
+    earlier = held.submit(lambda _: 1, client_calls_max=2, has_waited=True)
     held.opened.set()
     assert await earlier.outcome == 1
     await asyncio.gather(*(task.outcome for task in later), return_exceptions=True)

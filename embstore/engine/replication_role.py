@@ -11,7 +11,7 @@ from embstore.commands import Command, Effect, Trait
 from embstore.errors import PermissionDeniedError, StoreClosedError
 
 
-class Standing:
+class ReplicationRole:
     """Whether commands may write, and how far a standby is. Any thread.
 
     standbys_needed : standbys that must have a command before it is acknowledged

@@ -1,4 +1,4 @@
-"""One lane has at most half of the threads of a verb that takes long, whatever it sends."""
+"""One client has at most half of the threads of a verb that takes long, whatever it sends."""
 
 import asyncio
 import inspect
@@ -11,7 +11,7 @@ import pytest
 
 from embstore.commands import Progress
 from embstore.errors import DeadlineError, OverloadedError, StoreClosedError
-from embstore_server.path.long_works import LongWorks
+from embstore_server.path.long_jobs import LongJobs
 
 THREADS, SHARE, MORE = 16, 8, 5
 PATIENCE_S = 300.0
@@ -21,21 +21,21 @@ class Calls:
     """Works that end when they may, and who has begun, in order."""
 
     def __init__(self) -> None:
-        self.works = LongWorks(lambda: None)
+        self.works = LongJobs(lambda: None)
         self.begun: list[Any] = []
         self.go_on = threading.Semaphore(0)
         self._begins = threading.Condition()
 
-    def send(self, lane: str, number: int, **options: Any) -> "asyncio.Task[Any]":
+    def send(self, client: str, number: int, **options: Any) -> "asyncio.Task[Any]":
         def work(progress: Progress) -> int:
             with self._begins:
-                self.begun.append((lane, number))
+                self.begun.append((client, number))
                 self._begins.notify_all()
             assert self.go_on.acquire(timeout=PATIENCE_S)
             progress(0, 1)
             return number
 
-        return asyncio.ensure_future(self.works.run("GetDigest", work, lane=lane, **options))
+        return asyncio.ensure_future(self.works.run("GetDigest", work, client=client, **options))
 
     async def have_begun(self, count: int) -> None:
         """Wait until so many are at work, and the loop has done all that is due."""
@@ -78,7 +78,7 @@ def on_loop(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 @on_loop
-async def test_a_lane_has_half_of_the_threads_and_others_find_the_rest(calls):
+async def test_a_client_has_half_of_the_threads_and_others_find_the_rest(calls):
     greedy = [calls.send("greedy", n) for n in range(SHARE + MORE)]
     await calls.have_begun(SHARE)
     assert len(calls.begun) == SHARE and calls.works.waiting_calls("greedy") == MORE
@@ -116,7 +116,7 @@ async def test_a_work_that_nobody_waits_for_counts_until_it_ends(calls):
 
 
 @on_loop
-async def test_who_waits_in_a_lane_may_leave_it(calls):
+async def test_who_waits_in_a_queue_may_leave_it(calls):
     """By a cancelled call, or because the client has gone; the next ones get on."""
     gone = asyncio.Event()
 
@@ -152,27 +152,27 @@ async def test_a_call_that_is_cancelled_as_its_turn_comes_leaves_it_to_the_next(
     """Its future is done, though nobody has told the queue; or its turn was, just before."""
     first = [calls.send("greedy", n) for n in range(SHARE)]
     await calls.have_begun(SHARE)
-    (lane,) = calls.works._lanes.values()
-    waits = [asyncio.ensure_future(lane.enter()) for _ in range(2)]
+    (client,) = calls.works._queues.values()
+    waits = [asyncio.ensure_future(client.enter()) for _ in range(2)]
     await asyncio.sleep(0)
     if not is_told_first:
         waits[0].cancel()
     if is_cut_off:
-        lane.cut_off(StoreClosedError("over"))
+        client.cut_off(StoreClosedError("over"))
     else:
-        lane.leave()
+        client.leave()
     waits[0].cancel()
     await asyncio.wait(waits)
     assert waits[0].cancelled()
     assert isinstance(waits[1].exception(), StoreClosedError if is_cut_off else type(None))
-    assert (lane.inside, lane.waiting) == (SHARE, 0)
+    assert (client.inside, client.waiting) == (SHARE, 0)
     calls.end(1000)
     await asyncio.gather(*first)
     await asyncio.to_thread(calls.works.close)
 
 
 @on_loop
-async def test_who_waits_in_a_lane_is_cut_off(calls):
+async def test_who_waits_in_a_queue_is_cut_off(calls):
     sent = [calls.send("greedy", n) for n in range(SHARE + MORE)]
     await calls.have_begun(SHARE)
     calls.works.cut_off()
@@ -187,12 +187,12 @@ async def test_who_waits_in_a_lane_is_cut_off(calls):
 
 
 @on_loop
-async def test_so_many_of_a_lane_may_wait(calls):
-    sent = [calls.send("greedy", n, lane_calls_max=MORE) for n in range(SHARE + MORE)]
+async def test_so_many_of_a_client_may_wait(calls):
+    sent = [calls.send("greedy", n, client_calls_max=MORE) for n in range(SHARE + MORE)]
     await calls.have_begun(SHARE)
     with pytest.raises(OverloadedError, match=r"'greedy' .* queue_calls"):
-        await calls.send("greedy", 100, lane_calls_max=MORE)
-    quiet = calls.send("quiet", 0, lane_calls_max=MORE)
+        await calls.send("greedy", 100, client_calls_max=MORE)
+    quiet = calls.send("quiet", 0, client_calls_max=MORE)
     await calls.have_begun(SHARE + 1)
     calls.end(1000)
     await asyncio.gather(*sent, quiet)

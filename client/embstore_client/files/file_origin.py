@@ -27,7 +27,7 @@ def packed(keys: Keys) -> str:
 
 
 @dataclass(frozen=True)
-class About:
+class FileOrigin:
     """The table and the command from which a file was made."""
 
     config: TableConfig
@@ -63,7 +63,7 @@ class About:
         return keys
 
     @classmethod
-    def of(cls, scan: Scan) -> "About":
+    def of(cls, scan: Scan) -> "FileOrigin":
         """Return the description of a scan's rows, without the rows before `since`."""
         return cls(
             *(scan.config, scan.command, scan.t, scan.label),
@@ -81,7 +81,7 @@ class About:
         return json.dumps({"version": _VERSION} | asdict(self) | {"config": described})
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "About":
+    def from_json(cls, text: str | bytes) -> "FileOrigin":
         """Return the description in a text. Raises InvalidArgumentError."""
         try:
             given: dict[str, Any] = json.loads(text)

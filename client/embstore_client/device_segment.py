@@ -1,8 +1,8 @@
 """The GPU's memory that a server shares with this process: opened, written, read, closed.
 
-`embstore_proto.device_area` describes the frames. A connection has at most one area, open from the
-server's handles until the next one takes its place, or the connection ends and no array of it is
-left. Its tether, a socket that keeps it alive, is ended after that, so that the server frees
+`embstore_proto.device_segment` describes the frames. A connection has at most one segment, open
+from the server's handles until the next one takes its place, or the connection ends and no array of
+it is left. Its tether, a socket that keeps it alive, is ended after that, so that the server frees
 nothing that is open here.
 
 **Streams.** Copies run in a stream of our own, on the server's GPU, also where the trainer computes
@@ -11,7 +11,7 @@ records the server's event. Rows are there when the answer is; those for `out` a
 same stream, which the stream of `out` follows. Where an array names no stream, as PyTorch's, its
 library is asked for its order by DLPack, and a copy into it is waited for.
 
-**Rows that are lent** lie in the area, and it is free when the last array of them is gone. GPUs
+**Rows that are lent** lie in the segment, and it is free when the last array of them is gone. GPUs
 work behind Python: queued work on these rows may still run then. The next call over the connection
 waits for the streams of its own arrays, so lent rows are for a trainer that uses them in the stream
 in which it makes its next keys or gradients. A trainer that uses several, which do not follow each
@@ -29,12 +29,12 @@ from typing import Any, Protocol
 
 from embstore.errors import EmbstoreError, InvalidArgumentError
 from embstore.version import pip_install
-from embstore_proto import device_area as frames
-from embstore_proto.device_area import Handles
+from embstore_proto import device_segment as frames
 from embstore_proto.device_places import Place
+from embstore_proto.device_segment import Handles
 
 
-class OpenArea(Protocol):
+class OpenSegment(Protocol):
     """Memory of another process's GPU, opened. One thread at a time, but for `close`."""
 
     byte_count: int
@@ -55,19 +55,19 @@ class OpenArea(Protocol):
         """
 
     def write(self, array: Any, offset: int, byte_count: int) -> None:
-        """Copy a caller's array into the area."""
+        """Copy a caller's array into the segment."""
 
     def record(self) -> None:
         """Record the server's event behind all copies so far."""
 
     def read(self, place: Place, out: Any) -> None:
-        """Copy an array of the area into a caller's, before its own stream goes on."""
+        """Copy an array of the segment into a caller's, before its own stream goes on."""
 
     def lent(self, place: Place, owner: object) -> Any:
-        """Return an array of the area itself, which keeps `owner`."""
+        """Return an array of the segment itself, which keeps `owner`."""
 
     def copied(self, place: Place) -> Any:
-        """Return a copy of an array of the area, in memory of our own."""
+        """Return a copy of an array of the segment, in memory of our own."""
 
     def close(self) -> None:
         """Wait for the copies, and close memory and event. Any thread."""
@@ -76,7 +76,7 @@ class OpenArea(Protocol):
 class Gpu(Protocol):
     """Opens the memory of GPUs."""
 
-    def open(self, handles: Handles, name: str | None = None) -> OpenArea:
+    def open(self, handles: Handles, name: str | None = None) -> OpenSegment:
         """Open a server's memory.
 
         Raises InvalidArgumentError: this process does not see its GPU, or gives it another name
@@ -107,17 +107,17 @@ def check_is(device: str, name: str | None) -> None:
 
 
 class DeviceSide:
-    """A connection's side of the server's GPU: an area, or none."""
+    """A connection's side of the server's GPU: a segment, or none."""
 
     def __init__(self) -> None:
-        self.area: OpenArea | None = None
+        self.segment: OpenSegment | None = None
         self._tether = -1  # no object, which might be finalized before this is
         self._process = os.getpid()
 
     def __del__(self) -> None:
         self.close()
 
-    def take(self, body: bytes, descriptor: int, name: str | None = None) -> OpenArea:
+    def take(self, body: bytes, descriptor: int, name: str | None = None) -> OpenSegment:
         """Open the memory of a frame, in place of the open one; `descriptor` is its tether, `name`
         as in `Gpu.open`."""
         self.close()
@@ -125,21 +125,21 @@ class DeviceSide:
             raise EmbstoreError("expected the tether of a GPU's memory, found none")
         self._tether = descriptor
         try:
-            self.area = area = opened_gpu().open(frames.handles_of(body), name)
+            self.segment = segment = opened_gpu().open(frames.handles_of(body), name)
         except BaseException:
             self.close()
             raise
-        return area
+        return segment
 
     def close(self) -> None:
-        """Close the area, then end its tether. Any thread; a fork leaves both to its parent."""
+        """Close the segment, then end its tether. Any thread; a fork leaves both to its parent."""
         if os.getpid() != self._process:
             return
-        area, self.area = self.area, None
+        segment, self.segment = self.segment, None
         tether, self._tether = self._tether, -1
         try:
-            if area is not None:
-                area.close()
+            if segment is not None:
+                segment.close()
         finally:
             if tether >= 0:
                 with socket.socket(fileno=tether) as ended, suppress(OSError):

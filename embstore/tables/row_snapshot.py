@@ -24,7 +24,7 @@ _ABSENT = (1 << 40) - 1
 """Stands for a row that was never written."""
 
 
-class SetAside:
+class RowSnapshot:
     """Copies of rows of one pool, by row key. With the engine."""
 
     def __init__(self, pool: Pool) -> None:
@@ -55,9 +55,9 @@ class SetAside:
         self._count += len(rows)
         self._index.put(keys, numbers, *self._counts)  # last: copies that nothing finds do no harm
 
-    def look(self, keys: Keys) -> "Earlier":
+    def look(self, keys: Keys) -> "SnapshotRows":
         """Look for rows of unique row keys as they were."""
-        return Earlier(self._pool.reader.look(keys), self._of(keys))
+        return SnapshotRows(self._pool.reader.look(keys), self._of(keys))
 
     def _of(self, keys: Keys) -> "Copies | None":
         """Return the copies of some row keys; None: there are none."""
@@ -68,7 +68,7 @@ class SetAside:
 
 
 @dataclass(frozen=True)
-class Earlier:
+class SnapshotRows:
     """The rows of some keys as they were when the long read began. Any thread."""
 
     looked: Looked

@@ -1,14 +1,14 @@
 """The retry policy for a shard that cannot take a command yet: repeat it until a deadline.
 
-A shard refuses commands that write while its writes are paused (`boundary`): it has done nothing
+A shard refuses commands that write while its writes are paused (`barrier`): it has done nothing
 then, but another shard may have its part of the same command. So only the part that was refused is
 sent again, and the command is applied once by each. A client that pauses writes looks for a
-boundary at which no command is half done, so commands that some shards got reach the others before
+barrier at which no command is half done, so commands that some shards got reach the others before
 partitions move.
 
 A shard that has another map than the router is either behind, and gets the map in a moment, or the
 router is: then the whole command is split anew (`following`). In the latter case no shard has its
-part: the maps changed at a boundary.
+part: the maps changed at a barrier.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.1
 
 
-def until_taken(send: Callable[[], T], check: Callable[[], None], timeout_s: float) -> T:
+def retry_while_paused(send: Callable[[], T], check: Callable[[], None], timeout_s: float) -> T:
     """Return a shard's answer to a command that is sent by `send`.
 
     `check` raises the error that ends the repetition: a newer map.

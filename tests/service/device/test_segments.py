@@ -18,11 +18,11 @@ from embstore_client.shared_memory import RESULTS_MAX
 from embstore_client.wire import WireError
 from embstore_server.transports.rest.stats import process_stats
 from tests.service.device.samples import (
-    AREA_BYTES,
     DIM,
     NOTHING_LENT,
     PATIENCE_S,
     ROWS,
+    SEGMENT_BYTES,
     WIDE,
     GpuServer,
     Lent,
@@ -54,7 +54,7 @@ def test_results_above_the_most_are_copied(server, trainer):
     device, keys = trainer.table("wide"), np.arange(100)
     expected = device.lookup(keys)
     kept = [device.lookup(trainer.array(keys)) for _ in range(RESULTS_MAX + 3)]
-    assert Lent.of(server)[0] <= (RESULTS_MAX + 1) * AREA_BYTES
+    assert Lent.of(server)[0] <= (RESULTS_MAX + 1) * SEGMENT_BYTES
     assert all(np.array_equal(rows.content(), expected) for rows in kept)
 
 
@@ -63,26 +63,26 @@ def test_a_connection_is_used_again_when_its_rows_are_dropped(server, trainer, g
     for _ in range(20):
         device.lookup(keys)
     assert gpu.opened == 1
-    assert Lent.of(server) == (AREA_BYTES, AREA_BYTES, AREA_BYTES)
+    assert Lent.of(server) == (SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES)
     stats = on_loop_call(process_stats, server.service, None)["transports"]["shared_memory"]
-    assert (stats["device_area_bytes"], stats["area_bytes"]) == (AREA_BYTES, 0)
+    assert (stats["device_segment_bytes"], stats["segment_bytes"]) == (SEGMENT_BYTES, 0)
 
 
 def test_calls_with_and_without_arrays_there_take_connections_of_their_own(server, trainer, gpu):
-    """A loop and the thread that reads its batches call by turns; one area is enough."""
+    """A loop and the thread that reads its batches call by turns; one segment is enough."""
     wide, keys = trainer.table("wide"), np.arange(100)
     rows = wide.lookup(trainer.array(keys))
     kept = wide.lookup(keys)  # by another connection, since the first one is lent
     assert np.array_equal(rows.content(), kept)
     del rows
-    del kept  # the one without an area was used last
+    del kept  # the one without a segment was used last
     for _ in range(3):
         wide.lookup(trainer.array(keys))
         wide.lookup(keys)
     assert gpu.opened == 1 and server.traffic.connections == 2
 
 
-def test_areas_grow_and_those_before_are_closed_and_freed(server, trainer, gpu):
+def test_segments_grow_and_those_before_are_closed_and_freed(server, trainer, gpu):
     random = rng()
     for count in (10, 20_000, 50_000, 100):
         keys, _ = batch(random, count, WIDE)
@@ -94,7 +94,7 @@ def test_areas_grow_and_those_before_are_closed_and_freed(server, trainer, gpu):
     until(lambda: len(set(Lent.of(server))) == 1, PATIENCE_S)
 
 
-def test_a_reply_that_needs_a_larger_area_brings_it(server, trainer, gpu, monkeypatch):
+def test_a_reply_that_needs_a_larger_segment_brings_it(server, trainer, gpu, monkeypatch):
     """As where a table has become wider than the client has seen it."""
     monkeypatch.setattr(device_calls, "_room_for", lambda _: 0)
     keys, _ = batch(rng(), 20_000, WIDE)
@@ -125,13 +125,13 @@ def end_idle(server: GpuServer) -> None:
 
 
 def test_rows_outlive_their_client(server, trainer):
-    """And their area with them: it is not freed under a reader, whose connection has ended."""
+    """And their segment with them: it is not freed under a reader, whose connection has ended."""
     keys = np.arange(100)
     expected = trainer.table("wide").lookup(keys)
     rows = trainer.table("wide").lookup(trainer.array(keys))
     trainer.store.close()
     until(lambda: server.traffic.connections == 0, PATIENCE_S)
-    assert Lent.of(server) == (AREA_BYTES, AREA_BYTES, AREA_BYTES)
+    assert Lent.of(server) == (SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES)
     with patient(f"unix:{server.socket}") as other:
         other.update({"wide": (keys, np.ones((100, WIDE), np.float32))})
     assert np.array_equal(rows.content(), expected)
@@ -159,7 +159,7 @@ def test_a_client_that_finds_the_shared_memory_itself_waits_for_it_when_it_is_lo
         del found
 
 
-def test_a_client_that_goes_away_in_the_middle_frees_its_area(server, trainer, gpu):
+def test_a_client_that_goes_away_in_the_middle_frees_its_segment(server, trainer, gpu):
     device, keys = trainer.table("narrow"), np.arange(100)
     device.lookup(trainer.array(keys))
     with ThreadPoolExecutor(1) as background, server.held():
@@ -172,7 +172,7 @@ def test_a_client_that_goes_away_in_the_middle_frees_its_area(server, trainer, g
         until(lambda: server.traffic.connections == 0, PATIENCE_S)
         del call
         gc.collect()
-        until(lambda: not gpu.open_areas, PATIENCE_S)
+        until(lambda: not gpu.open_segments, PATIENCE_S)
     until(lambda: Lent.of(server) == NOTHING_LENT, PATIENCE_S)
     with patient(f"unix:{server.socket}") as other:
         other.lookup({"narrow": keys})
@@ -204,7 +204,7 @@ def test_a_server_that_goes_away_leaves_calls_to_the_next_one(tmp_path, server, 
     with pytest.raises((StoreClosedError, DeadlineError)):
         trainer.store.executor.execute(lookup_of(trainer, keys), timeout_s=0.3)
     gc.collect()
-    until(lambda: not gpu.open_areas, PATIENCE_S)
+    until(lambda: not gpu.open_segments, PATIENCE_S)
     with GpuServer(tmp_path / "store", socket=server.socket) as again:
         with patient(f"unix:{again.socket}") as store:
             rows = store.lookup({"narrow": trainer.array(keys)})["narrow"]

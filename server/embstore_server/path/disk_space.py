@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from embstore.commands import Command, DropTable, Effect
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, EmbstoreError
-from embstore.storage.room import lack_of
-from embstore_server.telemetry.logs import SELDOM_S, event
+from embstore.storage.disk_space import lack_of
+from embstore_server.telemetry.logs import REPEAT_S, event
 
 if TYPE_CHECKING:
     from embstore_server.path.served import Served
@@ -44,7 +44,7 @@ class _LateError(Exception):
     """The time in which a commit could be made is over."""
 
 
-class Room:
+class DiskSpace:
     """The free disk space of a service's directory."""
 
     def __init__(self, served: "Served") -> None:
@@ -53,7 +53,7 @@ class Room:
         self.changed: Callable[[], Awaitable[None]] = _nobody
         """Called when that changes."""
         self._service = served
-        self._said_at = -SELDOM_S
+        self._said_at = -REPEAT_S
 
     async def watch(self) -> None:
         """Look every so often, for ever."""
@@ -65,11 +65,11 @@ class Room:
         """Check now, and report a change."""
         before, self.lack = self.lack, await asyncio.to_thread(_lack, self._service.engine)
         self._service.notice_failure()
-        if self.lack and monotonic() - self._said_at >= SELDOM_S:
+        if self.lack and monotonic() - self._said_at >= REPEAT_S:
             self._said_at = monotonic()
             event(logging.ERROR, "no room", reason=self.lack, note="reads are served")
         if before and not self.lack:
-            self._said_at = -SELDOM_S
+            self._said_at = -REPEAT_S
             event(logging.INFO, "room again")
         if bool(before) is not bool(self.lack):
             await self.changed()

@@ -20,8 +20,8 @@ from embstore_training.bags import Forms, Of
 from embstore_training.exchange import SessionExchange
 from embstore_training.rank_session import RankSession
 from embstore_training.read_ahead import Entry, OnceKeys
+from embstore_training.replicas.on_device import Occurring, agreed_on_device, occurring
 from embstore_training.replicas.ranks import AllGather
-from embstore_training.replicas.there import Occurring, agreed_there, occurring
 from embstore_training.replicas.update import Sums, Trained, checked
 from embstore_training.times import Times
 from embstore_training.write_behind.exchange import WriteBehind
@@ -30,7 +30,7 @@ from embstore_training.write_behind.rows import RowsInFlight, StepSums
 from embstore_training.write_behind.slots import Placed
 
 
-class RowsThere(RowsInFlight):
+class DeviceRowsInFlight(RowsInFlight):
     """The rows in flight on a device; see `RowsInFlight`. Gradients of `StepSums` are `SlotSums`: a
     single rank's are scaled, the gradients of one of several are not."""
 
@@ -69,20 +69,20 @@ class RowsThere(RowsInFlight):
     ) -> dict[str, Sums] | None:
         keys = {name: sums.keys for name, sums in given.items()}
         summed = {name: cast(SlotSums, sums.gradients) for name, sums in given.items()}
-        return agreed_there(self._lent, keys, summed, options, trained, self._all_gather)
+        return agreed_on_device(self._lent, keys, summed, options, trained, self._all_gather)
 
 
-class WriteBehindThere(WriteBehind):
+class DeviceWriteBehind(WriteBehind):
     """The calls of steps whose rows are on a device; see `WriteBehind`."""
 
-    _rows: RowsThere
+    _rows: DeviceRowsInFlight
 
     def __init__(self, *how: Any, lent: LentDevice, **behind: Any) -> None:
         super().__init__(*how, **behind)
         self._lent = lent
 
     def _made_rows(self, tables: Mapping[str, TableDescription], window: int) -> RowsInFlight:
-        return RowsThere(tables, window, self._all_gather, self._lent)
+        return DeviceRowsInFlight(tables, window, self._all_gather, self._lent)
 
     def lookup(self, entry: Entry, forms: Forms) -> dict[str, Any]:
         """See `WriteBehind`."""
@@ -131,5 +131,5 @@ def exchange_of(
     if behind is None:
         return SessionExchange(*how, rows)
     if rows == "device" and (lent := sessions.lend_device()).is_queued:
-        return WriteBehindThere(*how, lent=lent, **vars(behind))
+        return DeviceWriteBehind(*how, lent=lent, **vars(behind))
     return WriteBehind(*how, **vars(behind))

@@ -1,4 +1,4 @@
-"""All shards of a cluster at one boundary: between the same two commands, with no write going on.
+"""All shards of a cluster at one barrier: between the same two commands, with no write going on.
 
 Clients send their commands to the shards concurrently, so at any moment one shard may have had a
 command that another has not. All are asked to pause their writes, and each returns its position.
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from embstore import commands as c
 from embstore.commands import Command, Executor
 from embstore.errors import DeadlineError, EmbstoreError
-from embstore.results import Boundary, NamedPlace
+from embstore.results import Barrier, NamedPlace
 
 R = TypeVar("R")
 
@@ -40,8 +40,8 @@ def pause_all(
     tries: int = TRIES,
     timeout_s: float | None = None,
     wait: Callable[[float], Any] = sleep,
-) -> Boundary:
-    """Pause the writes of all shards at one boundary, and return it, with the largest numbers of
+) -> Barrier:
+    """Pause the writes of all shards at one barrier, and return it, with the largest numbers of
     any shard; see `pause_each`."""
     found = pause_each(shards, by, tries=tries, timeout_s=timeout_s, wait=wait)
     return replace(
@@ -59,8 +59,8 @@ def pause_each(
     tries: int = TRIES,
     timeout_s: float | None = None,
     wait: Callable[[float], Any] = sleep,
-) -> list[Boundary]:
-    """Pause the writes of all shards at one boundary, and return the position of each. `resume_all`
+) -> list[Barrier]:
+    """Pause the writes of all shards at one barrier, and return the position of each. `resume_all`
     ends the pause, or the next map of the cluster.
 
     Parameters
@@ -72,7 +72,7 @@ def pause_each(
 
     Raises
     ------
-    DeadlineError : they were at different boundaries each time; nothing is paused.
+    DeadlineError : they were at different barriers each time; nothing is paused.
     EmbstoreError : a shard could not be asked, or refused. No shard is paused but those that were
         not reached: the next client that pauses writes resumes them, as a pause outlives its
         client.
@@ -95,22 +95,22 @@ def pause_each(
             resume_all(shards, by, timeout_s=timeout_s)
         raise
     raise DeadlineError(
-        f"expected the shards to be at one boundary, found them at different ones {tries} times: "
+        f"expected the shards to be at one barrier, found them at different ones {tries} times: "
         "have fewer clients write, and try again"
     )
 
 
-def _are_one(found: Sequence[Boundary]) -> bool:
+def _are_one(found: Sequence[Barrier]) -> bool:
     return all(one.is_of(found[0]) for one in found)
 
 
-def _are_alike(found: Sequence[Boundary]) -> bool:
+def _are_alike(found: Sequence[Barrier]) -> bool:
     """Return whether shards have the same tables, apart from the number of their updates."""
     kinds = [[(t.config, t.table_id) for t in one.tables] for one in found]
     return all(kind == kinds[0] for kind in kinds)
 
 
-def _furthest(found: Sequence[Boundary]) -> Boundary:
+def _furthest(found: Sequence[Barrier]) -> Barrier:
     """Return the position of a shard that has had every command that any shard has had."""
     tables = tuple(
         max(same, key=lambda one: one.t)
@@ -130,7 +130,7 @@ def _brought_up(
     timeout_s: float | None,
     wait: Callable[[float], Any],
 ) -> None:
-    """Wait a while until all shards have come to the boundary of a command."""
+    """Wait a while until all shards have come to the barrier of a command."""
     assert command.until is not None
     for _ in range(_LOOKS):
         found = _of_all(shards, command, timeout_s)
@@ -151,6 +151,6 @@ def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | N
 
 def _of_all(shards: Sequence[Executor], command: Command[R], timeout_s: float | None) -> list[R]:
     """Return the answer of every shard, asked concurrently; all have answered."""
-    with ThreadPoolExecutor(len(shards), "embstore-boundary") as threads:
+    with ThreadPoolExecutor(len(shards), "embstore-barrier") as threads:
         calls = [threads.submit(one.execute, command, timeout_s=timeout_s) for one in shards]
     return [call.result() for call in calls]

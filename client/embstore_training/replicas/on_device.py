@@ -59,7 +59,7 @@ def occurring(table: str, once: OnceKeys, of: Of, given: Any) -> Occurring:
     return Occurring(np.flatnonzero(occurs), rows, numbers[of.inverse], of.bags)
 
 
-def agreed_there(
+def agreed_on_device(
     lent: LentDevice,
     keys: Mapping[str, Keys],
     summed: Mapping[str, SlotSums],

@@ -12,8 +12,8 @@ import embstore
 from embstore.cluster_checkpoints import marked
 from embstore.config import Constant, Sgd
 from embstore.errors import CheckpointNotFoundError, StoreInUseError
-from embstore_cluster.going_back import FIRST_LABEL, LOST, labels, newest, prepare, words
-from embstore_cluster.plan import Back, Plan
+from embstore_cluster.plan import Plan, RollbackPoint
+from embstore_cluster.rollback import FIRST_LABEL, LOST, labels, newest, prepare, words
 from tests.cluster.test_plans import plan as some_plan
 
 CRASH = """
@@ -83,7 +83,7 @@ def test_a_shard_that_has_lost_commands_is_not_served_before_it_goes_back(tmp_pa
             )  # committed, and gone nevertheless
         crash(directory)
         assert prepared(plan) == prepared(plan) == LOST
-        plan = replace(plan, back=Back(plan.back.number + 1, "kept"))
+        plan = replace(plan, back=RollbackPoint(plan.back.number + 1, "kept"))
         assert prepared(plan) == 0
         assert t_of(directory) == 0
     with embstore.open(directory, device="cpu") as store:

@@ -111,7 +111,7 @@ def labels(directory: Path) -> dict[str, str]:
 
 
 def newest(of_shards: Sequence[Mapping[str, str]]) -> str:
-    """Return the newest label that all shards have, of one boundary.
+    """Return the newest label that all shards have, of one barrier.
 
     Raises
     ------

@@ -18,16 +18,16 @@ _LEAST_BYTES = 64 << 10
 _NO_ROOM = {errno.ENOSPC, errno.ENOMEM}
 
 
-def area_bytes(wanted: int) -> int:
-    """Return the size of an area for `wanted` bytes: a power of two, up to 64 MiB; so that one that
-    grows is made few times. Above, in steps of 16 MiB, so that little is wasted."""
+def segment_bytes(wanted: int) -> int:
+    """Return the size of a segment for `wanted` bytes: a power of two, up to 64 MiB, so that one
+    that grows is made few times; above that, a multiple of 16 MiB, so that little is wasted."""
     if wanted <= 64 << 20:
         return max(1 << (wanted - 1).bit_length(), _LEAST_BYTES)
     step = 16 << 20
     return -(-wanted // step) * step
 
 
-class Area:
+class HostSegment:
     """Shared memory of a size, given back with `close`."""
 
     def __init__(self, size: int, reservation: Reservation) -> None:

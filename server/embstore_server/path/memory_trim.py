@@ -30,7 +30,7 @@ def share_freed_memory() -> None:
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
-class Freed:
+class MemoryTrim:
     """Gives memory back to the system when refused calls have freed some. Event loop only."""
 
     def __init__(self) -> None:
