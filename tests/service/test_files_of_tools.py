@@ -86,7 +86,8 @@ def test_commands_write_what_they_were_told_and_nothing_else(watched, typed, she
         assert ended.status == 0, (words, ended.err)
         locks = ["tokens.json.lock"] if made == ["tokens.json"] else []
         watched.check(words, *made, *locks)
-    doctor = shell("doctor", "--data", "again")
+    doctor = shell("doctor", "again")
+    assert "/s written" in doctor.out, doctor
     watched.check(["doctor", doctor.err])
 
 

@@ -55,6 +55,7 @@ SERVE = [
     ["serve", "--data", "new", "--tls-cert", "FILE", "--tls-key", "FILE"],
     "serve --data new --durability commands --follow 127.0.0.1:1 --follow-token FILE".split(),
 ]
+ANYWHERE = "--listen", "127.0.0.1:0", "--admin", "off"
 OF_A_SERVER = [
     *(["export", "ads", "-o", f"FILE.{end}"] for end in ("npy", "parquet", "safetensors")),
     *(["import", "ads", f"FILE.{end}"] for end in ("npy", "csv", "parquet", "safetensors", "txt")),
@@ -116,14 +117,14 @@ def test_the_doctor(here, shell):
     """Of a directory that is not there it examines the next one above."""
     for kind in ("a long name", "a long path"):
         path = STRANGE[kind](here)
-        ended = shell("doctor", "--data", path)
+        ended = shell("doctor", path)
         assert ended.status == exits.FAILED
         assert f"cannot look at {path}: {LONG[0]}" in ended.out
 
 
 @pytest.mark.parametrize("words", SERVE, ids=named)
 def test_servers(here, capfd, monkeypatch, words):
-    check(Shell(capfd, monkeypatch), words, here)
+    check(Shell(capfd, monkeypatch, ANYWHERE), words, here)
 
 
 @pytest.mark.parametrize("words", OF_A_SERVER, ids=named)
