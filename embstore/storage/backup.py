@@ -185,7 +185,21 @@ def restore_from(
     store_id: str | None,
     progress: Progress,
 ) -> Catalogue:
-    """Make a directory the store that a backup is of; return its catalogue.
+    """Make a directory the store that a backup is of; return its catalogue. See `restoring`."""
+    with restoring(source, target, label, store_id, progress) as made:
+        return made
+
+
+@contextmanager
+def restoring(
+    source: Destination,
+    target: Files,
+    label: str | None,
+    store_id: str | None,
+    progress: Progress,
+) -> Iterator[Catalogue]:
+    """Make a directory the store that a backup is of; yield its catalogue. No other process has it
+    until the block ends. After an error, also of the block, the directory is as it was.
 
     Parameters
     ----------
@@ -197,16 +211,15 @@ def restore_from(
     ------
     CheckpointNotFoundError : there is no backup of this label.
     InvalidArgumentError : the directory is not empty.
-    CorruptTableError : a file is damaged. After any error there is no store.
+    CorruptTableError : a file is damaged.
     """
     label, backup = _chosen(source, label)
     place = place_of(source, label, backup)
     check_empty(target)
-    target.make_directory("")
     # Above the epochs of now, and another one for each restore, also where the clock went back.
     epoch = max(backup.epoch, int(time.time())) + 1 + secrets.randbelow(EPOCH_STEP // 2)
     restored = replace(backup, epoch=epoch, store_id=store_id or backup.store_id)
-    with closing(target.lock(LOCK, shared=False)):
+    with target.made(), _locked(target):
         try:
             _fetch_all(source, target, restored, store_id is not None, progress)
             if place is not None:
@@ -214,10 +227,23 @@ def restore_from(
             target.replace(catalogues.PATH, catalogues.encode(restored))
             target.reached("restore:fetched")
             write_identity(target, restored.store_id)
+            yield restored
         except BaseException:
             _remove_all(target)
             raise
-    return restored
+
+
+@contextmanager
+def _locked(target: Files) -> Iterator[None]:
+    """Lock a directory; where the block fails, remove the file of the lock, unless it was there."""
+    was_there = target.exists(LOCK)
+    with closing(target.lock(LOCK, shared=False)):
+        try:
+            yield
+        except BaseException:
+            if not was_there:
+                target.discard(LOCK)
+            raise
 
 
 def check_empty(target: Files) -> None:

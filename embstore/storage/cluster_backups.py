@@ -10,11 +10,12 @@ before a file is copied.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
 from embstore.sharding import ShardMap
-from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restore_from
+from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restoring
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.destinations import Destination, open_destination
 from embstore.storage.files import Files
@@ -49,8 +50,9 @@ def restore_cluster(
     ------
     CheckpointNotFoundError : not all shards have a backup of this label.
     InvalidArgumentError : the backups are not of all shards of one cluster, with one map, at one
-        state; a directory is not empty. Nothing has been written.
-    CorruptTableError : a file is damaged; that shard and the later ones have no store.
+        state; a directory is not empty.
+    CorruptTableError : a file is damaged. After any error no shard has a store, and directories
+        are as they were.
     """
     first = _folder(source, 0)
     found = backups_in(first)
@@ -71,10 +73,11 @@ def restore_cluster(
     targets = [Files(target, f"shard-{shard}") for shard in range(count)]
     for files in targets:
         check_empty(files)
-    made = [
-        restore_from(one, files, chosen, store_id(), progress)
-        for one, files in zip(sources, targets, strict=True)
-    ]
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(restoring(one, files, chosen, store_id(), progress))
+            for one, files in zip(sources, targets, strict=True)
+        ]
     return shard_map, made
 
 

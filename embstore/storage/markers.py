@@ -10,6 +10,7 @@ A first backup that was cut off leaves nothing, an empty LOCK, or the marker: th
 At a URL it may leave a part of the marker, and nothing else, which counts as nothing.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -91,7 +92,7 @@ def has_backups(folder: Marked, store_id: str, place: str) -> bool:
 
 def check_outside(root: Path) -> None:
     """Raise InvalidArgumentError, if a folder is within a store, or within backups."""
-    for parent in root.resolve().parents:
+    for parent in Path(os.path.realpath(root)).parents:
         kind = _kind_of(Files(parent))
         if kind:
             raise _refusal(str(root), f"that it is within {parent}, which has {kind}")

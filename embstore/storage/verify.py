@@ -6,7 +6,8 @@ is the newest of its row: therefore, for the head and for each kept label, the c
 row in the state's newer files, later runs or segments of the log. That second look reads the key
 indexes alone, and only where something is damaged.
 
-Unnamed files are no error: a crash leaves them, and the next opening removes them.
+Unnamed files are no error: a crash leaves them, and the next opening removes them. A leader's files
+that a standby has begun to take are not among them: it goes on with them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from embstore.arrays import KEY_BITS, KEY_MASK, Keys
 from embstore.errors import StorageError
 from embstore.results import State
 from embstore.storage import catalogue as catalogues
+from embstore.storage import lineage as lineages
+from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue, Entry, PartEntry, SegmentEntry
 from embstore.storage.checking import UNUSABLE, FileCheck, FileReport, RowsEntry, keys_in
 from embstore.storage.command_records import RecordReader
@@ -27,12 +30,19 @@ from embstore.storage.contents import IDENTITY, LOCK, read_identity
 from embstore.storage.files import Files
 from embstore.storage.format import ROOMS
 from embstore.storage.id_files import id_at
+from embstore.storage.own_names import is_own
 
 FIRST_KEYS = 5
 """Affected keys that are named of each table."""
 _NAMED = 5
 """Folders with stores that are named where a store was expected."""
-_KNOWN = {LOCK, IDENTITY, catalogues.PATH, *ROOMS, "commands", "frequency", "lost+found"}
+_PLACES = lineages, shards
+"""Modules of the small files that say which store it is among others."""
+_INCOMING = "incoming"
+_KNOWN = {
+    *(LOCK, IDENTITY, catalogues.PATH, *(one.PATH for one in _PLACES)),
+    *(*ROOMS, "commands", "frequency", _INCOMING, "lost+found"),
+}
 
 Note = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -106,6 +116,7 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
             reports = found.check_files(catalogue)
             found.result.affected = affected_by(files, catalogue, reports)
             found.check_commands(catalogue)
+            found.check_places()
             found.list_leftovers(catalogue)
         return found.result
     finally:
@@ -209,11 +220,22 @@ class _Verifier:
         for cut in reader.cut.values():
             self._fail(cut)
 
+    def check_places(self) -> None:
+        """Read the files that say which shard the store is, and which leaders it has had."""
+        for module in _PLACES:
+            try:
+                module.read(self._files)
+            except UNUSABLE as exc:
+                self._fail(exc)
+
     def list_leftovers(self, catalogue: Catalogue) -> None:
         """List the unnamed files."""
         here = [f"{room}/{name}" for room in ROOMS for name in self._files.list(room)]
         others = sorted(set(self._files.list("")) - _KNOWN)
-        self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here)]
+        rooms = _INCOMING, *(f"{_INCOMING}/{room}" for room in ROOMS)
+        taken = [f"{room}/{name}" for room in rooms for name in self._files.list(room)]
+        strange = [path for path in taken if path not in rooms and not is_own(path)]
+        self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here), *strange]
 
 
 def affected_by(

@@ -77,7 +77,8 @@ def start(
     address: str | None = None,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> Cluster:
-    """Start a cluster on Ray, and return when every shard is ready.
+    """Start a cluster on Ray, and return when every shard is ready. A start that was cut off is
+    finished, with its arguments.
 
     Parameters
     ----------
@@ -109,10 +110,8 @@ def start(
     resources = Resources(num_cpus, num_gpus, 0 if num_gpus else cache_bytes)
     cpus = max(os.cpu_count() or 1, -int(-count * num_cpus // 1))
     local.attach(path, address=address, cpus=cpus)
-    if _actor(coordinator_of(name)) is not None:
-        raise InvalidArgumentError(
-            f"a cluster {name!r} runs: see embstore cluster status, or give another --name"
-        )
+    if (coordinator := _actor(coordinator_of(name))) is not None:
+        return _finished(coordinator, path, timeout_s)
     plan = replace(
         kept or _new(name, str(path), count, resources, known),
         name=name,
@@ -124,6 +123,23 @@ def start(
     )
     _begin(plan, path, timeout_s)
     return Cluster(name, str(path), plan.shard_map, plan.admins)
+
+
+def _finished(coordinator: Any, path: Path, timeout_s: float) -> Cluster:
+    """Finish a start that was cut off: have the shards started that are not, and wait for all.
+
+    Raises
+    ------
+    InvalidArgumentError : the cluster runs, or is that of another directory.
+    StoreClosedError : a shard did not get ready.
+    """
+    plan: Plan = ray.get(coordinator.plan.remote(), timeout=timeout_s)
+    if plan.data != str(path) or all(state["ready"] for state in _states(plan)):
+        raise InvalidArgumentError(
+            f"a cluster {plan.name!r} runs: see embstore cluster status, or give another --name"
+        )
+    started(plan, range(len(plan.nodes)), timeout_s)
+    return Cluster(plan.name, plan.data, plan.shard_map, plan.admins)
 
 
 def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:

@@ -110,7 +110,8 @@ def test_a_column_of_text_files_that_is_no_integer_is_named_with_what_takes_it(s
     words = ["profile", tmp_path / "x.csv", "--table", "item=i", "-o", tmp_path / "p"]
     ended = shell(*words)
     assert ended.status == exits.USAGE
-    assert "expected column 'item' to be of integers, found invalid value '5.0'" in ended.err
+    assert "expected column 'item' to be of integers in decimal digits, found '5.0'" in ended.err
+    assert "in line 3" in ended.err
     assert "--hash-rows" in ended.err
     assert shell(*words, "--hash-rows", "i=1000").status == 0
 

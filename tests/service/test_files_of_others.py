@@ -180,6 +180,16 @@ def test_glove(table, tmp_path, ending):
         ("a.csv", "id,a,b,c,d\n1,2,3,4,x\n", "float: invalid value 'x'"),
         ("a.csv", "id,a,b,c,d\n1,2,3,4,\n", "no null in column 'd'"),
         ("a.csv", "id,a,b,c,d\n,1,2,3,4\n", "no null in column 'id'"),
+        (
+            "a.csv",
+            "id,a,b,c,d\n\n1,1,2,3,4\n0x10,1,2,3,4\n",
+            "digits, found '0x10' in line 4",
+        ),
+        (
+            "a.tsv",
+            "id\ta\tb\tc\td\n1_000\t1\t2\t3\t4\n",
+            "'id' to be of integers in decimal",
+        ),
         ("a.csv", "id,a\n1,2\n", "rows of 4 elements, as table 'ads' has, found 1"),
         ("a.csv", "", "a whole file of its format: Empty CSV file"),
         ("a.csv", "id\n1\n", "one column of lists of floats, found 'id'"),
@@ -189,7 +199,7 @@ def test_glove(table, tmp_path, ending):
 def test_text_that_is_refused(table, tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
     before = table.digest()
-    with pytest.raises(InvalidArgumentError, match=rf"a\.(csv|txt): expected.*{said}|{said}"):
+    with pytest.raises(InvalidArgumentError, match=rf"a\.(csv|tsv|txt): expected.*{said}|{said}"):
         import_table(table, tmp_path / name)
     assert table.digest() == before
 

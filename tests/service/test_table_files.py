@@ -376,6 +376,16 @@ def test_a_race_for_the_unfinished_file_loses_nobodys_file(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
+def test_a_second_name_in_the_place_of_the_unfinished_file_is_not_written_through(tmp_path):
+    precious, place = tmp_path / "precious", tmp_path / "a.npy"
+    precious.write_bytes(b"precious")
+    (tmp_path / "a.npy.embstore-part").hardlink_to(precious)
+    with places.writing(str(place)) as part:
+        part.write_bytes(b"mine")
+    assert (precious.read_bytes(), place.read_bytes()) == (b"precious", b"mine")
+    assert sorted(os.listdir(tmp_path)) == ["a.npy", "precious"]
+
+
 def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")

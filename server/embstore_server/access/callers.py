@@ -77,7 +77,7 @@ class Callers:
 
     def principal(self, authorization: str, certificate_names: Collection[str]) -> Principal:
         """Return the principal of a call: by the header that was sent, "" for none, else by the
-        name in a certificate that was verified; a certificate of several names is refused.
+        name in a certificate that was verified; one of several different names is refused.
 
         Raises UnauthenticatedError.
         """

@@ -14,7 +14,7 @@ principal do not push out those of another.
 is the same whether there is such a table or not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -23,6 +23,7 @@ from embstore.commands import Right
 from embstore.errors import PermissionDeniedError
 from embstore.results import KeptCheckpoint, TableDescription
 from embstore.rights import EVERYTHING, matches
+from embstore.storage.states import KeptState
 from embstore.tables.owners import owned, owner_of
 from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 
@@ -116,18 +117,24 @@ class Principal:
 
     # Results
 
-    def visible(self, value: Any) -> Any:
-        """Return the part of a command's result that the principal may see."""
+    def visible(self, value: Any, kept: Callable[[str], KeptState | None]) -> Any:
+        """Return the part of a command's result that the principal may see.
+
+        `kept` returns the kept checkpoint of a label, None if it is not kept any more.
+        """
         if self.right_on(EVERYTHING) >= Right.READ:
             return value
         match value:
-            case KeptCheckpoint():
-                return replace(value, tables=None)
+            case KeptCheckpoint(label):
+                state = kept(label)
+                content = "" if state is None else state.content_of(self._may_read)
+                return replace(value, tables=None, content=content)
             case tuple():
-                return tuple(self.visible(one) for one in value if self._may_see(_name_of(one)))
+                readable = [one for one in value if self._may_read(_name_of(one))]
+                return tuple(self.visible(one, kept) for one in readable)
         return value
 
-    def _may_see(self, name: str) -> bool:
+    def _may_read(self, name: str) -> bool:
         return self.right_on(name) >= Right.READ
 
 

@@ -33,11 +33,12 @@ def check_output(flag: str, path: Path) -> None:
     An existing file that is not regular, a device or a pipe, is refused too: it would be replaced.
     Raises InvalidArgumentError.
     """
-    from embstore.profiles.archive import is_replaceable
+    from embstore.profiles.archive import why_not_replaced
 
-    if not is_replaceable(path):
+    if why := why_not_replaced(path):
         raise InvalidArgumentError(
-            f"{flag}: expected a regular file, or a new one in an existing folder, found {path}"
+            f"{flag}: expected a regular file, or a new one in an existing folder, found {path}: "
+            f"{why}"
         )
 
 

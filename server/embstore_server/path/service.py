@@ -234,7 +234,8 @@ class Service(Served):
                 if len(self._places) > _MEMBERS_MAX:
                     self._places.popitem(last=False)
             case KeptCheckpoint() | tuple():
-                return answered._replace(value=caller.principal.visible(answered.value))
+                kept = self.engine.storage.catalogue.checkpoint
+                return answered._replace(value=caller.principal.visible(answered.value, kept))
             case ServerInfo() as info:
                 info = replace(
                     info,
