@@ -31,8 +31,8 @@ from uuid import uuid4
 from embstore.commands import Progress
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
-from embstore.engine.scan_places import SCANS_MAX
 from embstore.engine.replication_role import ReplicationRole
+from embstore.engine.scan_places import SCANS_MAX
 from embstore.errors import DeviceError, StoreClosedError
 from embstore.results import Context, ServerLimits
 from embstore.storage.lineage import Lineage
