@@ -63,7 +63,7 @@ class ScanPlaces:
             self._taken.add(place)
         return place
 
-    def hold(self, place: ScanPlace, replaced: ScanPlace | None, more: int) -> None:
+    def reserve(self, place: ScanPlace, replaced: ScanPlace | None, more: int) -> None:
         """Count bytes that a scan will hold. Raises CapacityError."""
         with self._lock:
             own = self._of(place.owner, replaced)
@@ -81,9 +81,9 @@ class ScanPlaces:
 
 
 def _check(more: int, places: list[ScanPlace], name: str, most: int) -> None:
-    held = sum(place.bytes for place in places)
-    if held + more > most:
+    reserved = sum(place.bytes for place in places)
+    if reserved + more > most:
         raise CapacityError(
-            f"open scans hold {held} bytes, {more} more would exceed {name} ({most}): {_MEND}; "
+            f"open scans hold {reserved} bytes, {more} more would exceed {name} ({most}): {_MEND}; "
             "after a fold of the log a scan of the same table holds less"
         )

@@ -108,7 +108,7 @@ class Scans:
         place = self.places.take(command.scan, replaced)
         try:
             return self._opened(
-                command, place, partial(self.places.hold, place, replaced), progress
+                command, place, partial(self.places.reserve, place, replaced), progress
             )
         except BaseException:
             self.places.leave([place])
@@ -118,7 +118,7 @@ class Scans:
         self,
         command: c.OpenScan,
         place: ScanPlace,
-        hold: Callable[[int], None],
+        reserve: Callable[[int], None],
         progress: Progress | None,
     ) -> ScanFacts:
         if command.label is None and not self._tables.storage.read_only:
@@ -130,7 +130,7 @@ class Scans:
             facts, snapshot = self._taken(command)
             self._openings += 1
             opening = self._openings
-        count, deleted = snapshot.prepare(slices.wanted, hold)
+        count, deleted = snapshot.prepare(slices.wanted, reserve)
         config = facts.table.config
         scan = _Scan(command.table, config, snapshot, count, deleted, monotonic(), opening, place)
         with self._lock:

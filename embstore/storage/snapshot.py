@@ -78,13 +78,13 @@ class Snapshot:
         self._piece: tuple[int, Stored] | None = None  # the last that was merged, and its number
 
     def prepare(
-        self, between: Callable[[], None], hold: Callable[[int], None] = lambda _: None
+        self, between: Callable[[], None], reserve: Callable[[int], None] = lambda _: None
     ) -> tuple[int, int]:
         """Sort the log's keys, and return the numbers of rows and of deleted rows; `between` is
-        called between pieces, `hold` with the bytes that are kept from then on. An exception of
+        called between pieces, `reserve` with the bytes that are kept from then on. An exception of
         either ends it."""
-        self._log = self._logged(self._segments, between, hold)
-        self._log_before = self._logged(self._segments_before, between, hold) or Stored.none()
+        self._log = self._logged(self._segments, between, reserve)
+        self._log_before = self._logged(self._segments_before, between, reserve) or Stored.none()
         counted = group_counts(self._runs, self._low, self._high)
         if self._log is not None:
             groups = np.unique(self._log.keys >> GROUP_BITS, return_counts=True)
@@ -95,7 +95,7 @@ class Snapshot:
             between()
             of_them_deleted = self._merged(low, high).are_deleted
             if len(of_them_deleted) > most:
-                hold((len(of_them_deleted) - most) * _ROW_BYTES)
+                reserve((len(of_them_deleted) - most) * _ROW_BYTES)
                 most = len(of_them_deleted)
             deleted += int(np.count_nonzero(of_them_deleted))
             count += int(np.count_nonzero(~of_them_deleted))
@@ -165,7 +165,7 @@ class Snapshot:
         self,
         segments: Sequence[Segment],
         between: Callable[[], None],
-        hold: Callable[[int], None],
+        reserve: Callable[[int], None],
     ) -> Stored | None:
         """Return the newest records of the table in segments, by row key; None: of no segment."""
         logged = []
@@ -173,7 +173,7 @@ class Snapshot:
             between()
             keys, positions = segment.keys_and_positions()
             own = (keys >= self._low) & (keys < self._high)
-            hold(int(np.count_nonzero(own)) * _ROW_BYTES)
+            reserve(int(np.count_nonzero(own)) * _ROW_BYTES)
             sizes, addresses = places_of([segment], positions[own])
             logged.append(Stored(keys[own], addresses, sizes))
         return newest(logged) if logged else None
