@@ -142,6 +142,9 @@ class Limits:
     need."""
     announced_bytes_max: int = 1 << 30
     """Bytes of the keys of all announced steps; planning takes about five times as much."""
+    scan_bytes_max: int = 512 << 20
+    """Bytes that open scans hold of the keys and places of rows: 24 for each row that their tables
+    have in the log, and up to 6 MiB each for the piece that is read."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
     """Rows in the log index, at most about 46 bytes of memory each, 70 while it grows."""

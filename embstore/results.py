@@ -1,6 +1,6 @@
 """The results of commands. Data only; the same from an embedded store and from a server."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -428,3 +428,8 @@ class KeptCheckpoint:
     identity."""
     protected: bool = False
     """Newer checkpoints do not push it out, and it is not dropped."""
+
+    @property
+    def without_metadata(self) -> "KeptCheckpoint":
+        """Itself, with empty metadata."""
+        return replace(self, metadata={})

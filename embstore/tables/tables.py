@@ -139,6 +139,16 @@ class Tables:
                 f"table {config.name!r}: all {TABLE_IDS_MAX} table ids have been used"
             )
 
+    def least_bytes_of(self, config: TableConfig) -> int:
+        """Return the bytes of the cache that a new table takes before it has a row: those of the
+        first slab of its pool, if it is the first of that."""
+        name = _pool_name(config, self.storage.next_table_id)
+        if name in self.pools:
+            return 0
+        below_bytes, budget_bytes = self.host_cache.budget_bytes, self.arena.budget_bytes
+        sizes = Sizes.of(name.layout, budget_bytes, self.device, below_bytes, name.row_keys)
+        return sizes.least_bytes
+
     def _pool(self, config: TableConfig, table_id: int) -> Pool:
         name = _pool_name(config, table_id)
         if name not in self.pools:

@@ -1,5 +1,6 @@
 """Rows as other programs write them, imported: the values that NumPy has for them in float32."""
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -275,3 +276,34 @@ def test_the_commands(store, tmp_path, shell, monkeypatch):
     last = embstore.hash_ids(KEYS[-1:], feature="ads", rows=3000)
     np.testing.assert_array_equal(store.table("ads").lookup(last), WEIGHTS[-1:])
     assert shell(*words, "--ids", "text").status == 2
+
+
+@pytest.mark.parametrize("name", ["ads.csv", "ads.tsv", "ads.vec"])
+@pytest.mark.parametrize("number", ["1e39", " -3.5e38", "1e400"])
+def test_a_number_beyond_float32_is_refused_in_text(table, tmp_path, name, number):
+    """It became infinite. Other batches, and lines that are empty, come before it."""
+    separator = {"csv": ",", "tsv": "\t", "vec": " "}[name[4:]]
+    number = number.strip() if separator == " " else number
+    first = "key,a,b,c,d".replace(",", separator) if separator != " " else f"{len(KEYS)} {DIM}"
+    lines = [separator.join([str(key), "1", "inf", "-Infinity", "2"]) for key in KEYS]
+    lines[700] = separator.join([str(KEYS[700]), "1", "2", "3", number])
+    lines[600:600] = ["", ""]
+    place = tmp_path / name
+    place.write_text("\n".join([first, *lines]))
+    column = "f4" if separator == " " else "d"
+    found = f"line 704: expected column '{column}' that float32 can have, found {number.strip()}"
+    with pytest.raises(InvalidArgumentError, match=re.escape(found)) as refused:
+        import_table(table, place, batch_rows=100)
+    assert "700 rows of the file were written before" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["ads.csv", "ads.csv.gz"])
+def test_infinity_that_a_text_says_is_taken(table, tmp_path, name):
+    place = tmp_path / name
+    opened = gzip.open if name.endswith("gz") else open
+    with opened(place, "wt") as file:
+        file.write("key,a,b,c,d\n1,inf,-INF,Infinity,3.4028235e38\n")
+    assert import_table(table, place).rows == 1
+    largest = np.finfo(np.float32).max
+    expected = np.array([[np.inf, -np.inf, np.inf, largest]], np.float32)
+    np.testing.assert_array_equal(table.lookup([1]), expected)

@@ -58,18 +58,33 @@ class ColumnReader:
         wanted = [*keys_in, *self._names, *([STATE] if has_state else [])]
         text_is = dict.fromkeys(wanted, pa.float32()) | dict.fromkeys(keys_in, pa.string())
         low = 0
-        for batch, _ in self._columns.batches(wanted, batch_rows, text_is):
+        texts = enumerate(self._columns.batches(self._names, batch_rows))  # is only read if needed
+        for number, (batch, _) in enumerate(self._columns.batches(wanted, batch_rows, text_is)):
             keys: Keys = np.arange(low, low + batch.num_rows)
             if self._key is not None:
                 keys = self._keys_of(self._key, batch, low)
-            low += batch.num_rows
             weights = _rows(batch, self._names, self.dim)
+            if self._columns.is_text and not np.isfinite(weights).all():
+                text = next(text for at, (text, _) in texts if at == number)
+                self._refuse_beyond(text, weights, low)
+            low += batch.num_rows
             state = None
             if has_state:
                 state = _rows(batch, [STATE], self.state_dim or 0)
             elif with_state:
                 state = np.empty((len(keys), 0), np.float32)
             yield keys, weights, state
+
+    def _refuse_beyond(self, text: Any, weights: Rows, low: int) -> None:
+        """Refuse a number that is finite in text, and infinite in float32. `low`: the first row."""
+        for row, element in np.argwhere(np.isinf(weights)).tolist():
+            name = self._names[element]
+            written = text.column(name)[row].as_py()
+            if "n" not in written.lower():  # as "inf" and "infinity" have
+                raise InvalidArgumentError(
+                    f"line {self._columns.line_of(low + row)}: expected column {name!r} that "
+                    f"float32 can have, found {written.strip()}"
+                )
 
     def _keys_of(self, name: str, batch: Any, first_row: int) -> Keys:
         column = batch.column(name)

@@ -38,6 +38,9 @@ class Columns(Protocol):
     def count_rows(self) -> int:
         """Return how many rows it has. Text is read for that, as a whole."""
 
+    def line_of(self, row: int) -> int | None:
+        """Return the line of text, counted from 1, that has a row; None: the file is no text."""
+
     def batches(
         self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
     ) -> Iterator[Batch]:
@@ -65,6 +68,9 @@ class ParquetColumns:
     def count_rows(self) -> int:
         """Return how many rows it has."""
         return self._rows
+
+    def line_of(self, row: int) -> None:
+        """There are no lines."""
 
     def batches(
         self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None
@@ -111,6 +117,14 @@ class TextColumns:
         """Return how many rows it has, all read for that."""
         first = self.schema.names[:1]
         return sum(batch.num_rows for batch, _ in self.batches(first, _BLOCK_BYTES))
+
+    def line_of(self, row: int) -> int:
+        """Return the line that has a row; all lines before it are read for that."""
+        named, skipped = not self._reading.autogenerate_column_names, self._reading.skip_rows
+        with Unpacked(self._path) as file:
+            numbered = islice(enumerate(file.bytes, 1), skipped, None)
+            rows = (line for line, text in numbered if text.strip(b"\r\n"))  # as pyarrow has them
+            return next(islice(rows, row + named, None), skipped + named + row + 1)
 
     def batches(
         self, names: Sequence[str], batch_rows: int, text_is: Mapping[str, Any] | None = None

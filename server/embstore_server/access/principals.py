@@ -6,6 +6,8 @@ principal that may write everything may also use the full names, as they are lis
 operator can end any session. A session of a server that had no tokens is `:train` then, and a store
 that gets tokens later goes on there.
 
+**Scans** are their opener's alone, in the same way.
+
 **Calls that are sent again** are remembered by client and principal, so that no principal gets or
 takes the answer of another; and a client's id includes its owner, so that the many clients of one
 principal do not push out those of another.
@@ -98,6 +100,10 @@ class Principal:
     def owns_session(self, name: str) -> bool:
         """Return whether the session of this full name is the principal's."""
         return self._has_all_sessions or owner_of(name) == self.name
+
+    def scan(self, name: str) -> str:
+        """Return the full name of this principal's scan."""
+        return owned(self.name, name)
 
     # Calls that are sent again
 

@@ -268,10 +268,10 @@ def test_a_checkpoint_that_ends_with_its_server_is_made_once(forks, quick_path, 
     server = made.changed(dies_at=point)
     server.start()
     with connect(server.address, timeout_s=PATIENCE_S) as store, ThreadPoolExecutor(1) as pool:
-        kept = pool.submit(store.checkpoint, "one")
+        kept = pool.submit(store.checkpoint, "one", {"step": 17})
         server.await_death()
         server.start()
-        assert kept.result(PATIENCE_S).label == "one"
+        assert kept.result(PATIENCE_S).metadata == {"step": 17}
         assert [one.label for one in store.checkpoints()] == ["one"]
     server.stop()
 
