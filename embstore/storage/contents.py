@@ -260,6 +260,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
     ------
     StoreInUseError : another process has it open.
     StorageError : read-only, and there is no store.
+    CorruptTableError : store.json is missing from a store.
     InvalidArgumentError : the directory has other files.
     """
     if files.exists("") and not files.is_directory(""):
@@ -267,6 +268,11 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
     if not read_only:
         check_writable(files)
     if not files.exists(IDENTITY):
+        if files.exists(catalogues.PATH) and not files.exists(IDENTITY):
+            raise CorruptTableError(
+                f"{IDENTITY}: missing from {files.root}, which has the other files of a store; put "
+                "it back, every copy of this directory has the same"
+            )
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
         # In this order: another process may be making the store, store.json before the rest.
