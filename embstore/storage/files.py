@@ -76,8 +76,9 @@ def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> in
 
 
 def removed(path: str) -> StorageError:
-    """Return the error of a file that somebody has removed while the store was open."""
-    return StorageError(errno.ENOENT, f"{path} was removed while the store was open")
+    """Return the error of a file that somebody has removed, or put another one in its place, while
+    the store was open."""
+    return StorageError(errno.ENOENT, f"{path} was removed while the store was open, or replaced")
 
 
 class File:
@@ -99,9 +100,9 @@ class File:
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`, fewer at the end of the file."""
         with _named(self.path):
-            pieces, left = [os.pread(self.descriptor, length, offset)], length
+            pieces, left = [self._owner._read(self, offset, length)], length
             while pieces[-1] and (left := left - len(pieces[-1])):  # one call reads 2 GiB at most
-                pieces.append(os.pread(self.descriptor, left, offset + length - left))
+                pieces.append(self._owner._read(self, offset + length - left, left))
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def will_read(self, offset: int, length: int) -> None:
@@ -141,7 +142,7 @@ class File:
         Advice: random access.
         """
         with _named(self.path):
-            return map_file(self.descriptor, length)
+            return self._owner._map(self, length)
 
     def close(self) -> None:
         """Close the descriptor; maps made from it stay valid. Closing twice is harmless."""
@@ -183,8 +184,8 @@ class Lock:
 class Files:
     """The file operations of one store, rooted at a directory.
 
-    The underscored methods are the system calls that change something: a fault-injecting subclass
-    overrides them.
+    The underscored methods are the system calls that change or read something: a fault-injecting
+    subclass overrides them.
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
@@ -269,6 +270,12 @@ class Files:
             return 0  # no file can be made
         return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
 
+    def identity(self, path: str) -> tuple[int, int]:
+        """Return device and number of a file, which no other file that is there has."""
+        with _named(path), self._at(self._parts(path)) as (name, folder):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return found.st_dev, found.st_ino
+
     def is_named(self, file: File) -> bool:
         """Return whether an open file still has its name: it was not removed or replaced."""
         try:
@@ -279,13 +286,19 @@ class Files:
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, none if it does not exist."""
+        return sorted(self.inodes(path))
+
+    def inodes(self, path: str) -> dict[str, int]:
+        """Return the names in a directory, none if it does not exist, with the number by which its
+        file system knows each file: another file of the same name has another one."""
         with _named(path):
             try:
                 descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
-                return []
+                return {}
             try:
-                return sorted(SPARE.having(lambda: os.listdir(descriptor)))
+                with SPARE.having(lambda: os.scandir(descriptor)) as entries:
+                    return {entry.name: entry.inode() for entry in entries}
             finally:
                 os.close(descriptor)
 
@@ -404,6 +417,12 @@ class Files:
                 f"({'a writer' if shared else 'a reader or writer'}); "
                 "close it first"
             ) from exc
+
+    def _read(self, file: File, offset: int, length: int) -> bytes:
+        return os.pread(file.descriptor, length, offset)
+
+    def _map(self, file: File, length: int) -> NDArray[np.uint8]:
+        return map_file(file.descriptor, length)
 
     def _write(self, file: File, offset: int, data: memoryview) -> None:
         while len(data):

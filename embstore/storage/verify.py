@@ -190,7 +190,8 @@ class _Verifier:
             return None
         if store_id and catalogue.store_id != store_id:
             self._fail(
-                f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}"
+                f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}, as "
+                f"{IDENTITY} says"
             )
         return catalogue
 

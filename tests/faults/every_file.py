@@ -5,7 +5,6 @@ be missed as loudly as they are, until a test says otherwise.
 """
 
 import pickle
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -69,11 +68,6 @@ class Made:
 def names_of(path: Path) -> list[str]:
     """Return every file of a directory, sorted."""
     return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
-
-
-def kind_of(name: str) -> str:
-    """Return a file's kind: its name without numbers."""
-    return re.sub(r"\d+", "N", name)
 
 
 def make(path: Path) -> Made:

@@ -18,12 +18,12 @@ from tests.faults.every_file import (
     Case,
     Made,
     Outcome,
-    kind_of,
     make,
     make_taking,
     names_of,
     try_cases,
 )
+from tests.faults.refusing import kind_of
 
 ANY = ".*"
 OLD = "as it was.*"
