@@ -65,8 +65,8 @@ def open_again(files: RefusingFiles, promise: Promise) -> None:
 
 
 VERBS = (*CHANGES, *READS, "write", "allocate", "truncate", "sync", "sync_directory")
-NEVER = {"link"}
-"""Of these a store without backups makes none."""
+NEVER = {"link", "remove_directory"}
+"""Of these a store without backups and leaders makes none."""
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in NEVER])
