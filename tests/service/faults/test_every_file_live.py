@@ -89,6 +89,8 @@ def cases(path: Path) -> Iterator[tuple[str, str]]:
             yield name, f"flipped at {size - size // 3 - 1}"
         if size and not name.startswith(MAPPED):
             yield name, "halved"
+        elif size:
+            yield name, f"flipped at {PAGE_BYTES + 20}"  # of its first row
     for name in sorted({str(Path(name).parent) for name in names_of(path)} - {"."}):
         yield from ((name, what) for what in ("deleted", OLDER))
 
