@@ -134,13 +134,13 @@ class Run:
             damage(self.path, self.older, case)
             self._look_up(store)
             self._send(store, 5)
-            on_loop(self.served.service.room.look())
+            on_loop(self.served.service.disk_space.look())
             self._send(store, 6)
             with self._may_refuse():
                 store.checkpoint("below")
             self._send(store, 7)
             self._look_up(store)
-            on_loop(self.served.service.room.look())
+            on_loop(self.served.service.disk_space.look())
             told = self.served.service.unready
         with suppress(EmbstoreError):
             self.served.stop()
