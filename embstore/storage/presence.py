@@ -47,8 +47,10 @@ class Presence:
             itself = self._files.identity(path)
         except StorageError:
             return False
-        self._seen[path] = listed, seen[1] if seen is not None else itself
-        return itself == self._seen[path][1]
+        is_own = seen is None or itself == seen[1]
+        if is_own:
+            self._seen[path] = listed, itself
+        return is_own
 
     def begin(self, paths: Collection[str]) -> None:
         """Take what is there now for the store's own."""
