@@ -43,7 +43,7 @@ from embstore.lookahead.sessions import Sessions
 from embstore.options import StoreOptions
 from embstore.results import RowsRead
 from embstore.storage.command_records import remove_segments
-from embstore.storage.files import removed
+from embstore.storage.file_errors import removed
 from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host

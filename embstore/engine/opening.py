@@ -4,7 +4,8 @@ A server has the engine alone (`open_engine`).
 """
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from embstore.arithmetic import jit
@@ -15,7 +16,7 @@ from embstore.device.base import Device
 from embstore.device.choice import memory_share, open_device
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
-from embstore.errors import CapacityError, InvalidArgumentError
+from embstore.errors import CapacityError, CorruptTableError, InvalidArgumentError
 from embstore.host.facts import HOST_PARTS, free_bytes
 from embstore.host.workers import READ_THREADS_MAX
 from embstore.options import StoreOptions, describing
@@ -80,7 +81,7 @@ def open_engine(
     threads, limits = options.threads, options.limits or Limits()
     if "\0" in os.fsdecode(path):
         raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
-    with ExitStack() as undo:  # where the engine cannot be made
+    with saying_how_to_mend(path), ExitStack() as undo:  # where the engine cannot be made
         made = open_device(options.device, threads)
         undo.callback(made.close)
         jit.compile_kernels()  # the device's, too, and none in the middle of training
@@ -101,6 +102,18 @@ def open_engine(
     engine.commits.start()
     engine.scrubber.start()
     return engine
+
+
+@contextmanager
+def saying_how_to_mend(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have an error of a damaged file say what to do about it."""
+    try:
+        yield
+    except CorruptTableError as exc:
+        raise CorruptTableError(
+            f"{exc}; `embstore verify {os.fsdecode(path)}` lists all damage: put undamaged copies "
+            "of these files back, restore a backup, or promote a standby"
+        ) from exc
 
 
 def _budget(device: Device, cache_bytes: int | str) -> int:

@@ -248,17 +248,20 @@ class UrlDestination:
             return bytes(self._files.cat_file(self._path(path)))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Write a small file: whole, or with a wrong checksum."""
+        """Write a small file: whole, or with a wrong checksum. It is read again: what was
+        acknowledged there may have been cut."""
         with self._named(path, "write"):
             self._make_parent(path)
             self._files.pipe_file(self._path(path), content)
+            if (found := self.read_all(path)) != content:
+                raise self._differs(path, len(content), len(found))
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
         """Compare size, and the first and the last bytes: each look is a request."""
         with self._named(path, "read"), closing(source.open(name)) as file:
             own = self._path(path)
             try:
-                if self._files.info(own)["size"] != file.size:
+                if self._size(path) != file.size:
                     return False
             except FileNotFoundError:
                 return False
@@ -275,14 +278,18 @@ class UrlDestination:
             with self._files.open(self._path(path), "wb") as copy:
                 for _, piece in _pieces(file.read, file.size, look):
                     copy.write(piece)
+            if (found := self._size(path)) != file.size:
+                raise self._differs(path, file.size, found)
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
         """Read it into a file."""
         target.make_directory(path.rpartition("/")[0])
         with self._named(path, "read"), closing(target.create(path)) as copy:
-            size, head = int(self._files.info(self._path(path))["size"]), page or b""
+            size, head = self._size(path), page or b""
             with self._files.open(self._path(path), "rb") as file:
                 for at, piece in _pieces(lambda _, length: bytes(file.read(length)), size, look):
+                    if len(piece) != min(PIECE_BYTES, size - at):  # else a lie about it never ends
+                        raise self._differs(path, size, at + len(piece))
                     copy.write(at, head + piece[len(head) :] if at == 0 else piece)
             copy.sync()
 
@@ -293,6 +300,15 @@ class UrlDestination:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+    def _size(self, path: str) -> int:
+        self._files.invalidate_cache()
+        return int(self._files.info(self._path(path))["size"])
+
+    def _differs(self, path: str, expected: int, found: int) -> StorageError:
+        return StorageError(
+            errno.EIO, f"expected {expected} bytes, found {found} or others: {self._url}, {path}"
+        )
 
     def _path(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")

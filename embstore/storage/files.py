@@ -27,50 +27,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreInUseError
+from embstore.errors import CapacityError, StorageError, StoreInUseError
 from embstore.host.descriptors import SPARE
 from embstore.host.maps import map_file
+from embstore.storage.file_errors import IS_LINK, named_errors
 from embstore.storage.own_names import is_own
 
-_NO_ROOM = {
-    errno.ENOSPC: "disk space",
-    errno.EDQUOT: "quota",
-    errno.EFBIG: "disk space, or raise the limit of file sizes",
-    errno.ENOMEM: "memory",
-    errno.EMFILE: "connections, or raise the limit of open files",
-    errno.ENFILE: "connections, or raise the system's limit of open files",
-}
-"""The advice about space, by the system's error number."""
-_LINK = "found a symbolic link, which is not followed"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-
-
-@contextmanager
-def _named(root: Path, path: str, tried: str, *, final: bool = False) -> Iterator[None]:
-    """Turn an OSError into the embstore error that names the file, what was tried and the remedy.
-
-    The directory itself is named where it is what cannot be reached. `final` for a sync: its data
-    may be lost, so it is no mere lack of room.
-    """
-    try:
-        yield
-    except EmbstoreError:
-        raise
-    except OSError as exc:
-        shown = path if path and _is_there(root) else f"{root / path}"
-        if exc.errno in _NO_ROOM and not final:
-            raise CapacityError(
-                f"no room for {shown}: {exc.strerror}; free {_NO_ROOM[exc.errno]}"
-            ) from exc
-        text = _LINK if exc.errno == errno.ELOOP else exc.strerror
-        raise StorageError(exc.errno, f"cannot {tried} {shown}: {text}") from exc
-
-
-def _is_there(root: Path) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(root).st_mode)
-    except OSError:
-        return False
 
 
 def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> int:
@@ -80,13 +43,8 @@ def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> in
         return SPARE.having(lambda: os.open(name, flags, mode, dir_fd=folder))
     except NotADirectoryError:
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise OSError(errno.ELOOP, _LINK, name) from None
+            raise OSError(errno.ELOOP, IS_LINK, name) from None
         raise
-
-
-def removed(path: str) -> StorageError:
-    """Return the error of a file that somebody has removed while the store was open."""
-    return StorageError(errno.ENOENT, f"{path} was removed while the store was open")
 
 
 class File:
@@ -101,7 +59,7 @@ class File:
         self.descriptor = descriptor
 
     def _named(self, tried: str, *, final: bool = False) -> AbstractContextManager[None]:
-        return _named(self._owner.root, self.path, tried, final=final)
+        return named_errors(self._owner.root, self.path, tried, final=final)
 
     @property
     def size(self) -> int:
@@ -111,9 +69,9 @@ class File:
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`, fewer at the end of the file."""
         with self._named("read"):
-            pieces, left = [os.pread(self.descriptor, length, offset)], length
+            pieces, left = [self._owner._read(self, offset, length)], length
             while pieces[-1] and (left := left - len(pieces[-1])):  # one call reads 2 GiB at most
-                pieces.append(os.pread(self.descriptor, left, offset + length - left))
+                pieces.append(self._owner._read(self, offset + length - left, left))
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def will_read(self, offset: int, length: int) -> None:
@@ -153,7 +111,7 @@ class File:
         Advice: random access.
         """
         with self._named("map"):
-            return map_file(self.descriptor, length)
+            return self._owner._map(self, length)
 
     def close(self) -> None:
         """Close the descriptor; maps made from it stay valid. Closing twice is harmless."""
@@ -195,8 +153,8 @@ class Lock:
 class Files:
     """The file operations of one store, rooted at a directory.
 
-    The underscored methods are the system calls that change something: a fault-injecting subclass
-    overrides them.
+    The underscored methods are the system calls that change or read something: a fault-injecting
+    subclass overrides them.
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
@@ -206,7 +164,7 @@ class Files:
         self.root = self._base / below
 
     def _named(self, path: str, tried: str, *, final: bool = False) -> AbstractContextManager[None]:
-        return _named(self.root, path, tried, final=final)
+        return named_errors(self.root, path, tried, final=final)
 
     def path(self, path: str) -> str:
         """Return the absolute path of a relative one."""
@@ -287,6 +245,12 @@ class Files:
             return 0  # no file can be made
         return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
 
+    def identity(self, path: str) -> tuple[int, int]:
+        """Return device and number of a file, which no other file that is there has."""
+        with self._named(path, "look at"), self._at(self._parts(path)) as (name, folder):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return found.st_dev, found.st_ino
+
     def is_named(self, file: File) -> bool:
         """Return whether an open file still has its name: it was not removed or replaced."""
         try:
@@ -297,13 +261,19 @@ class Files:
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, none if it does not exist."""
+        return sorted(self.inodes(path))
+
+    def inodes(self, path: str) -> dict[str, int]:
+        """Return the names in a directory, none if it does not exist, with the number by which its
+        file system knows each file: another file of the same name has another one."""
         with self._named(path, "list"):
             try:
                 descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
-                return []
+                return {}
             try:
-                return sorted(SPARE.having(lambda: os.listdir(descriptor)))
+                with SPARE.having(lambda: os.scandir(descriptor)) as entries:
+                    return {entry.name: entry.inode() for entry in entries}
             finally:
                 os.close(descriptor)
 
@@ -436,6 +406,12 @@ class Files:
                 f"({'a writer' if shared else 'a reader or writer'}); "
                 "close it first"
             ) from exc
+
+    def _read(self, file: File, offset: int, length: int) -> bytes:
+        return os.pread(file.descriptor, length, offset)
+
+    def _map(self, file: File, length: int) -> NDArray[np.uint8]:
+        return map_file(file.descriptor, length)
 
     def _write(self, file: File, offset: int, data: memoryview) -> None:
         while len(data):

@@ -32,6 +32,7 @@ from embstore.storage.appender import Appender
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
+from embstore.storage.file_errors import removed
 from embstore.storage.files import Files
 from embstore.storage.id_files import Ids
 from embstore.storage.labels import still_kept
@@ -239,6 +240,8 @@ class Storage:
             for segment in uncommitted:
                 assert segment.file is not None
                 segment.file.sync()
+                if not self.files.is_named(segment.file):
+                    raise removed(segment.path)
             if uncommitted:
                 self.files.sync_directory("log")
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]
