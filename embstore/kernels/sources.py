@@ -2,7 +2,7 @@
 
 A verb's source is `<verb>.cu` with the headers that it includes, and those that they include, each
 put there once as text: CuPy's disk cache is keyed by source text, and would go on serving a kernel
-whose header has changed. A #line names what comes from which file, so that a compiler's message says
+whose header has changed. A #line names the file of what follows, so that a compiler's message says
 where to look. Whoever compiles a kernel, the device, a test or the host compiler of the emulation,
 takes its text from here. No option fuses a multiplication with an addition, flushes denormals, or
 divides approximately: the contract fixes every bit.
