@@ -9,7 +9,7 @@ NVRTC takes the last one, so denormals would be flushed, against the contract (c
 Therefore NVRTC is called with our options by a function that adds none. All kernels compile in one
 or two seconds, once a process: a cache of our own would not be worth its files.
 
-**Counts and sorts** are ours (`common.cuh`, `group.cu`): CuPy's allocate from its pool, which a
+**Counts and sorts** are ours (`tiles.cuh`, `group.cu`): CuPy's allocate from its pool, which a
 caller may share, or end by waiting for the stream.
 
 **Devices and threads.** The current device belongs to a thread, and the thread to the caller, who

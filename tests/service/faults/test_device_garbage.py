@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
     path = tmp_path_factory.mktemp("device")
     with GpuServer(path / "store", socket=str(path / "socket")) as made:
         yield made
-        made.runtime.check_guards(everywhere=True)
+        made.runtime.memories.check_guards(everywhere=True)
 
 
 @pytest.fixture
