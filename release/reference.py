@@ -7,7 +7,9 @@ take it.
 
 import re
 
-_DECLARED = re.compile(r"^(service|message|enum) (\w+) \{([^\n]*\}|.*?^\})$", re.MULTILINE | re.DOTALL)
+_DECLARED = re.compile(
+    r"^(service|message|enum) (\w+) \{([^\n]*\}|.*?^\})[^\n]*$", re.MULTILINE | re.DOTALL
+)
 _CALL = re.compile(r"^  rpc (\w+)\((?:stream )?(\w+)\) returns \((?:stream )?(\w+)\)", re.MULTILINE)
 
 
