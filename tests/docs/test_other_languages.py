@@ -15,7 +15,8 @@ from tests.style.sources import ROOT, table_rows
 PAGE = (ROOT / "docs" / "guide" / "other-languages.md").read_text()
 NODE = ROOT / "client" / "node"
 GO = ROOT / "client" / "go"
-SOURCES = {path.name: path.read_text() for path in (*NODE.glob("*.js"), *GO.glob("*.go"))}
+TRAINER = ROOT / "tests" / "node" / "trainer.js"
+SOURCES = {path.name: path.read_text() for path in (*NODE.glob("*.js"), TRAINER, *GO.glob("*.go"))}
 QUOTES = re.findall(r"```(?:js|go)\n(.*?)```", PAGE, re.DOTALL)
 
 
