@@ -95,4 +95,4 @@ def test_the_packages_of_the_command_line_are_no_burden_of_a_trainer():
     assert names == {"grpcio", "numpy", "protobuf", "xxhash"}
     extras = project["optional-dependencies"]
     assert {each.partition(">")[0] for each in extras["cli"]} == {"typer", "rich"}
-    assert any(each.startswith("embstore[cli") for each in extras["server"])
+    assert any("[cli" in each for each in extras["server"])
