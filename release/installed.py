@@ -89,7 +89,7 @@ class Place:
         assert "ads" in tables, tables
         code = "import embstore; print(embstore.__file__)"
         assert self.python("-c", code).startswith(str(self._path)), "not what was installed"
-        self.python("-c", f"import embstore; embstore.connect({listen!r}).table('ads').drop()")
+        self._run([command, "table", "drop", "ads", "--yes", "--address", listen])
 
     @contextmanager
     def serving(self, *words: str) -> Iterator[None]:
