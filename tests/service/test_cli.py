@@ -20,7 +20,9 @@ import pytest
 import embstore
 from embstore import config
 from embstore.errors import CapacityError, DeadlineError
+from embstore.storage.format import BACKUP_FORMAT, FORMAT
 from embstore_proto.status import ANSWERS
+from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.cli import connection, exits, parameters
 from embstore_server.setup.settings import Settings, declared
 from embstore_tools.commands import bench
@@ -130,7 +132,16 @@ def test_a_mistyped_command_is_answered_with_the_nearest(shell):
 def test_the_package_runs_as_a_module(shell):
     words = [sys.executable, "-m", "embstore_server", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
-    assert done.stdout == shell("--version").out == f"embstore {embstore.__version__}\n"
+    assert done.stdout == shell("--version").out
+
+
+def test_the_version_says_build_and_formats(shell):
+    version, build, formats = shell("--version").out.splitlines()
+    assert version == f"embstore {embstore.__version__}"
+    assert build == "build a clone"
+    assert formats == (
+        f"formats: store {FORMAT}, backup {BACKUP_FORMAT}, wire {pb.DESCRIPTOR.package}"
+    )
 
 
 @pytest.mark.parametrize(

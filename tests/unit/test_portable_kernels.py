@@ -222,3 +222,9 @@ def test_a_kernel_refuses_numbers_of_another_kind():
     for wrong, error in ((1.5, TypeError), (None, TypeError), (1 << 64, OverflowError)):
         with pytest.raises(error):
             count_absent(addresses, wrong)
+
+
+def test_a_kernel_has_the_same_bytes_whatever_was_compiled_before():
+    """Numba counts what it compiles, and names parts by that; a release is built twice."""
+    (kernel,) = (each for each in kernels().values() if each.name == KERNEL)
+    assert compiling.object_code(kernel) == compiling.object_code(kernel)

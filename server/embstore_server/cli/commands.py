@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-import embstore
+from embstore.storage.format import BACKUP_FORMAT, FORMAT
+from embstore.version import __version__, build
 from embstore_server.cli import exits, output
 
 _COMMANDS = {
@@ -137,7 +138,9 @@ app.add_typer(_cluster, name="cluster", rich_help_panel=_panel("cluster"))
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        output.show_text(f"embstore {embstore.__version__}")
+        output.show_text(f"embstore {__version__}")
+        output.show_text(f"build {build()}")
+        output.show_text(f"formats: store {FORMAT}, backup {BACKUP_FORMAT}, wire embstore.v1")
         raise typer.Exit
 
 
@@ -145,7 +148,12 @@ def _show_version(wanted: bool) -> None:
 def above(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show version, build and formats.",
+        ),
     ] = False,
 ) -> None:
     """Take the flags that stand before the command."""
