@@ -22,12 +22,18 @@
 #   make bench    .venv-bench, then python -m tests.bench   (BENCH_ARGS=... is passed on),
 #                 tests.bench.lookahead with its plots       (LOOKAHEAD_ARGS=...), and
 #                 tests.bench.hot                            (HOT_ARGS=...)
+#   make papers   .venv-bench, then the headlines of four papers beside our figures
 #   make gpu      what to do first on a GPU, by parts: python -m tests.gpu.plan, with the PYTHON that
 #                 is there and what it has installed  (GPU_ARGS="--minutes 8" narrows it)
 #   make docs     .venv-docs, then the site of docs/ in build/site; warnings are errors
 #   make proto    the committed protobuf code, from the .proto file
 #   make image-test   .venv, then docker/image_test.sh: builds the image, runs it, trains against it
 #   make image-walk   .venv, then docker/walk.sh: compose, tokens, the page, an alert and its end (8 minutes)
+#   make release  .venv-release, then sdist, wheels, archives of the other clients and of the .proto
+#                 file, a bill of materials and checksums in dist/, checked. Nothing is published
+#                 (RELEASE_ARGS="--twice": built twice and compared)
+#   make test-installed   installs the wheel of dist/ where nothing else is, serves, runs the README's
+#                 example and a trainer, and says how long that took
 #   make format   format and fix what ruff can fix
 #   make clean    remove the environments and every cache
 # .venv-frameworks is separate because frameworks are large, and the client must work without them;
@@ -44,6 +50,7 @@ HOT_ARGS ?= $(filter --quick,$(BENCH_ARGS))
 DEMO_ARGS ?=
 DEMO_VENV = $(if $(findstring --framework,$(DEMO_ARGS)),.venv-frameworks,.venv)
 GPU_ARGS ?=
+RELEASE_ARGS ?=
 # Every test has its own directory, so two processes are safe; "worksteal" begins with contiguous
 # halves, so that most of a kernel's tests share one process and one compilation. 0: no xdist.
 PYTEST_WORKERS ?= 2
@@ -55,7 +62,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test test-rest test-all times mutations test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench gpu docs proto image-test image-walk format clean
+.PHONY: demo test test-rest test-all times mutations test-page screenshots test-frameworks test-cluster soak-cluster test-lowest soak check bench papers gpu docs proto image-test image-walk release test-installed format clean
 
 test: .venv/stamp
 	@echo "embstore: running the tests in $(PYTEST_WORKERS) processes"
@@ -128,6 +135,11 @@ bench: .venv-bench/stamp
 	@.venv-bench/bin/python -m tests.bench.lookahead $(LOOKAHEAD_ARGS)
 	@.venv-bench/bin/python -m tests.bench.hot $(HOT_ARGS)
 
+papers: .venv-bench/stamp
+	@.venv-bench/bin/python -m tests.bench.hot --only training
+	@.venv-bench/bin/python -m tests.bench.lookahead --only cells
+	@.venv-bench/bin/python -m tests.bench.papers
+
 gpu:
 	@echo "embstore: running the plan of a GPU"
 	@$(PYTHON) -m tests.gpu.plan $(GPU_ARGS)
@@ -148,6 +160,14 @@ image-walk: .venv/stamp
 	@echo "embstore: walking an operator's way, from compose to an alert that is mended"
 	@PYTHON=.venv/bin/python docker/walk.sh
 
+release: .venv-release/stamp
+	@echo "embstore: building a release in dist"
+	@.venv-release/bin/python -m release $(RELEASE_ARGS)
+
+test-installed:
+	@echo "embstore: installing the wheel in dist, in an empty place"
+	@$(PYTHON) -m release.installed
+
 format: .venv/stamp
 	@echo "embstore: formatting"
 	@.venv/bin/python -m ruff check --quiet --fix-only .
@@ -155,7 +175,7 @@ format: .venv/stamp
 
 clean:
 	@echo "embstore: removing environments and caches"
-	@rm -rf .venv .venv-frameworks .venv-cluster .venv-bench .venv-docs .venv-proto .venv-lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-frameworks .venv-cluster .venv-bench .venv-docs .venv-proto .venv-release .venv-lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/stamp: EXTRAS = server,dev
@@ -166,13 +186,14 @@ clean:
 .venv-bench/stamp: EXTRAS = server,bench
 .venv-docs/stamp: EXTRAS = docs
 .venv-proto/stamp: EXTRAS = proto
+.venv-release/stamp: EXTRAS = release
 .venv-lowest/stamp: EXTRAS = server,dev
 .venv-lowest/stamp: EXACTLY = grpcio==1.65.5 numpy==2.0.0 protobuf==5.26.1 rich==13.9.4 typer==0.26.1 xxhash==3.2.0
 
 # The stamp stands for "the package and its extras are installed as pyproject.toml says". An
 # environment that is there is kept and brought up to date; one without a working pip is made again.
 # Environments that run stores have the kernels compiled ahead, once for all of them (about 30 s of two cores).
-.venv/stamp .venv-frameworks/stamp .venv-cluster/stamp .venv-bench/stamp .venv-docs/stamp .venv-proto/stamp .venv-lowest/stamp: pyproject.toml
+.venv/stamp .venv-frameworks/stamp .venv-cluster/stamp .venv-bench/stamp .venv-docs/stamp .venv-proto/stamp .venv-release/stamp .venv-lowest/stamp: pyproject.toml
 	@echo "embstore: preparing $(@D) with the extras $(EXTRAS) (needs the network; once per pyproject.toml)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "embstore needs Python 3.11 or newer, found %d.%d: set PYTHON" % sys.version_info[:2])'
 	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(@D)

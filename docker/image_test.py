@@ -1,4 +1,5 @@
-"""The trainer of `image_test.sh`: trains against a server from outside, beside an embedded twin.
+"""The trainer of `image_test.sh` and `make test-installed`: trains against a server from outside,
+beside an embedded twin.
 
 The twin is an embedded store in a directory of its own, and is given the same commands. By the
 first promise of the store, what an acknowledged command leaves depends on neither transport nor
@@ -69,7 +70,7 @@ def check_equal(what: str, served: dict[str, Any], embedded: dict[str, Any]) -> 
 
 def check_admin(address: str) -> None:
     """End the test when the REST port does not say that the store is ready and how it fares."""
-    token = {"Authorization": f"Bearer {os.environ['EMBSTORE_TOKEN']}"}
+    token = {"Authorization": f"Bearer {os.environ.get('EMBSTORE_TOKEN', '')}"}
     for path, expected in (("/readyz", b""), ("/metrics", b"embstore_")):
         connection = HTTPConnection(address, timeout=10)
         connection.request("GET", path, headers=token)
@@ -94,7 +95,8 @@ def main(
     admin: Annotated[str, typer.Option(help="host:port of the server's REST; else not asked")] = "",
 ) -> None:
     """Compare, train, compare again and make a checkpoint."""
-    check_refused(listen)
+    if "EMBSTORE_TOKEN" in os.environ:
+        check_refused(listen)
     if admin:
         check_admin(admin)
     with embstore.connect(listen) as served, embstore.open(twin) as embedded:

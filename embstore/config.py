@@ -120,7 +120,9 @@ def _rows_of(key_space: Any, rows: Any, name: str) -> int:
     if key_space == "dense":
         return check_rows(rows, name)
     if rows not in (None, SPARSE_ROWS):
-        raise refusal(name, "no rows of a table of sparse keys, which are any 64 bits", rows)
+        raise refusal(
+            name, "rows to be left out for sparse keys, which are any 64-bit integers", rows
+        )
     return SPARSE_ROWS
 
 
@@ -140,6 +142,9 @@ class Limits:
     need."""
     announced_bytes_max: int = 1 << 30
     """Bytes of the keys of all announced steps; planning takes about five times as much."""
+    scan_bytes_max: int = 512 << 20
+    """Bytes that open scans hold of the keys and places of rows: 24 for each row that their tables
+    have in the log, and up to 6 MiB each for the piece that is read."""
     tables_max: int = 4096
     log_rows_max: int = 1 << 26
     """Rows in the log index, at most about 46 bytes of memory each, 70 while it grows."""

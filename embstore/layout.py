@@ -9,7 +9,7 @@ A **row** is one record that moves as a whole, in the cache, on its way and on t
 Log and base store it as a **record**: a header (checksum and row key, storage/format.py), then the
 row. All elements of a row have one type, in which it is kept. Arithmetic has a type of its own,
 that of **values**: a kernel loads an element as a value, and stores a value as an element. Both are
-fp32. They are named here for Python and in `kernels/common.cuh` for CUDA; whoever needs a size in
+fp32. They are named here for Python and in `kernels/types.cuh` for CUDA; whoever needs a size in
 bytes asks here.
 """
 

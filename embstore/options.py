@@ -37,30 +37,30 @@ class StoreOptions:
         not change the bits
     cache_bytes : memory of the device for cached rows, their index and staging; or a share, as
         "80%", of the GPU memory that is free and not reserved for calls, or of the host's memory
-    host_cache_bytes : on a GPU: pinned memory of the host, taken as rows need it, for level two of
-        the cache: rows that left the GPU's memory, which its kernels move there and back. None: a
+    host_cache_bytes : pinned memory of the host for level two of a GPU's cache: rows that left the
+        GPU's memory, which its kernels move there and back. It is taken as rows need it. None: a
         quarter of the host's free memory; 0: there is no level two, and rows that leave are read
         from storage when they come back
-    cache_split : how tables of several row layouts share cache_bytes once it is spent: "measured",
-        so that as few lookups as possible miss; or "demand", first come, first served
-    policy : which rows leave first: "lru"; "lfu", which ages; or "rank", by the profile that was
-        imported
-    warm_up : share of the cache, 0 to 1, that is filled with the most accessed rows once the store
-        is open, in the background
+    cache_split : how tables of several row layouts share a full cache: "measured", so that as few
+        lookups as possible miss; or "demand", first come, first served
+    policy : which rows leave the cache first: "lru"; "lfu", which ages; or "rank", by the profile
+        that was imported
+    warm_up : share of the cache, 0 to 1, that is filled with the most accessed rows; this begins
+        in the background once the store is open
     count_rate : share of lookups, 0 to 1, whose keys are counted, for profiles
-    checkpoints_keep : checkpoints that can be restored, of each folder of labels (a/b is in the
-        folder a); older ones are folded into the base
+    checkpoints_keep : number of checkpoints that can be restored: the newest of each folder of
+        labels (a/b is in the folder a); older ones are merged into the base
     durability : which commands survive a crash: "checkpoint", those before the last commit;
         "interval", all but the commands since the last sync of the command log (a write-ahead log
         of commands); "commands", every command that has returned
-    sync_every_s : with durability "interval": seconds between two syncs of the command log
-    recovery_s : with a command log: the store commits by itself when executing it again after a
-        crash would take more seconds
-    commit_every_s : the store commits by itself when the last commit is so many seconds old,
-        without a label; without a command log a crash loses no more than the commands of about that
-        time; 0: only checkpoints and a clean end commit
-    scrub_bytes_per_s : bytes of the store's files that are read and checked in the background a
-        second, to find damage before a call meets it; 0: none
+    sync_every_s : seconds between two syncs of the command log, with durability "interval"
+    recovery_s : longest recovery after a crash, in seconds: with a command log, the store commits
+        by itself when executing the log again would take longer
+    commit_every_s : longest time between two commits, in seconds: the store commits by itself,
+        without a label, when the last commit is older. Without a command log a crash loses no more
+        than the commands of about that time. 0: only checkpoints and a clean end commit
+    scrub_bytes_per_s : bytes of the store's files that are checked in the background, a second: to
+        find damage before a call meets it; 0: none
     dirty_bytes : most bytes of rows that are newer in the cache than in the log: above 3/4 of it
         they are logged in the background, above it calls that write become slower. It bounds how
         long a commit takes. None: for the rows in level two of a GPU's cache, as many bytes as

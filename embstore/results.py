@@ -1,6 +1,6 @@
 """The results of commands. Data only; the same from an embedded store and from a server."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -419,10 +419,17 @@ class KeptCheckpoint:
     tables: int | None = None
     """How many it has; None: that is not for the caller to know, who may not read all of them."""
     content: str = ""
-    """Equal for two shards whose tables have the same ids, rows, learning rates and t."""
+    """Equal for two shards whose tables have the same ids, rows, learning rates and t. Only tables
+    that the caller may read are compared: t counts the updates of a table, and a hash of small
+    numbers is guessed."""
     made_at: float | None = field(default=None, compare=False)
     """Seconds since the Unix epoch, by the clock of its machine; None: not known, as for
     checkpoints of older versions, and through a server. It is no part of a checkpoint's
     identity."""
     protected: bool = False
     """Newer checkpoints do not push it out, and it is not dropped."""
+
+    @property
+    def without_metadata(self) -> "KeptCheckpoint":
+        """Itself, with empty metadata."""
+        return replace(self, metadata={})

@@ -13,7 +13,7 @@ So the scores of slots that may be given away are [0, PIN_ONE), and among them a
 used is above every row of which nothing is known. The count is the policy's (cache/policies.py),
 and stays what it was when a row is foreseen, and when it is so no longer.
 
-The CUDA kernels have the same constants (`kernels/common.cuh`).
+The CUDA kernels have the same constants (`kernels/score.cuh`).
 """
 
 PENDING = -(1 << 63)

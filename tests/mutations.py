@@ -146,7 +146,7 @@ MUTATIONS = [
         "embstore/tables/command_log.py",
         "            for name, client in answers.clients.items()\n        ]\n        head = {",
         "            for name, client in answers.clients.items()\n        ][:0]\n        head = {",
-        "unit/test_recovery.py",
+        "unit/test_remembered_answers.py",
     ),
     Mutation(
         "rows of keys 2**32 apart begin alike",

@@ -95,8 +95,8 @@ def pause_each(
             resume_all(shards, by, timeout_s=timeout_s)
         raise
     raise DeadlineError(
-        f"expected the shards to be at one barrier, found them at different ones {tries} times: "
-        "have fewer clients write, and try again"
+        "expected all shards to stop at one consistent point, found writes between them in all "
+        f"{tries} tries: pause other writers, and try again"
     )
 
 

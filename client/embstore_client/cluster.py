@@ -40,8 +40,8 @@ def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:
     if store.executor.rounds_rows:
         store.close()
         raise InvalidArgumentError(
-            'expected wire_dtype="float32" for a cluster: what several shards round is not what '
-            "one server rounds"
+            'expected wire_dtype="float32" for a cluster, found a narrower one: rows rounded by '
+            "several shards would differ from those that one server rounds"
         )
     stores: dict[int, Store] = {own: store}
     others = {n: a for n, a in enumerate(shard_map.shards) if n != own}
@@ -89,8 +89,8 @@ def _check_is(info: ServerInfo, number: int, shard_map: ShardMap, asked: int) ->
     expected = f"expected {named} at {address}, as version {shard_map.version} of the map says"
     if found is None:
         raise InvalidArgumentError(
-            f"{expected}, found a store of its own: serve that shard's directory there, with "
-            f"--shard-map and --shard {number}"
+            f"{expected}, found a store outside of any cluster: serve that shard's directory "
+            f"there, with --shard-map and --shard {number}"
         )
     if (found.cluster, info.shard) != (shard_map.cluster, number):
         raise InvalidArgumentError(

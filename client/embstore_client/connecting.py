@@ -172,7 +172,10 @@ def _token(given: str | None, address: str, *, is_safe: bool) -> str:
     """Return the token to call with, "" for none. It is a secret: no message shows it."""
     token = os.environ.get(TOKEN_VARIABLE, "") if given is None else given
     if not _is_plain(token):
-        raise InvalidArgumentError("expected a token of printable ASCII")
+        raise InvalidArgumentError(
+            "expected a token of printable ASCII characters, found others: look at the file or "
+            "variable that it comes from"
+        )
     host = address.rpartition(":")[0].strip("[]")
     if token and not (is_safe or address.startswith(_SOCKET) or is_loopback(host)):
         raise InvalidArgumentError(

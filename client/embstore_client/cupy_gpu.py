@@ -49,7 +49,7 @@ class CupyGpu:
         except cuda.CUDARuntimeError as exc:
             raise InvalidArgumentError(
                 f"the rows are on the GPU {handles.gpu}, which this process does not see ({exc}): "
-                "add it to CUDA_VISIBLE_DEVICES, or give arrays of the host"
+                "add it to CUDA_VISIBLE_DEVICES, or give host arrays"
             ) from exc
         check_is(named(ordinal), name)
         try:
@@ -58,7 +58,7 @@ class CupyGpu:
         except cuda.CUDARuntimeError as exc:
             raise InvalidArgumentError(
                 f"CUDA does not open the memory of the server's GPU {handles.gpu} ({exc}): its "
-                "process must be on this host and in this IPC namespace; or give arrays of the host"
+                "process must be on this host and in this IPC namespace; or give host arrays"
             ) from exc
 
 
@@ -139,7 +139,7 @@ class CupySegment:
                 array.__dlpack__(stream=theirs.ptr)
         except Exception as exc:  # any that a library raises
             raise InvalidArgumentError(
-                f"expected an array that its library gives away by DLPack: {exc}"
+                f"expected an array that its library exports by DLPack: {exc}"
             ) from exc
         self._after(theirs.ptr, self._stream.ptr, device)
 
@@ -170,7 +170,7 @@ class CupySegment:
             if not cuda.deviceCanAccessPeer(self.ordinal, device):
                 raise InvalidArgumentError(
                     f"expected an array on a GPU with peer access to cuda:{self.ordinal}, which "
-                    f"has the server's rows, found one on cuda:{device}; give arrays of the host"
+                    f"has the server's rows, found one on cuda:{device}; give host arrays"
                 )
             try:
                 cuda.deviceEnablePeerAccess(device)

@@ -95,8 +95,9 @@ def check_exact(wire_dtype: str) -> None:
     """Refuse a dtype of two bytes."""
     if wire_dtype != "float32":
         raise InvalidArgumentError(
-            f'expected arrays of the host with wire_dtype="{wire_dtype}", found some in a GPU\'s '
-            "memory: where that is shared nothing is rounded"
+            f'expected host arrays with wire_dtype="{wire_dtype}", found some in a GPU\'s '
+            "memory, which is shared without rounding: give host arrays, or connect with "
+            'wire_dtype="float32"'
         )
 
 
@@ -141,7 +142,8 @@ def _step_outs(call: Call, shapes: Shapes) -> list[Any]:
     if not shapes:
         raise InvalidArgumentError(
             f"step {getattr(command, 'step', 0)}: expected out in the GPU's memory for rows of a "
-            "step that this client has announced, found another one; give on_device=True, not out"
+            "step that this client has announced, found a step of another client; give "
+            "on_device=True in place of out"
         )
     made = out(list(shapes), list(shapes.values())) if callable(out) else map(out.get, shapes)
     return list(made)
@@ -157,7 +159,7 @@ def _check_out(table: str, shape: tuple[int, int], out: Any) -> None:
         return
     if not is_on_device(out):
         raise refusal(
-            table, "out in the GPU's memory, as other arrays of the call", "one on the host"
+            table, "out in the GPU's memory, like the other arrays of the call", "one on the host"
         )
     found, interface = shape_of(out), out.__cuda_array_interface__
     if found != shape:

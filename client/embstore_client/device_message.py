@@ -20,15 +20,16 @@ from embstore_proto.v1 import embstore_pb2 as pb
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i8"), 2: np.dtype("<f4")}
 """The dtypes of keys, and of rows and gradients, by their dimensions."""
 _NOT_SHARED = (
-    "which is shared only with a server of this host and user, by shared memory, and the "
-    "connection is by gRPC"
+    "which needs a shared-memory connection to a server of this host and user; this connection is "
+    "by gRPC"
 )
 
 
 def rows_not_shared() -> InvalidArgumentError:
     """Return the error for rows of steps that are asked for in memory that is not shared."""
     return InvalidArgumentError(
-        f"expected rows of steps on the host, found them asked for in a GPU's memory, {_NOT_SHARED}"
+        "expected rows of steps on the host, found a request for them in a GPU's memory, "
+        f"{_NOT_SHARED}"
     )
 
 
@@ -98,7 +99,7 @@ class DeviceMessage(Message):
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgumentError(
-            f"expected arrays of the host, found some in a GPU's memory, {_NOT_SHARED}"
+            f"expected host arrays, found some in a GPU's memory, {_NOT_SHARED}"
         )
 
 
@@ -134,7 +135,7 @@ class _Rows:
             if shape_of(out) != place.shape:
                 raise InvalidArgumentError(
                     f"{what}: expected rows of shape {shape_of(out)}, found {place.shape}: the "
-                    "table has become another one"
+                    "table was replaced during the call; call again"
                 )
             self._segment.read(place, out)
             return out

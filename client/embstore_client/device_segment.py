@@ -91,7 +91,8 @@ def opened_gpu() -> Gpu:
     except ImportError as exc:
         raise InvalidArgumentError(
             f"expected CuPy, which arrays in a GPU's memory need, found none ({exc}): "
-            f"{pip_install('cuda12')} or cuda13, by the driver; or give arrays of the host"
+            f"{pip_install('cuda12')} or cuda13, whichever the driver supports; or give host "
+            "arrays"
         ) from exc
     return CupyGpu()
 
@@ -101,8 +102,8 @@ def check_is(device: str, name: str | None) -> None:
     a context of CUDA, some hundred MB."""
     if name not in (None, device):
         raise InvalidArgumentError(
-            f"expected arrays on {device}, which has the server's rows, found them on {name}; give "
-            "arrays of the host"
+            f"expected arrays on {device}, which has the server's rows, found them on {name}; "
+            "give host arrays"
         )
 
 
@@ -122,7 +123,9 @@ class DeviceSide:
         as in `Gpu.open`."""
         self.close()
         if descriptor < 0:
-            raise EmbstoreError("expected the tether of a GPU's memory, found none")
+            raise EmbstoreError(
+                "expected the keepalive descriptor of the GPU's shared memory, found none"
+            )
         self._tether = descriptor
         try:
             self.segment = segment = opened_gpu().open(frames.handles_of(body), name)

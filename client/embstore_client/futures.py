@@ -77,7 +77,9 @@ class Calls:
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
         """Have a thread do a call, in its turn if it is to be `in_order`."""
         if not self._room.acquire(blocking=False):
-            raise OverloadedError(f"{CALLS_MAX} calls of this store are out: await some first")
+            raise OverloadedError(
+                f"{CALLS_MAX} calls of this store are in flight: await some first"
+            )
         call: Call[R] = Call()
         pool = self._in_order if in_order else self._unordered
         with self._lock:

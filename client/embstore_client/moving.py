@@ -325,8 +325,8 @@ class Moving:
                     if other != expected.get(partition):
                         raise EmbstoreError(
                             f"table {table.config.name!r}: expected partition {partition} to have "
-                            "the same leaves at its new owner, found others: nothing is moved; a "
-                            "row may be there that its owner has not"
+                            "the same digest at its new owner, found another one: no partition "
+                            "was moved; the new owner may have rows that the old one does not have"
                         )
 
     def _arriving(self, shard: int) -> NDArray[np.bool_]:

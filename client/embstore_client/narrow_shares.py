@@ -48,7 +48,7 @@ class Narrow(Unique):
             *answer.wire_dtypes
         }:
             raise InvalidArgumentError(
-                f'the server is too old for wire_dtype="{self._dtype}": it is of version '
+                f'the server is too old for wire_dtype="{self._dtype}": it has version '
                 f"{answer.version}, and takes arrays of {', '.join(answer.wire_dtypes)}"
             )
         return answer
@@ -79,7 +79,7 @@ class Narrow(Unique):
         if lost is None:
             return replace(part, gradients=stored)
         raise InvalidArgumentError(
-            f"table {part.table!r}: expected gradients that {self._dtype} can have, found "
+            f"table {part.table!r}: expected gradients within the range of {self._dtype}, found "
             f"{lost:g}: its largest finite value is {narrow.LARGEST[self._dtype]:.9g}; "
             'wire_dtype="float32" sends any'
         )

@@ -82,7 +82,8 @@ class NearestWire:
             wire.close()
         if self._must_share and not self._is_lost:
             raise StoreClosedError(
-                f'no shared memory with the server: {why}; transport="auto" or "grpc" does without'
+                f'no shared memory with the server: {why}; transport="auto" or "grpc" works '
+                "without it"
             )
 
     def _look_again(self, deadline: float) -> None:
@@ -137,7 +138,7 @@ class NearestWire:
         and may come back."""
         wire = self._wire(header, deadline)
         if wire is self._grpc and self._is_lost:
-            lost = "the shared memory of the server is lost; it is looked for"
+            lost = "the shared-memory connection to the server was lost; reconnecting"
             raise WireError(StatusCode.UNAVAILABLE, lost, StoreClosedError(lost))
         return wire
 

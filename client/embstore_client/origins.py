@@ -66,8 +66,8 @@ class Origins:
         self._instance = context.instance
         if context.store_id != self._store_id:
             raise InvalidArgumentError(
-                f"the address serves store {context.store_id} now, it served "
-                f"{self._store_id}; connect again"
+                f"the address serves store {context.store_id} now, and served {self._store_id} "
+                "before; connect again"
             )
 
     def read(self, context: Context) -> None:
@@ -80,9 +80,9 @@ class Origins:
                 return
             self._read_epoch = context.epoch
         raise OutcomeUnknownError(
-            f"the store is in epoch {context.epoch}, what was read before is of epoch {before}: it "
-            "was restored, or lost commands in a crash. Rows and t may have gone back: read t, or "
-            "restore a checkpoint, and go on from there"
+            f"the store is in epoch {context.epoch}, what this client read before is of epoch "
+            f"{before}: the store was restored, or lost commands in a crash. Rows and t may have "
+            "gone back: read t, or restore a checkpoint, and go on from there"
         )
 
     def placed(self, context: Context) -> None:
@@ -122,8 +122,9 @@ class Origins:
         with self._room:
             if not self._room.wait_for(self._has_room, deadline - monotonic()):
                 raise DeadlineError(
-                    f"{len(self._open)} calls of this client are open, the server remembers "
-                    f"{self._calls_max}; nothing was sent"
+                    f"{len(self._open)} calls of this client are in flight, and the server "
+                    f"remembers at most {self._calls_max}; nothing was sent: call again when some "
+                    "have ended"
                 )
             self._last += 1
             self._open.add(self._last)

@@ -351,7 +351,7 @@ class _Connection:
         """Take the server's greeting, and answer it; return the id of its process."""
         kind, body = self.receive(self._deadline)
         if kind != Kind.GREETING:
-            raise WireError(StatusCode.INTERNAL, "the server does not greet")
+            raise WireError(StatusCode.INTERNAL, "no greeting came: is it an embstore server?")
         process = frames.process_of(body)
         self.send([hello], self._deadline)
         return process

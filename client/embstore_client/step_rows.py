@@ -173,7 +173,7 @@ class StepRows:
             seconds = checked_seconds(timeout_s, "timeout_s")
         deadline = monotonic() + seconds
         if not self._over.wait(seconds):
-            raise DeadlineError(f"step {self.step}: its rows did not come within {seconds:g} s")
+            raise DeadlineError(f"step {self.step}: its rows did not arrive within {seconds:g} s")
         with self._asking:
             now = self._writes()
             if isinstance(self._error, DeadlineError) or self._asked_at != now:

@@ -200,7 +200,8 @@ class Transport:
                     raise StoreClosedError("the connection is closed; connect again")
                 if os.getpid() != self._process:
                     raise StoreClosedError(
-                        "the connection is of the process that was forked; connect here"
+                        "the connection belongs to the parent of this forked process; connect in "
+                        "this one"
                     )
                 try:
                     return attempt(sent.origin, sent.deadline)
@@ -235,15 +236,16 @@ class Transport:
             elif isinstance(error, SessionExpiredError) and sent.was_lost:
                 self._origins.changed_epoch()
                 return OutcomeUnknownError(
-                    "the session ended while a call that finishes a step was out: open it again, "
-                    f"its last step tells whether this one was finished. {error}"
+                    "the session ended while a call that finishes a step was in flight: open it "
+                    f"again; its last step shows whether this one was finished. {error}"
                 )
         return error
 
     def _cut_off(self, sent: "_Sent") -> EmbstoreError:
         if sent.mutates:
             return OutcomeUnknownError(
-                "the connection was closed while a mutating call was out: it may have been applied"
+                "the connection was closed while a call that writes was in flight: it may have "
+                "been applied; read t and the command number before you repeat it"
             )
         return StoreClosedError("the connection was closed during the call")
 
@@ -303,7 +305,7 @@ class _Sent:
     def too_late(self, again: "_PassingError", seconds: float) -> str:
         """Return the message for a call that has no time left."""
         if self.said:
-            return f"{again.error}, and that has not changed for long: see the server's log"
+            return f"{again.error}, and that has not changed for a long time: see the server's log"
         return f"{self.verb.name}: no success within {seconds:g} s; the last answer: {again.error}"
 
 

@@ -71,13 +71,14 @@ def _found(address: str, answer: bytes) -> str | EmbstoreError:
             f"expected no TLS at {address}, found TLS: give the file of the authorities to trust "
             "(tls_ca, --tls-ca)"
         )
-    return "the connection was ended before anything was said"
+    return "the connection was closed before any reply"
 
 
 def _no_grpc(address: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"expected gRPC at {address}, found another protocol, as HTTP/1 of a server's REST is: "
-        "give the address of gRPC, that of `embstore serve --listen` (port 50051 by default)"
+        f"expected gRPC at {address}, found another protocol, perhaps HTTP/1 of a server's REST "
+        "port: give the gRPC address, which is the --listen of `embstore serve` (port 50051 by "
+        "default)"
     )
 
 
@@ -118,7 +119,7 @@ def _found_with_tls(address: str, tls: TlsFiles, plain: socket.socket) -> str | 
             f"{address} asks for a certificate: give it and its key (tls_cert and tls_key, "
             "--client-cert and --client-key)"
         )
-    return UnauthenticatedError(f"{address} does not take the certificate in {tls.cert}")
+    return UnauthenticatedError(f"{address} rejects the certificate in {tls.cert}")
 
 
 def _found_without_tls(address: str) -> EmbstoreError | None:

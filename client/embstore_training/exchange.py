@@ -61,8 +61,8 @@ def check_reached(where: RowsWhere, sessions: Sessions) -> None:
         sessions.check_device()
     except InvalidArgumentError as exc:
         raise InvalidArgumentError(
-            f"expected rows='host' or 'auto' of a store whose device's memory this process does "
-            f"not reach, found rows='device': {exc}"
+            "expected rows='host' or 'auto' for a store whose device memory this process cannot "
+            f"reach, found rows='device': {exc}"
         ) from exc
 
 

@@ -20,7 +20,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os import PathLike
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -28,6 +27,7 @@ import numpy as np
 
 from embstore.errors import EmbstoreError
 from embstore.handles.store import Store
+from embstore.profiles.archive import replace_file
 from embstore.profiles.profile import Profile
 from embstore_training.run import Run
 
@@ -79,7 +79,7 @@ class RunHistory:
             "cache": {"budget_bytes": stats["cache"]["budget_bytes"], "layouts": _layouts(stats)},
             "accesses": _accesses(profile, stats),
         }
-        Path(path).write_text(json.dumps(document), encoding="utf-8")
+        replace_file(path, json.dumps(document).encode())
 
     def _add(self) -> None:
         stats = self._store.stats()

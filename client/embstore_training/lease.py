@@ -60,5 +60,9 @@ class Lease:
                     return
                 if type(exc) is not failed_by:
                     trace = None if isinstance(exc, EmbstoreError) else exc
-                    _LOG.warning("a lease is not renewed, tries go on: %s", exc, exc_info=trace)
+                    _LOG.warning(
+                        "the lease of a session could not be renewed, trying again: %s",
+                        exc,
+                        exc_info=trace,
+                    )
                 failed_by = type(exc)

@@ -325,11 +325,11 @@ class RankSession:
                 self._join(member)
             except (TableNotFoundError, TableHeldError) as refused:
                 if serving.epoch != self._serving.epoch:
-                    what = "commands that no commit had are lost"
+                    what = "commands after the last commit are lost"
                     self._end(f"{what}; it cannot be opened: {refused}", serving)
                 raise
             if self._sessions.serving() != serving:
-                raise SessionExpiredError("the server was started again while it was joined")
+                raise SessionExpiredError("the server was restarted while the rank joined")
             known = self.last_step  # Before the place: calls of the member before may still end.
             place = self._sessions.renew(member).last_step
             self._check_kept(known, place, serving)
@@ -359,21 +359,21 @@ class RankSession:
             if first == known:
                 steps, were, are = f"step {known}", "was", "is"
             what = (
-                f"{steps}, which {were} finished, {are} lost: no commit had them, and no command "
-                f"log. Go back to what belongs to step {place}, and"
+                f"{steps}, which {were} finished, {are} lost, because neither a commit nor the "
+                f"command log had them. Restore your model to step {place}, and"
             )
         elif place > last and not self._has_ended:
-            what = f"somebody else has gone on from step {last}, the last of this rank;"
+            what = f"another process has trained on from step {last}, the last of this rank;"
         elif serving.epoch != self._serving.epoch:
             what = (
-                "no step of this rank that was finished is lost, but what others did may be: step "
-                f"{place} is the last that is finished there, and commands since the last commit "
+                "no finished step of this rank is lost, but writes of other clients may be: step "
+                f"{place} is the last one that the server has, and commands since the last commit "
                 "may be gone. Read t of the tables, and"
             )
         elif serving.process == self._serving.process and self._was_written(place - known):
             what = (
-                "others have written to its tables meanwhile: this rank may have looked up older "
-                "rows. To go on from those of the store,"
+                "other clients have written to its tables meanwhile, and this rank may have "
+                "looked up older rows. To go on from the rows of the store,"
             )
         else:
             return
@@ -390,6 +390,6 @@ class RankSession:
     def _end(self, why: str, serving: Serving) -> NoReturn:
         """Stop going on: keep the reason, and raise it."""
         is_other = serving.process != self._serving.process
-        what = "the server was started again" if is_other else "its lease had run out"
+        what = "the server was restarted" if is_other else "its lease had run out"
         self._lost = SessionExpiredError(f"session {self._opening.name!r}: {what}, and {why}")
         raise self._lost

@@ -209,7 +209,7 @@ class Run:
         self._warn_of_place(session.last_step)
         if self._ahead is not None or self._broken_off:
             raise InvalidArgumentError(
-                "expected the loop before to have gone through all its steps; open another run"
+                "expected the loop before to have finished all its steps; open another run"
             )
         exchange = self._exchange
         assert exchange is not None, "it is made with the session"
@@ -252,12 +252,14 @@ class Run:
         RankFailedError : another rank has failed, has never joined, or has left with steps to come.
         """
         if self._ahead is not None or self._broken_off:
-            raise InvalidArgumentError("expected the loop to have gone through all its steps")
+            raise InvalidArgumentError(
+                "expected the loop to have finished all its steps: take the remaining ones first"
+            )
         if self._behind is not None and self._behind.all_gather is not None:
             raise InvalidArgumentError(
-                'expected ranks with equally many steps for waits="none", as each step is a '
-                "meeting of all of them in all_gather; give a rank without samples batches without "
-                "keys"
+                'expected the same number of steps on all ranks with waits="none", because every '
+                "step calls all_gather on all ranks; give a rank that has no more samples batches "
+                "without keys"
             )
         self._joined.end_steps()
 
@@ -326,9 +328,9 @@ class Run:
             self._is_place_known = True
             warnings.warn(
                 f"session {self._opening.name!r} goes on after step {last_step}, and the first "
-                f"batch is taken for step {last_step + 1}: give resume=True with the batches from "
-                "step 1 on, of which those of finished steps are left out, or resume=False if they "
-                "begin where the session goes on",
+                f"batch is taken for step {last_step + 1}: give resume=True with all batches from "
+                "step 1 on, which skips those of finished steps, or resume=False if the batches "
+                f"begin at step {last_step + 1}",
                 stacklevel=3,
             )
 

@@ -10,7 +10,8 @@ fixes them. A processor below the level has code of its own; so has what NUMBA_C
 All code is kept in the user's cache, too: `embstore/kernels` below XDG_CACHE_HOME, by default
 `~/.cache`. Other copies of the package find it there: Python that is started in the root of a clone
 imports the clone, and not the package that was installed from it. Code of one processor alone is in
-the user's cache only.
+the user's cache only. Versions of the package share that folder, so the name of a file there has
+the stamp of its sources, and the COPIES_MAX newest files of one kernel are kept.
 
 Code is compared with a **stamp**: a hash of all sources in `embstore/arithmetic` that kernels are
 compiled from or by, in `embstore/kernels` and beside the kernel, and of the formulas and constants
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1]
 PORTABLE = PACKAGE / "kernels" / "portable"
 SEAL_BYTES = 32
+COPIES_MAX = 4
+"""Files of one kernel in the user's cache, of different sources."""
 CPU = "x86-64-v3"
 FEATURES = frozenset(
     "avx avx2 bmi bmi2 cmov crc32 cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sahf sse sse2 sse3"
@@ -105,8 +108,7 @@ def has_kernels(source: Path) -> bool:
 
 def sealed(kernel: "Kernel", code: bytes) -> bytes:
     """Return code behind a hash of it, and of what it was compiled from and for."""
-    sources = stamp(Path(kernel.function.__code__.co_filename).parent)
-    of = "\0".join((sources, _target(), platform.machine(), sys.abiflags))
+    of = "\0".join((_stamp_of(kernel), _target(), platform.machine(), sys.abiflags))
     digest = hashlib.blake2b(of.encode(), digest_size=SEAL_BYTES)
     digest.update(code)
     return digest.digest() + code
@@ -143,6 +145,8 @@ def _was_kept(folder: Path, kernel: "Kernel", code: bytes) -> bool:
         with new.open("xb") as file:  # never through a link
             file.write(sealed(kernel, code))
         new.replace(_file(folder, kernel))
+        if folder != PORTABLE:
+            _remove_oldest(_file(folder, kernel))
     except OSError:
         with suppress(OSError):
             new.unlink(missing_ok=True)
@@ -160,4 +164,17 @@ def _folders() -> Iterator[Path]:
 
 
 def _file(folder: Path, kernel: "Kernel") -> Path:
-    return folder / f"{kernel.name}-{_target()}.nbc"
+    of = f"{kernel.name}-{_target()}"
+    return folder / (f"{of}.nbc" if folder == PORTABLE else f"{of}-{_stamp_of(kernel)[:12]}.nbc")
+
+
+def _stamp_of(kernel: "Kernel") -> str:
+    return stamp(Path(kernel.function.__code__.co_filename).parent)
+
+
+def _remove_oldest(kept: Path) -> None:
+    """Remove files of a kernel in the user's cache, of other sources, beyond COPIES_MAX."""
+    of = kept.name.rpartition("-")[0]
+    found = kept.parent.glob(f"{of}-{'[0-9a-f]' * 12}.nbc")
+    for path in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-COPIES_MAX]:
+        path.unlink(missing_ok=True)

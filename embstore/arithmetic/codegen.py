@@ -106,7 +106,8 @@ def object_code(function: Callable[..., Any], parameters: list[Parameter]) -> by
 
 def _sealed_off(module: Any, target: Any) -> Any:
     """Return the object file of a module, from which only the entry can be called: names that
-    Numba gives in two processes may be the same."""
+    Numba gives in two processes may be the same. They count what the process has compiled before,
+    so others replace them: the same sources give the same bytes."""
     for kind in (module.functions, module.global_variables):
         for one in list(kind):
             if not one.is_declaration and one.name != ENTRY:
@@ -116,8 +117,10 @@ def _sealed_off(module: Any, target: Any) -> Any:
     passes.run(
         module, binding.create_pass_builder(target, binding.create_pipeline_tuning_options())
     )
-    for one in (*module.functions, *module.global_variables):
-        if one.is_declaration and not one.name.startswith("llvm."):
+    for number, one in enumerate((*module.functions, *module.global_variables)):
+        if not one.is_declaration and one.name != ENTRY:
+            one.name = f"part.{number}"
+        elif one.is_declaration and not one.name.startswith("llvm."):
             assert hasattr(ctypes.pythonapi, one.name), f"a kernel needs {one.name}"
     return target.emit_object(module)
 

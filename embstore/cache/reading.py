@@ -20,6 +20,7 @@ from embstore.cache.residency import Residency
 from embstore.cache.slots import PoolSlots
 from embstore.device.base import Device
 from embstore.device.values import Array, Batch, Counts, Slots
+from embstore.errors import CapacityError
 from embstore.layout import Layout
 from embstore.storage.sparse import SparseRows
 from embstore.storage.storage import PoolStorage
@@ -122,10 +123,18 @@ class PoolReader:
         self, batch: Batch, counts: Counts | None = None, *, count: bool = True
     ) -> tuple[Array, Array]:
         """Return rows and slots for a batch: the pool's own, or copies of parts that were resident
-        one after the other.
+        one after the other. Where no row can leave, as on a full disk, it is a peek.
 
-        count : whether hits and misses are counted
+        count : whether hits and misses are counted; those of a peek are not
         """
+        try:
+            return self._made_resident(batch, counts, count=count)
+        except CapacityError:
+            return self.peek_rows(batch)
+
+    def _made_resident(
+        self, batch: Batch, counts: Counts | None, *, count: bool
+    ) -> tuple[Array, Array]:
         keys, counted = batch.unique_keys, batch if count else None
         slots = self.residency.at_once(keys, counted, counts)
         if slots is not None:

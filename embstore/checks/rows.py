@@ -20,7 +20,7 @@ from embstore.sharding import SHARDS_MAX
 
 RANKS_MAX = 4096
 """More trainers than step together; a call of empty ranks would keep a server busy."""
-SCAN_CHARACTERS = range(16, 65)
+SCAN_CHARACTERS = range(16, 256)
 
 
 def _lookup(command: c.Lookup) -> c.Lookup:

@@ -99,7 +99,7 @@ def _join_session(command: c.JoinSession) -> c.JoinSession:
 def step_number(step: Any) -> int:
     """Return the number of a step; whether it was announced is the session's to say."""
     if is_integer(step) and not 0 <= step <= UINT64_MAX:
-        raise StepNotFoundError(f"no step {step} can be announced")
+        raise StepNotFoundError(f"expected the number of a step from 0 to 2**64 - 1, found {step}")
     return integer(step, "the number of a step", 0)
 
 

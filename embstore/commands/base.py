@@ -139,6 +139,14 @@ class Command(Part, Generic[R]):
         cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
         COMMANDS[cls.__name__] = cls
 
+    def short_answer(self, result: Any) -> Any:
+        """Return a result without the parts that the command has: it is remembered like this."""
+        return result
+
+    def full_answer(self, short: Any) -> Any:
+        """Return the result of which `short` is the short answer."""
+        return short
+
 
 def after_timeout(command: type[Command[Any]]) -> str:
     """Return advice about a command whose answer did not come in time; "": none is needed."""

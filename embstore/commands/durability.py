@@ -1,6 +1,7 @@
 """Durable state: commits, checkpoints, backups, standbys."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from embstore import results
@@ -28,6 +29,14 @@ class Checkpoint(
 
     label: str
     metadata: dict[str, Any]
+
+    def short_answer(self, result: results.KeptCheckpoint) -> results.KeptCheckpoint:
+        """Leave out the metadata: each commit writes all answers that may be asked for again."""
+        return result.without_metadata
+
+    def full_answer(self, short: results.KeptCheckpoint) -> results.KeptCheckpoint:
+        """Put in the metadata."""
+        return replace(short, metadata=self.metadata)
 
 
 class ListCheckpoints(

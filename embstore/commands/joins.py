@@ -75,7 +75,7 @@ def same(attribute: str) -> Join:
         if any(one != found[0] for one in found):
             raise EmbstoreError(
                 f"expected the same {attribute} from every shard, found {found}: they have not "
-                "heard the same commands; restore the cluster to its last checkpoint"
+                "executed the same commands; restore the cluster to its last checkpoint"
             )
         return answers[0]
 

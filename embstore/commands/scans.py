@@ -7,7 +7,8 @@ from embstore.commands.base import Command, Effect, Reads, Right
 class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
     """Make the written rows of a table readable in order, as of one command.
 
-    `scan` is its name, a secret of 16 to 64 characters. `label` is a kept checkpoint; None: the
+    `scan` is its name, a secret of 16 to 255 characters (a server puts the caller's name and a
+    colon before it). `label` is a kept checkpoint; None: the
     store commits, and that commit is read. `since` leaves out rows that were not written after
     another checkpoint. `moved`: for a shard, the rows that it has in partitions of other shards, in
     place of its own.

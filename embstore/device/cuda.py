@@ -9,7 +9,7 @@ NVRTC takes the last one, so denormals would be flushed, against the contract (c
 Therefore NVRTC is called with our options by a function that adds none. All kernels compile in one
 or two seconds, once a process: a cache of our own would not be worth its files.
 
-**Counts and sorts** are ours (`common.cuh`, `group.cu`): CuPy's allocate from its pool, which a
+**Counts and sorts** are ours (`tiles.cuh`, `group.cu`): CuPy's allocate from its pool, which a
 caller may share, or end by waiting for the stream.
 
 **Devices and threads.** The current device belongs to a thread, and the thread to the caller, who
@@ -223,8 +223,8 @@ class CudaRuntime:
         """Refuse work of a stream that is being captured, or that has drawn COMPUTE into it."""
         if any(cuda.streamIsCapturing(s) for s in (stream, self.compute_stream) if s is not None):
             raise InvalidArgumentError(
-                f"expected an array whose stream does its work, found one that is being captured; "
-                f"{_OUTSIDE}"
+                "expected an array whose stream executes its work, found one that is being "
+                f"captured into a CUDA graph; {_OUTSIDE}"
             )
 
     def _check_place(self, address: int) -> None:
@@ -326,7 +326,7 @@ class CudaRuntime:
                 raise
             raise CapacityError(
                 f"{self.name}: expected memory that another process can open, which CUDA refused "
-                f"({exc}); give arrays of the host"
+                f"({exc}); give host arrays"
             ) from exc
 
     @_on_device

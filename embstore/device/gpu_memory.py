@@ -171,7 +171,7 @@ class GpuMemory:
             array.__dlpack__(stream=self._work.runtime.compute_stream)
         except Exception as exc:  # any error of a library
             raise InvalidArgumentError(
-                f"expected an array that its library gives away by DLPack: {exc}"
+                f"expected an array that its library exports by DLPack: {exc}"
             ) from exc
 
 

@@ -2,7 +2,7 @@
 
 Kernels launched before a batch is synchronized read the number of unique keys from the device's
 memory. Their results for the host are one row of eight int64 for each call, its **findings**
-(`common.cuh`).
+(`findings.cuh`).
 
 Small arrays of a call are copied together, large ones piece by piece while COMPUTE works
 (`staging.py`). Work is recorded, and given to the runtime when the host waits (`recorder.py`).
@@ -42,7 +42,7 @@ FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
 _KEPT_MAX = 16
 TILE = 8 * BLOCK_THREADS
-"""Items of a ticket (`common.cuh`)."""
+"""Items of a ticket (`tiles.cuh`)."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 192, 8 << 20
 """Scratch of a slot that changes rows (keys, slots and places, in blocks of `Scratch`), and of a
 call in any case."""

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 COMPUTE, UP, DOWN = 0, 1, 2
 BLOCK_THREADS = 256
-"""Threads of a block, in every launch; `common.cuh` has the same."""
+"""Threads of a block, in every launch; `types.cuh` has the same."""
 
 
 class DeviceArray:

@@ -97,7 +97,6 @@ def share(device: Device, byte_count: int) -> SharedMemory:
     work = getattr(device, "work", None)
     if not isinstance(work, GpuWork):
         raise InvalidArgumentError(
-            f"expected arrays of the host, found some in a GPU's memory: the rows are on "
-            f"{device.name}"
+            f"expected host arrays, found some in a GPU's memory: the rows are on {device.name}"
         )
     return SharedMemory(work, byte_count)

@@ -3,7 +3,7 @@
     slab of C slots    rows C x row bytes    and    keys C int64 | scores C int64 | dirty C uint8
 
 so that slots are added and dropped without a copy. Kernels find a slot's row and its metadata in a
-table of addresses (`common.cuh`). Of level one both are one allocation. Of level two the rows are
+table of addresses (`slabs.cuh`). Of level one both are one allocation. Of level two the rows are
 in pinned memory of the host, which the kernels read and write over the bus. Rows that are no slots
 (copies for one call) are one slab without metadata.
 

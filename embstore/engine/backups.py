@@ -106,8 +106,8 @@ class Backups:
         """Return a path or URL, and the folder there, of a destination that is allowed."""
         if self.within is None:
             raise PermissionDeniedError(
-                "this server lets no client have backups written: give it the directory or URL "
-                "below which they may be (backup_within, --backup-within)"
+                "this server writes no backups for clients: start it with the directory or URL "
+                "below which it may write them (backup_within, --backup-within)"
             )
         if self.within == ANYWHERE:
             return destination, ""

@@ -246,7 +246,9 @@ class OwnCommits:
                 table = self._tables.find(name, table_id)
             flushed = self._flush_pool(table.pool, slices, table.table_id)
         if self._stopping.is_set():
-            raise StoreClosedError("the store was closed before all was flushed; it has committed")
+            raise StoreClosedError(
+                "the store was closed before the flush ended; closing has committed all"
+            )
         return flushed
 
     def _flush(self, slices: Slices) -> int:

@@ -43,7 +43,7 @@ from embstore.lookahead.sessions import Sessions
 from embstore.options import StoreOptions
 from embstore.results import RowsRead
 from embstore.storage.command_records import remove_segments
-from embstore.storage.files import removed
+from embstore.storage.file_errors import removed
 from embstore.storage.shard import ShardPlace
 from embstore.storage.storage import Storage
 from embstore.tables.callers import on_host
@@ -292,7 +292,7 @@ class Engine:
         """Refuse another device: rows are made in this process."""
         if name not in (None, self.device.name):
             raise InvalidArgumentError(
-                f"expected rows on {self.device.name}, found them asked for on {name}"
+                f"expected a request for rows on {self.device.name}, found one for rows on {name}"
             )
 
     def lend_device(self) -> Lent:

@@ -4,7 +4,8 @@ A server has the engine alone (`open_engine`).
 """
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from embstore.arithmetic import jit
@@ -15,7 +16,7 @@ from embstore.device.base import Device
 from embstore.device.choice import memory_share, open_device
 from embstore.durability import Durability
 from embstore.engine.engine import Engine
-from embstore.errors import CapacityError, InvalidArgumentError
+from embstore.errors import CapacityError, CorruptTableError, InvalidArgumentError
 from embstore.host.facts import HOST_PARTS, free_bytes
 from embstore.host.workers import READ_THREADS_MAX
 from embstore.options import StoreOptions, describing
@@ -80,7 +81,7 @@ def open_engine(
     threads, limits = options.threads, options.limits or Limits()
     if "\0" in os.fsdecode(path):
         raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
-    with ExitStack() as undo:  # where the engine cannot be made
+    with saying_how_to_mend(path), ExitStack() as undo:  # where the engine cannot be made
         made = open_device(options.device, threads)
         undo.callback(made.close)
         jit.compile_kernels()  # the device's, too, and none in the middle of training
@@ -103,14 +104,26 @@ def open_engine(
     return engine
 
 
+@contextmanager
+def saying_how_to_mend(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have an error of a damaged file say what to do about it."""
+    try:
+        yield
+    except CorruptTableError as exc:
+        raise CorruptTableError(
+            f"{exc}; `embstore verify {os.fsdecode(path)}` lists all damage: put undamaged copies "
+            "of these files back, restore a backup, or promote a standby"
+        ) from exc
+
+
 def _budget(device: Device, cache_bytes: int | str) -> int:
     """Return the bytes of the cache, which the device has."""
     share = memory_share(cache_bytes)
     budget = int(cache_bytes if share is None else share * device.memory.cache_bytes_max())
     if not budget:
         raise CapacityError(
-            f"cache_bytes is {cache_bytes!r} of nothing: {device.name} has no memory free beside "
-            "what is kept for calls; end what else uses it"
+            f"cache_bytes is {cache_bytes!r} of nothing: {device.name} has no free memory besides "
+            "the part that is kept for calls; end other programs that use it"
         )
     device.memory.check_budget(budget, 0)
     return budget
@@ -121,8 +134,8 @@ def _host_cache(device: Device, asked: int | None) -> HostCache:
     if device.levels is None:
         if asked:
             raise InvalidArgumentError(
-                f"expected no host_cache_bytes on device {device.name!r}, found {asked}: "
-                "the cache is in the host's memory there; give as much more cache_bytes"
+                f"expected no host_cache_bytes on device {device.name!r}, found {asked}: the "
+                "cache is in the host's memory there; add it to cache_bytes instead"
             )
         return HostCache(0, f"none: on device {device.name} the cache is in the host's memory")
     if asked is not None:

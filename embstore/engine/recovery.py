@@ -109,7 +109,8 @@ def _execute(engine: "Engine", logged: Logged, memory: Memory) -> None:
         engine.tables.note_place(*logged.place)
     if engine.tables.frame.command_number != logged.number:
         raise CorruptTableError(
-            f"{logged.path}: command {logged.number} did not do again what it did"
+            f"{logged.path}: command {logged.number}, executed again, gave another result than "
+            "before"
         )
     _note(engine, logged, result, memory)
 

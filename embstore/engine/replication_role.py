@@ -77,7 +77,7 @@ class ReplicationRole:
         """Why nothing can be written here."""
         if self.replaced_by:
             return (
-                f"this server was replaced by {self.replaced_by}: nothing is written here any "
-                "more; send writes to the server that was promoted"
+                f"this server was replaced by {self.replaced_by}: it takes no more writes; send "
+                "them to the server that was promoted"
             )
         return f"this is a standby of {self.leader}: send writes there, or promote the standby"

@@ -31,8 +31,8 @@ from embstore.arrays import KEY_MASK, Keys, Rows
 from embstore.commands import Progress
 from embstore.config import TableConfig
 from embstore.engine.commits import OwnCommits
+from embstore.engine.scan_places import ScanPlace, ScanPlaces
 from embstore.errors import (
-    CapacityError,
     CheckpointNotFoundError,
     InvalidArgumentError,
     SessionExpiredError,
@@ -47,7 +47,6 @@ from embstore.tables.tables import Tables
 
 IDLE_S = 600.0
 """Seconds, far longer than a client takes to process a page."""
-SCANS_MAX = 64
 _KEY_BYTES = 8
 
 Out = Callable[[Sequence[str], Sequence[tuple[int, int]], Sequence[Any]], Sequence[Rows]]
@@ -63,6 +62,7 @@ class _Scan:
     deleted: int
     read_at: float
     opening: int
+    place: ScanPlace
 
 
 class Scans:
@@ -74,6 +74,7 @@ class Scans:
         self._commits = commits
         self._lock = threading.Lock()
         self._open: dict[str, _Scan] = {}
+        self.places = ScanPlaces(tables.limits.scan_bytes_max)
         self.owns: Callable[[TableConfig, Keys], NDArray[np.bool_]] | None = None
         """On a shard: the function that selects a table's keys of its partitions. Rows of other
         keys were moved away, or are arriving; a scan leaves them out."""
@@ -91,7 +92,7 @@ class Scans:
         TableNotFoundError : there is no such table, or there was not at one of the checkpoints.
         CheckpointNotFoundError : a label is not kept.
         InvalidArgumentError : `since` is newer than the scanned state.
-        CapacityError : too many scans are open; no room for a commit.
+        CapacityError : too many scans are open, or hold too much; no room for a commit.
         StoreClosedError : the store was closed meanwhile.
         Exception : an error of `progress`.
         """
@@ -102,8 +103,25 @@ class Scans:
             for label in filter(None, (command.label, command.since)):
                 if storage.catalogue.checkpoint(label) is None:  # before anything is written
                     raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
-            self._check_room(command.scan)
-        if command.label is None and not storage.read_only:
+        before = self._open.get(command.scan)
+        replaced = None if before is None else before.place
+        place = self.places.take(command.scan, replaced)
+        try:
+            return self._opened(
+                command, place, partial(self.places.reserve, place, replaced), progress
+            )
+        except BaseException:
+            self.places.leave([place])
+            raise
+
+    def _opened(
+        self,
+        command: c.OpenScan,
+        place: ScanPlace,
+        reserve: Callable[[int], None],
+        progress: Progress | None,
+    ) -> ScanFacts:
+        if command.label is None and not self._tables.storage.read_only:
             self._commits.commit(progress)
         slices = Slices(self._tables.frame, progress)
         with slices.one():
@@ -112,23 +130,20 @@ class Scans:
             facts, snapshot = self._taken(command)
             self._openings += 1
             opening = self._openings
-        count, deleted = snapshot.prepare(slices.wanted)
+        count, deleted = snapshot.prepare(slices.wanted, reserve)
         config = facts.table.config
-        scan = _Scan(command.table, config, snapshot, count, deleted, monotonic(), opening)
+        scan = _Scan(command.table, config, snapshot, count, deleted, monotonic(), opening, place)
         with self._lock:
             before = self._open.get(command.scan)
             if opening <= self._ended_at or (before is not None and before.opening > opening):
                 raise SessionExpiredError(
-                    f"table {command.table!r}: a restore, or another opening of the scan, came "
-                    "while it was opened: open another one"
+                    f"table {command.table!r}: the store was restored, or the scan opened a "
+                    "second time, while it was opened: open another one"
                 )
-            self._check_room(command.scan)
             self._open[command.scan] = scan
+        if before is not None:
+            self.places.leave([before.place])
         return replace(facts, rows=count, deleted=deleted)
-
-    def _check_room(self, scan: str) -> None:
-        if len(self._open.keys() - {scan}) >= SCANS_MAX:
-            raise CapacityError(f"{SCANS_MAX} scans are open: close one, or read it to its end")
 
     def _taken(self, command: c.OpenScan) -> tuple[ScanFacts, Snapshot]:
         """Return the facts and snapshot of a scan. With the engine."""
@@ -229,6 +244,7 @@ class Scans:
             scan = self._open.get(command.scan)
             if scan is not None and scan.table == command.table:
                 del self._open[command.scan]
+                self.places.leave([scan.place])
 
     def expire(self) -> None:
         """End scans that are not read any more."""
@@ -245,6 +261,7 @@ class Scans:
     def _end(self, names: set[str]) -> None:
         with self._lock:
             ended = [self._open.pop(name) for name in names if name in self._open]
+            self.places.leave(scan.place for scan in ended)
         if ended:  # to unmap files takes long
             with suppress(RuntimeError):  # the system gives no more threads
                 threading.Thread(target=ended.clear, name="scans", daemon=True).start()
@@ -261,8 +278,8 @@ def _entry(state: State, table_id: int, name: str, label: str | None) -> TableEn
     if found is None:
         where = "the last commit" if label is None else f"the checkpoint {label!r}"
         raise TableNotFoundError(
-            f"expected {where} to have table {name!r} as it is now, found that it has not: the "
-            "table was made later, in place of another one or of none"
+            f"expected {where} to have the present table {name!r}, found that the table was "
+            "created later: give a later checkpoint"
         )
     return found
 

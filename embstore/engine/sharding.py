@@ -106,8 +106,6 @@ def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
         be(engine, place)
         if place.since == place.shard_map.version:
             tables.frame.pause(paused)  # until all sessions of the previous map have ended
-    if command.barrier is not None:
-        engine.hot_pins.pin(None)  # of a shard that had left
     if place.since == place.shard_map.version:
         _end_sessions(engine)
         with tables.reading():

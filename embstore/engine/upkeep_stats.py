@@ -64,6 +64,7 @@ class ScanStats:
     """Scans of tables since the store was opened."""
 
     scans_open: int = gauge("Scans that have not ended.", lambda s: len(s))
+    scan_bytes: int = gauge("Memory that they hold.", lambda s: s.places.used()[1])
     scanned_rows: int = counter("Rows that scans have returned.", lambda s: s.rows)
 
 

@@ -65,11 +65,11 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.name is None and self.resume:
-            raise InvalidArgumentError("expected a name, by which a session is resumed")
+            raise InvalidArgumentError("expected a name, by which a session is resumed, found none")
         if self.name is None and self.world_size != 1:
             raise InvalidArgumentError(
                 f"expected a name, by which the {self.world_size} ranks of a session find each "
-                "other"
+                "other, found none"
             )
         integer(self.rank, "rank", 0, integer(self.world_size, "world_size", 1) - 1)
         if self.wait_s is not None:

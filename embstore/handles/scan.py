@@ -28,12 +28,14 @@ class Scan:
     """An iterator over a table's written rows by ascending key, all as of one command.
 
     Each batch is (keys (n,) int64, weights (n, dim) float32), and state (n, state_dim) float32
-    where it was asked for. A scan is closed at its end, by `close`, and as a context manager; a
-    store ends a scan that has not been read for ten minutes. One thread at a time.
+    where it was asked for. A scan is closed at its end, by `close`, and as a context manager; its
+    end is that of its rows and, with `since`, of its deleted keys, whichever come later. A store
+    ends a scan that has not been read for ten minutes. One thread at a time.
 
-    Raises, when a batch or a page is asked for
-    -------------------------------------------
+    Raises, when a batch, a page or deleted keys are asked for
+    ----------------------------------------------------------
     SessionExpiredError : the scan has ended: see there, or the store was restored or opened again.
+        Batches of a scan that was closed are no error: there are no more.
     CorruptTableError : a record differs from its written bytes.
     """
 
@@ -76,6 +78,7 @@ class Scan:
         self.with_state = with_state
         self._table = table
         self._left = facts.rows
+        self._deleted_came = not facts.deleted
         state_dim = self.config.state_dim if with_state else 0
         row_bytes = VALUE_BYTES * (self.config.dim + state_dim)
         self._batch_rows = batch_rows or max(BATCH_BYTES // row_bytes, 1)
@@ -96,9 +99,8 @@ class Scan:
 
     def __next__(self) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
         """Return the next batch."""
-        if not self._left:
-            self.close()
-        if not self._is_open:
+        if not self._left or not self._is_open:
+            self._close_at_end()
             raise StopIteration
         page = self.read(self._low, self._batch_rows)
         self._low, self._left = page.after, self._left - len(page.keys)
@@ -118,8 +120,8 @@ class Scan:
 
     def deleted(self, batch_keys: int = DELETED_KEYS) -> Iterator[Keys]:
         """Yield the keys of rows that were deleted after the checkpoint `since`, ascending: (n,)
-        int64 each time, n at most `batch_keys`. To be asked for before the last batch of rows,
-        which ends the scan.
+        int64 each time, n at most `batch_keys`. Before the rows, between them or behind them, once
+        or several times, until the scan is closed.
 
         The rows at `since` become the rows of now if the scan's rows are set and these keys are
         deleted.
@@ -131,6 +133,12 @@ class Scan:
             )
             yield page.keys
             low, left = page.after, left - len(page.keys)
+        self._deleted_came = True
+        self._close_at_end()
+
+    def _close_at_end(self) -> None:
+        if not self._left and self._deleted_came:
+            self.close()
 
     def close(self) -> None:
         """End the scan. Closing twice is harmless."""

@@ -37,7 +37,7 @@ class StoreCheckpoints:
         StorageError : the disk failed; the store must be opened again.
         """
         for missing in filter(None, [says() for says in self.unsent]):
-            warnings.warn(f"checkpoint {label!r} is without {missing}", stacklevel=2)
+            warnings.warn(f"checkpoint {label!r} does not have {missing}", stacklevel=2)
         noted: Any = {} if metadata is None else metadata
         return self.executor.execute(c.Checkpoint(label, noted), timeout_s=timeout_s)
 

@@ -306,7 +306,7 @@ class Table(TableProperties):
             page = self._executor.execute(command, timeout_s=timeout_s)
             if (whole := whole or page.digest.digest) != page.digest.digest:
                 raise OutcomeUnknownError(
-                    f"table {self.name!r}: it has changed while its leaves were read: begin again"
+                    f"table {self.name!r}: it has changed while its digests were read: call again"
                 )
             if not page.records:
                 return

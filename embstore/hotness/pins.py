@@ -150,6 +150,7 @@ class HotPins:
         """Pin a set in place of the one that is pinned, as `Store.pin_hot_set`.
 
         After an error, also of the disk or of a row that cannot be read, the set before is pinned.
+        Waits for other swaps, which need the engine: not with the engine.
         """
         with Slices(self._tables.frame).after_others(self._swapping):
             if hot_set is not None:
@@ -173,7 +174,23 @@ class HotPins:
             return self.facts()
 
     def pin_wanted(self) -> None:
-        """Pin the wanted rows that are not pinned, as far as possible."""
+        """Pin the wanted rows that are not pinned, as far as possible; in the background where
+        another swap runs.
+
+        Its caller may hold the engine, for which that swap waits between two pieces, so nothing is
+        waited for here.
+        """
+        if not self._swapping.acquire(blocking=False):
+            self._background.start(self._pin_later)
+            return
+        try:
+            with suppress(EmbstoreError):
+                self._pin_possible()
+        finally:
+            self._swapping.release()
+
+    def _pin_later(self) -> None:
+        """Do as `pin_wanted`, after other swaps. Without the engine."""
         with suppress(EmbstoreError), Slices(self._tables.frame).after_others(self._swapping):
             self._pin_possible()
 
@@ -350,7 +367,7 @@ class HotPins:
         """Take pins of a pool back, before its slots go; the wanted rows are pinned again."""
         here = [rows for rows in self._all_rows if rows.table.pool.pins is pins]
         if self._unpin_all(here, None if pinned is None else pinned.keys):
-            self._background.start(self.pin_wanted)
+            self._background.start(self._pin_later)
 
     def release_tables(self, tables: Sequence[TableState], *, are_dropped: bool) -> None:
         """Take the pins of tables back, before these go or become others. Engine thread."""
@@ -394,7 +411,7 @@ class HotPins:
     def start(self) -> None:
         """Pin the wanted set, in the background, if anything is missing."""
         if not self.is_complete:
-            self._background.start(self.pin_wanted)
+            self._background.start(self._pin_later)
 
     def stop(self) -> None:
         """Begin no more work in the background."""
@@ -429,5 +446,5 @@ def _hot_max(pool: Pool) -> int:
 def _no_room(pool: Pool, rows: int) -> CapacityError:
     return CapacityError(
         f"hot set: {rows} rows are more than {_hot_max(pool)}, three quarters of the slots for "
-        f"rows of dim {pool.layout.dim}; a larger cache_bytes has more"
+        f"rows of dim {pool.layout.dim}; choose fewer rows, or give a larger cache_bytes"
     )

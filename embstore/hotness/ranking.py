@@ -129,8 +129,8 @@ class Ranking:
             if given.key_bound > table.rows:
                 raise InvalidArgumentError(
                     f"table {target!r} has {table.rows} rows, the profile of {name!r} is of a "
-                    f"table of {given.key_bound} or more: it is another table's, or was counted "
-                    "after it had grown"
+                    f"table of {given.key_bound} or more: it belongs to another table, or was "
+                    "counted after the table had grown; give another profile"
                 )
             found[table.table_id] = replace(given, name=target, rows=table.known_rows)
         return found

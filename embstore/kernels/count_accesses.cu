@@ -8,6 +8,10 @@
 // than fills the device. Deterministic: sums of integers.
 // CPU twin: count_accesses.py. Bytes of n positions: 4 n, and sectors of slots, in the L2 cache.
 
+#include "block_sums.cuh"
+#include "findings.cuh"
+#include "types.cuh"
+
 #define PER_THREAD 4
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_accesses(

@@ -24,6 +24,16 @@
 // Bytes of n pairs: 4 stride n each way over the bus, as much from and to level one, and some 150 n of
 // metadata. CPU twin: none, a CPU has one level (tests/kernels/test_exchange.py has the formulas).
 
+#include "block_sums.cuh"
+#include "index.cuh"
+#include "keys.cuh"
+#include "pieces.cuh"
+#include "score.cuh"
+#include "search.cuh"
+#include "slabs.cuh"
+#include "tiles.cuh"
+#include "types.cuh"
+
 #define ROWS_TOGETHER 4
 #define EXCHANGE_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
 #define FIND_BLOCKS 5      // registers for two buckets
@@ -120,6 +130,35 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_tables(
     }
 }
 
+// The pieces of ROWS_TOGETHER pairs, from `begin` on; there: null where a pair has no row of level two.
+__device__ __forceinline__ void exchange_rows(
+    element* const (&here)[ROWS_TOGETHER], element* const (&there)[ROWS_TOGETHER], int64 begin,
+    int64 first_up, int64 first_down, const Group& group, int32 stride) {
+    for (int32 d = group.lane * 4; d < stride; d += group.lanes * 4) {
+        float4 up[ROWS_TOGETHER], down[ROWS_TOGETHER];
+        UNROLLED(r, ROWS_TOGETHER) {
+            if (there[r] != nullptr && begin + r >= first_up) {
+                up[r] = load_four_once(there[r] + d);
+            }
+        }
+        UNROLLED(r, ROWS_TOGETHER) {
+            if (there[r] != nullptr && begin + r >= first_down) {
+                down[r] = load_four_once(here[r] + d);
+            }
+        }
+        UNROLLED(r, ROWS_TOGETHER) {
+            if (there[r] != nullptr && begin + r >= first_down) {
+                store_four(there[r] + d, down[r]);
+            }
+        }
+        UNROLLED(r, ROWS_TOGETHER) {
+            if (there[r] != nullptr && begin + r >= first_up) {
+                store_four(here[r] + d, up[r]);
+            }
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, EXCHANGE_BLOCKS) exchange(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const uint64* __restrict__ below_slabs, const int32 below_shift,
@@ -143,29 +182,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, EXCHANGE_BLOCKS) exc
                            ? row_of(below_slabs, below_shift, stride, place)
                            : nullptr;
         }
-        for (int32 d = group.lane * 4; d < stride; d += group.lanes * 4) {
-            float4 up[ROWS_TOGETHER], down[ROWS_TOGETHER];
-            UNROLLED(r, ROWS_TOGETHER) {
-                if (there[r] != nullptr && begin + r >= first_up) {
-                    up[r] = load_four_once(there[r] + d);
-                }
-            }
-            UNROLLED(r, ROWS_TOGETHER) {
-                if (there[r] != nullptr && begin + r >= first_down) {
-                    down[r] = load_four_once(here[r] + d);
-                }
-            }
-            UNROLLED(r, ROWS_TOGETHER) {
-                if (there[r] != nullptr && begin + r >= first_down) {
-                    store_four(there[r] + d, down[r]);
-                }
-            }
-            UNROLLED(r, ROWS_TOGETHER) {
-                if (there[r] != nullptr && begin + r >= first_up) {
-                    store_four(here[r] + d, up[r]);
-                }
-            }
-        }
+        exchange_rows(here, there, begin, first_up, first_down, group, stride);
         for (int64 i = begin + group.lane; i < min(begin + ROWS_TOGETHER, n); i += group.lanes) {
             const int64 slot = __ldg(slots + i), place = __ldg(below + i);
             const bool comes = i >= first_up, leaves = i >= first_down;

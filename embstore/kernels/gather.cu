@@ -17,6 +17,12 @@
 // each row at least once; it writes 4 n dim. gather_rows moves 8 n + 8 n stride,
 // copy_slots 8 n more.
 
+#include "findings.cuh"
+#include "pieces.cuh"
+#include "segments.cuh"
+#include "slabs.cuh"
+#include "types.cuh"
+
 #define ROWS_TOGETHER 4
 #define ROWS_GATHERED 8  // of gather, which has fewer addresses to keep
 #define GATHER_BLOCKS 3  // of a multiprocessor: registers for the rows in flight

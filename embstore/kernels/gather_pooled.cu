@@ -10,6 +10,13 @@
 // Bytes: 12 n of indices (16 n with weights) for each 512 bytes of a row, 4 n dim of rows, hot ones
 // from L2, and 4 bags dim written.
 
+#include "findings.cuh"
+#include "floats.cuh"
+#include "pieces.cuh"
+#include "segments.cuh"
+#include "slabs.cuh"
+#include "types.cuh"
+
 #define ROWS_TOGETHER 4
 
 // The sum over positions [first, last), one after the other, of the piece at column d.

@@ -31,6 +31,13 @@
 // Bytes: 4 n, and of each pass 16 n (4 less in the first) and 16 for each 8 items of looking back,
 // in the L2 cache; then 4 n and 8 for each id; of slots 8 n and 56 for each id.
 
+#include "block_sums.cuh"
+#include "findings.cuh"
+#include "keys.cuh"
+#include "slabs.cuh"
+#include "tiles.cuh"
+#include "types.cuh"
+
 #define DIGIT_BITS 8
 #define DIGITS (1 << DIGIT_BITS)
 
@@ -130,12 +137,39 @@ __device__ __forceinline__ void count_tile(
     }
 }
 
+// ranks[j]: how many items of the same digit the warp has before the lane's j-th. counts, of the warp's
+// digits, is how many it has in all then.
+template <int32 EACH>
+__device__ __forceinline__ void rank_in_warp(
+    const int32 (&values)[EACH], const Tile& tile, uint32 n, int32 shift, int32 (&counts)[DIGITS],
+    int32 (&ranks)[EACH]) {
+    const int32 lane = threadIdx.x % WARP_THREADS;
+    for (int32 digit = lane; digit < DIGITS; digit += WARP_THREADS) {
+        counts[digit] = 0;
+    }
+    __syncwarp();
+    UNROLLED(j, EACH) {
+        if (tile.begin - lane + j * WARP_THREADS < n) {
+            const bool has_item = tile.begin + j * WARP_THREADS < n;
+            const int32 digit = digit_of(values[j], shift);
+            const uint32 alike = lanes_alike(digit, has_item);
+            const int32 before = counts[digit];
+            ranks[j] = before + __popc(alike & lanes_before());
+            __syncwarp();
+            if (has_item && (alike & lanes_before()) == 0) {
+                counts[digit] = before + __popc(alike);
+            }
+            __syncwarp();
+        }
+    }
+}
+
 template <int32 EACH>
 __device__ __forceinline__ void sort_tile(
     const Items& of, const Tile& tile, int32 shift, const uint32* totals, uint64* states,
     Shared<EACH>& shared, int32* sorted_values, int32* sorted_positions) {
     int32 (&places)[WARPS][DIGITS] = shared.places;
-    const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
+    const int32 warp = threadIdx.x / WARP_THREADS;
     int32 values[EACH], positions[EACH], ranks[EACH];
     UNROLLED(j, EACH) {
         const uint32 i = tile.begin + j * WARP_THREADS;
@@ -143,24 +177,7 @@ __device__ __forceinline__ void sort_tile(
         positions[j] = i < of.n && of.positions ? __ldcg(of.positions + i) : static_cast<int32>(i);
     }
     const int32 total = static_cast<int32>(__ldcg(totals + threadIdx.x));
-    for (int32 digit = lane; digit < DIGITS; digit += WARP_THREADS) {
-        places[warp][digit] = 0;
-    }
-    __syncwarp();
-    UNROLLED(j, EACH) {
-        if (tile.begin - lane + j * WARP_THREADS < of.n) {
-            const bool has_item = tile.begin + j * WARP_THREADS < of.n;
-            const int32 digit = digit_of(values[j], shift);
-            const uint32 alike = lanes_alike(digit, has_item);
-            const int32 before = places[warp][digit];
-            ranks[j] = before + __popc(alike & lanes_before());
-            __syncwarp();
-            if (has_item && (alike & lanes_before()) == 0) {
-                places[warp][digit] = before + __popc(alike);
-            }
-            __syncwarp();
-        }
-    }
+    rank_in_warp(values, tile, of.n, shift, places[warp], ranks);
     int32 all, place = sum_before(total, shared.warp_sums, all);  // a barrier: all have counted
     int32 own = 0;
     UNROLLED(w, WARPS) {

@@ -9,6 +9,11 @@
 //
 // Bytes: 16 n read, 4 stride n written; the tables' parameters come from the nearest cache.
 
+#include "keys.cuh"
+#include "pieces.cuh"
+#include "slabs.cuh"
+#include "types.cuh"
+
 #define UNIFORM 1
 #define NORMAL 2
 

@@ -27,6 +27,12 @@
 // CPU twin: insert.py. Bytes of n keys: 272 n (two buckets, a sector of keys and one of slots
 // written back, key and slot); erase 200 n.
 
+#include "findings.cuh"
+#include "index.cuh"
+#include "keys.cuh"
+#include "slabs.cuh"
+#include "types.cuh"
+
 #define STASH_KEYS 256
 
 struct Index {

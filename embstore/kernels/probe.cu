@@ -15,6 +15,14 @@
 // Bytes of u keys: 180 u (two buckets, a sector of slots, key and result); locate 212 u (a score), or 24 u
 // where slots are known.
 
+#include "block_sums.cuh"
+#include "findings.cuh"
+#include "index.cuh"
+#include "keys.cuh"
+#include "segments.cuh"
+#include "slabs.cuh"
+#include "types.cuh"
+
 // Of a multiprocessor, so that a thread of locate has registers for both of its buckets.
 #define LOCATE_BLOCKS 6
 

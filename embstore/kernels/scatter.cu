@@ -10,6 +10,11 @@
 //
 // Bytes: 8 n of slots, and 4 stride n read and written.
 
+#include "floats.cuh"
+#include "pieces.cuh"
+#include "slabs.cuh"
+#include "types.cuh"
+
 #define ROWS_TOGETHER 4
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scatter_rows(

@@ -13,6 +13,12 @@
 // Deterministic: sums of integers. Bytes of n slots: touch, add_pins, arrive 72 n, foresee and
 // set_counts 80 n, count_pending 40 n, age_scores 16 n, touch_once 4 n, and 64 for each slot.
 
+#include "block_sums.cuh"
+#include "findings.cuh"
+#include "score.cuh"
+#include "slabs.cuh"
+#include "types.cuh"
+
 __device__ __forceinline__ int64 with_count(int64 score, int64 count) {
     return score & FORESEEN ? (score & ~COUNT_MAX) | count
                             : (score & (ABOVE_COUNT | CLOCK_MASK)) | count << CLOCK_BITS;

@@ -35,6 +35,14 @@
 // and ranks. CPU twin: select_victims.py, by threshold.py. Bytes
 // of n slots: a pass 8 n, and up to 8 n more of keys.
 
+#include "block_sums.cuh"
+#include "keys.cuh"
+#include "score.cuh"
+#include "search.cuh"
+#include "slabs.cuh"
+#include "tiles.cuh"
+#include "types.cuh"
+
 #define PER_THREAD 4
 #define BIN_BITS 11
 #define BINS (1 << BIN_BITS)
@@ -244,6 +252,23 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_victims(
 #define TIE (1u << 16)
 #define TILE_WARPS (PER_THREAD * WARPS)  // a lane for each
 
+// What the ranges before the block's have, in all threads: candidates below the threshold, and 2**32
+// times those at it.
+__device__ __forceinline__ int64 count_before_range(const int32* counts) {
+    __shared__ int64 sums[WARPS], shared;
+    int64 before = 0;
+    for (uint32 range = threadIdx.x; range < blockIdx.x; range += BLOCK_THREADS) {
+        const int64 ties_of_range = __ldg(counts + gridDim.x + range);
+        before += __ldg(counts + range) + (ties_of_range << 32);
+    }
+    before = block_sum(before, sums);
+    if (threadIdx.x == 0) {
+        shared = before;
+    }
+    __syncthreads();
+    return shared;
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64 slot_count, const int64 clock,
@@ -254,21 +279,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) collect_victims(
     int64* __restrict__ victim_scores) {  // (VICTIMS,) out
     // Two, by turns: a warp may fill the next tile's while another still reads this one's.
     __shared__ uint32 tile_counts[2][TILE_WARPS];
-    __shared__ int64 sums[WARPS], first_ranks;
     const int32 lane = threadIdx.x % WARP_THREADS, warp = threadIdx.x / WARP_THREADS;
     const int64 low = blockIdx.x * range_slots;
     const int64 high = min(low + range_slots, slot_count);
     const int64 threshold = threshold_of(search), ties = search[TIES];
-    int64 before = 0;  // of ranges: below the threshold, and above that at it
-    for (uint32 range = threadIdx.x; range < blockIdx.x; range += BLOCK_THREADS) {
-        const int64 ties_of_range = __ldg(counts + gridDim.x + range);
-        before += __ldg(counts + range) + (ties_of_range << 32);
-    }
-    before = block_sum(before, sums);
-    if (threadIdx.x == 0) {
-        first_ranks = before;
-    }
-    __syncthreads();
+    const int64 first_ranks = count_before_range(counts);
     int64 below_rank = first_ranks & 0xffffffffll, tie_rank = first_ranks >> 32;
     int32 turn = 0;
     for (int64 tile = low; tile < high; tile += PER_THREAD * BLOCK_THREADS) {

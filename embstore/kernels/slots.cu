@@ -16,6 +16,11 @@
 // CPU twin: slots.py; the kernels that it lacks are an indexing there. Bytes of n slots: 8 n, and a
 // sector of 32 bytes, read and written back, for each field of a slot; ranges only what they name.
 
+#include "keys.cuh"
+#include "slabs.cuh"
+#include "tiles.cuh"
+#include "types.cuh"
+
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) place_keys(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,)

@@ -1,12 +1,15 @@
 """The CUDA sources of the kernels as text, and the options that every compiler of them is given.
 
-A verb's source is `common.cuh` and `<verb>.cu`, one after the other, each behind a #line that names
-it, so that a compiler's message says where to look. Whoever compiles a kernel, the device, a test
-or the host compiler of the emulation, takes its text from here. No option fuses a multiplication
-with an addition, flushes denormals, or divides approximately: the contract fixes every bit.
+A verb's source is `<verb>.cu` with the headers that it includes, and those that they include, each
+put there once as text: CuPy's disk cache is keyed by source text, and would go on serving a kernel
+whose header has changed. A #line names the file of what follows, so that a compiler's message says
+where to look. Whoever compiles a kernel, the device, a test or the host compiler of the emulation,
+takes its text from here. No option fuses a multiplication with an addition, flushes denormals, or
+divides approximately: the contract fixes every bit.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 
@@ -25,20 +28,36 @@ _KERNEL = re.compile(
     r'^extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(',
     re.MULTILINE,
 )
+_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 
 
 @cache
 def source(verb: str) -> str:
     """Return all that a compiler is given of a verb."""
-    return "".join(_with_name(name) for name in ("common.cuh", f"{verb}.cu"))
+    return with_headers(f"{verb}.cu")
+
+
+def with_headers(name: str) -> str:
+    """Return the text of a file, with that of each header where it is first included."""
+    return "".join(f"{line}\n" for line in _lines(name, set()))
+
+
+def _lines(name: str, seen: set[str]) -> Iterator[str]:
+    seen.add(name)
+    yield f'#line 1 "{name}"'
+    text = files("embstore.kernels").joinpath(name).read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        included = _INCLUDE.fullmatch(line)
+        if included is None:
+            yield line
+        elif included[1] not in seen:
+            yield from _lines(included[1], seen)
+            yield f'#line {number + 1} "{name}"'
+        else:
+            yield ""
 
 
 @cache
 def kernels_of(verb: str) -> tuple[str, ...]:
     """Return the names of a verb's kernels, in the order of its file."""
     return tuple(_KERNEL.findall(source(verb)))
-
-
-def _with_name(name: str) -> str:
-    text = files("embstore.kernels").joinpath(name).read_text(encoding="utf-8")
-    return f'#line 1 "{name}"\n{text}\n'

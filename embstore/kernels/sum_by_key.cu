@@ -36,6 +36,12 @@
 // again, where not all are kept) and extra chunk, 8 of starts for each id; source and coefficients 4 n
 // each. All but rows and sums are read again for every 512 bytes of a row.
 
+#include "findings.cuh"
+#include "floats.cuh"
+#include "pieces.cuh"
+#include "segments.cuh"
+#include "types.cuh"
+
 #define ROWS_TOGETHER 8
 #define SUM_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
 #define ITEMS_TOGETHER 16
@@ -61,12 +67,6 @@ __device__ __forceinline__ void find_large(int64* findings, int64 id) {
     if (findings[LARGE_SUM] > id) {
         atomicMin(findings + LARGE_SUM, id);
     }
-}
-
-template <typename T>
-__device__ __forceinline__ T* of_lane(T* pointer, int32 lane) {
-    return reinterpret_cast<T*>(
-        __shfl_sync(FULL_WARP, reinterpret_cast<uint64>(pointer), lane));
 }
 
 struct Chunk {
@@ -151,6 +151,36 @@ struct Sums {
     int64* findings;
 };
 
+// What is added at the group's lanes from `r0` to below `stop`, ROWS_TOGETHER at most, of the columns
+// from `d` on: all loads are in flight together. All lanes of the warp come here.
+__device__ __forceinline__ void load_rows(
+    const Occurrence& own, bool is_any_scaled, const Group& group, int32 r0, int32 stop, int32 d,
+    bool has_columns, const int32 width, float4 (&pieces)[ROWS_TOGETHER]) {
+    const int32 base = threadIdx.x % WARP_THREADS - group.lane;
+    const float* rows[ROWS_TOGETHER];
+    UNROLLED(r, ROWS_TOGETHER) {
+        rows[r] = of_lane(own.row, base + min(r0 + r, group.lanes - 1));
+    }
+    UNROLLED(r, ROWS_TOGETHER) {
+        pieces[r] = constant(-0.0f);
+        if (r0 + r < stop && has_columns) {
+            pieces[r] = load_piece(rows[r] + d, width);
+        }
+    }
+    if (is_any_scaled) {
+        UNROLLED(r, ROWS_TOGETHER) {
+            const int32 lane = base + min(r0 + r, group.lanes - 1);
+            const float coefficient = __shfl_sync(FULL_WARP, own.coefficient, lane);
+            const int32 form = __shfl_sync(FULL_WARP, own.form, lane);
+            if (r0 + r < stop && form == WEIGHTED) {
+                pieces[r] = multiply(coefficient, pieces[r]);
+            } else if (r0 + r < stop && form == DIVIDED) {
+                pieces[r] = divide(pieces[r], coefficient);
+            }
+        }
+    }
+}
+
 // The sums of the chunks that begin at one of `share` positions from `low` on, of the group's columns
 // from `column` on. All lanes of the warp come here.
 __device__ __forceinline__ void sum_stretch(
@@ -183,34 +213,13 @@ __device__ __forceinline__ void sum_stretch(
         const uint32 lasts = lanes_where(own.is_last, group);
         const uint32 extras = lanes_where(own.is_extra, group);
         const uint32 alls = lanes_where(own.is_all, group);
-        const uint32 changed = __ballot_sync(FULL_WARP, own.form != PLAIN);
+        const bool is_any_scaled = __ballot_sync(FULL_WARP, own.form != PLAIN) != 0;
         const uint32 left = begin < end ? end - begin : 0;
         const int32 stop = static_cast<int32>(min(left, static_cast<uint32>(group.lanes)));
 #pragma unroll 1
         for (int32 r0 = from; __ballot_sync(FULL_WARP, r0 < stop); r0 += ROWS_TOGETHER) {
-            const float* rows[ROWS_TOGETHER];
             float4 pieces[ROWS_TOGETHER];
-            UNROLLED(r, ROWS_TOGETHER) {
-                rows[r] = of_lane(own.row, base + min(r0 + r, group.lanes - 1));
-            }
-            UNROLLED(r, ROWS_TOGETHER) {
-                pieces[r] = constant(-0.0f);
-                if (r0 + r < stop && has_columns) {
-                    pieces[r] = load_piece(rows[r] + d, width);
-                }
-            }
-            if (changed) {
-                UNROLLED(r, ROWS_TOGETHER) {
-                    const int32 lane = base + min(r0 + r, group.lanes - 1);
-                    const float coefficient = __shfl_sync(FULL_WARP, own.coefficient, lane);
-                    const int32 form = __shfl_sync(FULL_WARP, own.form, lane);
-                    if (r0 + r < stop && form == WEIGHTED) {
-                        pieces[r] = multiply(coefficient, pieces[r]);
-                    } else if (r0 + r < stop && form == DIVIDED) {
-                        pieces[r] = divide(pieces[r], coefficient);
-                    }
-                }
-            }
+            load_rows(own, is_any_scaled, group, r0, stop, d, has_columns, width, pieces);
             UNROLLED(r, ROWS_TOGETHER) {
                 const int32 lane = base + min(r0 + r, group.lanes - 1);
                 const int64 target = __shfl_sync(FULL_WARP, own.target, lane);

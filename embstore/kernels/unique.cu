@@ -34,6 +34,12 @@
 // 96 n + 32 u are 32-byte sectors of the table, which stay in the L2 cache; and 16 a place to
 // fill.
 
+#include "findings.cuh"
+#include "keys.cuh"
+#include "segments.cuh"
+#include "tiles.cuh"
+#include "types.cuh"
+
 #define PER_THREAD 4
 
 // Of an entry.

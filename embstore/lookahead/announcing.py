@@ -53,8 +53,8 @@ class Announcing:
             self._check_room(session, sum(8 * shares[number].key_count for number in new))
             if rank.is_done and new:
                 raise InvalidArgumentError(
-                    f"session {session.name!r}: rank {rank.rank} has said that step "
-                    f"{rank.announced} is its last; leave, and open the session again"
+                    f"session {session.name!r}: rank {rank.rank} has announced step "
+                    f"{rank.announced} as its last; leave the session, and open it again"
                 )
             for number in new:
                 step = session.steps.setdefault(number, Step(number))

@@ -122,7 +122,10 @@ class Planner:
         self.changed.wait(seconds)
         late_s = monotonic() - begun - (inf if seconds is None else seconds)
         if late_s > _LATE_S:
-            _LOG.warning("the process did not run for %.1f s: leases get that time back", late_s)
+            _LOG.warning(
+                "the process did not run for %.1f s: the leases of sessions are extended by that",
+                late_s,
+            )
 
     def _due(self) -> Job | None:
         if self.ended:

@@ -71,7 +71,9 @@ class Registry:
 
     def _opened(self, facts: SessionFacts) -> SessionFacts:
         if len(self.sessions) >= SESSIONS_MAX:
-            raise CapacityError(f"{SESSIONS_MAX} sessions are open, and there can be no more")
+            raise CapacityError(
+                f"{SESSIONS_MAX} sessions are open, and there can be no more: close one first"
+            )
         tables = {name: self._tables.find(name) for name in facts.tables}
         for table in tables.values():
             if table.writer or (table.sessions and not facts.shared):
@@ -95,9 +97,9 @@ class Registry:
             return TableHeldError(f"table {table.name!r} is in use by session {name!r}; try again")
         silent_s, left_s = session.silence_s
         return TableHeldError(
-            f"table {table.name!r} is in use by session {name!r}, which was heard of "
-            f"{silent_s:.1f} s ago and ends after {left_s:.1f} s more of silence; wait for that, "
-            f"or, if its trainer has gone, end it: store.sessions.end({name!r}), or "
+            f"table {table.name!r} is in use by session {name!r}, whose trainer last called "
+            f"{silent_s:.1f} s ago and which ends in {left_s:.1f} s without a call; wait for "
+            f"that, or, if its trainer has ended, end it: store.sessions.end({name!r}), or "
             f"embstore sessions close {quote(name)}"
         )
 
@@ -130,8 +132,8 @@ class Registry:
         if found is None:
             ended = self._ended.get(member)
             message = (
-                "no such member of a session, which ended long ago, or with its server; open it "
-                "and join again: it goes on after its last finished step"
+                "no session has this member: its session ended long ago, or with its server; open "
+                "it and join again: it goes on after its last finished step"
             )
             raise SessionExpiredError(message) if ended is None else same_error(ended)
         session, rank = found
@@ -252,8 +254,8 @@ def _check_free(session: Session, taken: Rank) -> None:
     last step; but not when all ranks have left, as it would find no session to begin anew."""
     if taken.is_done and not (taken.is_closed and session.ranks_at_work):
         raise TableHeldError(
-            f"session {session.name!r}: rank {taken.rank} has no more steps in it; open it again "
-            "when its other ranks have ended theirs"
+            f"session {session.name!r}: rank {taken.rank} has ended its steps; open the session "
+            "again when its other ranks have ended theirs"
         )
     if not taken.is_closed:
         left = max(taken.deadline - session.clock.now(), 0.0)

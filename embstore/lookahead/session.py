@@ -182,8 +182,8 @@ class Session:
         if now - rank.alone_since < self.rank_timeout_s:
             return None
         return RankFailedError(
-            f"session {self.name!r}: rank {', '.join(map(str, missing))} is not there, and has not "
-            f"said that it has no more steps; open the session again, it goes on after step "
+            f"session {self.name!r}: rank {', '.join(map(str, missing))} is missing, and has not "
+            "announced its last step; open the session again, it goes on after step "
             f"{self.last_step}"
         )
 
@@ -323,7 +323,7 @@ class Session:
         """Raise unless a member may set rows: it is the only writer, and nothing was sent early."""
         if self.facts.shared:
             raise InvalidArgumentError(
-                f"session {self.name!r} is shared: write with Table.put_rows, as anybody may"
+                f"session {self.name!r} is shared: write rows by Table.put_rows instead"
             )
         if self.steps:
             raise InvalidArgumentError(
@@ -348,7 +348,7 @@ class Session:
     def expired(self, now: float) -> EmbstoreError | None:
         """Return the error of a lease that has run out, if one has."""
         if not self.ranks and min(self.deadlines) < now:
-            return SessionExpiredError(f"session {self.name!r}: nobody has joined it in time")
+            return SessionExpiredError(f"session {self.name!r}: no rank has joined it in time")
         ranks = (r for r in self.ranks.values() if r.deadline < now and not r.is_closed)
         return next((self.lost(rank) for rank in ranks), None)
 
@@ -372,8 +372,8 @@ class Session:
             return None
         left = [rank for rank in missing if rank in self.ranks and self.ranks[rank].is_closed]
         has_left = (
-            f"; rank {', '.join(map(str, left))} has left it without saying that it has no more "
-            "steps, which run.join() says"
+            f"; rank {', '.join(map(str, left))} has left it without run.join(), which announces "
+            "that it has no more steps"
         )
         return RankFailedError(
             f"session {self.name!r}: rank {', '.join(map(str, missing))} kept step {number} "

@@ -20,11 +20,13 @@ bytes of widened arrays. No file is written whose header or directory would not 
 NumPy only: clients import this.
 """
 
+import errno
 import io
 import json
 import math
 import os
 import re
+import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -265,16 +267,21 @@ def _narrowest(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
-def is_replaceable(path: str | os.PathLike[str]) -> bool:
-    """Return whether there is a regular file, or none, and a folder to have one.
+def why_not_replaced(path: str | os.PathLike[str]) -> str:
+    """Return why no file can be written to a path; "": one can, as far as may be seen before.
 
     A device or a pipe must not become a file. For a symbolic link its target is checked.
     """
     final = Path(os.path.realpath(path))
     try:
-        return final.parent.is_dir() and (final.is_file() or not Path(path).exists())
-    except OSError:
-        return False
+        if not stat.S_ISDIR(os.stat(final.parent).st_mode):
+            return os.strerror(errno.ENOTDIR)
+        is_file = stat.S_ISREG(os.stat(final).st_mode)
+    except FileNotFoundError:
+        return "" if final.parent.is_dir() else "there is no such folder"
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    return "" if is_file else "something else is there"
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
@@ -286,9 +293,9 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
     ------
     StorageError : the disk said no, or `path` is no regular file; a previous file is unchanged.
     """
-    if not is_replaceable(path):
+    if why := why_not_replaced(path):
         raise StorageError(
-            f"{path}: expected a regular file, or none yet in a folder that is there"
+            f"{path}: expected a regular file, or none yet in a folder that is there: {why}"
         )
     final = Path(os.path.realpath(path))
     temporary = final.with_name(f".{final.name}.{os.urandom(8).hex()}")

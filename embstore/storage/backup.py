@@ -132,8 +132,8 @@ def back_up(
         if not to.has_same(path, files, name(path)):
             if path in named:
                 raise InvalidArgumentError(
-                    f"expected {path} of this store, found another file of that name: damaged, or "
-                    "of a copy of this store that went on by itself; choose another destination"
+                    f"expected {path} of this store, found another file of that name, which is "
+                    "damaged, or was written by a copy of this store; choose another destination"
                 )
             to.put(path, files, name(path), _looking(progress, done, total))
             new_files, new_bytes = new_files + 1, new_bytes + entry.bytes
@@ -168,7 +168,7 @@ def _wrong_of_marker(files: Files, backups: dict[str, Catalogue]) -> Iterator[st
     try:
         store_id = markers.decode(files.read_all(markers.PATH))
     except UNUSABLE as exc:
-        yield f"{exc}: no other backup can be made here; restoring these is possible"
+        yield f"{exc}: no further backup can be made here, but these can be restored"
         return
     for label, backup in backups.items():
         if backup.store_id != store_id:
@@ -185,7 +185,21 @@ def restore_from(
     store_id: str | None,
     progress: Progress,
 ) -> Catalogue:
-    """Make a directory the store that a backup is of; return its catalogue.
+    """Make a directory the store that a backup is of; return its catalogue. See `restoring`."""
+    with restoring(source, target, label, store_id, progress) as made:
+        return made
+
+
+@contextmanager
+def restoring(
+    source: Destination,
+    target: Files,
+    label: str | None,
+    store_id: str | None,
+    progress: Progress,
+) -> Iterator[Catalogue]:
+    """Make a directory the store that a backup is of; yield its catalogue. No other process has it
+    until the block ends. After an error, also of the block, the directory is as it was.
 
     Parameters
     ----------
@@ -197,16 +211,15 @@ def restore_from(
     ------
     CheckpointNotFoundError : there is no backup of this label.
     InvalidArgumentError : the directory is not empty.
-    CorruptTableError : a file is damaged. After any error there is no store.
+    CorruptTableError : a file is damaged.
     """
     label, backup = _chosen(source, label)
     place = place_of(source, label, backup)
     check_empty(target)
-    target.make_directory("")
     # Above the epochs of now, and another one for each restore, also where the clock went back.
     epoch = max(backup.epoch, int(time.time())) + 1 + secrets.randbelow(EPOCH_STEP // 2)
     restored = replace(backup, epoch=epoch, store_id=store_id or backup.store_id)
-    with closing(target.lock(LOCK, shared=False)):
+    with target.made(), _locked(target):
         try:
             _fetch_all(source, target, restored, store_id is not None, progress)
             if place is not None:
@@ -214,18 +227,31 @@ def restore_from(
             target.replace(catalogues.PATH, catalogues.encode(restored))
             target.reached("restore:fetched")
             write_identity(target, restored.store_id)
+            yield restored
         except BaseException:
             _remove_all(target)
             raise
-    return restored
+
+
+@contextmanager
+def _locked(target: Files) -> Iterator[None]:
+    """Lock a directory; where the block fails, remove the file of the lock, unless it was there."""
+    was_there = target.exists(LOCK)
+    with closing(target.lock(LOCK, shared=False)):
+        try:
+            yield
+        except BaseException:
+            if not was_there:
+                target.discard(LOCK)
+            raise
 
 
 def check_empty(target: Files) -> None:
     """Raise InvalidArgumentError unless a directory has no files, or is not there."""
     if set(target.list("")) - {LOCK, "lost+found"}:
         raise InvalidArgumentError(
-            f"expected an empty directory, or none yet, found files in {target.root}; where a "
-            "restore was cut off, remove them"
+            f"expected an empty directory, or none yet, found files in {target.root}; if a "
+            "restore was interrupted, remove them"
         )
 
 

@@ -224,9 +224,12 @@ def encode(catalogue: Catalogue) -> bytes:
     return Encoder().encode(catalogue)
 
 
-def decode(content: bytes) -> Catalogue:
-    """Return the catalogue of a file's content; TableMismatchError if it is of another format."""
-    body = unseal(PATH, FORMAT, content, PATH)
+def decode(content: bytes, path: str = PATH) -> Catalogue:
+    """Return the catalogue of a file's content; `path` names it in errors.
+
+    Raises CorruptTableError, TableMismatchError: it is damaged, or of another format.
+    """
+    body = unseal(PATH, FORMAT, content, path)
     try:
         fields = json.loads(body)
         place, before, kept = fields["commands"], NOTHING, []
@@ -246,7 +249,7 @@ def decode(content: bytes) -> Catalogue:
             }
         )
     except (KeyError, TypeError, ValueError, RecursionError, EmbstoreError) as exc:
-        raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
+        raise CorruptTableError(f"{path}: unreadable, though its checksum matches") from exc
 
 
 def paths(catalogue: Catalogue) -> dict[str, int]:

@@ -10,11 +10,12 @@ before a file is copied.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
 from embstore.sharding import ShardMap
-from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restore_from
+from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restoring
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.destinations import Destination, open_destination
 from embstore.storage.files import Files
@@ -49,8 +50,9 @@ def restore_cluster(
     ------
     CheckpointNotFoundError : not all shards have a backup of this label.
     InvalidArgumentError : the backups are not of all shards of one cluster, with one map, at one
-        state; a directory is not empty. Nothing has been written.
-    CorruptTableError : a file is damaged; that shard and the later ones have no store.
+        state; a directory is not empty.
+    CorruptTableError : a file is damaged. After any error no shard has a store, and directories
+        are as they were.
     """
     first = _folder(source, 0)
     found = backups_in(first)
@@ -66,15 +68,16 @@ def restore_cluster(
     if any(backup.head.tables != backups[0].head.tables for backup in backups):
         raise InvalidArgumentError(
             f"{source}: expected backups {chosen!r} of one state of the tables, found that they "
-            f"differ between the shards, as others were writing; {_AGAIN}"
+            f"differ between the shards, because clients were writing; {_AGAIN}"
         )
     targets = [Files(target, f"shard-{shard}") for shard in range(count)]
     for files in targets:
         check_empty(files)
-    made = [
-        restore_from(one, files, chosen, store_id(), progress)
-        for one, files in zip(sources, targets, strict=True)
-    ]
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(restoring(one, files, chosen, store_id(), progress))
+            for one, files in zip(sources, targets, strict=True)
+        ]
     return shard_map, made
 
 
@@ -106,14 +109,14 @@ def _checked(source: str, places: list[ShardPlace | None]) -> ShardMap:
         where = f"{source.rstrip('/')}/shard-{shard}"
         if place is None or first is None:
             raise InvalidArgumentError(
-                f"{where}: expected the backup of a shard, found that of a store of its own: "
-                "restore it by itself"
+                f"{where}: expected the backup of a shard, found one of a store outside of any "
+                "cluster: restore it by itself"
             )
         if place.shard != shard or place.shard_map.cluster != first.shard_map.cluster:
             raise InvalidArgumentError(
                 f"{where}: expected the backup of shard {shard} of cluster "
-                f"{first.shard_map.cluster!r}, found that of {place.name}: give each folder the "
-                "name of its shard"
+                f"{first.shard_map.cluster!r}, found the backup of {place.name}: give each folder "
+                "the name of its shard"
             )
         if place.shard_map != first.shard_map:
             raise InvalidArgumentError(

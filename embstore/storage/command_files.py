@@ -32,7 +32,8 @@ from embstore.storage.command_records import (
     segment_path,
 )
 from embstore.storage.command_segments import CommandSegments, Segment
-from embstore.storage.files import Files, removed
+from embstore.storage.file_errors import removed
+from embstore.storage.files import Files
 
 _PROMPT_BYTES = 16 << 10
 _PAUSE_S = 0.1

@@ -230,8 +230,8 @@ class RecordReader:
 
     def _damaged(self, path: str, offset: int) -> CorruptTableError:
         return CorruptTableError(
-            f"{path}: the record at {offset} is not what was written; commands that were "
-            "acknowledged cannot be read"
+            f"{path}: the record at {offset} is not what was written; acknowledged commands "
+            "cannot be read: restore a backup"
         )
 
 

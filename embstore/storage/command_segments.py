@@ -117,8 +117,10 @@ class CommandSegments:
         number = self._number + 1
         self._files.make_directory(DIRECTORY)
         path = segment_path(number)
-        if self._spares:  # the last ones are the longest; should this fail, it is a spare no more
-            self._files.rename(spare_path(self._spares.pop()), path)
+        # The last ones are the longest; should this fail, it is a spare no more.
+        spare = spare_path(self._spares.pop()) if self._spares else ""
+        if spare and self._files.exists(spare):
+            self._files.rename(spare, path)
             file = self._files.open(path, write=True)
         else:
             file = self._files.create(path)

@@ -37,12 +37,14 @@ from embstore.storage import catalogue as catalogues
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue
 from embstore.storage.disk_space import check_writable
-from embstore.storage.files import Files, Lock, removed
+from embstore.storage.file_errors import removed
+from embstore.storage.files import Files, Lock
 from embstore.storage.format import FORMAT, ROOMS
 from embstore.storage.id_files import Ids
 from embstore.storage.irreversible import Irreversible
 from embstore.storage.log import Log
 from embstore.storage.own_names import is_own
+from embstore.storage.presence import Presence
 from embstore.storage.removal import Removal
 from embstore.storage.run import Run, RunWriter
 from embstore.storage.taking import finish
@@ -76,11 +78,13 @@ class Contents:
         self.irreversible = Irreversible(self)
         self.removal = Removal(files)
         self._encoder = catalogues.Encoder()
+        self._presence = Presence(files)
         self._lock = _lock_directory(files, read_only=read_only)
         try:
             if not read_only:
                 finish(files)
             self.use(_read_catalogue(files, read_only=read_only))
+            self._presence.begin(self._fixed(self.catalogue))
             if not read_only and files.exists(LINKS):
                 files.discard(LINKS, directory=True)
         except BaseException:
@@ -191,33 +195,41 @@ class Contents:
         return max((int(number) for number in digits if number.isdigit()), default=0)
 
     def missing(self) -> str:
-        """Return a file that the store needs and that is not there any more, or the directory, in
-        whose place there may be a copy; "": all are. Any thread."""
+        """Return a file that the store needs and that is not there any more, or the directory; in
+        the place of either there may be a copy; "": all are. Any thread."""
         catalogue = self.catalogue
+        gone = self._gone(catalogue)
+        if not gone and not self._presence.has_catalogue():
+            gone = catalogues.PATH
+        return gone if catalogue is self.catalogue else ""  # else it may have been dropped
+
+    def _gone(self, catalogue: Catalogue) -> str:
         if not self._lock.is_of(self.files.root):
             return str(self.files.root)
-        here = {*self.files.list(""), *self._paths()}
-        needed = [IDENTITY, catalogues.PATH, *catalogues.paths(catalogue)]
-        gone = next((path for path in needed if path not in here), "")
-        return gone if catalogue is self.catalogue else ""  # else it may have been dropped
+        return self._presence.gone(self._fixed(catalogue))
+
+    def _fixed(self, catalogue: Catalogue) -> set[str]:
+        """Return the files of a catalogue, which never change."""
+        return {IDENTITY, *catalogues.paths(catalogue)}
 
     def replace_catalogue(self, new: Catalogue) -> None:
         """Commit: put the new catalogue in the old one's place. A CapacityError commits nothing."""
         self.check_usable()  # a sync may have failed meanwhile, in a thread of its own
-        if missing := self.missing():
+        if missing := self._gone(new):
             self.fail(gone := removed(missing))
             raise gone
         content = self._encoder.encode(new)
-        try:
-            self.files.replace(catalogues.PATH, content)
-        except StorageError as exc:
-            self.fail(exc)
-            raise
-        except MemoryError as exc:  # it is unknown whether it was renamed
-            self.fail(StorageError(errno.ENOMEM, f"no memory during a commit: {exc}"))
-            raise
-        replaced = {entry.path for entry in self.catalogue.ids} - {e.path for e in new.ids}
-        self.catalogue = new
+        with self._presence.replacing(content):
+            try:
+                self.files.replace(catalogues.PATH, content)
+            except StorageError as exc:
+                self.fail(exc)
+                raise
+            except MemoryError as exc:  # it is unknown whether it was renamed
+                self.fail(StorageError(errno.ENOMEM, f"no memory during a commit: {exc}"))
+                raise
+            replaced = {entry.path for entry in self.catalogue.ids} - {e.path for e in new.ids}
+            self.catalogue = new
         if replaced:
             self.removal.remove(replaced, None)
 
@@ -241,9 +253,8 @@ class Contents:
         """Raise if a failure, or for a write read_only, forbids a call."""
         if self.failure is not None:
             raise StoreClosedError(
-                "the store failed and must be opened again; it will be at its last commit, or the "
-                "last command that was logged "
-                f"({self.failure})"
+                "the store failed; open it again: it will be at its last commit, or at the last "
+                f"command of the command log ({self.failure})"
             ) from self.failure
         if write and self.read_only:
             raise PermissionDeniedError(f"{self.files.root} was opened with read_only=True")
@@ -260,6 +271,7 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
     ------
     StoreInUseError : another process has it open.
     StorageError : read-only, and there is no store.
+    CorruptTableError : store.json is missing from a store.
     InvalidArgumentError : the directory has other files.
     """
     if files.exists("") and not files.is_directory(""):
@@ -267,6 +279,12 @@ def _lock_directory(files: Files, *, read_only: bool) -> Lock:
     if not read_only:
         check_writable(files)
     if not files.exists(IDENTITY):
+        if files.exists(catalogues.PATH) and not files.exists(IDENTITY):
+            raise CorruptTableError(
+                f"{IDENTITY}: missing from {files.root}, which has the other files of a store; put "
+                "it back, every copy of this directory has the same; where a restore was cut off, "
+                "remove all files, and restore again"
+            )
         if read_only:
             raise StorageError(2, f"expected a store to read, found none in {files.root}")
         # In this order: another process may be making the store, store.json before the rest.
@@ -306,7 +324,8 @@ def _read_catalogue(files: Files, *, read_only: bool) -> Catalogue:
         files.replace(catalogues.PATH, catalogues.encode(catalogue))
     if catalogue.store_id != store_id:
         raise CorruptTableError(
-            f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}"
+            f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}, as "
+            f"{IDENTITY} says"
         )
     return catalogues.reopened(catalogue)
 

@@ -233,7 +233,7 @@ class UrlDestination:
 
     def list(self, folder: str) -> list[str]:
         """Return the sorted names in a folder."""
-        with self._named(folder):
+        with self._named(folder, "list"):
             self._files.invalidate_cache()
             try:
                 found = self._files.ls(self._path(folder), detail=False)
@@ -244,21 +244,24 @@ class UrlDestination:
 
     def read_all(self, path: str) -> bytes:
         """Return a whole small file."""
-        with self._named(path):
+        with self._named(path, "read"):
             return bytes(self._files.cat_file(self._path(path)))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Write a small file: whole, or with a wrong checksum."""
-        with self._named(path):
+        """Write a small file: whole, or with a wrong checksum. It is read again: what was
+        acknowledged there may have been cut."""
+        with self._named(path, "write"):
             self._make_parent(path)
             self._files.pipe_file(self._path(path), content)
+            if (found := self.read_all(path)) != content:
+                raise self._differs(path, len(content), len(found))
 
     def has_same(self, path: str, source: Files, name: str) -> bool:
         """Compare size, and the first and the last bytes: each look is a request."""
-        with self._named(path), closing(source.open(name)) as file:
+        with self._named(path, "read"), closing(source.open(name)) as file:
             own = self._path(path)
             try:
-                if self._files.info(own)["size"] != file.size:
+                if self._size(path) != file.size:
                     return False
             except FileNotFoundError:
                 return False
@@ -270,29 +273,42 @@ class UrlDestination:
 
     def put(self, path: str, source: Files, name: str, look: Look) -> None:
         """Write a copy."""
-        with self._named(path), closing(source.open(name)) as file:
+        with self._named(path, "write"), closing(source.open(name)) as file:
             self._make_parent(path)
             with self._files.open(self._path(path), "wb") as copy:
                 for _, piece in _pieces(file.read, file.size, look):
                     copy.write(piece)
+            if (found := self._size(path)) != file.size:
+                raise self._differs(path, file.size, found)
 
     def fetch(self, path: str, target: Files, page: bytes | None, look: Look) -> None:
         """Read it into a file."""
         target.make_directory(path.rpartition("/")[0])
-        with self._named(path), closing(target.create(path)) as copy:
-            size, head = int(self._files.info(self._path(path))["size"]), page or b""
+        with self._named(path, "read"), closing(target.create(path)) as copy:
+            size, head = self._size(path), page or b""
             with self._files.open(self._path(path), "rb") as file:
                 for at, piece in _pieces(lambda _, length: bytes(file.read(length)), size, look):
+                    if len(piece) != min(PIECE_BYTES, size - at):  # else a lie about it never ends
+                        raise self._differs(path, size, at + len(piece))
                     copy.write(at, head + piece[len(head) :] if at == 0 else piece)
             copy.sync()
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        with self._named(path):
+        with self._named(path, "remove"):
             self._files.rm_file(self._path(path))
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+    def _size(self, path: str) -> int:
+        self._files.invalidate_cache()
+        return int(self._files.info(self._path(path))["size"])
+
+    def _differs(self, path: str, expected: int, found: int) -> StorageError:
+        return StorageError(
+            errno.EIO, f"expected {expected} bytes, found {found} or others: {self._url}, {path}"
+        )
 
     def _path(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")
@@ -301,7 +317,7 @@ class UrlDestination:
         self._files.makedirs(self._path(path).rpartition("/")[0], exist_ok=True)
 
     @contextmanager
-    def _named(self, path: str) -> Iterator[Any]:
+    def _named(self, path: str, tried: str) -> Iterator[Any]:
         """Turn the exceptions of a file system, each of which has its own classes, into a
         StorageError."""
         try:
@@ -310,4 +326,5 @@ class UrlDestination:
             raise
         except Exception as exc:
             code = getattr(exc, "errno", None) or errno.EIO
-            raise StorageError(code, f"{exc or type(exc).__name__}: {self._url}, {path}") from exc
+            text = f"cannot {tried} {path} of {self._url}: {exc or type(exc).__name__}"
+            raise StorageError(code, text) from exc

@@ -21,47 +21,19 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import CapacityError, EmbstoreError, StorageError, StoreInUseError
+from embstore.errors import CapacityError, StorageError, StoreInUseError
 from embstore.host.descriptors import SPARE
 from embstore.host.maps import map_file
+from embstore.storage.file_errors import IS_LINK, named_errors
 from embstore.storage.own_names import is_own
 
-_NO_ROOM = {
-    errno.ENOSPC: "disk space",
-    errno.EDQUOT: "quota",
-    errno.EFBIG: "disk space, or raise the limit of file sizes",
-    errno.ENOMEM: "memory",
-    errno.EMFILE: "connections, or raise the limit of open files",
-    errno.ENFILE: "connections, or raise the system's limit of open files",
-}
-"""The advice about space, by the system's error number."""
-_LINK = "found a symbolic link, which is not followed"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-
-
-@contextmanager
-def _named(path: str, *, final: bool = False) -> Iterator[None]:
-    """Turn an OSError into the embstore error that names the file and the remedy.
-
-    `final` for a sync: its data may be lost, so it is no mere lack of room.
-    """
-    try:
-        yield
-    except EmbstoreError:
-        raise
-    except OSError as exc:
-        if exc.errno in _NO_ROOM and not final:
-            raise CapacityError(
-                f"no room for {path}: {exc.strerror}; free {_NO_ROOM[exc.errno]}"
-            ) from exc
-        text = _LINK if exc.errno == errno.ELOOP else exc.strerror
-        raise StorageError(exc.errno, f"{text}: {path}") from exc
 
 
 def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> int:
@@ -71,13 +43,8 @@ def _open_at(name: str, flags: int, folder: int | None, mode: int = 0o644) -> in
         return SPARE.having(lambda: os.open(name, flags, mode, dir_fd=folder))
     except NotADirectoryError:
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise OSError(errno.ELOOP, _LINK, name) from None
+            raise OSError(errno.ELOOP, IS_LINK, name) from None
         raise
-
-
-def removed(path: str) -> StorageError:
-    """Return the error of a file that somebody has removed while the store was open."""
-    return StorageError(errno.ENOENT, f"{path} was removed while the store was open")
 
 
 class File:
@@ -91,6 +58,9 @@ class File:
         self.path = path
         self.descriptor = descriptor
 
+    def _named(self, tried: str, *, final: bool = False) -> AbstractContextManager[None]:
+        return named_errors(self._owner.root, self.path, tried, final=final)
+
     @property
     def size(self) -> int:
         """Length of the file."""
@@ -98,10 +68,10 @@ class File:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`, fewer at the end of the file."""
-        with _named(self.path):
-            pieces, left = [os.pread(self.descriptor, length, offset)], length
+        with self._named("read"):
+            pieces, left = [self._owner._read(self, offset, length)], length
             while pieces[-1] and (left := left - len(pieces[-1])):  # one call reads 2 GiB at most
-                pieces.append(os.pread(self.descriptor, left, offset + length - left))
+                pieces.append(self._owner._read(self, offset + length - left, left))
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def will_read(self, offset: int, length: int) -> None:
@@ -114,17 +84,17 @@ class File:
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
         """Write all of `data` at `offset`."""
-        with _named(self.path):
+        with self._named("write"):
             self._owner._write(self, offset, memoryview(data).cast("B"))
 
     def allocate(self, offset: int, length: int) -> None:
         """Allocate bytes on the disk, so that writing them cannot run out of room."""
-        with _named(self.path):
+        with self._named("allocate"):
             self._owner._allocate(self, offset, length)
 
     def truncate(self, length: int) -> None:
         """Cut or (sparsely) extend the file to `length`."""
-        with _named(self.path):
+        with self._named("set the length of"):
             self._owner._truncate(self, length)
 
     def sync(self) -> None:
@@ -132,7 +102,7 @@ class File:
 
         A failure is final: never taken for success later.
         """
-        with _named(self.path, final=True):
+        with self._named("sync", final=True):
             self._owner._sync(self)
 
     def map(self, length: int) -> NDArray[np.uint8]:
@@ -140,8 +110,8 @@ class File:
 
         Advice: random access.
         """
-        with _named(self.path):
-            return map_file(self.descriptor, length)
+        with self._named("map"):
+            return self._owner._map(self, length)
 
     def close(self) -> None:
         """Close the descriptor; maps made from it stay valid. Closing twice is harmless."""
@@ -186,8 +156,8 @@ class Lock:
 class Files:
     """The file operations of one store, rooted at a directory.
 
-    The underscored methods are the system calls that change something: a fault-injecting subclass
-    overrides them.
+    The underscored methods are the system calls that change or read something: a fault-injecting
+    subclass overrides them.
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:
@@ -195,6 +165,9 @@ class Files:
         self._base = Path(root).absolute()
         self._below = below
         self.root = self._base / below
+
+    def _named(self, path: str, tried: str, *, final: bool = False) -> AbstractContextManager[None]:
+        return named_errors(self.root, path, tried, final=final)
 
     def path(self, path: str) -> str:
         """Return the absolute path of a relative one."""
@@ -214,7 +187,7 @@ class Files:
 
     def _mode(self, path: str) -> int | None:
         """Return type and permissions of a path; None: it does not exist."""
-        with _named(path):
+        with self._named(path, "look at"):
             try:
                 parts = self._parts(path)
                 with self._at(parts) as (name, folder):
@@ -255,22 +228,31 @@ class Files:
     @property
     def is_read_only(self) -> bool:
         """Whether the root is on a file system that takes no writes."""
-        return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+        with self._named("", "look at"):
+            return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
 
     @property
     def is_open_to_others(self) -> bool:
         """Whether accounts but this one and root's can change the root, as far as its owner and
         the permission of everybody say."""
-        found = os.stat(self.root)
+        with self._named("", "look at"):
+            found = os.stat(self.root)
         is_ours = os.geteuid() in (0, found.st_uid) or found.st_uid == 0
         return bool(found.st_mode & stat.S_IWOTH) or not is_ours
 
     def room_bytes(self) -> int:
         """Return how much more this user may write, as far as the system says."""
-        found = os.statvfs(self.root)
+        with self._named("", "look at"):
+            found = os.statvfs(self.root)
         if found.f_files and not found.f_ffree:
             return 0  # no file can be made
         return found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """Return device and number of a file, which no other file that is there has."""
+        with self._named(path, "look at"), self._at(self._parts(path)) as (name, folder):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return found.st_dev, found.st_ino
 
     def is_named(self, file: File) -> bool:
         """Return whether an open file still has its name: it was not removed or replaced."""
@@ -282,25 +264,31 @@ class Files:
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, none if it does not exist."""
-        with _named(path):
+        return sorted(self.inodes(path))
+
+    def inodes(self, path: str) -> dict[str, int]:
+        """Return the names in a directory, none if it does not exist, with the number by which its
+        file system knows each file: another file of the same name has another one."""
+        with self._named(path, "list"):
             try:
                 descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
-                return []
+                return {}
             try:
-                return sorted(SPARE.having(lambda: os.listdir(descriptor)))
+                with SPARE.having(lambda: os.scandir(descriptor)) as entries:
+                    return {entry.name: entry.inode() for entry in entries}
             finally:
                 os.close(descriptor)
 
     def read_all(self, path: str) -> bytes:
         """Return a whole small file."""
-        with _named(path):
+        with self._named(path, "read"):
             with os.fdopen(self._open(path, os.O_RDONLY), "rb") as file:
                 return file.read()
 
     def open(self, path: str, *, write: bool = False) -> File:
         """Open an existing file."""
-        with _named(path):
+        with self._named(path, "open"):
             descriptor = self._open(path, os.O_RDWR if write else os.O_RDONLY)
             # Headers and indexes are read by place: reading ahead of them costs a megabyte each.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -308,7 +296,7 @@ class Files:
 
     def create(self, path: str) -> File:
         """Make a new, empty file in the place of one that is there already."""
-        with _named(path):
+        with self._named(path, "make"):
             return File(self, path, self._create(path))
 
     def replace(self, path: str, content: bytes) -> None:
@@ -325,7 +313,7 @@ class Files:
         """Make a directory and its parents, durably; one that is there already is fine."""
         if self.exists(path):
             return
-        with _named(path):
+        with self._named(path, "make the directory"):
             self._make_directory(path)
         while path:
             path = os.path.dirname(path)
@@ -333,19 +321,33 @@ class Files:
         for depth in range(1 + len(self._parts(""))):
             self.sync_directory("/".join([".."] * (depth + 1)))
 
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """Make the root; where the block fails, remove what was made, if it is empty."""
+        with self._named("", "look at"):
+            missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        self.make_directory("")
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                for path in missing:
+                    os.rmdir(path)
+            raise
+
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing an existing file of that name."""
-        with _named(target):
+        with self._named(target, f"rename {source} to"):
             self._rename(source, target)
 
     def link(self, source: "Files", name: str, target: str) -> None:
         """Give a file of `source` a second name here, which must be free."""
-        with _named(target):
+        with self._named(target, f"link {name} to"):
             self._link(source, name, target)
 
     def remove(self, path: str) -> None:
         """Remove a file; one that is gone already is fine."""
-        with _named(path):
+        with self._named(path, "remove"):
             self._remove(path)
 
     def remove_directory(self, path: str) -> None:
@@ -355,7 +357,7 @@ class Files:
         own = list(filter(is_own, paths))
         for one in own:
             self.remove(one)
-        with _named(path):
+        with self._named(path, "remove"):
             if len(own) == len(paths) and self.exists(path):
                 self._remove_directory(path)
 
@@ -366,7 +368,7 @@ class Files:
 
     def sync_directory(self, path: str) -> None:
         """Return once the names in a directory are on the disk."""
-        with _named(path, final=True):
+        with self._named(path, "sync", final=True):
             self._sync_directory(path)
 
     def reached(self, point: str) -> None:
@@ -384,7 +386,7 @@ class Files:
         lock = Lock()
         try:
             for name, flags in ((path, os.O_CREAT), ("", os.O_DIRECTORY)):
-                with _named(name or "the directory"):
+                with self._named(name, "lock"):
                     descriptor = self._open(name, flags | os.O_RDONLY)
                     lock.descriptors.append(descriptor)
                     self._flock(descriptor, shared=shared, is_needed=bool(name))
@@ -407,6 +409,12 @@ class Files:
                 f"({'a writer' if shared else 'a reader or writer'}); "
                 "close it first"
             ) from exc
+
+    def _read(self, file: File, offset: int, length: int) -> bytes:
+        return os.pread(file.descriptor, length, offset)
+
+    def _map(self, file: File, length: int) -> NDArray[np.uint8]:
+        return map_file(file.descriptor, length)
 
     def _write(self, file: File, offset: int, data: memoryview) -> None:
         while len(data):

@@ -38,6 +38,8 @@ BASE_MAGIC = b"EMBSBASE"
 COMMANDS_MAGIC = b"EMBSCOMM"
 IDS_MAGIC = b"EMBS.IDS"
 _FORMATS = {LOG_MAGIC: 3, COMMANDS_MAGIC: 4, BASE_MAGIC: 4, IDS_MAGIC: 1}
+BACKUP_FORMAT = 1
+"""The format of the marker of a directory of backups; its other files have the formats above."""
 _HEADER = struct.Struct("<8sIIHHI16sQQQQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304

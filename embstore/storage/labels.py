@@ -76,8 +76,8 @@ def check_loses_none(checkpoints: Sequence[KeptState], to: KeptState) -> None:
     if lost:
         labels = ", ".join(repr(one.label) for one in lost)
         raise CheckpointProtectedError(
-            f"what is newer than {to.label!r} would be gone, and {labels} is protected; back it "
-            f"up, make it routine, and restore then: {_routine(lost[0].label)}"
+            f"a restore of {to.label!r} would delete {labels}, which is newer and protected; back "
+            f"it up, make it routine, and then restore: {_routine(lost[0].label)}"
         )
 
 

@@ -110,15 +110,21 @@ def read(files: Files) -> Lineage:
 
     Raises CorruptTableError, TableMismatchError: its file is damaged, or of another format.
     """
-    if not files.exists(PATH):
-        return Lineage()
-    body = unseal(PATH, _FORMAT, files.read_all(PATH), PATH)
+    return decode(files.read_all(PATH), PATH) if files.exists(PATH) else Lineage()
+
+
+def decode(content: bytes, path: str) -> Lineage:
+    """Return the lineage of a file's content; `path` names it in errors.
+
+    Raises CorruptTableError, TableMismatchError: it is damaged, or of another format.
+    """
+    body = unseal(PATH, _FORMAT, content, path)
     try:
         fields = json.loads(body)
         promotions = tuple(Promotion(**one) for one in fields["promotions"])
         return Lineage(**fields | {"promotions": promotions})
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise CorruptTableError(f"{PATH}: unreadable, though its checksum matches") from exc
+        raise CorruptTableError(f"{path}: unreadable, though its checksum matches") from exc
 
 
 def write(files: Files, lineage: Lineage) -> None:

@@ -140,9 +140,8 @@ class Log:
         """
         if bounded and self.index.size + records > self._rows_max:
             raise CapacityError(
-                f"the log index holds {self.index.size} rows and may hold {self._rows_max}: "
-                "make a checkpoint, "
-                "so that rows can be folded into the base, or raise limits.log_rows_max"
+                f"the log index has {self.index.size} rows of at most {self._rows_max}: make a "
+                "checkpoint, which merges rows into the base, or raise limits.log_rows_max"
             )
         if self._writer is not None and not self._writer.fits(records, record_bytes):
             self.seal()

@@ -10,6 +10,7 @@ A first backup that was cut off leaves nothing, an empty LOCK, or the marker: th
 At a URL it may leave a part of the marker, and nothing else, which counts as nothing.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +23,12 @@ from embstore.errors import (
 )
 from embstore.storage.contents import IDENTITY, LOCK, read_identity
 from embstore.storage.files import Files
-from embstore.storage.format import seal, unseal
+from embstore.storage.format import BACKUP_FORMAT, seal, unseal
 
 PATH = "EMBSTORE-BACKUPS"
 NOTHING = {LOCK, f"{PATH}.new", "lost+found"}
 """Names that a folder may have that counts as empty."""
-_TITLE, _FORMAT = "BACKUPS", 1
+_TITLE = "BACKUPS"
 _SHOWN = 3
 _MEND = "give an empty directory, or one that does not exist yet"
 
@@ -44,7 +45,7 @@ class Marked(Protocol):
 
 def encode(store_id: str) -> bytes:
     """Return the marker of a store's backups."""
-    return seal(_TITLE, _FORMAT, f"{store_id}\n".encode())
+    return seal(_TITLE, BACKUP_FORMAT, f"{store_id}\n".encode())
 
 
 def decode(content: bytes) -> str:
@@ -52,7 +53,7 @@ def decode(content: bytes) -> str:
 
     Raises CorruptTableError: it is damaged. TableMismatchError: it is of another format.
     """
-    return unseal(_TITLE, _FORMAT, content, PATH).decode().strip()
+    return unseal(_TITLE, BACKUP_FORMAT, content, PATH).decode().strip()
 
 
 def has_backups(folder: Marked, store_id: str, place: str) -> bool:
@@ -91,7 +92,7 @@ def has_backups(folder: Marked, store_id: str, place: str) -> bool:
 
 def check_outside(root: Path) -> None:
     """Raise InvalidArgumentError, if a folder is within a store, or within backups."""
-    for parent in root.resolve().parents:
+    for parent in Path(os.path.realpath(root)).parents:
         kind = _kind_of(Files(parent))
         if kind:
             raise _refusal(str(root), f"that it is within {parent}, which has {kind}")

@@ -153,8 +153,8 @@ class ShardPlace:
         if not is_same and self.partitions and not self.paused_by:
             raise InvalidArgumentError(
                 f"{self.name}: expected a map that leaves every partition where it is, and has as "
-                "many shards, as its writes are not paused; only addresses may change. Partitions "
-                "are moved by embstore cluster grow and drain"
+                "many shards, because its writes are not paused; only addresses may change. To "
+                "move partitions, call embstore cluster grow or drain"
             )
         address = own.shards[self.shard]
         if address in shard_map.shards and shard_map.shards.index(address) != self.shard:
@@ -218,8 +218,9 @@ def take(
         if given is not None:
             if is_used:
                 raise InvalidArgumentError(
-                    f"{files.root} is a store of its own, which has had commands, and cannot "
-                    f"become {given.name}: give a new directory, and export and import its tables"
+                    f"{files.root} is a store outside of any cluster, which has executed "
+                    f"commands, and cannot become {given.name}: give a new directory, and export "
+                    "and import its tables"
                 )
             write(files, given)
         return given
@@ -241,9 +242,8 @@ def take(
         )
     if found.version == seen.version:
         raise InvalidArgumentError(
-            f"{noted.name} has another map of version {seen.version}: two maps of one version are "
-            "a mistake; take the map that the other shards have, or that of "
-            f"{files.path(PATH)}"
+            f"{noted.name} has another map of version {seen.version}, and one of them is wrong; "
+            f"take the map that the other shards have, or that of {files.path(PATH)}"
         )
     place = noted.with_map(found, commit)
     write(files, place)

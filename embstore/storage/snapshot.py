@@ -15,7 +15,7 @@ since.
 
 Keys are merged in pieces of some groups of keys (key_index.py). The table's keys of the log, whose
 records are in the order of time, are sorted once: 24 bytes a row, for as many rows as its index
-has.
+has. These bytes and those of a piece are told before they are taken (`prepare`).
 """
 
 from bisect import bisect_right
@@ -36,6 +36,8 @@ from embstore.storage.stored_rows import Located
 
 _PIECE_ROWS = 1 << 18
 """Rows whose keys are in memory at a time."""
+_ROW_BYTES = 24
+"""Of a row in `Stored`: its key, and address and bytes of its record."""
 
 
 class Snapshot:
@@ -75,20 +77,26 @@ class Snapshot:
         self._cuts: list[int] = []
         self._piece: tuple[int, Stored] | None = None  # the last that was merged, and its number
 
-    def prepare(self, between: Callable[[], None]) -> tuple[int, int]:
+    def prepare(
+        self, between: Callable[[], None], reserve: Callable[[int], None] = lambda _: None
+    ) -> tuple[int, int]:
         """Sort the log's keys, and return the numbers of rows and of deleted rows; `between` is
-        called between pieces, and an exception ends it."""
-        self._log = self._logged(self._segments, between)
-        self._log_before = self._logged(self._segments_before, between) or Stored.none()
+        called between pieces, `reserve` with the bytes that are kept from then on. An exception of
+        either ends it."""
+        self._log = self._logged(self._segments, between, reserve)
+        self._log_before = self._logged(self._segments_before, between, reserve) or Stored.none()
         counted = group_counts(self._runs, self._low, self._high)
         if self._log is not None:
             groups = np.unique(self._log.keys >> GROUP_BITS, return_counts=True)
             counted = np.concatenate([counted, np.stack(groups, axis=1)])
         self._cuts = list(cuts_of(counted, self._low, self._high, _PIECE_ROWS))
-        count = deleted = 0
+        count = deleted = most = 0
         for low, high in pairwise(self._cuts):
             between()
             of_them_deleted = self._merged(low, high).are_deleted
+            if len(of_them_deleted) > most:
+                reserve((len(of_them_deleted) - most) * _ROW_BYTES)
+                most = len(of_them_deleted)
             deleted += int(np.count_nonzero(of_them_deleted))
             count += int(np.count_nonzero(~of_them_deleted))
         return count, deleted
@@ -153,13 +161,19 @@ class Snapshot:
             had = np.where(log.keys[at] == keys, ~log.are_deleted[at], had)
         return had
 
-    def _logged(self, segments: Sequence[Segment], between: Callable[[], None]) -> Stored | None:
+    def _logged(
+        self,
+        segments: Sequence[Segment],
+        between: Callable[[], None],
+        reserve: Callable[[int], None],
+    ) -> Stored | None:
         """Return the newest records of the table in segments, by row key; None: of no segment."""
         logged = []
         for segment in segments:
             between()
             keys, positions = segment.keys_and_positions()
             own = (keys >= self._low) & (keys < self._high)
+            reserve(int(np.count_nonzero(own)) * _ROW_BYTES)
             sizes, addresses = places_of([segment], positions[own])
             logged.append(Stored(keys[own], addresses, sizes))
         return newest(logged) if logged else None

@@ -12,7 +12,7 @@ Places have an order: those that are as before, and in their order, come first, 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -53,8 +53,11 @@ class KeptState:
 
     @cached_property
     def _content(self) -> str:
-        rows = [(t.table_id, t.rows, t.learning_rate, t.t) for t in self.state.tables]
-        return blake2b(as_json(rows).encode(), digest_size=16).hexdigest()
+        return _content(self.state.tables)
+
+    def content_of(self, may_read: Callable[[str], bool]) -> str:
+        """Return `KeptCheckpoint.content` for a caller that may read the tables of some names."""
+        return _content(t for t in self.state.tables if may_read(t.identity["name"]))
 
     def fields(self, before: State) -> dict[str, Any]:
         """Return it as the catalogue has it, behind a state."""
@@ -65,6 +68,11 @@ class KeptState:
             "protected": self.protected,
             "state": changes(before, self.state),
         }
+
+
+def _content(tables: Iterable[TableEntry]) -> str:
+    rows = [(t.table_id, t.rows, t.learning_rate, t.t) for t in tables]
+    return blake2b(as_json(rows).encode(), digest_size=16).hexdigest()
 
 
 def changes(before: State, state: State) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from embstore.storage.appender import Appender
 from embstore.storage.base import Base
 from embstore.storage.catalogue import Catalogue, SegmentEntry
 from embstore.storage.contents import Contents
+from embstore.storage.file_errors import removed
 from embstore.storage.files import Files
 from embstore.storage.id_files import Ids
 from embstore.storage.labels import still_kept
@@ -190,7 +191,7 @@ class Storage:
         """
         if label is not None and self.catalogue.checkpoint(label) is not None:
             raise CheckpointExistsError(
-                f"a checkpoint {label!r} is kept already; a label is used once"
+                f"a checkpoint {label!r} is kept already; choose another label"
             )
         self.merges.complete()  # it may take away files that are not committed yet
         head = State(self.catalogue.head.commit + 1, command, tuple(tables), dict(places or {}))
@@ -239,6 +240,8 @@ class Storage:
             for segment in uncommitted:
                 assert segment.file is not None
                 segment.file.sync()
+                if not self.files.is_named(segment.file):
+                    raise removed(segment.path)
             if uncommitted:
                 self.files.sync_directory("log")
         entries = [SegmentEntry(s.number, head.commit, s.bytes, s.checksum) for s in uncommitted]

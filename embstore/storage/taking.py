@@ -10,6 +10,7 @@ again, so an interrupted one is finished when the directory is opened (`finish`)
 """
 
 import json
+import os
 from contextlib import closing
 from dataclasses import asdict, replace
 
@@ -55,15 +56,9 @@ class Incoming:
         return {
             path: size
             for path, size in catalogues.paths(self.catalogue).items()
-            if not self._has(f"{_ROOM}/{path}", size)
-            and not (_number(path) < below and self._has(path, size))
+            if not _has(self._files, f"{_ROOM}/{path}", size)
+            and not (_number(path) < below and _has(self._files, path, size))
         }
-
-    def _has(self, path: str, size: int) -> bool:
-        if not self._files.exists(path):
-            return False
-        with closing(self._files.open(path)) as file:
-            return file.size == size
 
     def receive(self, path: str, offset: int, piece: bytes, size: int) -> None:
         """Write a piece of a file; the last one makes it whole.
@@ -94,14 +89,14 @@ def finish(files: Files) -> None:
     """Take over a commit that is whole; remove the rest of one that is not needed any more.
 
     The directory is not open.
+
+    Raises CorruptTableError, TableMismatchError: a file that came is damaged; nothing has changed.
     """
-    if not files.exists(f"{_ROOM}/{catalogues.PATH}"):
+    catalogue = arrived(files)
+    if catalogue is None:
         return
-    content = files.read_all(f"{_ROOM}/{catalogues.PATH}")
-    catalogue = catalogues.decode(content)
     remove_segments(files)
-    if files.exists(f"{_ROOM}/{lineages.PATH}"):
-        files.replace(lineages.PATH, files.read_all(f"{_ROOM}/{lineages.PATH}"))
+    files.replace(lineages.PATH, files.read_all(f"{_ROOM}/{lineages.PATH}"))
     for room in ROOMS:
         files.make_directory(room)
         for name in files.list(f"{_ROOM}/{room}"):
@@ -110,8 +105,49 @@ def finish(files: Files) -> None:
         files.sync_directory(room)
     identity = {"format": FORMAT, "endianness": "little", "store_id": catalogue.store_id}
     files.replace("store.json", json.dumps(identity).encode() + b"\n")
-    files.replace(catalogues.PATH, content)
+    files.replace(catalogues.PATH, files.read_all(f"{_ROOM}/{catalogues.PATH}"))
     _remove(files)
+
+
+class ArrivedFiles(Files):
+    """A directory as it will be when the commit that has come was taken over; for reading."""
+
+    def _parts(self, path: str) -> list[str]:
+        here = super()._parts(f"{_ROOM}/{path}")
+        return here if os.path.lexists(os.path.join(self._base, *here)) else super()._parts(path)
+
+
+def arrived(files: Files) -> Catalogue | None:
+    """Return the catalogue of a commit that has come and is to be taken over; None: there is none.
+
+    Raises CorruptTableError, TableMismatchError: a file is missing, has another length, or its
+    checksum does not match; headers, rows and ids are not read.
+    """
+    path = f"{_ROOM}/{catalogues.PATH}"
+    if not files.exists(path):
+        return None
+    try:
+        catalogue = catalogues.decode(files.read_all(path), path)
+        lineage = f"{_ROOM}/{lineages.PATH}"
+        if not files.exists(lineage):
+            raise CorruptTableError(f"{lineage}: missing, though {path} is there")
+        lineages.decode(files.read_all(lineage), lineage)
+        for name, size in catalogues.paths(catalogue).items():
+            if not any(_has(files, at, size) for at in (f"{_ROOM}/{name}", name)):
+                raise CorruptTableError(f"{_ROOM}/{name}: expected {size} bytes, found others")
+    except CorruptTableError as exc:
+        raise CorruptTableError(
+            f"{exc}; remove {_ROOM}/, and the standby takes the commit from its leader again"
+        ) from exc
+    return catalogue
+
+
+def _has(files: Files, path: str, size: int) -> bool:
+    """Return whether there is a file of a size."""
+    if not files.exists(path):
+        return False
+    with closing(files.open(path)) as file:
+        return file.size == size
 
 
 def _remove(files: Files) -> None:

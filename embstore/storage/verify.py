@@ -1,12 +1,15 @@
 """Verification of a directory: finding damaged files, and the rows that they affect.
 
-Everything that the catalogue names is read, once and in order (checking.py), then the command log.
+Everything that the catalogue names is read, once and in order (checking.py), then the command log,
+then LINEAGE and SHARD. Where a leader's commit has come, which the next opening takes over, that is
+verified, and not the commit before it.
 Damage is collected, and reading does not stop at the first error. A damaged record matters where it
 is the newest of its row: therefore, for the head and for each kept label, the check looks for the
 row in the state's newer files, later runs or segments of the log. That second look reads the key
 indexes alone, and only where something is damaged.
 
-Unnamed files are no error: a crash leaves them, and the next opening removes them.
+Unnamed files are no error: a crash leaves them, and the next opening removes them. A leader's files
+that a standby has begun to take are not among them: it goes on with them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from embstore.arrays import KEY_BITS, KEY_MASK, Keys
-from embstore.errors import StorageError
+from embstore.errors import CorruptTableError, StorageError
 from embstore.results import State
 from embstore.storage import catalogue as catalogues
+from embstore.storage import lineage as lineages
+from embstore.storage import shard as shards
 from embstore.storage.catalogue import Catalogue, Entry, PartEntry, SegmentEntry
 from embstore.storage.checking import UNUSABLE, FileCheck, FileReport, RowsEntry, keys_in
 from embstore.storage.command_records import RecordReader
@@ -27,12 +32,17 @@ from embstore.storage.contents import IDENTITY, LOCK, read_identity
 from embstore.storage.files import Files
 from embstore.storage.format import ROOMS
 from embstore.storage.id_files import id_at
+from embstore.storage.own_names import is_own
+from embstore.storage.taking import ArrivedFiles, arrived
 
 FIRST_KEYS = 5
 """Affected keys that are named of each table."""
 _NAMED = 5
 """Folders with stores that are named where a store was expected."""
-_KNOWN = {LOCK, IDENTITY, catalogues.PATH, *ROOMS, "commands", "frequency", "lost+found"}
+_KNOWN = {
+    *(LOCK, IDENTITY, catalogues.PATH, lineages.PATH, shards.PATH, *ROOMS),
+    *("commands", "frequency", "incoming", "lost+found"),
+}
 
 Note = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -96,7 +106,7 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
     StoreInUseError : a writer has the directory.
     StorageError : there is no store.
     """
-    if not files.exists(IDENTITY):
+    if not any(map(files.exists, (IDENTITY, catalogues.PATH))):
         raise StorageError(2, f"expected a store, found none in {files.root}{_below(files)}")
     lock = files.lock(LOCK, shared=True)
     try:
@@ -104,8 +114,9 @@ def verify(files: Files, note: Note, progress: Progress) -> Verification:
         catalogue = found.read_catalogue()
         if catalogue is not None:
             reports = found.check_files(catalogue)
-            found.result.affected = affected_by(files, catalogue, reports)
+            found.find_affected(catalogue, reports)
             found.check_commands(catalogue)
+            found.check_places()
             found.list_leftovers(catalogue)
         return found.result
     finally:
@@ -154,22 +165,37 @@ class _Verifier:
         self._note(str(problem))
 
     def read_catalogue(self) -> Catalogue | None:
-        """Check store.json and the catalogue; return the catalogue if it can be read."""
+        """Check store.json and the catalogue, or those of a leader's commit that has come; return
+        the catalogue if it can be read."""
+        store_id = ""
+        if not self._files.exists(IDENTITY):
+            self._fail(f"{IDENTITY}: missing")
+        try:
+            if (catalogue := arrived(self._files)) is not None:
+                self._files = ArrivedFiles(self._files.root)
+                return catalogue
+        except UNUSABLE as exc:
+            self._fail(exc)
         try:
             store_id = read_identity(self._files)
         except UNUSABLE as exc:
-            self._fail(exc)
-            store_id = ""
+            if self._files.exists(IDENTITY):
+                self._fail(exc)
         if store_id and not any(map(self._files.exists, (catalogues.PATH, *ROOMS))):
             return Catalogue(store_id)  # its creation was cut short: there is nothing yet
         try:
+            if not self._files.exists(catalogues.PATH):
+                raise CorruptTableError(f"{catalogues.PATH}: missing")
             catalogue = catalogues.decode(self._files.read_all(catalogues.PATH))
         except UNUSABLE as exc:
-            self._fail(f"{exc}: without the catalogue nothing else can be checked")
+            self._fail(
+                f"{exc}: without the catalogue nothing else can be verified; restore a backup"
+            )
             return None
         if store_id and catalogue.store_id != store_id:
             self._fail(
-                f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}"
+                f"{catalogues.PATH}: belongs to store {catalogue.store_id}, not to {store_id}, as "
+                f"{IDENTITY} says"
             )
         return catalogue
 
@@ -196,6 +222,10 @@ class _Verifier:
         result.files, result.bytes = len(entries), total
         return reports
 
+    def find_affected(self, catalogue: Catalogue, reports: dict[str, FileReport]) -> None:
+        """Find the rows that damaged files affect."""
+        self.result.affected = affected_by(self._files, catalogue, reports)
+
     def check_commands(self, catalogue: Catalogue) -> None:
         """Read the command log to its end; a torn tail is none, damage before it is."""
         reader = RecordReader(self._files, bytes.fromhex(catalogue.store_id), catalogue.commands)
@@ -207,11 +237,22 @@ class _Verifier:
         for cut in reader.cut.values():
             self._fail(cut)
 
+    def check_places(self) -> None:
+        """Check the small files of standbys and shards."""
+        for read in (lineages.read, shards.read):
+            try:
+                read(self._files)
+            except UNUSABLE as exc:
+                self._fail(exc)
+
     def list_leftovers(self, catalogue: Catalogue) -> None:
         """List the unnamed files."""
         here = [f"{room}/{name}" for room in ROOMS for name in self._files.list(room)]
         others = sorted(set(self._files.list("")) - _KNOWN)
-        self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here)]
+        rooms = "incoming", *(f"incoming/{room}" for room in ROOMS)
+        taken = [f"{room}/{name}" for room in rooms for name in self._files.list(room)]
+        strange = [path for path in taken if path not in rooms and not is_own(path)]
+        self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here), *strange]
 
 
 def affected_by(

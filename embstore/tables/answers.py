@@ -4,20 +4,46 @@ A client may send a command again across a crash, so the log has each command's 
 answers that a client may still need are kept here. A commit makes the logged commands superfluous,
 but not these answers: it begins a segment whose first record has them. They belong to an
 **instance** of the server, which ends where they are lost: clients know it by its id.
+
+**Bounds.** Each commit writes all answers, so their bytes are bounded: of one client, which loses
+its lowest sequences, and of all. They are estimated (`answer_bytes`) from the answers alone, so
+that a store that executes the same commands again forgets the same.
 """
 
 from collections import Counter, OrderedDict
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
 
 from embstore.results import Context
 from embstore.tables.owners import Ages, owner_of
 
 CALLS_MAX = 1024
-"""Answers that are kept of one client."""
+"""Answers that are kept of one client, if they are not too long."""
+CLIENT_BYTES_MAX = 1 << 20
+"""Bytes of the answers that are kept of one client; one answer always is."""
 CLIENTS_MAX = 4096
 """Clients of which answers are kept; `tables.owners` says of which ones."""
-ANSWERS_MAX = 16_384
-"""Answers that are kept of all clients: each commit writes them."""
+ANSWERS_BYTES_MAX = 4 << 20
+"""Bytes of the answers that are kept of all clients."""
+ANSWER_BYTES = 128
+"""Of an answer that says nothing: its origin, verb and context."""
+
+
+def answer_bytes(result: Any) -> int:
+    """Return about how many bytes an answer with this result takes."""
+    return ANSWER_BYTES + _size(result)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_size(key) + _size(one) for key, one in value.items())
+    if isinstance(value, tuple | list):
+        return sum(map(_size, value))
+    if is_dataclass(value):
+        return sum(_size(getattr(value, part.name)) for part in fields(value))
+    return 0 if value is None else 8
 
 
 class Origin(Protocol):
@@ -60,6 +86,26 @@ class Remembered:
         """Answers by sequence."""
         self.floor = floor
         """Every lower sequence has been forgotten."""
+        self.bytes = 0
+        """Bytes of the answers."""
+
+    def keep(self, sequence: int, answer: Answer) -> None:
+        """Keep an answer; forget the lowest ones, if they are too long together."""
+        self._drop(sequence)
+        self.calls[sequence] = answer
+        self.bytes += answer_bytes(answer.result)
+        while self.bytes > CLIENT_BYTES_MAX and len(self.calls) > 1:
+            self.forget_below(min(self.calls) + 1)
+
+    def forget_below(self, sequence: int) -> None:
+        """Forget the answers of all lower sequences."""
+        self.floor = max(self.floor, sequence)
+        for old in [old for old in self.calls if old < self.floor]:
+            self._drop(old)
+
+    def _drop(self, sequence: int) -> None:
+        if (answer := self.calls.pop(sequence, None)) is not None:
+            self.bytes -= answer_bytes(answer.result)
 
 
 class Answers:
@@ -70,37 +116,35 @@ class Answers:
         self.forgotten: set[str] = set()
         """Owners of forgotten clients: their client that is not here may have had calls."""
         self._ages = Ages()
-        self._counts: Counter[str] = Counter()  # of answers, by owner
+        self._bytes: Counter[str] = Counter()  # by owner
 
     def add(self, origin: Origin, answer: Answer) -> None:
         """Keep an answer; forget those that its client has, and the clients that are too many."""
         client = self.clients.setdefault(origin.client_id, Remembered())
         self.clients.move_to_end(origin.client_id)
         self._ages.renew(origin.client_id)
-        lowest = max(origin.finished_below, origin.sequence - CALLS_MAX + 1)
-        client.floor = max(client.floor, lowest)
-        before = len(client.calls)
-        for old in [sequence for sequence in client.calls if sequence < client.floor]:
-            del client.calls[old]
-        client.calls[origin.sequence] = answer
-        self._counts[owner_of(origin.client_id)] += len(client.calls) - before
+        before = client.bytes
+        client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
+        client.keep(origin.sequence, answer)
+        self._bytes[owner_of(origin.client_id)] += client.bytes - before
         while len(self.clients) > CLIENTS_MAX:
             self._forget(next(self._ages.to_forget()))
-        while self._counts.total() > ANSWERS_MAX and len(self.clients) > 1:
-            names = self._ages.to_forget(self._counts)
+        while self._bytes.total() > ANSWERS_BYTES_MAX and len(self.clients) > 1:
+            names = self._ages.to_forget(self._bytes)
             self._forget(next(name for name in names if name != origin.client_id))
 
     def _forget(self, client: str) -> None:
         owner, remembered = owner_of(client), self.clients.pop(client)
         self._ages.drop(client)
-        self._counts[owner] -= len(remembered.calls)
-        if not self._counts[owner]:
-            del self._counts[owner]
+        self._bytes[owner] -= remembered.bytes
+        if not self._bytes[owner]:
+            del self._bytes[owner]
         self.forgotten.add(owner)
 
     def put(self, client: str, floor: int, calls: dict[int, Answer]) -> None:
         """Keep the answers read for one client."""
         remembered = self.clients[client] = Remembered(floor)
-        remembered.calls |= calls
+        for sequence, answer in calls.items():
+            remembered.keep(sequence, answer)
         self._ages.renew(client)
-        self._counts[owner_of(client)] += len(calls)
+        self._bytes[owner_of(client)] += remembered.bytes

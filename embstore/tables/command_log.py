@@ -155,7 +155,7 @@ class CommandLog:
         """Keep the answer of the call that has the engine. Replaying computes it again, except
         after a restore, whose answer has a new epoch."""
         if self.origin is not None:
-            answer = Answer(type(command).__name__, result, context)
+            answer = Answer(type(command).__name__, command.short_answer(result), context)
             self.memory.answers.add(self.origin, answer)
 
     def reserve_forgotten(self) -> None:

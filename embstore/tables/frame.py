@@ -48,7 +48,7 @@ _PATIENCE_S, _PAUSE_S = 2e-3, 5e-5
 _CUTS = (KeyboardInterrupt, SystemExit, MemoryError)
 _IS_BUSY = (
     "a call of this thread is still running (is this a signal handler?); only close() may be "
-    "called now, and waits for its end"
+    "called now, which waits for the call to end"
 )
 _NO_MEMORY = "no memory; nothing has changed: send less in a call, or give less cache_bytes"
 

@@ -166,9 +166,9 @@ def _remember(
 
 
 def note_checkpoint(memory: Memory, origin: Sent, made: Any, catalogue: Catalogue) -> None:
-    """Keep the answer of a checkpoint."""
+    """Keep the short answer of a checkpoint."""
     state = Context(catalogue.store_id, catalogue.epoch, made.state.command, memory.instance)
-    memory.answers.add(origin, Answer("Checkpoint", made.described(), state))
+    memory.answers.add(origin, Answer("Checkpoint", made.described().without_metadata, state))
 
 
 def _answer_of(verb: str, reply: str | None, codec: Codec) -> Answer:

@@ -77,7 +77,10 @@ class Slices:
     @contextmanager
     def after_others(self, lock: threading.Lock) -> Iterator[None]:
         """Hold a lock that is not the engine's, for work that is done one after the other; a wait
-        for it is ended as between slices."""
+        for it is ended as between slices.
+
+        Not with the engine: the holder of the lock waits for it before its next slice.
+        """
         while not lock.acquire(timeout=_PATIENCE_S):
             self._frame.check_open()
             self._progress(self.done, self.of)

@@ -212,7 +212,7 @@ def check_writer(tables: Iterable[TableState], session: str) -> None:
         if table.writer not in ("", session):
             raise TableHeldError(
                 f"table {table.name!r} is held by session {table.writer!r}, its only writer until "
-                "it is closed; open that session with shared=True to write beside it"
+                "it is closed; open that session with shared=True to write at the same time"
             )
 
 

@@ -88,7 +88,7 @@ class Tables:
     def _not_found(self, name: str, table_id: int | None) -> TableNotFoundError:
         if table_id is not None:
             return TableNotFoundError(f"table {name!r} no longer exists")
-        return TableNotFoundError(f"no table {name!r}; list the tables to see which there are")
+        return TableNotFoundError(f"no table {name!r}; list the tables to see their names")
 
     def sorted(self) -> list[TableState]:
         """Return all tables, by name."""
@@ -131,13 +131,23 @@ class Tables:
     def _check_room_for_table(self, config: TableConfig) -> None:
         if len(self.by_id) >= self.limits.tables_max:
             raise CapacityError(
-                f"table {config.name!r}: the store has {len(self.by_id)} tables, "
-                f"limits.tables_max is {self.limits.tables_max}"
+                f"table {config.name!r}: the store has {len(self.by_id)} tables, and "
+                f"limits.tables_max is {self.limits.tables_max}: drop one, or raise the limit"
             )
         if self.storage.next_table_id >= TABLE_IDS_MAX:
             raise CapacityError(
                 f"table {config.name!r}: all {TABLE_IDS_MAX} table ids have been used"
             )
+
+    def least_bytes_of(self, config: TableConfig) -> int:
+        """Return the bytes of the cache that a new table takes before it has a row: those of the
+        first slab of its pool, if it is the first of that."""
+        name = _pool_name(config, self.storage.next_table_id)
+        if name in self.pools:
+            return 0
+        below_bytes, budget_bytes = self.host_cache.budget_bytes, self.arena.budget_bytes
+        sizes = Sizes.of(name.layout, budget_bytes, self.device, below_bytes, name.row_keys)
+        return sizes.least_bytes
 
     def _pool(self, config: TableConfig, table_id: int) -> Pool:
         name = _pool_name(config, table_id)
@@ -346,7 +356,7 @@ def _check_same(table: TableState, asked: TableConfig) -> None:
     if table.rows != asked.rows:
         grow = (
             f", or store.table({name!r}).grow({asked.rows}), or embstore table grow {name} "
-            f"{asked.rows}, makes them so many"
+            f"{asked.rows}, grows it"
         )
         raise TableExistsError(
             f"table {name!r} exists with {table.rows} rows where {asked.rows} were asked for; ask "

@@ -313,7 +313,8 @@ def _set_scalars(tables: Sequence[TableState], options: UpdateOptions) -> None:
     for table in tables:
         if table.t == T_MAX:
             raise InvalidArgumentError(
-                f"table {table.name!r}: t is {T_MAX} and cannot grow; the table must be made anew"
+                f"table {table.name!r}: t is {T_MAX} and cannot grow; create another table, and "
+                "copy the rows to it"
             )
         given = by_table.get(table.name, every)
         rate = table.learning_rate if given is None else given

@@ -69,7 +69,9 @@ def decode(encoded: NDArray[np.uint8], count: int, what: str) -> Keys:
     if found != count:
         raise InvalidArgumentError(f"{what}: expected {count} numbers as deltas, found {found}")
     if len(encoded) and encoded[-1] >= _MORE:
-        raise InvalidArgumentError(f"{what}: expected whole numbers as deltas, found a cut-off one")
+        raise InvalidArgumentError(
+            f"{what}: expected whole numbers as deltas, found the last one cut off"
+        )
     keys = np.empty(count, np.int64)
     begin = done = 0
     while begin < len(encoded):
@@ -92,5 +94,7 @@ def decode(encoded: NDArray[np.uint8], count: int, what: str) -> Keys:
         begin += int(ends[-1]) + 1
     np.cumsum(keys, out=keys)
     if len(keys) and keys.min() < 0:  # the first sum beyond int64 is negative
-        raise InvalidArgumentError(f"{what}: expected keys below 2**63 as deltas, found a larger")
+        raise InvalidArgumentError(
+            f"{what}: expected keys below 2**63 as deltas, found a larger one"
+        )
     return keys

@@ -102,7 +102,7 @@ class Verb:
         if not self.has_json:
             raise InvalidArgumentError(
                 f"{self.name} carries arrays or a file, answers by a stream, or finishes a step: "
-                f"call it by the client; by JSON {', '.join(JSON_VERBS)} can be called"
+                f"call it by a client; JSON calls are {', '.join(JSON_VERBS)}"
             )
         text = (text.encode() if isinstance(text, str) else text).strip() or b"{}"
         if not text.startswith(b"{"):  # of an array `Parse` makes a message without a field

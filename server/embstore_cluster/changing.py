@@ -84,7 +84,7 @@ class Change:
             except Exception as exc:  # any error is reported to the caller
                 error = str(exc) or repr(exc)
                 if not isinstance(exc, EmbstoreError):
-                    _LOG.exception("a change of the cluster has failed by a mistake of ours")
+                    _LOG.exception("a change of the cluster has failed by an error in embstore")
             try:
                 if error:
                     self._resolve(connecting)

@@ -77,7 +77,8 @@ def start(
     address: str | None = None,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> Cluster:
-    """Start a cluster on Ray, and return when every shard is ready.
+    """Start a cluster on Ray, and return when every shard is ready. A start that was cut off is
+    finished, with its arguments.
 
     Parameters
     ----------
@@ -109,10 +110,8 @@ def start(
     resources = Resources(num_cpus, num_gpus, 0 if num_gpus else cache_bytes)
     cpus = max(os.cpu_count() or 1, -int(-count * num_cpus // 1))
     local.attach(path, address=address, cpus=cpus)
-    if _actor(coordinator_of(name)) is not None:
-        raise InvalidArgumentError(
-            f"a cluster {name!r} runs: see embstore cluster status, or give another --name"
-        )
+    if (coordinator := _actor(coordinator_of(name))) is not None:
+        return _finished(coordinator, path, timeout_s)
     plan = replace(
         kept or _new(name, str(path), count, resources, known),
         name=name,
@@ -126,11 +125,30 @@ def start(
     return Cluster(name, str(path), plan.shard_map, plan.admins)
 
 
+def _finished(coordinator: Any, path: Path, timeout_s: float) -> Cluster:
+    """Finish a start that was cut off: have the shards started that are not, and wait for all.
+
+    Raises
+    ------
+    InvalidArgumentError : the cluster runs, or is that of another directory.
+    StoreClosedError : a shard did not get ready.
+    """
+    plan: Plan = ray.get(coordinator.plan.remote(), timeout=timeout_s)
+    if plan.data != str(path) or all(state["ready"] for state in _states(plan)):
+        raise InvalidArgumentError(
+            f"a cluster {plan.name!r} runs: see embstore cluster status, or give another --name"
+        )
+    started(plan, range(len(plan.nodes)), timeout_s)
+    return Cluster(plan.name, plan.data, plan.shard_map, plan.admins)
+
+
 def _count(path: Path, shards: int | None, known: ShardMap | None) -> int:
     """Return how many shards there are to be, of a cluster that may have been there before."""
     count = shards if shards is not None else len(known.shards) if known else 0
     if count < 1:
-        raise InvalidArgumentError(f"expected how many shards {path} is to have, found none")
+        raise InvalidArgumentError(
+            f"expected the number of shards for a new cluster in {path}, found none: give --shards"
+        )
     if known is not None and count != len(known.shards):
         raise InvalidArgumentError(
             f"{path} has a cluster of {len(known.shards)} shards: expected as many, found {count}"
@@ -261,7 +279,7 @@ def _states(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _state(call: Any) -> dict[str, Any]:
-    away = {"ready": False, "pid": None, "error": "its actor is away"}
+    away = {"ready": False, "pid": None, "error": "its actor cannot be reached"}
     if call is None:
         return away
     try:
@@ -269,9 +287,7 @@ def _state(call: Any) -> dict[str, Any]:
     except ray.exceptions.RayActorError:
         return away
     except ray.exceptions.GetTimeoutError:
-        return away | {
-            "error": "its actor does not answer: it is being started, or waits for its node"
-        }
+        return away | {"error": "its actor does not answer: it is starting, or waits for its node"}
     return state
 
 

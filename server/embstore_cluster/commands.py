@@ -23,7 +23,7 @@ _DATA, _NAME = Path("embstore-cluster"), "embstore"
 def start(
     *,
     shards: Annotated[
-        int | None, flag("How many. Default: as many as it has.", "COUNT", min=1)
+        int | None, flag("Number of shards. Default: as many as it has.", "COUNT", min=1)
     ] = None,
     data: _Data = _DATA,
     name: _Name = _NAME,
@@ -41,9 +41,9 @@ def start(
     ray: _Ray = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a cluster of shards on Ray, which is started on this machine where there is none.
+    """Start a cluster of shards on Ray, and Ray itself if none is running.
 
-    The shards are on loopback, unless Ray has several nodes. A cluster that was started in DIR
+    The shards listen on loopback, unless Ray has several nodes. A cluster that was started in DIR
     before is started again, with the same addresses and rows.
     """
     with output.progress("shards"):
@@ -83,7 +83,7 @@ def status(
     insecure: Annotated[bool, flag("As for other commands.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show each shard's partitions, rows, whether it is ready, and how often it came back."""
+    """Show each shard's partitions, rows, state and number of restarts."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from embstore_cluster import clusters
 
@@ -133,7 +133,7 @@ def grow(
     insecure: Annotated[bool, flag("As for other commands.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have more shards, each with its share of the partitions, while clients read and write.
+    """Add shards, which take their share of partitions while clients go on.
 
     A failure half way leaves the partitions where they are; give the command again.
     """
@@ -199,7 +199,7 @@ def _change(
 def stop(
     *, data: _Data = _DATA, name: _Name = _NAME, ray: _Ray = None, as_json: AsJson = False
 ) -> None:
-    """End a cluster; every shard commits. Its rows stay in DIR, for the next start."""
+    """Stop a cluster; every shard commits, and its rows stay in DIR."""
     with output.progress("shards"):
         from embstore_cluster import clusters
 

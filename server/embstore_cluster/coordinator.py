@@ -173,8 +173,8 @@ class Coordinator:
         """
         if self._change.is_running:
             raise InvalidArgumentError(
-                "the cluster is being changed, or has just been found again: see embstore cluster "
-                "status, and wait until that is done"
+                "the cluster is being changed, or its coordinator has just started: see embstore "
+                "cluster status, and wait until that is done"
             )
         joining = None if self._kept.joining is None else self._kept.joining.shard_map
         with self._writing:

@@ -54,7 +54,10 @@ def grow(
     _check_logged(plan)
     count = len(plan.shard_map.shards)
     if shards < count:
-        raise InvalidArgumentError(f"expected at least the {count} shards that there are: drain")
+        raise InvalidArgumentError(
+            f"expected at least the {count} shards that there are: to have fewer, call embstore "
+            "cluster drain"
+        )
     if shards > count:
         joining = _joining(plan, shards, coordinator)
         clusters.started(joining, range(count, shards), timeout_s)
@@ -95,8 +98,8 @@ def _check_logged(plan: Plan) -> None:
     """Refuse to move rows that a shard might lose, and others not."""
     if plan.durability != "commands":
         raise InvalidArgumentError(
-            f"cluster {plan.name!r} has durability {plan.durability!r}: partitions are moved where "
-            'commands are logged; stop the cluster, and start it with durability "commands"'
+            f"cluster {plan.name!r} has durability {plan.durability!r}: partitions can only be "
+            'moved with a command log; stop the cluster, and start it with durability "commands"'
         )
 
 
@@ -138,6 +141,6 @@ def _changed(
     if progress.error or len(plan.shard_map.shards) != shards:
         raise EmbstoreError(
             f"the cluster has {len(plan.shard_map.shards)} shards, and was to have {shards}: "
-            f"{progress.error or 'the coordinator was started again'}; ask for it again"
+            f"{progress.error or 'the coordinator was restarted'}; give the command again"
         )
     return Cluster(plan.name, plan.data, plan.shard_map, plan.admins)

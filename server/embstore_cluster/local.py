@@ -36,6 +36,8 @@ _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 90.0
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_S = 0.2
+_GATE = 'read -r _ && exec "$@" </dev/null'
+"""Of a shell: it becomes the command when it is told to, and ends with who started it before."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def attach(data: Path, *, address: str | None, cpus: int | None) -> bool:
     if ray.is_initialized():
         return found is not None
     if found is not None:
+        _wait_ready(data, found)  # the command that started it may have been killed before
         _connect(found.address, data)
         return True
     address = address or os.environ.get("RAY_ADDRESS") or _of_machine()
@@ -172,8 +175,8 @@ def _start(data: Path, cpus: int) -> LocalRay:
     ]
     with closing(files.create(_LOG)) as log:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+            ["/bin/sh", "-c", _GATE, "sh", *command],
+            stdin=subprocess.PIPE,
             stdout=log.descriptor,
             stderr=subprocess.STDOUT,
             env=os.environ | _environment(data),
@@ -183,14 +186,33 @@ def _start(data: Path, cpus: int) -> LocalRay:
     assert began is not None, "it is not waited for, so it is there, if only as a zombie"
     found = LocalRay(process.pid, began, f"127.0.0.1:{port}", folder)
     files.replace(_FILE, json.dumps(asdict(found)).encode())
-    until = monotonic() + _START_TIMEOUT_S
-    while "ray.init(" not in (data / _LOG).read_text():  # how it says that all of it is there
-        if process.poll() is not None or monotonic() > until:
-            with suppress(ProcessLookupError):
-                process.terminate()
-            raise StoreClosedError(f"Ray did not start:\n{(data / _LOG).read_text()}")
-        sleep(_LOOK_S)
+    assert process.stdin is not None
+    with process.stdin as gate:  # only now, so that there is none that nobody finds
+        gate.write(b"\n")
+    try:
+        _wait_ready(data, found)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        raise
     return found
+
+
+def _wait_ready(data: Path, found: LocalRay) -> None:
+    """Return when a Ray of our own takes calls. Raises StoreClosedError: it has ended, or takes
+    long."""
+    until = monotonic() + _START_TIMEOUT_S
+    while "ray.init(" not in (text := _log_of(data)):  # how it says that all of it is there
+        if _began(found.pid) != found.began or monotonic() > until:
+            raise StoreClosedError(f"Ray did not start:\n{text}")
+        sleep(_LOOK_S)
+
+
+def _log_of(data: Path) -> str:
+    try:
+        return (data / _LOG).read_text()
+    except OSError as exc:
+        raise StoreClosedError(f"cannot read {data / _LOG}: {exc.strerror}") from exc
 
 
 def free_ports(host: str, count: int) -> list[int]:

@@ -96,8 +96,8 @@ def with_tables(made: Any) -> Any:
     return precondition(lambda self: self.names)(made)
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """Commands on a store and its reference, with invariants after each."""
+class Compared(RuleBasedStateMachine):
+    """A store and its reference, compared at the end, and the tables and keys that draws choose."""
 
     def __init__(self, backend: Gated, caches: tuple[int, ...]) -> None:
         super().__init__()
@@ -157,6 +157,10 @@ class StoreMachine(RuleBasedStateMachine):
         table = self.twin.reference.table(name)
         keys, rng = draw.keys(table)
         return name, keys, table.config.dim, rng
+
+
+class StoreMachine(Compared):
+    """Commands on a store and its reference, with invariants after each."""
 
     # Tables
 

@@ -1,7 +1,7 @@
 """Examples of README and guide are pasted by everybody, so they run as they stand.
 
 Replaced are addresses, as a server of the test's own answers on free ports, and BACKUPS. What takes
-a GPU is marked `py` in place of `python`, and is not run. The
+a GPU, or another system, is marked `py` in place of `python`, and is not run. The
 guide's tables of settings, errors, metrics, limits and routes are held against the code.
 """
 
@@ -35,7 +35,10 @@ from tests.style.sources import ROOT, table_rows
 
 README = (ROOT / "README.md").read_text()
 GUIDE = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "guide").glob("*.md"))}
-PAGES = {"README": README} | GUIDE
+MIGRATING = {
+    path.stem: path.read_text() for path in sorted((ROOT / "docs" / "migrating").glob("*.md"))
+}
+PAGES = {"README": README} | GUIDE | MIGRATING
 EXAMPLES = {
     f"{name}-{number}": code
     for name, page in PAGES.items()
@@ -43,11 +46,13 @@ EXAMPLES = {
 }
 FRAMEWORKS = {
     "torch": "torch",
+    "embedding-bag": "torch",
+    "torchrec": "torch",
     "jax": "jax",
     "keras": "tests.frameworks.on_keras",
     "otel": "opentelemetry.sdk",
 }
-"""Pages whose examples need an extra of the same name, and what is imported to find it there."""
+"""Pages whose examples need an extra, and what is imported to find it there."""
 PREPARED = next(code for code in EXAMPLES.values() if '"items"' in code)
 """Makes the table that commands of other pages are about."""
 

@@ -13,9 +13,10 @@ from embstore_proto.verbs import VERBS
 from tests.style.sources import ROOT, table_rows
 
 PAGE = (ROOT / "docs" / "guide" / "other-languages.md").read_text()
-NODE = ROOT / "tests" / "node"
-GO = ROOT / "tests" / "go"
-SOURCES = {path.name: path.read_text() for path in (*NODE.glob("*.js"), *GO.glob("*.go"))}
+NODE = ROOT / "client" / "node"
+GO = ROOT / "client" / "go"
+TRAINER = ROOT / "tests" / "node" / "trainer.js"
+SOURCES = {path.name: path.read_text() for path in (*NODE.glob("*.js"), TRAINER, *GO.glob("*.go"))}
 QUOTES = re.findall(r"```(?:js|go)\n(.*?)```", PAGE, re.DOTALL)
 
 

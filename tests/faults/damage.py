@@ -144,7 +144,7 @@ def results(forks: Forks, function: Any, *args: Any) -> dict[Any, str]:
                 came[tried] = what
     except EOFError:
         assert child.wait() == 0, f"the process ended at {tried}"
-    sys.stdout.write(f"{Counter(came.values())}\n")
+    sys.stdout.write(f"{Counter(map(str, came.values()))}\n")
     return came
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import threading
 from collections.abc import Collection
@@ -26,29 +27,41 @@ from tests.faults.training import (
 )
 
 
+def kind_of(name: str) -> str:
+    """Return a file's kind: its name without numbers."""
+    return re.sub(r"\d+", "N", name)
+
+
 class RefusingFiles(Files):
     """Refuses the nth call of some verbs: that one alone, or all from there on until `relent`."""
 
     def __init__(self, root: Any) -> None:
         super().__init__(root)
         self.refusals = 0
+        self.seen: set[tuple[str, str]] = set()
+        """The calls that were made: verb, and kind of file."""
         self._lock = threading.Lock()
         self.relent()
 
     def refuse(
-        self, verbs: Collection[str], nth: int, code: int, *, lasting: bool = False
+        self, verbs: Collection[str], nth: int, code: int, *, lasting: bool = False, kind: str = ""
     ) -> "RefusingFiles":
-        """Refuse the nth call of `verbs` from now, with errno `code`; return self."""
+        """Refuse the nth call of `verbs` from now, with errno `code`; return self.
+
+        kind : of the files that count, by their names without numbers; "": all
+        """
         self._verbs, self._left, self._code, self._lasting = verbs, nth, code, lasting
+        self._kind = kind
         return self
 
     def relent(self) -> None:
         """Refuse nothing any more."""
         self.refuse((), 0, 0)
 
-    def _ask(self, verb: str) -> None:
+    def _ask(self, verb: str, path: str) -> None:
         with self._lock:
-            if verb not in self._verbs:
+            self.seen.add((verb, kind_of(path)))
+            if verb not in self._verbs or self._kind not in ("", kind_of(path)):
                 return
             self._left -= 1
             refused = self._left <= 0 if self._lasting else self._left == 0
@@ -61,16 +74,18 @@ def _asking(verb: str) -> Any:
     """Return a call of `Files` that is made unless it is refused."""
     call = getattr(Files, f"_{verb}")
 
-    def asking(files: RefusingFiles, *given: Any) -> Any:
-        files._ask(verb)
-        return call(files, *given)
+    def asking(files: RefusingFiles, place: File | str | Files, *given: Any) -> Any:
+        named = given[0] if isinstance(place, Files) else place  # link: where it is, and its name
+        files._ask(verb, named.path if isinstance(named, File) else named)
+        return call(files, place, *given)
 
     return asking
 
 
 CHANGES = ("create", "make_directory", "rename", "link", "remove", "remove_directory")
 """Of the names in a directory."""
-for _verb in (*CHANGES, "write", "allocate", "truncate", "sync", "sync_directory"):
+READS = ("open", "read", "map")
+for _verb in (*CHANGES, *READS, "write", "allocate", "truncate", "sync", "sync_directory"):
     setattr(RefusingFiles, f"_{_verb}", _asking(_verb))
 
 

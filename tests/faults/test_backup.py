@@ -16,6 +16,7 @@ from embstore.errors import (
     CapacityError,
     CheckpointNotFoundError,
     CorruptTableError,
+    EmbstoreError,
     InvalidArgumentError,
     PermissionDeniedError,
     StorageError,
@@ -24,6 +25,7 @@ from embstore.errors import (
 from embstore.storage import backup as backups
 from embstore.storage.backup import restore_from
 from embstore.storage.destinations import name_within, open_destination
+from embstore.storage.files import Files
 from embstore_server.cli import main
 from tests.conformance.backends import UnsyncedFiles
 from tests.copies import copy_of_open
@@ -204,6 +206,33 @@ def test_a_restore_that_is_cut_off_leaves_no_store(store, tmp_path, way, verb):
     check_restored(path, promise)
 
 
+@pytest.mark.parametrize("there", [None, [], ["LOCK"], ["lost+found"]])
+@pytest.mark.parametrize("damaged", ["CATALOGUE", "log/*", "no backup"])
+def test_a_restore_that_fails_leaves_the_directory_as_it_was(store, tmp_path, there, damaged):
+    to, path = tmp_path / "to", tmp_path / "new" / "newer" / "again"
+    store.backup(str(to))
+    if damaged == "log/*":
+        file = next(to.glob(damaged))
+        empty = bytes(file.stat().st_size)
+        file.unlink()  # it is the store's, too
+        file.write_bytes(empty)
+    if there is not None:
+        path.mkdir(parents=True)
+        for name in there:
+            (path / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    files = RefusingFiles(path).refuse(("rename",), 1, errno.EIO)
+    with pytest.raises(EmbstoreError):
+        restore_from(
+            open_destination(str(to)),
+            files if damaged == "CATALOGUE" else Files(path),
+            "none" if damaged == "no backup" else None,
+            None,
+            lambda *_: None,
+        )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_crash_in_a_restore_leaves_what_does_not_open(store, tmp_path):
     class _Killed(BaseException):
         pass
@@ -311,7 +340,7 @@ def test_backups_of_another_store_or_another_life_are_refused(store, tmp_path):
             life.table("ads").assign([1, 2], np.full((2, 5), 1 + (life is twin), np.float32))
             life.flush()
         store.backup(str(tmp_path / "mine"))
-        with pytest.raises(InvalidArgumentError, match="went on by itself"):
+        with pytest.raises(InvalidArgumentError, match="a copy of this store"):
             twin.backup(str(tmp_path / "mine"))
 
 

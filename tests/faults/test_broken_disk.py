@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import shutil
 import threading
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from embstore.errors import StorageError, StoreClosedError
-from tests.faults.refusing import RefusingFiles, endure, script
+from tests.faults.promises import Promise, check_content
+from tests.faults.refusing import CHANGES, READS, RefusingFiles, endure, script
 from tests.faults.training import LOGGED, TABLES, VISITORS, open_store
 
 SEED = 20260304
-COMMANDS = 45
+COMMANDS, FEW = 45, 12
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,41 @@ def test_lack_of_room_where_it_was_promised_is_no_silent_success(quick_path, ver
     store fails, and does not say that all is as it was."""
     files = RefusingFiles(quick_path / "store").refuse((verb,), 1 + turn * step, errno.ENOSPC)
     endure(quick_path / "store", files, SEED, script(SEED, COMMANDS), 1)
+
+
+def open_again(files: RefusingFiles, promise: Promise) -> None:
+    """Open a store, once more where that is refused, and close it."""
+    try:
+        store = open_store(files.root, files=files, **LOGGED)
+    except StorageError:
+        assert files.refusals
+        store = open_store(files.root, files=files, **LOGGED)
+    with store:
+        check_content(store, promise)
+
+
+VERBS = (*CHANGES, *READS, "write", "allocate", "truncate", "sync", "sync_directory")
+NEVER = {"link", "remove_directory"}
+"""Of these a store without backups and leaders makes none."""
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in NEVER])
+def test_an_error_of_any_kind_of_file_is_refused_whole_or_fails_the_store(quick_path, verb):
+    """The kinds are those that a run on a sound disk was seen to use."""
+    steps = script(SEED, FEW)
+    sound = RefusingFiles(quick_path / "sound").refuse((), 0, 0)
+    endure(quick_path / "sound", sound, SEED, steps, 1, **LOGGED)
+    open_again(sound, steps[-1].after)
+    kinds = sorted(kind for seen, kind in sound.seen if seen == verb)
+    assert kinds
+    for n, kind in enumerate(kinds):
+        path = quick_path / f"{n}"
+        files = RefusingFiles(path).refuse((verb,), 1, errno.EIO, kind=kind)
+        endure(path, files, SEED, steps, 1, **LOGGED)
+        if not files.refusals:  # of a store that is opened again
+            open_again(files.refuse((verb,), 1, errno.EIO, kind=kind), steps[-1].after)
+        assert files.refusals, kind
+        shutil.rmtree(path)
 
 
 class HeldCompaction(RefusingFiles):

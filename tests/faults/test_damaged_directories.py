@@ -1,4 +1,4 @@
-"""Files cut short, grown, lost, swapped or from elsewhere: an error, or exactly the right rows.
+"""Files cut short, grown, swapped or from elsewhere: an error, or exactly the right rows.
 
 Each damage is tried in a child process, because a map beyond the end of a file would end it.
 """
@@ -26,16 +26,6 @@ def cut_or_grown(store: Path) -> Iterator[tuple[str, int]]:
                 yield name, length
 
 
-def lost(store: Path) -> Iterator[str]:
-    """Remove each file, and each directory."""
-    for name in [*files_of(store), "LOCK"]:
-        (store / name).unlink()
-        yield name
-    for name in ("log", "base", "ids"):
-        shutil.rmtree(store / name)
-        yield name
-
-
 def swapped(store: Path) -> Iterator[tuple[str, str]]:
     """Let two files of a kind change places."""
     for first, second in combinations(files_of(store), 2):
@@ -58,14 +48,6 @@ def test_cut_or_grown_file_is_an_error_or_harmless(forks, made):
     path, expected = made
     came = results(forks, try_each, str(path), cut_or_grown, expected)
     assert {damage: what for damage, what in came.items() if what not in PROPER} == {}
-
-
-def test_lost_file_is_an_error(forks, made):
-    path, expected = made
-    came = results(forks, try_each, str(path), lost, expected)
-    assert came.pop("LOCK") == "right"
-    assert came.pop("store.json") == "InvalidArgumentError"
-    assert {name: what for name, what in came.items() if what != "CorruptTableError"} == {}
 
 
 def test_swapped_files_are_an_error(forks, made):

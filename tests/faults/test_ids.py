@@ -259,7 +259,7 @@ class CutFiles(RefusingFiles):
 
     left = 1 << 30
 
-    def _ask(self, verb):
+    def _ask(self, verb, path):
         self.left -= verb in (*CHANGES, "write")
         if self.left < 0:
             raise CutError

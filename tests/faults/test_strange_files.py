@@ -224,7 +224,7 @@ def test_a_restore_writes_into_nothing_but_an_empty_folder(store, tmp_path):
 
     with closing(open_destination(str(tmp_path / "to"))) as source, pytest.raises(KeyError):
         restore_from(source, Files(tmp_path / "again"), None, None, stop)
-    assert [name for name in listing(tmp_path / "again") if name != "LOCK"] == ["log", "log/notes"]
+    assert sorted(listing(tmp_path / "again")) == ["log", "log/notes"]
 
     (tmp_path / "all" / "shard-0").parent.mkdir()
     (tmp_path / "all" / "shard-0").symlink_to(outside)

@@ -3,13 +3,21 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embstore.errors import CorruptTableError, StoreInUseError
+from embstore.sharding import ShardMap
+from embstore.storage import catalogue as catalogues
+from embstore.storage import lineage as lineages
+from embstore.storage import shard as shards
 from embstore.storage.files import File, Files
+from embstore.storage.lineage import Lineage
+from embstore.storage.shard import ShardPlace
+from embstore.storage.taking import Incoming
 from embstore.storage.verify import Verification, verify
 from embstore_server.cli import main
 from tests.conformance.backends import UnsyncedFiles
@@ -89,6 +97,31 @@ def test_a_killed_store_with_a_command_log_has_nothing_wrong(tmp_path):
     assert not found.problems and not found.affected
     assert "log/000000009999.log" in found.leftovers
     assert found.commands > 0
+
+
+@pytest.mark.parametrize("path", [lineages.PATH, shards.PATH])
+def test_files_of_a_store_among_others_are_its_own(made, tmp_path, path):
+    """Of a leader, a standby, one that takes a leader's files, and a shard."""
+    copy = shutil.copytree(made[0], tmp_path / "copy")
+    files = Files(copy)
+    lineage = Lineage().promoted(7, 1, "127.0.0.1:1", 1)
+    lineages.write(files, lineage)
+    shards.write(files, ShardPlace(0, ShardMap.even("ads", ["127.0.0.1:1"])))
+    catalogue = catalogues.decode(files.read_all(catalogues.PATH))
+    incoming = Incoming(files, replace(catalogue, store_id="0" * 32), lineage.promotions)
+    (first, size), (second, _) = list(incoming.missing(None).items())[:2]
+    incoming.receive(first, 0, bytes(size), size)
+    incoming.receive(second, 0, b"a piece", 8)
+    found = verified(copy)
+    assert not found.problems and not found.leftovers
+    for left in ("incoming/notes", "incoming/log/notes"):
+        (copy / left).write_bytes(b"mine")
+    assert verified(copy).leftovers == ["incoming/notes", "incoming/log/notes"]
+    content = bytearray((copy / path).read_bytes())
+    content[-2] ^= 1
+    (copy / path).write_bytes(content)
+    (problem,) = verified(copy).problems
+    assert path in problem
 
 
 @pytest.mark.parametrize("kind", [".log", ".rows", ".ids", "CATALOGUE"])

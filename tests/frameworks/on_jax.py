@@ -9,38 +9,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embstore import Adam, RowWiseAdagrad, Sgd, Uniform
+import embstore_client.jax
+from embstore import Adam, Sgd
 from embstore.handles.store import Store
 from embstore_client.jax import Bag, Embeddings, Ids
-from tests.frameworks.numpy_twin import bags
-
-ROWS = 40
+from tests.frameworks.bags_of_steps import INITIAL, ROWS, bags_of, drawn
 
 
 def embeddings_of(store: Store) -> Embeddings:
-    initial = {"rows": ROWS, "initializer": Uniform(-1, 1)}
-    return Embeddings(
-        store,
-        [
-            Bag("a", dim=4, features=["x", "y"], optimizer=Adam(0.1), **initial),
-            Bag("b", dim=3, features=["z"], mode="mean", optimizer=RowWiseAdagrad(0.1), **initial),
-            Ids("c", dim=2, features=["i"], optimizer=Adam(0.1), **initial),
-        ],
-    )
+    ids = Ids("c", dim=2, features=["i"], optimizer=Adam(0.1), **INITIAL)
+    return Embeddings(store, [*bags_of(embstore_client.jax), ids])
 
 
 def batch_of(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return features as JAX has them, "x" with weights, and as the twin has them."""
-    plain = {feature: bags(rng, ROWS) for feature in "xyz"}
-    weights = rng.standard_normal(len(plain["x"][0]), np.float32)
+    plain, weights, twins = drawn(rng)
     given: dict[str, Any] = {
         feature: (jnp.asarray(ids, jnp.int32), jnp.asarray(offsets[:-1], jnp.int32))
         for feature, (ids, offsets) in plain.items()
     }
     given["x"] = (plain["x"][0], plain["x"][1][:-1], jnp.asarray(weights))
     given["i"] = rng.zipf(1.3, (2, 5)) % ROWS
-    twins = {feature: (*of, None) for feature, of in plain.items()}
-    twins["x"] = (*plain["x"], weights)
     twins["i"] = (given["i"].reshape(-1), None, None)
     return given, twins
 

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embstore import Adam, RowWiseAdagrad, Sgd, Uniform
-from embstore.handles.store import Store
-from tests.frameworks.numpy_twin import bags
+from tests.frameworks.bags_of_steps import Modules, drawn
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -23,9 +21,7 @@ keras = pytest.importorskip("keras", reason=REASON)
 tf = pytest.importorskip("tensorflow", reason=REASON)
 tf.config.set_visible_devices([], "GPU")
 
-from embstore_client.keras import Bag, EmbeddingBag, EmbeddingBagCollection  # noqa: E402
-
-ROWS = 40
+import embstore_client.keras  # noqa: E402
 
 
 def as_it_is(function: Any) -> Any:
@@ -36,34 +32,18 @@ def compiled(function: Any) -> Any:
     return tf.function(function, reduce_retracing=True)
 
 
-def collection(store: Store) -> EmbeddingBagCollection:
-    initial = {"rows": ROWS, "initializer": Uniform(-1, 1)}
-    return EmbeddingBagCollection(
-        store,
-        [
-            Bag("a", dim=4, features=["x", "y"], optimizer=Adam(0.1), **initial),
-            Bag("b", dim=3, features=["z"], mode="mean", optimizer=RowWiseAdagrad(0.1), **initial),
-        ],
-    )
-
-
-def one_table(store: Store, name: str = "t", **options: Any) -> EmbeddingBag:
-    return EmbeddingBag(
-        store, name, **({"dim": 4, "rows": ROWS, "optimizer": Sgd(0.1)} | options), mode="sum"
-    )
+MODULES = Modules(embstore_client.keras)
+collection, one_table = MODULES.collection, MODULES.one_table
 
 
 def batch_of(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return features as TensorFlow has them, "x" with weights, and as the twin has them."""
-    plain = {feature: bags(rng, ROWS) for feature in "xyz"}
-    weights = rng.standard_normal(len(plain["x"][0]), np.float32)
+    plain, weights, twins = drawn(rng)
     given: dict[str, Any] = {
         feature: tf.RaggedTensor.from_row_splits(ids, offsets)
         for feature, (ids, offsets) in plain.items()
     }
     given["x"] = (given["x"], given["x"].with_values(weights))
-    twins = {feature: (*of, None) for feature, of in plain.items()}
-    twins["x"] = (*plain["x"], weights)
     return given, twins
 
 

@@ -6,42 +6,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from embstore import Adam, RowWiseAdagrad, Sgd, Uniform
-from embstore.handles.store import Store
-from embstore_client.torch import Bag, EmbeddingBag, EmbeddingBagCollection
-from tests.frameworks.numpy_twin import bags, kept
+import embstore_client.torch
+from tests.frameworks.bags_of_steps import Modules, drawn
+from tests.frameworks.numpy_twin import kept
 
-ROWS = 40
-
-
-def collection(store: Store) -> EmbeddingBagCollection:
-    initial = {"rows": ROWS, "initializer": Uniform(-1, 1)}
-    return EmbeddingBagCollection(
-        store,
-        [
-            Bag("a", dim=4, features=["x", "y"], optimizer=Adam(0.1), **initial),
-            Bag("b", dim=3, features=["z"], mode="mean", optimizer=RowWiseAdagrad(0.1), **initial),
-        ],
-    )
-
-
-def one_table(store: Store, name: str = "t", **options: Any) -> EmbeddingBag:
-    return EmbeddingBag(
-        store, name, **({"dim": 4, "rows": ROWS, "optimizer": Sgd(0.1)} | options), mode="sum"
-    )
+MODULES = Modules(embstore_client.torch)
+collection, one_table = MODULES.collection, MODULES.one_table
 
 
 def batch_of(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return features as Torch has them, "x" with weights, and as the twin has them."""
-    plain = {feature: bags(rng, ROWS) for feature in "xyz"}
-    weights = rng.standard_normal(len(plain["x"][0]), np.float32)
+    plain, weights, twins = drawn(rng)
     given = {
         feature: (torch.tensor(ids), torch.tensor(offsets[:-1]))
         for feature, (ids, offsets) in plain.items()
     }
     given["x"] = (*given["x"], torch.tensor(weights))
-    twins = {feature: (*of, None) for feature, of in plain.items()}
-    twins["x"] = (*plain["x"], weights)
     return given, twins
 
 

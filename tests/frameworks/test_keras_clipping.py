@@ -7,7 +7,8 @@ import pytest
 
 from embstore import InvalidArgumentError, Sgd, Uniform
 from embstore.handles.store import Store
-from tests.frameworks.on_keras import ROWS, keras, one_table, tf
+from tests.frameworks.bags_of_steps import ROWS
+from tests.frameworks.on_keras import keras, one_table, tf
 
 from embstore_client.keras import EmbeddingBag, StoreStep, clip_by_global_norm  # isort: skip
 

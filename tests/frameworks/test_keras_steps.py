@@ -9,9 +9,9 @@ import pytest
 from embstore import Adam, InvalidArgumentError, Sgd
 from embstore.arithmetic.denormals import keeps_denormals
 from embstore.handles.store import Store
+from tests.frameworks.bags_of_steps import ROWS
 from tests.frameworks.numpy_twin import Forward, Twin
 from tests.frameworks.on_keras import (
-    ROWS,
     Adapter,
     as_it_is,
     batch_of,

@@ -115,7 +115,7 @@ def test_a_step_outside_the_loop_that_holds_its_table_waits_for_its_end(
     loop = begun(on, first)
     on.back_of(second, ids)
     text = refusal(second.step, TableHeldError)
-    assert "make them one module" in text and "shared=True" not in text
+    assert "make one module" in text and "shared=True" not in text
     close_as_told(text, loop)
     second.step()
     assert store.table("t").t == 2
@@ -177,7 +177,7 @@ def test_a_loop_that_goes_on_without_the_rest_of_its_trainer_warns(
     layer.save("two", directory=tmp_path)
     train(on, layer, 3, resume=True)  # its trainer has been there
     fresh = on.one_table(store)
-    with pytest.warns(UserWarning, match=r"'job' goes on after step 3, but load\(\) was not"):
+    with pytest.warns(UserWarning, match=r"'job' resumes after step 3, but load\(\) was not"):
         train(on, fresh, 4, resume=True)
     loaded = on.one_table(store)
     loaded.load("two", directory=tmp_path)
@@ -197,7 +197,7 @@ def test_gradients_that_were_refused_are_given_up_as_told(
         if number == 0:
             on.back_of(layer, batch, float("nan"))
             text = refusal(layer.step)
-            (verb,) = re.findall(r"gradients are kept: (\w+)\(\) gives them up", text)
+            (verb,) = re.findall(r"gradients are kept: (\w+)\(\) discards them", text)
             getattr(layer, verb)()
         on.back_of(layer, batch)
         layer.step()

@@ -74,7 +74,7 @@ def test_a_step_that_is_not_called_each_batch_is_told_how(embedded: Store, on: A
     assert embedded.table("t").t == 2
     on.back_of(layer, batches[0])
     text = refusal(lambda: layer.save("label"))
-    ((forget,),) = [re.findall(r"(\w+)\(\) gives a batch up", text)]
+    ((forget,),) = [re.findall(r"(\w+)\(\) discards the gradients", text)]
     getattr(layer, forget)()
     assert layer.step() is None
 
@@ -88,7 +88,7 @@ def test_the_last_batches_of_a_loader_are_not_lost_in_silence(embedded: Store, o
             if number % 2 == 0:
                 layer.step()
 
-    assert "behind the last of each N, and of the loader" in refusal(train)
+    assert "after each Nth batch and after the last" in refusal(train)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])
@@ -129,7 +129,7 @@ def test_ids_that_the_body_draws_are_told_where_to_be_drawn(embedded: Store, on:
     for batch in on.ahead(layer, positives):
         drawn = on.ids([[30]])
         text = refusal(lambda drawn=drawn: on.call(layer, drawn))
-        assert "negative samples, the loader has to draw" in text
+        assert "negative samples, must come from the loader" in text
         on.call(layer, drawn, training=False)
         on.back_of(layer, batch)
         layer.step()

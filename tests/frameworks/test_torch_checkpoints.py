@@ -116,7 +116,10 @@ def test_what_is_refused(table: Any, tmp_path: Path) -> None:
         (torch.zeros(ROWS + 1, DIM), "at most the 500 rows"),
         (torch.zeros(9, DIM + 1), "rows of 8 elements"),
         (torch.zeros(9, DIM, dtype=torch.int32), "float32, float16 or float64, found int32"),
-        (torch.full((9, DIM), 1e39, dtype=torch.float64), r"float32 can have, found 1e\+39"),
+        (
+            torch.full((9, DIM), 1e39, dtype=torch.float64),
+            r"within the range of float32, found 1e\+39",
+        ),
         (torch.zeros(9, DIM).to_sparse(), "a dense tensor"),
         (torch.full((9, DIM), torch.nan), "no NaN, found one in the row of key 0"),
         ({"lr": 0.5}, "one tensor of two dimensions, found none"),

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from embstore import Adam, Sgd, Uniform  # noqa: E402
 from embstore.handles.store import Store  # noqa: E402
 from embstore_client.torch import Embedding, EmbeddingBag  # noqa: E402
+from tests.frameworks.bags_of_steps import ROWS  # noqa: E402
 from tests.frameworks.numpy_twin import Forward, Twin, kept  # noqa: E402
-from tests.frameworks.on_torch import ROWS, batch_of, collection, loss_of  # noqa: E402
+from tests.frameworks.on_torch import batch_of, collection, loss_of  # noqa: E402
 from tests.frameworks.worker_dataset import Activations  # noqa: E402
 from tests.serving import Server, patient  # noqa: E402
 

@@ -36,7 +36,7 @@ def program(tmp_path: Path) -> Path:
         pytest.skip(f"needs {', '.join(missing) or '.venv-proto, which `make proto` makes'}")
     folder = tmp_path / "src" / "trainer"
     folder.mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("main.go"), folder)
+    shutil.copy(ROOT / "client" / "go" / "main.go", folder)
     (folder / "embstore").symlink_to(ROOT)
     protoc, build = commands()
     run([str(PROTOC), "-m", "grpc_tools.protoc", *protoc[1:]], folder)

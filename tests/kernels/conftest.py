@@ -11,4 +11,4 @@ from tests.kernels.emulation.runtime import RUNTIMES
 def _guards() -> Iterator[None]:
     yield
     for runtime in list(RUNTIMES):
-        runtime.check_guards(everywhere=True)
+        runtime.memories.check_guards(everywhere=True)

@@ -60,7 +60,7 @@ def _compile_here() -> None:
 
 
 def _source_of(element: str) -> Any:
-    """Return `sources.source` with another type on the lines of common.cuh that name it."""
+    """Return `sources.source` with another type on the lines of types.cuh that name it."""
     from embstore.kernels import sources
 
     named = "\ntypedef {} element;\n#define ELEMENT_BYTES {}ull\n"

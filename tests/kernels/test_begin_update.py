@@ -208,7 +208,7 @@ def test_it_is_three_launches_and_waits_for_no_row():
     pool = Pool(GpuDevice(runtime, 1), OPTIMIZERS[2], 8)
     part = pool.part()
     pool.device.work.wait()
-    launches, stream = runtime.launches, runtime._streams[COMPUTE]
+    launches, stream = runtime.launches, runtime.streams[COMPUTE]
     answer = pool.device.rows.begin_update([part])
     assert runtime.launches - launches == len(["sum_chunks", "combine", "apply"])
     assert answer() is True

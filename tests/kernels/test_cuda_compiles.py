@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embstore.kernels.sources import VERBS, kernels_of, source
+from embstore.kernels.sources import VERBS, kernels_of, source, with_headers
 from tests.kernels.nvrtc import ARCHITECTURES, compiled, nvrtc, version
 
 FIGURES = re.compile(
@@ -18,7 +18,8 @@ FIGURES = re.compile(
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\s+"
     r"ptxas info\s*: Used (?P<registers>\d+) registers(?P<memory>[^\n]*)"
 )
-MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs" / "measurements.md"
+ROOT = Path(__file__).resolve().parents[2]
+MEASUREMENTS = ROOT / "docs" / "measurements.md"
 DOCUMENT = MEASUREMENTS.read_text(encoding="utf-8")
 TOLD = {
     kernel: registers
@@ -27,6 +28,7 @@ TOLD = {
     )
 }
 """Registers of each kernel, by architecture."""
+HEADERS = sorted(path.name for path in (ROOT / "embstore" / "kernels").glob("*.cuh"))
 SHARED = re.compile(r"(\d+) bytes smem")
 
 
@@ -57,6 +59,12 @@ def test_kernels_compile_and_do_not_spill(verb, architecture, record_property):
             assert TOLD[kernel][column] == found["registers"], f"{MEASUREMENTS.name}: {line}"
     spilling = [k for k, f in figures.items() if (f["stores"], f["loads"]) != ("0", "0")]
     assert not spilling, log
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_includes_what_it_needs(header):
+    binary, log = compiled(with_headers(header), header, ARCHITECTURES[0])
+    assert binary, log
 
 
 def test_the_table_of_the_documents_has_these_kernels():

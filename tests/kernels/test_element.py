@@ -1,4 +1,4 @@
-"""The type in which rows are kept is named in two places, `layout.py` and `common.cuh`.
+"""The type in which rows are kept is named in two places, `layout.py` and `types.cuh`.
 
 Rows kept as float64 hold every fp32 exactly. So a store that keeps them that way reads the same
 bits as ever, unless cache, kernels, files or log take an element for a value somewhere. The trace

@@ -11,7 +11,8 @@ from embstore.errors import DeviceError
 from tests.gpu import test_cuda_runtime as on_gpu
 from tests.kernels.emulation import build as builder
 from tests.kernels.emulation.build import KernelError
-from tests.kernels.emulation.runtime import GARBAGE, EmulatedRuntime
+from tests.kernels.emulation.memory import GARBAGE
+from tests.kernels.emulation.runtime import EmulatedRuntime
 from tests.kernels.emulation.samples import made, put, take
 
 if shutil.which(builder.COMPILER) is None:

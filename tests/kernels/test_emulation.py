@@ -9,7 +9,7 @@ import pytest
 from embstore.device.runtime import COMPUTE
 from tests.kernels.emulation import build as builder
 from tests.kernels.emulation.build import KernelError, build
-from tests.kernels.emulation.runtime import GARBAGE
+from tests.kernels.emulation.memory import GARBAGE
 from tests.kernels.emulation.samples import PLAIN, cuda, made, put, take
 
 if shutil.which(builder.COMPILER) is None:

@@ -58,10 +58,10 @@ def test_slabs_that_cannot_be_split_for_want_of_memory_stay_as_they_were():
     memory = slots_with(device, rows, keys=np.arange(64), scores=np.arange(64), slab_slots=32)
     before = contents_of(device, memory, 64)
     device.work.scratch.clear()  # what is kept would be given back for the pieces
-    device.runtime._memory_bytes = device.runtime.live_bytes + 5_000
+    device.runtime.memories.bytes_max = device.runtime.live_bytes + 5_000
     with pytest.raises(CapacityError):
         device.memory.reserve_slots(memory, 64, 64, 4)
-    device.runtime._memory_bytes = None
+    device.runtime.memories.bytes_max = None
     assert contents_of(device, memory, 64) == before
     device.memory.reserve_slots(memory, 64, 64, 4)
     assert contents_of(device, memory, 64) == before

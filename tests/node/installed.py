@@ -23,6 +23,7 @@ import pytest
 from tests.style.sources import ROOT
 
 HERE = Path(__file__).parent
+CLIENT = ROOT / "client" / "node"
 PROTO = ROOT / "proto" / "embstore_proto" / "v1" / "embstore.proto"
 _BUILD = ROOT / "build" / "node"
 _NODE_MAJOR = 18
@@ -42,18 +43,19 @@ def installed() -> Path:
     with open(_BUILD / "LOCK", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
         _install()
-        for source in HERE.glob("*.js"):
+        for source in (*CLIENT.glob("*.js"), *HERE.glob("*.js")):
             _copy(source)
     return _BUILD
 
 
 def _install() -> None:
-    stamp, wanted = _BUILD / "installed.json", (HERE / "package-lock.json").read_text()
+    stamp, wanted = _BUILD / "installed.json", (CLIENT / "package-lock.json").read_text()
     if stamp.exists() and stamp.read_text() == wanted:
         return
     stamp.unlink(missing_ok=True)
-    for name in ("package.json", "package-lock.json", ".npmrc"):
-        _copy(HERE / name)
+    for name in ("package.json", "package-lock.json"):
+        _copy(CLIENT / name)
+    _copy(HERE / ".npmrc")
     done = subprocess.run(_INSTALL, cwd=_BUILD, capture_output=True, text=True, timeout=600)
     if done.returncode and _NO_NETWORK.search(done.stderr):
         pytest.skip("npm finds no network; it needs one once, to install what the client imports")

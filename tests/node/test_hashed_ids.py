@@ -20,7 +20,7 @@ def by_node(ids: Sequence[HashedId]) -> list[int]:
     if shutil.which("node") is None:
         pytest.skip("needs node")
     asked = "".join(f"{json.dumps(asked_of(one))}\n" for one in ids)
-    command = ["node", str(HERE / "hash_ids.js")]
+    command = ["node", str(HERE / "hash_ids.mjs")]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
     return [int(json.loads(line)) for line in done.stdout.splitlines()]
 

@@ -14,7 +14,7 @@ import numpy as np
 import embstore
 from embstore.config import Adam, Normal, RowWiseAdagrad, Uniform
 from embstore_server.setup.launch import ServerProcess
-from tests.node.installed import HERE, Program, installed, running
+from tests.node.installed import CLIENT, Program, installed, running
 from tests.service.faults.proxy import Proxy
 from tests.service.faults.served import until
 from tests.serving import patient
@@ -106,8 +106,8 @@ def gradients_of(keys: Any, rows: Any) -> Any:
 
 def test_packages_are_bounded_below_and_may_be_used():
     """And the lock says nothing of where they were fetched from."""
-    lock = json.loads((HERE / "package-lock.json").read_text())
-    package = json.loads((HERE / "package.json").read_text())
+    lock = json.loads((CLIENT / "package-lock.json").read_text())
+    package = json.loads((CLIENT / "package.json").read_text())
     assert all(bound.startswith("^") for bound in package["dependencies"].values())
     packages = {name: facts for name, facts in lock["packages"].items() if name}
     assert {facts["license"] for facts in packages.values()} <= COMPATIBLE

@@ -20,7 +20,9 @@ import pytest
 import embstore
 from embstore import config
 from embstore.errors import CapacityError, DeadlineError
+from embstore.storage.format import BACKUP_FORMAT, FORMAT
 from embstore_proto.status import ANSWERS
+from embstore_proto.v1 import embstore_pb2 as pb
 from embstore_server.cli import connection, exits, parameters
 from embstore_server.setup.settings import Settings, declared
 from embstore_tools.commands import bench
@@ -85,6 +87,44 @@ def test_a_command_loads_no_other():
     assert "embstore_server.setup.settings" not in loaded
 
 
+def shown_help(shell, monkeypatch, *words: str) -> str:
+    """Return the help of a command in a terminal of 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 100)
+    return shell(*words).out
+
+
+def test_help_of_serve_fits_a_screen_and_help_all_has_every_setting(shell, monkeypatch):
+    brief = shown_help(shell, monkeypatch, "serve", "--help")
+    assert len(brief.splitlines()) <= 60
+    for one in declared().values():
+        assert (f" {one.flag} " in brief) == one.is_common, one.flag
+    whole = shown_help(shell, monkeypatch, "serve", "--help-all")
+    for one in declared().values():
+        assert f" {one.flag} " in whole and f"─ {one.panel} ─" in whole
+    assert "The device does not" in whole and "The device does not" not in brief
+
+
+def test_first_clause_of_a_setting_makes_a_line_of_help():
+    for one in declared().values():
+        assert 10 < len(one.brief) <= 80, one.brief
+        assert one.help.startswith(one.brief) and one.brief.count("(") == one.brief.count(")")
+
+
+def test_every_command_has_a_line_under_a_topic(shell, monkeypatch):
+    shown = shown_help(shell, monkeypatch, "--help")
+    assert "─ Commands ─" not in shown  # the panel of those without a topic
+    panels = shown.split("Show this message")[1].split("Exit status")[0]
+    lines = [line for line in panels.splitlines() if line.startswith("│")]
+    assert len(lines) > 35 and not [line for line in lines if line.startswith("│  ")]
+
+
+def test_flags_of_the_connection_have_a_panel(shell, monkeypatch):
+    own, connection = shown_help(shell, monkeypatch, "export", "--help").split("─ Connection (")
+    assert "--since" in own and "--tls-ca" not in own
+    assert "EMBSTORE_ADDRESS" in connection and "--tls-ca" in connection
+
+
 def test_a_mistyped_command_is_answered_with_the_nearest(shell):
     assert "Did you mean 'table'?" in shell("tabel").err
 
@@ -92,7 +132,16 @@ def test_a_mistyped_command_is_answered_with_the_nearest(shell):
 def test_the_package_runs_as_a_module(shell):
     words = [sys.executable, "-m", "embstore_server", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
-    assert done.stdout == shell("--version").out == f"embstore {embstore.__version__}\n"
+    assert done.stdout == shell("--version").out
+
+
+def test_the_version_says_build_and_formats(shell):
+    version, build, formats = shell("--version").out.splitlines()
+    assert version == f"embstore {embstore.__version__}"
+    assert build == "build a clone"
+    assert formats == (
+        f"formats: store {FORMAT}, backup {BACKUP_FORMAT}, wire {pb.DESCRIPTOR.package}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +258,7 @@ def test_flags_come_from_the_fields_of_optimizers_and_initializers(monkeypatch):
     options = {option.name: option for option in parameters.optimizer_options()}
     assert {"epsilon", "spring"} <= options.keys()
     (info,) = options["spring"].annotation.__metadata__
-    assert info.help == "Of toy. Default: 0.5."
+    assert info.help == "For toy. Default: 0.5."
     assert parameters.optimizer("toy", learning_rate=1.0, spring=2.0) == Toy(1.0, 2.0)
     assert parameters.initializer("pair:1,2") == Pair(1.0, 2.0)
     assert "pair:LEFT,RIGHT" in parameters.initializer_forms()

@@ -1,4 +1,5 @@
-"""The commands of an installation without extras: those for a server work, others say what to add.
+"""The commands where the extra `cli` is installed alone: those for a server work, others say what
+to add.
 
 The packages of extras are hidden from a fresh interpreter, as if they were not installed.
 """
@@ -6,6 +7,7 @@ The packages of extras are hidden from a fresh interpreter, as if they were not 
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,13 +15,14 @@ from embstore.version import pip_install
 from embstore_server.cli import exits
 from tests.style.sources import ROOT
 
-WITHOUT_EXTRAS = """if True:
+WITH_CLI_ALONE = """if True:
     import sys
     from importlib.abc import MetaPathFinder
 
     hidden = {"numba", "llvmlite", "fastapi", "starlette", "uvicorn", "prometheus_client"}
     hidden |= {"grpc_health", "grpc_reflection", "cupy", "fsspec", "pyarrow", "plotext"}
     hidden |= {"matplotlib", "torch"}
+    hidden.update(%r)
 
     class Hidden(MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
@@ -32,8 +35,8 @@ WITHOUT_EXTRAS = """if True:
 """
 
 
-def light(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", WITHOUT_EXTRAS, *words]
+def light(*words: str, hidden: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", WITH_CLI_ALONE % (hidden,), *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
@@ -54,7 +57,7 @@ def light(*words: str) -> "subprocess.CompletedProcess[str]":
     ],
     ids=" ".join,
 )
-def test_commands_for_a_server_need_no_extra(words, server, tmp_path):
+def test_commands_for_a_server_need_one_extra(words, server, tmp_path):
     words = [word.replace("{folder}", str(tmp_path)) for word in words]
     done = light(*words, "--address", server.address, "--timeout", "300")
     assert (done.returncode, done.stderr) == (0, "")
@@ -79,6 +82,17 @@ def test_a_command_that_needs_more_says_which_extra(extra, words):
     assert done.stderr.splitlines() == [expected]
 
 
-def test_the_packages_of_the_command_line_are_no_extra():
+def test_without_the_packages_of_the_command_line_it_names_their_extra():
+    done = light("stats", hidden=("typer", "rich"))
+    assert (done.returncode, done.stdout) == (exits.FAILED, "")
+    expected = f"error: this command needs typer, which is not installed: {pip_install('cli')}"
+    assert done.stderr.splitlines() == [expected]
+
+
+def test_the_packages_of_the_command_line_are_no_burden_of_a_trainer():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"typer", "rich"} <= {d.partition(">")[0] for d in project["dependencies"]}
+    names = {each.partition(">")[0] for each in project["dependencies"]}
+    assert names == {"grpcio", "numpy", "protobuf", "xxhash"}
+    extras = project["optional-dependencies"]
+    assert {each.partition(">")[0] for each in extras["cli"]} == {"typer", "rich"}
+    assert any("[cli" in each for each in extras["server"])

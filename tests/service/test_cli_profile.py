@@ -110,7 +110,8 @@ def test_a_column_of_text_files_that_is_no_integer_is_named_with_what_takes_it(s
     words = ["profile", tmp_path / "x.csv", "--table", "item=i", "-o", tmp_path / "p"]
     ended = shell(*words)
     assert ended.status == exits.USAGE
-    assert "expected column 'item' to be of integers, found invalid value '5.0'" in ended.err
+    assert "expected column 'item' to be of integers in decimal digits, found '5.0'" in ended.err
+    assert "in line 3" in ended.err
     assert "--hash-rows" in ended.err
     assert shell(*words, "--hash-rows", "i=1000").status == 0
 
@@ -198,7 +199,7 @@ def test_profile_draws_its_progress_on_a_terminal(shell, folder, tmp_path, monke
         (["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=0"], "expected rows from 1 to"),
         (
             ["{}/day.parquet", "--table", "ad=a", "--hash-rows", "a=9", "--rows", "a=9"],
-            "found them with and without hashing",
+            "found them given both with hashing and without",
         ),
         (["{}/day.parquet", "--table", "ad=a", "--rate", "0"], "expected a rate above 0"),
         (["{}/day.parquet", "--table", "ad=a", "--batch", "0"], "expected a batch of at least 1"),
@@ -396,7 +397,7 @@ def test_hotset_shows_what_it_covers(shell, profile_path, folder, tmp_path):
     [
         (["hotset", "--budget", "79"], "expected a budget of at least one row (80 bytes)"),
         (["hotset", "--budget", "much"], "--budget: expected a number of bytes"),
-        (["hotset", "--budget", "1MiB", "--dim", "8", "--row-bytes", "8"], "--row-bytes is inst"),
+        (["hotset", "--budget", "1MiB", "--dim", "8", "--row-bytes", "8"], "--row-bytes replaces"),
         (["hotset", "--budget", "1MiB", "--optimizer", "sgdd"], "--optimizer: expected one of"),
         (["hotset", "--budget", "1MiB", "-o", "no/such/folder"], "--output: expected a regular"),
         (

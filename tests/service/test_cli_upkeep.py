@@ -98,7 +98,7 @@ def test_what_is_lost_is_asked_for(words, typed, server):
     before = server.on_engine(lambda store: store.command)
     ended = typed(*words.split())
     assert (ended.status, ended.out) == (exits.USAGE, "")
-    assert "expected --yes, as nobody can be asked" in ended.err
+    assert "expected --yes, because standard input is no terminal" in ended.err
     assert server.on_engine(lambda store: store.command) == before
     assert server.on_engine(lambda store: len(store.sessions.stats())) == 1
 
@@ -140,6 +140,7 @@ def test_a_violated_invariant_is_an_error(typed, server, monkeypatch):
         ("embstore sessions ", ["close", "list"]),
         ("embstore table g", ["grow"]),
         ("embstore restore --w", ["--wait"]),
+        ("embstore serve --cache", ["--cache-bytes", "--cache-split"]),
     ],
 )
 def test_a_shell_completes(line, offered, shell, monkeypatch):

@@ -75,6 +75,19 @@ def test_a_cluster_starts_from_its_backup(shards, backup, tmp_path, shell):
             assert store.table("t").t == 2
 
 
+def test_a_cluster_that_fails_to_start_from_its_backup_leaves_nothing(backup, tmp_path, shell):
+    to, _ = backup
+    again = tmp_path / "again"
+    (again / "shard-1").mkdir(parents=True)
+    for file in (to / "shard-1" / "log").iterdir():
+        empty = bytes(file.stat().st_size)
+        file.unlink()  # it is the shard's, too
+        file.write_bytes(empty)
+    failed = shell("restore-from", to, again, "--label", "one")
+    assert failed.status == 1 and "the backup is damaged" in failed.err
+    assert [path.name for path in again.rglob("*")] == ["shard-1"]
+
+
 def test_a_shard_alone_is_restored_as_that_shard(shards, backup, tmp_path, shell):
     """Where its disk is lost, and the others wait at the label."""
     to, digest = backup
@@ -130,7 +143,7 @@ def without_a_shard(to: Path) -> None:
 REFUSALS = {
     "another shard's": (swapped, "give each folder the name of its shard"),
     "another map's": (of_another_map, "expected version 1 of the map"),
-    "a store's": (of_no_shard, "found that of a store of its own"),
+    "a store's": (of_no_shard, "found one of a store outside of any cluster"),
     "another state's": (of_another_state, "differ between the shards"),
     "no label": (without_a_label, "labels that all have: 'two'"),
     "no shard": (without_a_shard, "expected backups of one label of all 2 shards"),

@@ -1,5 +1,6 @@
 """Rows as other programs write them, imported: the values that NumPy has for them in float32."""
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -128,7 +129,7 @@ def test_ids_that_are_no_keys_are_hashed_as_the_refusal_says(table, tmp_path, id
     parquet.write_table(pa.table({"id": ids, "rows": lists}), tmp_path / "ads.parquet")
     with pytest.raises(InvalidArgumentError) as refused:
         import_table(table, tmp_path / "ads.parquet")
-    ((name, value),) = re.findall(r'makes some with (\w+)="(\w+)"', str(refused.value))
+    ((name, value),) = re.findall(r'give an import (\w+)="(\w+)"', str(refused.value))
     assert import_table(table, tmp_path / "ads.parquet", **{name: value}).rows == len(KEYS)
 
 
@@ -136,7 +137,7 @@ def test_hashed_ids_that_are_refused(table, tmp_path):
     np.save(tmp_path / "a.npy", WEIGHTS)
     for said, how in (
         ("expected a tensor 'keys' of keys, found none", {"ids": "hash"}),
-        ("expected no state with ids that are hashed", {"ids": "hash", "with_state": True}),
+        ("expected no optimizer state with hashed ids", {"ids": "hash", "with_state": True}),
         ('expected ids to be "keys" or "hash", found \'text\'', {"ids": "text"}),
     ):
         with pytest.raises(InvalidArgumentError, match=said):
@@ -169,7 +170,7 @@ def test_glove(table, tmp_path, ending):
     with pa.output_stream(str(place), compression="detect") as stream:
         stream.write("".join(head + lines).encode())
     check(table, place, keys=np.arange(len(KEYS)))
-    with pytest.raises(InvalidArgumentError, match=r"no column to be named.*not 'x'"):
+    with pytest.raises(InvalidArgumentError, match=r"no name of a column.*found 'x'"):
         import_table(table, place, tensor="x")
 
 
@@ -180,6 +181,16 @@ def test_glove(table, tmp_path, ending):
         ("a.csv", "id,a,b,c,d\n1,2,3,4,x\n", "float: invalid value 'x'"),
         ("a.csv", "id,a,b,c,d\n1,2,3,4,\n", "no null in column 'd'"),
         ("a.csv", "id,a,b,c,d\n,1,2,3,4\n", "no null in column 'id'"),
+        (
+            "a.csv",
+            "id,a,b,c,d\n\n1,1,2,3,4\n0x10,1,2,3,4\n",
+            "digits, found '0x10' in line 4",
+        ),
+        (
+            "a.tsv",
+            "id\ta\tb\tc\td\n1_000\t1\t2\t3\t4\n",
+            "'id' to be of integers in decimal",
+        ),
         ("a.csv", "id,a\n1,2\n", "rows of 4 elements, as table 'ads' has, found 1"),
         ("a.csv", "", "a whole file of its format: Empty CSV file"),
         ("a.csv", "id\n1\n", "one column of lists of floats, found 'id'"),
@@ -189,7 +200,7 @@ def test_glove(table, tmp_path, ending):
 def test_text_that_is_refused(table, tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
     before = table.digest()
-    with pytest.raises(InvalidArgumentError, match=rf"a\.(csv|txt): expected.*{said}|{said}"):
+    with pytest.raises(InvalidArgumentError, match=rf"a\.(csv|tsv|txt): expected.*{said}|{said}"):
         import_table(table, tmp_path / name)
     assert table.digest() == before
 
@@ -265,3 +276,34 @@ def test_the_commands(store, tmp_path, shell, monkeypatch):
     last = embstore.hash_ids(KEYS[-1:], feature="ads", rows=3000)
     np.testing.assert_array_equal(store.table("ads").lookup(last), WEIGHTS[-1:])
     assert shell(*words, "--ids", "text").status == 2
+
+
+@pytest.mark.parametrize("name", ["ads.csv", "ads.tsv", "ads.vec"])
+@pytest.mark.parametrize("number", ["1e39", " -3.5e38", "1e400"])
+def test_a_number_beyond_float32_is_refused_in_text(table, tmp_path, name, number):
+    """It became infinite. Other batches, and lines that are empty, come before it."""
+    separator = {"csv": ",", "tsv": "\t", "vec": " "}[name[4:]]
+    number = number.strip() if separator == " " else number
+    first = "key,a,b,c,d".replace(",", separator) if separator != " " else f"{len(KEYS)} {DIM}"
+    lines = [separator.join([str(key), "1", "inf", "-Infinity", "2"]) for key in KEYS]
+    lines[700] = separator.join([str(KEYS[700]), "1", "2", "3", number])
+    lines[600:600] = ["", ""]
+    place = tmp_path / name
+    place.write_text("\n".join([first, *lines]))
+    column = "f4" if separator == " " else "d"
+    found = f"line 704: expected column '{column}' that float32 can have, found {number.strip()}"
+    with pytest.raises(InvalidArgumentError, match=re.escape(found)) as refused:
+        import_table(table, place, batch_rows=100)
+    assert "700 rows of the file were written before" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["ads.csv", "ads.csv.gz"])
+def test_infinity_that_a_text_says_is_taken(table, tmp_path, name):
+    place = tmp_path / name
+    opened = gzip.open if name.endswith("gz") else open
+    with opened(place, "wt") as file:
+        file.write("key,a,b,c,d\n1,inf,-INF,Infinity,3.4028235e38\n")
+    assert import_table(table, place).rows == 1
+    largest = np.finfo(np.float32).max
+    expected = np.array([[np.inf, -np.inf, np.inf, largest]], np.float32)
+    np.testing.assert_array_equal(table.lookup([1]), expected)

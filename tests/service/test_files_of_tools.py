@@ -3,18 +3,25 @@
 The table in docs/guide/security.md says which these are.
 """
 
+import os
 import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embstore.arithmetic import cached
+from embstore_client import connect
 from embstore_proto.addresses import unix_socket_address
 from embstore_server.setup.launch import ServerProcess
-from tests.service.frequency_samples import profile_of
+from tests.service.faults.served import until
+from tests.service.frequency_samples import DIM, PATIENCE_S, add, profile_of
 from tests.strange_files import listing, strew
 
 
@@ -79,8 +86,96 @@ def test_commands_write_what_they_were_told_and_nothing_else(watched, typed, she
         assert ended.status == 0, (words, ended.err)
         locks = ["tokens.json.lock"] if made == ["tokens.json"] else []
         watched.check(words, *made, *locks)
-    doctor = shell("doctor", "--data", "again")
+    doctor = shell("doctor", "again")
+    assert "/s written" in doctor.out, doctor
     watched.check(["doctor", doctor.err])
+
+
+def test_tools_for_profiles_write_what_they_were_told(watched, shell):
+    Path("samples.csv").write_text("a,b\n1,2\n3,4\n")
+    watched.check("samples", "samples.csv")
+    made = ["profile", "samples.csv", "--table", "a=ads", "-o", "made.profile"]
+    steps = [
+        (made, "made.profile"),
+        (["size", "--profile", "made.profile", "--picture", "curves.png"], "curves.png"),
+    ]
+    for words, file in steps:
+        for names in ([file], []):
+            ended = shell(*words)
+            assert ended.status == 0, (words, ended.err)
+            watched.check(words, *names)
+        Path(file).unlink()
+        Path(file).hardlink_to(watched.outside / "victim")
+        assert shell(*words).status == 0
+        watched.check(words)
+
+
+def test_urls_leave_nothing_in_the_directory_for_temporary_files(watched, typed, monkeypatch):
+    pytest.importorskip("fsspec", reason="needs the extra 'remote'")
+    temporary = watched.folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    url = f"file://{watched.folder}/urls/rows.safetensors"
+    for words, made in (
+        (["export", "ads", "-o", url], ["urls"]),
+        (["import", "ads", url], []),
+        (["import", "ads", f"{url}.none.npy"], []),
+        (["backup", f"file://{watched.folder}/kept"], ["kept"]),
+    ):
+        assert typed(*words).status == (1 if "none" in words[-1] else 0)
+        watched.check(words, *made, *(["temporary"] if made == ["urls"] else []))
+        assert not list(temporary.iterdir())
+    assert [path.name for path in Path("urls").iterdir()] == ["rows.safetensors"]
+
+
+def test_the_demo_and_the_compiler_write_what_they_were_told(watched):
+    """In processes of their own, whose directory for temporary files is here, too."""
+    temporary = watched.folder / "temporary"
+    temporary.mkdir()
+    small = ["--samples", "2000", "--batch", "500", "--scale", "0.002"]
+    for words, made in (
+        (["demo", *small, "--report", "run.html"], ["run.html", "run.json", "temporary"]),
+        (["demo", *small, "--keep", "demo"], ["demo"]),
+        (["compile"], []),
+    ):
+        run_alone(words, temporary)
+        watched.check(words, *made)
+        assert not list(temporary.iterdir())
+
+
+def run_alone(words: list[str], temporary: Path) -> None:
+    """Run a command to its good end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "embstore_server", *words],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, (words, done.stderr)
+
+
+def test_commands_of_a_standby_write_what_they_were_told(watched):
+    """A live one: its files come and go meanwhile in its own directory alone."""
+    options = "--device cpu --cache-bytes 1MiB --socket off --durability commands".split()
+    leader = ServerProcess("leader", *options)
+    within = ("--backup-within", str(watched.folder))
+    with leader, ServerProcess("standby", *options, *within, "--follow", leader.address) as standby:
+        watched.check("serve", "leader", "standby")
+        with connect(leader.address, timeout_s=PATIENCE_S) as store:
+            add(store, "ads").assign([1, 2], np.ones((2, DIM), np.float32))
+            store.checkpoint("one")
+        with connect(standby.address, timeout_s=PATIENCE_S) as copy:
+            until(copy.checkpoints)
+        address = ["--address", standby.address]
+        for words, made in (
+            (["export", "ads", "-o", "rows.npy", "--label", "one"], ["rows.npy"]),
+            (["backup", str(watched.folder / "kept"), "--label", "one"], ["kept"]),
+        ):
+            run_alone([*words, *address], watched.folder)
+            watched.check(words, *made)
+    run_alone(["verify", "standby"], watched.folder)
+    watched.check("the end")
 
 
 @pytest.mark.parametrize(
@@ -91,26 +186,39 @@ def test_commands_write_what_they_were_told_and_nothing_else(watched, typed, she
         ["backup", "FILE"],
     ],
 )
-def test_commands_of_a_server_follow_no_link_at_a_temporary_name(watched, typed, words):
-    follow_none(watched, typed, [w.replace("FILE", str(watched.folder / "x.npy")) for w in words])
+def test_commands_of_a_server_write_through_nothing_at_a_temporary_name(watched, typed, words):
+    write_anew(watched, typed, [w.replace("FILE", str(watched.folder / "x.npy")) for w in words])
 
 
-def test_tokens_follow_no_link_at_a_temporary_name(watched, shell):
+def test_tokens_are_written_through_nothing_at_a_temporary_name(watched, shell):
     words = ["token", "add", "a", "--right", "read", "--tables", "*", "--tokens", "x.npy"]
-    follow_none(watched, shell, words)
+    write_anew(watched, shell, words)
 
 
-def follow_none(watched: Watched, run: Callable[..., Any], words: list[str]) -> None:
-    """Have links lie where a command may write first; it is refused, or takes their places."""
+PLACED: dict[str, Callable[[Path, Path], object]] = {
+    "a link": lambda place, outside: place.symlink_to(outside / "victim"),
+    "a link to nothing": lambda place, outside: place.symlink_to(outside / "none"),
+    "a second name": lambda place, outside: place.hardlink_to(outside / "victim"),
+    "a pipe": lambda place, _: os.mkfifo(place),
+    "a folder": lambda place, _: place.mkdir(),
+}
+"""What others may have put where a command writes first."""
+
+
+def write_anew(watched: Watched, run: Callable[..., Any], words: list[str]) -> None:
+    """See that a command is refused, or takes the place of what is there, and waits for nothing."""
     for ending in ("new", "lock", "part", "embstore-part", "tmp"):
-        for target in ("victim", "none"):
-            link = watched.folder / f"x.npy.{ending}"
-            link.symlink_to(watched.outside / target)
-            assert run(*words).status in (0, 1, 2)
-            assert listing(watched.outside).keys() == {"victim"}, (ending, target)
-            assert (watched.outside / "victim").read_bytes() == b"precious", (ending, target)
+        for kind, put in PLACED.items():
+            place = watched.folder / f"x.npy.{ending}"
+            put(place, watched.outside)
+            ended = run(*words)
+            assert ended.status in (0, 1, 2), (ending, kind, ended.err)
+            assert ended.status == 0 or "x.npy" in ended.err, (ending, kind, ended.err)
+            assert listing(watched.outside).keys() == {"victim"}, (ending, kind)
+            assert (watched.outside / "victim").read_bytes() == b"precious", (ending, kind)
             for left in watched.folder.glob("x.npy*"):
-                left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
+                is_folder = left.is_dir() and not left.is_symlink()
+                shutil.rmtree(left) if is_folder else left.unlink()
 
 
 def test_a_kept_kernel_is_written_through_no_link(watched, monkeypatch):

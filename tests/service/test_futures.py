@@ -251,7 +251,7 @@ def test_calls_and_threads_are_bounded(server, monkeypatch):
         with server.held():
             calls: list[Any] = [table.lookup([n]) for n in range(10)]
             calls += [table.update([n], GRADIENTS) for n in range(2)]
-            with pytest.raises(OverloadedError, match="12 calls of this store are out"):
+            with pytest.raises(OverloadedError, match="12 calls of this store are in flight"):
                 table.lookup([1])
             named = [t.name for t in threading.enumerate() if t.name.startswith("embstore ")]
             assert len(named) == 4

@@ -63,7 +63,7 @@ def test_a_label_that_is_kept_is_dropped(shell, server):
 def both_ways(text: str, method: str, words: str) -> list[str]:
     """Return what a text says to call in Python, and to type."""
     (call,) = re.findall(rf"(store[\w.]*(?:\('[^']*'\))?\.{method}\([^()]*\))", text)
-    (typed,) = re.findall(rf"embstore ({words} [^,;]+?)(?:, (?:removes|makes) |$)", text)
+    (typed,) = re.findall(rf"embstore ({words} [^,;]+?)(?:, (?:removes|grows) |$)", text)
     return [call, typed]
 
 

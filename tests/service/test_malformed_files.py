@@ -81,7 +81,7 @@ def test_files_of_other_programs(table, tmp_path, kind):
     assert (table.lookup(KEYS) == WEIGHTS).all()
     empty = written(tmp_path / f"empty.{kind}", KEYS[:0], WEIGHTS[:0])
     assert import_table(table, empty).rows == 0
-    refused(table, place, "exported with state", with_state=True)
+    refused(table, place, "exported with optimizer state", with_state=True)
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -99,7 +99,7 @@ def test_keys_and_rows_that_are_not_a_tables(table, tmp_path, kind):
     refused(table, written(place, changed(KEYS, 0, -3).view(np.uint64), WEIGHTS), "below 2**63")
     refused(table, written(place, KEYS, WEIGHTS.astype(np.int32)), "float32, float16", "int32")
     large = changed(WEIGHTS.astype(np.float64), 5, 1e39)
-    refused(table, written(place, KEYS, large), "that float32 can have, found 1e+39")
+    refused(table, written(place, KEYS, large), "within the range of float32, found 1e+39")
     import_table(table, written(place, KEYS, changed(WEIGHTS, 5, np.nan)), allow_nan=True)
     assert np.isnan(table.lookup([10])).all()
     import_table(table, written(place, KEYS, changed(WEIGHTS, 5, np.inf)))
@@ -109,7 +109,9 @@ def test_keys_and_rows_that_are_not_a_tables(table, tmp_path, kind):
 @pytest.mark.parametrize("kind", WHOLE)
 def test_what_was_written_before_is_said(table, tmp_path, kind):
     place = written(tmp_path / f"ads.{kind}", KEYS, changed(WEIGHTS, 25, np.nan))
-    with pytest.raises(InvalidArgumentError, match=r"key 50\. 20 rows of the file were"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"key 50: .*--allow-nan\)\. 20 rows of the file were"
+    ):
         import_table(table, place, batch_rows=10)
     assert (table.lookup(KEYS[:20]) == WEIGHTS[:20]).all()
     beyond = written(place, changed(KEYS, 29, ROWS), WEIGHTS)
@@ -145,8 +147,8 @@ def test_arrays_that_are_no_table(table, tmp_path):
     np.save(place, np.array([["a", object()]]), allow_pickle=True)
     refused(table, place, "a whole file of its format")
     np.save(place, np.zeros((9, DIM), np.float32))
-    refused(table, place, "no tensor to be named", tensor="x")
-    refused(table, place, "exported with state", with_state=True)
+    refused(table, place, "no name of a tensor", tensor="x")
+    refused(table, place, "exported with optimizer state", with_state=True)
     with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
         import_table(table, place, batch_rows=0)
     with pytest.raises(InvalidArgumentError, match=r"end with \.safetensors, .* found ads\.xlsx"):
@@ -204,12 +206,12 @@ def test_state_of_another_optimizer(store, tmp_path, kind):
     export_table(adam, bare)
     for optimizer in (Ftrl(0.1), Adagrad(0.1), Sgd(0.1)):  # that of FTRL is as wide
         other = made(store, f"of-{optimizer.kind}", optimizer)
-        refused(other, place, f"state of {optimizer.kind}", "found that of adam", with_state=True)
+        refused(other, place, f"state of {optimizer.kind}", "found state of adam", with_state=True)
         assert import_table(other, place).t == 0
-    refused(made(store, "other"), bare, "exported with state", with_state=True)
+    refused(made(store, "other"), bare, "exported with optimizer state", with_state=True)
     refused(made(store, "small", rows=60), place, "at most the 60 rows", "found 100")
     adam.update(KEYS, WEIGHTS)
-    refused(adam, place, "no more than the 1 updates", "t = 2", "go back", with_state=True)
+    refused(adam, place, "at most the 1 updates", "t = 2", "go back", with_state=True)
 
 
 def test_what_a_file_says_must_make_sense(table, tmp_path):
@@ -217,7 +219,7 @@ def test_what_a_file_says_must_make_sense(table, tmp_path):
     place = tmp_path / "ads.safetensors"
     for said in ("", "[]", "{}", '{"version": 2, "config": {}}', '{"version": 1, "config": 3}'):
         save_file({"keys": KEYS, "weights": WEIGHTS}, place, {"embstore": said})
-        refused(table, place, "what embstore writes into the metadata")
+        refused(table, place, "embstore's metadata in the file")
 
 
 def test_the_commands(store, tmp_path, shell, monkeypatch):
@@ -256,7 +258,7 @@ def test_the_commands(store, tmp_path, shell, monkeypatch):
     assert store.table("ads").digest() == digest
     store.drop_table("ads")
     refused = shell("import", "ads", since, "--create")
-    assert refused.status == 2 and "all rows of a table to create" in refused.err
+    assert refused.status == 2 and "all rows of the table to create" in refused.err
     assert store.tables() == []
     np.save(tmp_path / "x.npy", WEIGHTS)
     assert "embstore table create" in shell("import", "x", str(tmp_path / "x.npy"), "--create").err

@@ -169,7 +169,7 @@ def test_early_rows_are_in_place_before_late_ones_come(far):
     handle = far.sessions.prefetch_step("m", 1)
     until(lambda: handle.early_bytes)
     assert not handle.done()
-    with pytest.raises(DeadlineError, match="step 1: its rows did not come within"):
+    with pytest.raises(DeadlineError, match="step 1: its rows did not arrive within"):
         handle.result(timeout_s=0.001)
     far.server.give("LookupStep", LATE_ROWS, None)
     assert np.array_equal(handle.result()["a"], ROWS)
@@ -251,7 +251,7 @@ def test_step_of_a_session_that_ended_is_refused(far, verb):
 )
 def test_nobody_knows_of_a_step_that_was_out_as_its_session_ended(far, verb, lost):
     far.server.give(verb, lost, GONE)
-    with pytest.raises(OutcomeUnknownError, match="its last step tells whether"):
+    with pytest.raises(OutcomeUnknownError, match="its last step shows whether"):
         FINISHING[verb][0](far.sessions)
 
 

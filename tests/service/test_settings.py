@@ -59,7 +59,7 @@ def test_a_setting_is_declared_in_one_place(tmp_path, capsys):
     assert "| `--pause-s` | SECONDS | 2.5 | Time between two things. |" in markdown_table(More)
     app = typer.Typer()
     app.command()(serving(More))
-    app(["--help"], standalone_mode=False)
+    app(["--help-all"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert "--pause-s" in shown
     assert "Time between two things. Default: 2.5." in shown
@@ -210,7 +210,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path):
     config = written(tmp_path / "e.toml", "cache-bytes = 1\n[qqq]\nzzz = 1\n")
     near, far = problems(DATA, {}, config)
     assert near.endswith("no setting is called 'cache-bytes'; did you mean cache_bytes?")
-    assert "'qqq'; expected data, cache_bytes" in far
+    assert "'qqq'; expected data, device" in far
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest():

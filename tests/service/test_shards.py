@@ -144,7 +144,9 @@ def test_a_store_that_had_commands_becomes_no_shard(shards):
         )
         digest = table.digest()
         store.table("t")
-    with pytest.raises(InvalidArgumentError, match="is a store of its own, which has had commands"):
+    with pytest.raises(
+        InvalidArgumentError, match="is a store outside of any cluster, which has executed commands"
+    ):
         shards.serve(0)
     assert not (shards.data(0) / "SHARD").exists()
     with embstore.open(shards.data(0), device="cpu") as store:
@@ -242,7 +244,10 @@ def test_a_server_that_is_not_the_shard_is_refused(shards, tmp_path):
     shards.serve(0)
     address = shards.map.shards[1]
     for attempt, message in (
-        (lambda: shards.plain(tmp_path / "own", address), "found a store of its own: serve that"),
+        (
+            lambda: shards.plain(tmp_path / "own", address),
+            "found a store outside of any cluster: serve that",
+        ),
         (
             lambda: shards.serve(1, replace(shards.map, cluster="users"), data=tmp_path / "users"),
             "found shard 1 of cluster 'users'",

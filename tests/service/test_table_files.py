@@ -200,7 +200,7 @@ def test_what_was_since_is_refused_but_on_top_of_what_was_before(
         known: Any = {"dim": DIM, "rows": ROWS, "optimizer": config.optimizer}
         return other.create_table(name, initializer=config.initializer, seed=config.seed, **known)
 
-    refused = "table '{}' as it was at checkpoint 'one', with 1000 rows"
+    refused = "checkpoint 'one': expected table '{}' as it was then, with 1000 rows"
     empty, few, another, right = map(copy, ("empty", "few", "another", "right"))
     few.assign(np.arange(939), rows[:939])  # those behind are none of the sample
     another.assign(np.arange(1000), rows[:1000] * 2)
@@ -340,9 +340,9 @@ def test_what_cannot_be_exported(open_store, tmp_path, monkeypatch):
     store.checkpoint("one")
     with pytest.raises(InvalidArgumentError, match=r"end with \.safetensors, \.parquet, \.npy"):
         export_table(table, tmp_path / "ads.csv")
-    with pytest.raises(InvalidArgumentError, match="state, or what was written since"):
+    with pytest.raises(InvalidArgumentError, match="optimizer state or for the rows since"):
         export_table(table, tmp_path / "ads.npy", with_state=True)
-    with pytest.raises(InvalidArgumentError, match="state, or what was written since"):
+    with pytest.raises(InvalidArgumentError, match="optimizer state or for the rows since"):
         export_table(table, tmp_path / "ads.npy", since="one")
     with pytest.raises(InvalidArgumentError, match="batch_rows of at least 1"):
         export_table(table, tmp_path / "ads.npy", batch_rows=0)
@@ -374,6 +374,16 @@ def test_a_race_for_the_unfinished_file_loses_nobodys_file(tmp_path, monkeypatch
         part.write_bytes(b"mine")
     assert place.read_bytes() == b"mine"
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_a_second_name_in_the_place_of_the_unfinished_file_is_not_written_through(tmp_path):
+    precious, place = tmp_path / "precious", tmp_path / "a.npy"
+    precious.write_bytes(b"precious")
+    (tmp_path / "a.npy.embstore-part").hardlink_to(precious)
+    with places.writing(str(place)) as part:
+        part.write_bytes(b"mine")
+    assert (precious.read_bytes(), place.read_bytes()) == (b"precious", b"mine")
+    assert sorted(os.listdir(tmp_path)) == ["a.npy", "precious"]
 
 
 def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path):

@@ -95,7 +95,7 @@ SAID = {
     ("mutual", CA): (exits.FAILED, "{} asks for a certificate"),
     ("mutual", CA + " --client-cert {cert} --client-key {key}"): (
         exits.FAILED,
-        "{} does not take the certificate",
+        "{} rejects the certificate",
     ),
 }
 

@@ -17,11 +17,13 @@ _SKIPPED = {"__pycache__", "build", "dist"}
 def project_files(*suffixes: str, under: str = "") -> Iterator[Path]:
     """Yield the project's files with one of `suffixes` (all, where none is given), in order.
 
-    Folders whose name begins with a dot hold environments and caches, except .ci.
+    Folders whose name begins with a dot hold environments and caches, except .ci and .github.
     """
     for folder, folders, names in os.walk(ROOT / under):
         folders[:] = sorted(
-            f for f in folders if f == ".ci" or not (f.startswith(".") or f in _SKIPPED)
+            f
+            for f in folders
+            if f in (".ci", ".github") or not (f.startswith(".") or f in _SKIPPED)
         )
         for name in sorted(names):
             if not suffixes or name.endswith(suffixes):

@@ -54,3 +54,9 @@ def test_kernels_lie_in_one_flat_folder():
         if path.parent != KERNELS
     ]
     assert not elsewhere
+
+
+def test_every_header_is_included():
+    texts = [path.read_text(encoding="utf-8") for path in KERNELS.iterdir() if path.is_file()]
+    headers = {path.name for path in KERNELS.glob("*.cuh")}
+    assert headers == set(re.findall(r'^#include "(.+)"$', "\n".join(texts), re.MULTILINE))

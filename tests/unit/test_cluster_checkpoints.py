@@ -106,7 +106,7 @@ def test_tries_that_meet_under_one_label_are_none(cluster):
         shard.execute(c.Checkpoint("kept", marked({}, f"try {min(number, 1)}")))
     store = cluster.store()
     assert labels_of(store) == []
-    with pytest.raises(CheckpointNotFoundError, match="another barrier"):
+    with pytest.raises(CheckpointNotFoundError, match="a different one on each shard"):
         store.restore("kept")
 
 

@@ -12,6 +12,7 @@ from pyarrow import csv, parquet
 
 from embstore import hash_ids
 from embstore.errors import InvalidArgumentError
+from embstore_client.files.decimals import NotDecimalError, decimals
 from embstore_client.files.values import ids_of, is_ids
 from embstore_tools.profiling.readers import Chunk, open_files
 
@@ -54,6 +55,56 @@ def test_lists_are_hashed_and_missing_ones_are_empty(kind):
 def test_what_is_no_id_is_named_with_its_place():
     with pytest.raises(InvalidArgumentError, match="PLACE: expected ids of float64 to be whole"):
         ids_of(pa.array([3.0, 1.5]), hashed, "PLACE")
+
+
+# Keys as text
+
+
+def of_text(text: str, are_sparse: bool) -> int | None:
+    """Return the key that a text is; None: it is none."""
+    found = decimals(pa.array([text]), are_sparse=are_sparse)
+    return found[0].as_py()
+
+
+@given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 30), st.sampled_from(["", " ", "\t "]))
+def test_decimal_digits_are_keys(key, zeros, blank):
+    text = f"{blank}{'-' if key < 0 else ''}{'0' * zeros}{abs(key)}{blank}"
+    assert of_text(text, are_sparse=True) == (key if key < 2**63 else key - 2**64)
+    if key < 2**63:
+        assert of_text(text, are_sparse=False) == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "0x10",
+            "0X1f",
+            "-0x1",
+            "1_000",
+            "+5",
+            "\u0663",
+            "\uff11",
+            "1\u0661",
+            "5.0",
+            "1e3",
+            "0b1",
+        ),
+        *("", " ", "-", "--1", "1-", "1 2", "5\n", "\u00a05", "18446744073709551616", "9" * 5000),
+        *("-9223372036854775809", "nan", "True"),
+    ],
+)
+@pytest.mark.parametrize("are_sparse", [False, True])
+def test_other_spellings_are_no_keys(text, are_sparse):
+    with pytest.raises(NotDecimalError) as caught:
+        decimals(pa.array(["7", None, " 8", text, "x"]), are_sparse=are_sparse)
+    assert (caught.value.position, caught.value.found) == (3, text)
+
+
+def test_the_bounds_of_dense_keys():
+    with pytest.raises(NotDecimalError):
+        of_text(str(2**63), are_sparse=False)
+    assert decimals(pa.array(["1", None]), are_sparse=False).to_pylist() == [1, None]
 
 
 # Files of samples

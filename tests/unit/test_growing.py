@@ -256,7 +256,7 @@ def test_rows_that_differ_are_not_moved(cluster):
         if what == "leaves are computed":
             cluster.engines[2].execute(put)
 
-    with pytest.raises(EmbstoreError, match="the same leaves at its new owner"):
+    with pytest.raises(EmbstoreError, match="the same digest at its new owner"):
         cluster.even(3, report=report)
     assert store.table("a").digest() == before
     goes_on(store)

@@ -1,5 +1,7 @@
 """How many slots are pinned, where the device's work is queued."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from embstore import Sgd, Uniform
 from embstore.device.gpu import GpuDevice
 from embstore.profiles.hotset import HotSet
 from tests.kernels.emulation.runtime import EmulatedRuntime
+from tests.service.faults.served import until
 
 ROWS = 500
 
@@ -64,3 +67,18 @@ def test_answers_that_nobody_asks_for_do_not_pile_up(store):
             pool.pins.unpin(np.array([slot]))
     assert len(allocated) < 40
     assert pool.pins.count == 100
+
+
+def test_commands_that_hold_the_engine_do_not_wait_for_a_swap_that_waits_for_it(store):
+    """A restore, as a server runs it: its turn covers the answer that it remembers."""
+    frame = store.executor.tables.frame
+    store.checkpoint("c")
+    hot_set = HotSet({"a": np.arange(320)}, version=2)
+    swap = threading.Thread(target=store.pin_hot_set, args=(hot_set,))
+    with frame.turn():
+        swap.start()
+        until(lambda: frame.is_waited_for)
+        store.restore("c")
+        store.resize_cache(1 << 20)
+    swap.join()
+    until(lambda: pool_of(store).pins.count == 320)

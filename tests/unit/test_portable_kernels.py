@@ -103,6 +103,24 @@ def test_code_of_one_processor_and_of_a_package_that_is_read_only_is_the_users(
     assert cached.kept(kernel) == b"code of v2"
 
 
+def test_versions_of_the_package_share_a_users_folder(tmp_path, monkeypatch):
+    """One took the other's files away, and each start compiled all kernels anew."""
+    kernel, own = kernels()[KERNEL], tmp_path / "own" / "embstore" / "kernels"
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(cached, "PORTABLE", tmp_path / "file" / "portable")
+    versions = [f"{n:032x}" for n in (1 << 124, 2 << 124, 3 << 124, 4 << 124, 5 << 124)]
+    for n, version in enumerate(versions):
+        monkeypatch.setattr(cached, "stamp", lambda folder, version=version: version)
+        cached.keep(kernel, version.encode())
+        (made,) = own.glob(f"*-{version[:12]}.nbc")
+        os.utime(made, (n, n))
+    found = []
+    for version in versions:
+        monkeypatch.setattr(cached, "stamp", lambda folder, version=version: version)
+        found.append(cached.kept(kernel))
+    assert found == [None, *(version.encode() for version in versions[1:])]
+
+
 def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -204,3 +222,9 @@ def test_a_kernel_refuses_numbers_of_another_kind():
     for wrong, error in ((1.5, TypeError), (None, TypeError), (1 << 64, OverflowError)):
         with pytest.raises(error):
             count_absent(addresses, wrong)
+
+
+def test_a_kernel_has_the_same_bytes_whatever_was_compiled_before():
+    """Numba counts what it compiles, and names parts by that; a release is built twice."""
+    (kernel,) = (each for each in kernels().values() if each.name == KERNEL)
+    assert compiling.object_code(kernel) == compiling.object_code(kernel)

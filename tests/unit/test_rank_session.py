@@ -81,7 +81,7 @@ class RestartingPort(PrefetchingPort):
         super()._finish(member, step)
         if step in self.unanswered:
             self.restart()
-            raise OutcomeUnknownError("its last step tells")
+            raise OutcomeUnknownError("its last step shows")
         return AcknowledgedUpdate(100 + step, self.t("a"), self.is_skipping)
 
     def close(self, member, *, forget, timeout_s):
@@ -171,7 +171,7 @@ def test_rows_that_were_asked_for_before_are_asked_for_again():
         (2, 1, "steps 3 to 4, which were finished, are lost.*goes on after step 2"),
         (3, 2, "step 4, which was finished, is lost.*goes on after step 3"),
         (4, 2, "commands since the last commit may be gone.*goes on after step 4"),
-        (6, 1, "somebody else has gone on from step 5.*goes on after step 6"),
+        (6, 1, "another process has trained on from step 5.*goes on after step 6"),
     ],
 )
 def test_a_run_that_cannot_go_on_says_where_to_go_on_from(place, epoch, message):

@@ -70,7 +70,7 @@ def test_what_became_of_the_other_ranks_is_told_where_they_are_waited_for(store)
     steps = Steps("forget")
     never = {"ranks": Ranks(0, 2), "name": "run", "rank_timeout_ms": 100}
     assert list(steps.ahead(store, ["a"], [], **never)) == []
-    with pytest.raises(RankFailedError, match="rank 1 is not there"):
+    with pytest.raises(RankFailedError, match="rank 1 is missing"):
         steps.wait_for_ranks()
     steps.wait_for_ranks()  # it is told once
 

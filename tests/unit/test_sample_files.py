@@ -111,7 +111,8 @@ def test_criteo_that_is_hashed(day):
     [
         ("a,b\n", "expected at least one row, found none"),
         ("a,b\n1,2\n3\n", "expected a whole text file with a header, found: .*columns, got 1"),
-        ("a,b\n1,2\nx,2\n", "expected column 'a' to be of integers, found invalid value 'x'"),
+        ("a,b\n1,2\nx,2\n", "column 'a' to be of integers in decimal digits, found 'x' in line 3"),
+        ("a,b\n0x10,2\n", "column 'a' to be of integers in decimal digits, found '0x10' in line 2"),
         ("a,b\n1,2\n,2\n", "rows 0 to 1, column 'a': expected an integer .* found 1 missing"),
         ("b,c\n1,2\n", "expected a column 'a', found none; its columns are b, c"),
         ("a,a\n1,2\n", "expected a column 'a', found 2 of that name"),

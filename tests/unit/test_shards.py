@@ -124,7 +124,7 @@ def test_a_digest_that_is_overtaken_begins_again(store, monkeypatch):
     found = table.digest()
     assert (writes, found) == (0, table.digest())
     writes = 1000
-    with pytest.raises(OutcomeUnknownError, match="call again when its trainers rest"):
+    with pytest.raises(OutcomeUnknownError, match="call again when nothing trains it"):
         table.digest()
 
 
@@ -139,7 +139,7 @@ def test_leaves_and_scans_are_of_one_t(store, monkeypatch):
     with pytest.raises(OutcomeUnknownError, match="a scan is opened over shards: call again"):
         table.scan()
     assert [one.stats()["scans"]["scans_open"] for one in alone] == [0, 0, 0]
-    with pytest.raises(OutcomeUnknownError, match="call again when its trainers rest"):
+    with pytest.raises(OutcomeUnknownError, match="call again when nothing trains it"):
         list(table.leaves())
     for shard in alone[:2]:
         shard.table("a").update([], np.empty((0, DIM), np.float32))
@@ -213,7 +213,7 @@ def test_a_label_that_not_all_shards_have_is_none(store):
         store.restore("part")
     assert (table.t, [shard.table("a").t for shard in others]) == (1, [1, 1])
     first.table("a").update([], np.empty((0, DIM), np.float32))
-    with pytest.raises(EmbstoreError, match="it is none of the cluster"):
+    with pytest.raises(EmbstoreError, match="the cluster has no such checkpoint"):
         store.checkpoint("apart")
     assert [one.label for one in store.checkpoints()] == ["whole"]
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint 'apart'"):

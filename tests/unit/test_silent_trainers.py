@@ -119,9 +119,9 @@ def restored(store: Store) -> None:
     ("lost", "message"),
     [
         (ended_by_an_operator, "was ended by EndSession"),
-        (written_by_others, "its lease had run out, and others have written to its tables"),
-        (gone_on_elsewhere, f"somebody else has gone on from step {AT - 1}"),
-        (restored, f"no step of this rank .* is lost.*step {AT - 1} is the last"),
+        (written_by_others, "its lease had run out, and other clients have written to its tables"),
+        (gone_on_elsewhere, f"another process has trained on from step {AT - 1}"),
+        (restored, f"no finished step of this rank is lost.*step {AT - 1} is the last one"),
     ],
 )
 def test_a_loop_that_has_lost_something_says_so(tmp_path, lost, message):
@@ -144,8 +144,8 @@ def test_who_finds_tables_held_is_told_by_whom_and_until_when(tmp_path, monkeypa
         whose = re.escape(f"train.py@{socket.gethostname()}-pid{os.getpid()}-")
         assert re.fullmatch(whose + "[0-9a-f]{8}", name)
         message = (
-            rf"in use by session '{re.escape(name)}', which was heard of \d+\.\d s ago and ends "
-            rf"after \d+\.\d s more .* embstore sessions close {re.escape(name)}$"
+            rf"in use by session '{re.escape(name)}', whose trainer last called \d+\.\d s ago and "
+            rf"which ends in \d+\.\d s without a call.* embstore sessions close {re.escape(name)}$"
         )
         with pytest.raises(TableHeldError, match=message):
             store.session(["a"], wait_s=0).__enter__()

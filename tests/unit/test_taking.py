@@ -32,7 +32,7 @@ class CutFiles(RefusingFiles):
         super().__init__(root)
         self.left = left
 
-    def _ask(self, verb: str) -> None:
+    def _ask(self, verb: str, path: str) -> None:
         self.left -= verb in (*CHANGES, "write")
         if self.left < 0:
             raise CutError

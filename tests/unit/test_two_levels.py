@@ -412,7 +412,7 @@ def test_rows_of_a_queued_exchange_are_logged_whole_and_again_once_they_are_writ
     pool = life.store.executor.tables.by_id[0].pool
     here = pool.level_two.slots.contents()
     rising = np.sort(here.keys[here.dirty])[:60]
-    stream = pool.device.runtime._streams[COMPUTE]
+    stream = pool.device.runtime.streams[COMPUTE]
 
     above = pool.slots.contents()
     dirty_above = set(above.keys[above.dirty].tolist())

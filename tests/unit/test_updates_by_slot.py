@@ -288,7 +288,7 @@ class FailsLater(EmulatedRuntime):
 
     def launch(self, kernel: str, blocks: int, *arguments: Any) -> None:
         if self.is_armed and kernel.startswith("apply_"):
-            self._give(self._fail)
+            self.give(self._fail)
         else:
             super().launch(kernel, blocks, *arguments)
 

@@ -55,9 +55,9 @@ def check_base(table: Table, about: FileOrigin) -> None:
     least = about.since_rows - len(about.deleted_keys)  # an import that was cut off is done again
     if written < least or list(map(_hash, rows)) != [*about.since_sample.values()]:
         raise InvalidArgumentError(
-            f"expected table {table.name!r} as it was at checkpoint {about.since!r}, with "
-            f"{about.since_rows} rows, found {written} rows, or others: the file has what was "
-            "written since; import what comes before it first"
+            f"the file has only the rows written since checkpoint {about.since!r}: expected table "
+            f"{table.name!r} as it was then, with {about.since_rows} rows, found {written} rows, "
+            "or different ones; import the file before it first"
         )
 
 

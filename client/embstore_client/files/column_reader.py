@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute
 
 from embstore.arrays import Keys, Rows
 from embstore.errors import InvalidArgumentError
@@ -57,15 +56,18 @@ class ColumnReader:
         has_state = with_state and bool(self.state_dim)
         keys_in = [] if self._key is None else [self._key]
         wanted = [*keys_in, *self._names, *([STATE] if has_state else [])]
-        key_is = pa.string() if self.are_sparse or self._hashed is not None else pa.int64()
-        text_is = dict.fromkeys(wanted, pa.float32()) | dict.fromkeys(keys_in, key_is)
+        text_is = dict.fromkeys(wanted, pa.float32()) | dict.fromkeys(keys_in, pa.string())
         low = 0
-        for batch, _ in self._columns.batches(wanted, batch_rows, text_is):
+        texts = enumerate(self._columns.batches(self._names, batch_rows))  # is only read if needed
+        for number, (batch, _) in enumerate(self._columns.batches(wanted, batch_rows, text_is)):
             keys: Keys = np.arange(low, low + batch.num_rows)
-            low += batch.num_rows
             if self._key is not None:
-                keys = self._keys_of(self._key, batch.column(self._key))
+                keys = self._keys_of(self._key, batch, low)
             weights = _rows(batch, self._names, self.dim)
+            if self._columns.is_text and not np.isfinite(weights).all():
+                text = next(text for at, (text, _) in texts if at == number)
+                self._refuse_beyond(text, weights, low)
+            low += batch.num_rows
             state = None
             if has_state:
                 state = _rows(batch, [STATE], self.state_dim or 0)
@@ -73,13 +75,24 @@ class ColumnReader:
                 state = np.empty((len(keys), 0), np.float32)
             yield keys, weights, state
 
-    def _keys_of(self, name: str, column: Any) -> Keys:
+    def _refuse_beyond(self, text: Any, weights: Rows, low: int) -> None:
+        """Refuse a number that is finite in text, and infinite in float32. `low`: the first row."""
+        for row, element in np.argwhere(np.isinf(weights)).tolist():
+            name = self._names[element]
+            written = text.column(name)[row].as_py()
+            if "n" not in written.lower():  # as "inf" and "infinity" have
+                raise InvalidArgumentError(
+                    f"line {self._columns.line_of(low + row)}: expected column {name!r} that "
+                    f"float32 can have, found {written.strip()}"
+                )
+
+    def _keys_of(self, name: str, batch: Any, first_row: int) -> Keys:
+        column = batch.column(name)
         if self._hashed is not None:
             return self._hashed(column)
         _refuse_nulls(name, column)
-        if self.are_sparse and self._columns.is_text:
-            return _sparse_keys_of(column)
-        return keys_of(_array(column), f"column {name!r}", are_sparse=self.are_sparse)
+        found = self._columns.integers(batch, name, first_row, are_sparse=self.are_sparse)
+        return keys_of(_array(found), f"column {name!r}", are_sparse=self.are_sparse)
 
     def close(self) -> None:
         """Each pass over the columns closes the file."""
@@ -147,15 +160,6 @@ def _rows(batch: Any, names: list[str], dim: int) -> Rows:
         _refuse_nulls(name, column)
     elements = [rows_of(_array(c), f"column {n!r}") for n, c in zip(names, columns, strict=True)]
     return np.stack(elements, axis=1)
-
-
-def _sparse_keys_of(column: Any) -> Keys:
-    """Return integers of 64 bits that are written as text, with a sign or without, as keys."""
-    text = compute.utf8_trim_whitespace(column)
-    is_negative = compute.starts_with(text, "-")
-    signed = compute.if_else(is_negative, text, "0").cast(pa.int64())
-    unsigned = compute.if_else(is_negative, "0", text).cast(pa.uint64())
-    return np.where(_array(is_negative), _array(signed), _array(unsigned).view(np.int64))
 
 
 def _array(values: Any) -> np.ndarray[Any, np.dtype[Any]]:

@@ -87,11 +87,14 @@ class FileOrigin:
             given: dict[str, Any] = json.loads(text)
             version, config = given.pop("version"), given.pop("config")
             if version != _VERSION:
-                raise InvalidArgumentError(f"expected version {_VERSION}, found {version}")
+                raise InvalidArgumentError(
+                    f"expected version {_VERSION} of embstore's metadata, found {version}: read "
+                    "the file with the release that wrote it"
+                )
             rows, rate = config["rows"], config["learning_rate"]
             made = TableConfig.from_identity(config["identity"], rows=rows, learning_rate=rate)
             return cls(config=made, **given)
         except (EmbstoreError, ValueError, TypeError, KeyError, AttributeError) as exc:
             raise InvalidArgumentError(
-                f"expected what embstore writes into the metadata of a file, found: {exc}"
+                f"expected embstore's metadata in the file, found it damaged or edited: {exc}"
             ) from exc

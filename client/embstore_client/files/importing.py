@@ -123,7 +123,10 @@ def _hashing(table: Table, ids: str, *, with_state: bool) -> Hashing | None:
     if ids == "keys":
         return None
     if with_state:
-        raise InvalidArgumentError("expected no state with ids that are hashed: it is that of keys")
+        raise InvalidArgumentError(
+            "expected no optimizer state with hashed ids: the state in a file belongs to its own "
+            "keys"
+        )
     return partial(hash_ids, feature=table.name, rows=table.rows)
 
 
@@ -187,25 +190,26 @@ class _Import:
         reader, about = self._reader, self._reader.about
         if about is None or reader.state_dim is None:
             raise InvalidArgumentError(
-                "expected a file that was exported with state, found none of it: import it without"
+                "expected a file that was exported with optimizer state, found one without: "
+                "import it without state"
             )
         kind, found = config.optimizer.kind, about.config.optimizer.kind
         if found != kind or reader.state_dim != config.state_dim:
             raise InvalidArgumentError(
-                f"expected state of {kind}, the optimizer of table {config.name!r}, found that of "
-                f"{found}: import it without state"
+                f"expected state of {kind}, the optimizer of table {config.name!r}, found state "
+                f"of {found}: import it without state"
             )
         if self.t > about.t:
             raise InvalidArgumentError(
-                f"expected table {config.name!r} to have had no more than the {about.t} updates of "
-                f"the file, found t = {self.t}, which cannot go back: import into a new table, or "
+                f"expected table {config.name!r} to have had at most the {about.t} updates of the "
+                f"file, found t = {self.t}, which cannot go back: import into a new table, or "
                 "without state"
             )
         if about.since is not None and self.t not in (about.since_t, about.t):
             raise InvalidArgumentError(
-                f"expected table {config.name!r} as it was at checkpoint {about.since!r}, with "
-                f"t = {about.since_t}, found t = {self.t}: the file has what was written since; "
-                "import what comes before it first"
+                f"the file has only the rows written since checkpoint {about.since!r}: expected "
+                f"table {config.name!r} as it was then, with t = {about.since_t}, found t = "
+                f"{self.t}; import the file before it first"
             )
 
     def run(self, batch_rows: int | None, progress: Progress | None) -> None:
@@ -221,8 +225,9 @@ class _Import:
                 done = self._table.put_rows(keys, weights, state, 0)
                 if done.t != self.t:
                     raise InvalidArgumentError(
-                        f"expected table {config.name!r} to be updated by nobody else, found "
-                        f"t = {done.t} in place of {self.t}: import into a table that rests"
+                        f"expected no other writer of table {config.name!r} during the import, "
+                        f"found t = {done.t} in place of {self.t}: import while nothing trains "
+                        "the table"
                     )
             self.rows, self.command = self.rows + len(keys), done.command
             if progress is not None:
@@ -259,4 +264,7 @@ class _Import:
         for rows in arrays:
             if rows is not None and rows.size and not self._allow_nan and np.isnan(rows.min()):
                 key = int(keys[np.flatnonzero(np.isnan(rows).any(axis=1))[0]])
-                raise InvalidArgumentError(f"expected no NaN, found one in the row of key {key}")
+                raise InvalidArgumentError(
+                    f"expected no NaN, found one in the row of key {key}: correct the file, or "
+                    "allow them (allow_nan=True, --allow-nan)"
+                )

@@ -29,20 +29,22 @@ class Writer:
     def __init__(self, path: Path, about: FileOrigin, rows: int, *, with_state: bool) -> None:
         if with_state or about.since is not None:
             raise InvalidArgumentError(
-                "expected a .npy file of all rows' weights: state, or what was written since a "
-                "checkpoint, has its place in .safetensors and .parquet"
+                "expected a .npy file of all rows' weights, found a request for optimizer state "
+                "or for the rows since a checkpoint: write .safetensors or .parquet"
             )
         self._config = config = about.config
         if config.is_sparse:
             raise InvalidArgumentError(
-                f"expected a table of dense keys, whose rows are those of a .npy file, found table "
-                f"{config.name!r} of sparse keys: .safetensors and .parquet have keys beside rows"
+                "expected a table of dense keys, whose rows are those of a .npy file, found table "
+                f"{config.name!r} of sparse keys: write .safetensors or .parquet, which have keys "
+                "as well as rows"
             )
         size, free = VALUE_BYTES * config.rows * config.dim, shutil.disk_usage(path.parent).free
         if size > free:
             raise CapacityError(
                 f"a .npy file has all {config.rows} rows of table {config.name!r}, {size} bytes, "
-                f"and {free} are free; .safetensors and .parquet have those that were written"
+                f"and {free} are free: free disk space, or write .safetensors or .parquet, which "
+                "have only rows that were written"
             )
         self._next = 0  # the first key that is not written
         self._file = path.open("r+b")
@@ -102,7 +104,8 @@ class Reader(TensorReader):
         if isinstance(loaded, np.ndarray):
             if tensor is not None or key is not None:
                 raise InvalidArgumentError(
-                    f"expected no tensor to be named: it has one, not {tensor or key!r}"
+                    "expected no name of a tensor for a .npy file, which has a single array, "
+                    f"found {tensor or key!r}"
                 )
             if loaded.ndim != 2:
                 raise InvalidArgumentError(

@@ -68,6 +68,7 @@ def _unpacking(file: Any, way: str, path: Path) -> Any:
         import pyarrow
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
-            f"{path} is packed by {way}; reading it needs more: {pip_install('data')}"
+            f"{path} is compressed by {way}; reading it needs another package: "
+            f"{pip_install('data')}"
         ) from exc
     return pyarrow.CompressedInputStream(file, way)

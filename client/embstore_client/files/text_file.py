@@ -31,8 +31,8 @@ class Reader(ColumnReader):
             return
         if tensor is not None or key is not None:
             raise InvalidArgumentError(
-                f"expected no column to be named: lines have a word and its vector, not "
-                f"{tensor or key!r}"
+                "expected no name of a column for a text file, whose lines are a word and its "
+                f"vector, found {tensor or key!r}"
             )
         with Unpacked(path) as file:
             first = file.bytes.readline(_LINE_BYTES_MAX).split()

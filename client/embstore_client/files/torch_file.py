@@ -41,8 +41,8 @@ def _loaded(path: Path) -> Any:
         if not found:
             raise
         raise InvalidArgumentError(
-            f"expected a checkpoint of tensors, found {found}, whose code would have to run: save "
-            "its state_dict()"
+            f"expected a checkpoint of tensors, found {found}, which runs code when it is loaded: "
+            "save its state_dict() instead"
         ) from exc
 
 

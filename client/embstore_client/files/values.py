@@ -41,8 +41,8 @@ def keys_of(array: NDArray[Any], what: str, *, are_sparse: bool = False) -> Keys
 def no_keys(expected: str, found: object) -> InvalidArgumentError:
     """Return the error that a file has ids that are no keys, and how they are taken."""
     return InvalidArgumentError(
-        f"expected {expected}, found {found}; of ids that are no keys, an import makes some with "
-        'ids="hash" (--ids hash), and a profile with --hash-rows'
+        f"expected {expected}, found {found}; to hash other ids to keys, give an import "
+        'ids="hash" (--ids hash), and a profile --hash-rows'
     )
 
 
@@ -58,7 +58,7 @@ def rows_of(array: NDArray[Any], what: str) -> Rows:
         beyond = np.isinf(rows) & ~np.isinf(array)
         if beyond.any():
             raise InvalidArgumentError(
-                f"expected {what} that float32 can have, found {array[beyond][0]}"
+                f"expected {what} within the range of float32, found {array[beyond][0]}"
             )
     return rows
 

@@ -245,8 +245,8 @@ class StoreBacked:
         """
         if "retention" in parts:
             raise InvalidArgumentError(
-                "expected no part of the name retention: protect=True protects the checkpoint, and "
-                "store.set_retention(label, ...) changes that later"
+                "expected no part with the name retention, found one: to protect the checkpoint "
+                "give protect=True, and call store.set_retention(label, ...) to change that later"
             )
         self._steps.synchronize()
         how = {"replace": replace, "protect": protect}

@@ -54,8 +54,8 @@ class Connection:
             if self._store is None:
                 if self._options is None:
                     raise InvalidArgumentError(
-                        "expected a store: the module comes from a process that had its store "
-                        "embedded; give it one by attach(store)"
+                        "expected a store, found none: the module was copied from a process with "
+                        "an embedded store; give it one by attach(store)"
                     )
                 self._store = connect(**self._way(self._options))
             return self._store
@@ -70,8 +70,8 @@ class Connection:
                 return {**options, "address": f"unix:{executor.info.socket}"}
         elif os.environ.get(_FORK_SUPPORT, "").lower() in _NO:
             raise InvalidArgumentError(
-                f"{_FORK_SUPPORT}={os.environ[_FORK_SUPPORT]} is set, with which gRPC does not "
-                "answer in a forked process: unset it, or start the process by "
+                f"{_FORK_SUPPORT}={os.environ[_FORK_SUPPORT]} is set, and gRPC then does not work "
+                "in a forked process: unset it, or start the process by "
                 'multiprocessing_context="spawn"'
             )
         return options

@@ -94,9 +94,9 @@ class KeptGradients:
             self._has_warned |= is_forgotten
         if is_forgotten:
             warnings.warn(
-                f"{FORWARDS_WITHOUT_STEP} forwards have left gradients, and step() was not called: "
-                "without it no row is trained, and the gradients take more and more memory; call "
-                "it once a batch, behind the last of its micro-batches",
+                f"{FORWARDS_WITHOUT_STEP} forwards have left gradients, and step() was not "
+                "called: without it no row is trained, and the gradients take more and more "
+                "memory; call it once a batch, after the last of its micro-batches",
                 stacklevel=2,
             )
 

@@ -46,9 +46,9 @@ def warn_of_others(marker: bytes, store: Store | None, tables: Iterable[str]) ->
         is_elsewhere = saved.get("store", here["store"]) != here["store"]
         of_store = ", of another store" if is_elsewhere else ""
         warnings.warn(
-            f"the rows of {', '.join(others)} are not those that this state was saved with"
-            f"{of_store}: a state has no rows; keep both by save(label, ...) of the module, and go "
-            "back by load(label, ...)",
+            f"the rows of {', '.join(others)} are not those that this state was saved "
+            f"with{of_store}, because a state has no rows: save both by the module's save(label, "
+            "...), and restore both by load(label, ...)",
             stacklevel=2,
         )
 

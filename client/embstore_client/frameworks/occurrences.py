@@ -170,7 +170,7 @@ def occurrences(table: Ids, value: Any, what: str) -> Occurrences:
         value = (value,)
     elif not isinstance(table, Bag) or not 1 <= len(value) <= 3:
         raise InvalidArgumentError(
-            f"{what}: expected ids, or of a Bag (ids, offsets, weights), found {len(value)} arrays"
+            f"{what}: expected ids, or (ids, offsets, weights) for a Bag, found {len(value)} arrays"
         )
     ids, offsets, weights = (*value, None, None)[:3]
     ids = table.hashed(ids) if table.hashes else _keys(table, ids, f"{what}: ids")

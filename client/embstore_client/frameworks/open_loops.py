@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from embstore.errors import InvalidArgumentError, TableHeldError
 
-_AS_ONE = "to train both in one loop, make them one module, with an entry for each"
+_AS_ONE = "to train both in one loop, make one module with an entry for each"
 _reading = threading.local()
 
 
@@ -65,15 +65,15 @@ def opening(loop: OpenLoop) -> Iterator[None]:
     """
     if getattr(_reading, "is_on", False):
         raise InvalidArgumentError(
-            "expected a loop beside the other, found one within its loader, which a thread reads "
-            f"ahead of the training: {_AS_ONE}; or give each the batches: for a, b in "
-            "zip(first.ahead(batches, ...), second.ahead(batches, ...))"
+            "expected two loops side by side, found one inside the loader of the other, which a "
+            f"thread reads ahead of the training: {_AS_ONE}; or loop over both at once: for a, b "
+            "in zip(first.ahead(batches, ...), second.ahead(batches, ...))"
         )
     for other in [*_open.values()]:
         if tables := other.conflicts_with(loop):
             raise TableHeldError(
-                f"table {min(tables)!r} is held by a loop of another module in this program: "
-                f"where that was left, as by break, loop.close() ends it; {_AS_ONE}"
+                f"table {min(tables)!r} is held by a loop of another module in this program: if "
+                f"that loop was left early, as by break, call its loop.close(); {_AS_ONE}"
             )
     own = id(loop)
     _open[own] = loop
@@ -87,6 +87,6 @@ def outside(refused: TableHeldError) -> TableHeldError:
     """Return the error of a step that is in no loop, whose table a session holds."""
     found = str(refused).partition(";")[0]
     return TableHeldError(
-        f"{found}; found a step outside that loop: call step() behind it, and loop.close() where "
-        f"it was left, as by break; {_AS_ONE}"
+        f"{found}; found a step outside that loop: call step() inside the loop, or loop.close() "
+        f"first if it was left early, as by break; {_AS_ONE}"
     )

@@ -29,7 +29,7 @@ def begin_with(table: Table, count: int, rows_of: Callable[[slice], Rows]) -> No
     if t:
         warnings.warn(
             f"table {table.name!r} keeps its rows, which {t} updates have trained: the weights "
-            f"given are not used; store.table({table.name!r}).assign(ids, rows) sets rows anew",
+            f"given are not used; store.table({table.name!r}).assign(ids, rows) overwrites rows",
             stacklevel=3,
         )
         return

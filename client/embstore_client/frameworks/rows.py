@@ -100,9 +100,9 @@ class AnnouncedStep:
             raise InvalidArgumentError(
                 f"expected forwards before step() is called, found one of step {self.number} of "
                 "the session, which is finished: take the next batch first, or with accumulate=N "
-                "call step() behind the last of N; to train twice on a batch, have the loader "
-                "give it twice; where the loop was left, as by break, loop.close() ends it; to "
-                f"look only, {self._looks}"
+                "call step() after the last of N; to train twice on a batch, have the loader give "
+                "it twice; if the loop was left early, as by break, call loop.close(); to read "
+                f"rows only, {self._looks}"
             )
         if not self._found:
             found = self._step.lookup_unique(make)
@@ -161,7 +161,7 @@ class AnnouncedStep:
         if self.is_finished:
             raise InvalidArgumentError(
                 f"step() was called twice for this batch, or update() of JAX: step {self.number} "
-                "of the session is finished; call it once a batch, behind the last backward pass"
+                "of the session is finished; call it once a batch, after the last backward pass"
             )
 
     def keys_of(self, table: str, named: Named) -> Keys:
@@ -183,10 +183,10 @@ class AnnouncedStep:
         missing = (places == len(known)) | (np.append(known, -1)[found] != keys)
         if missing.any():
             raise InvalidArgumentError(
-                f"table {table!r}: expected keys that were announced for step "
-                f"{self.number}, found {keys[missing][0]}: have the function that was given as "
-                "`features` return all ids of a batch; what the body draws, as negative samples, "
-                f"the loader has to draw; to look only, {self._looks}"
+                f"table {table!r}: expected keys that were announced for step {self.number}, "
+                f"found {keys[missing][0]}: have the function that was given as `features` return "
+                "all ids of a batch; ids that the body draws, such as negative samples, must come "
+                f"from the loader; to read rows only, {self._looks}"
             )
         return found.astype(np.int32)
 

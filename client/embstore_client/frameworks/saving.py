@@ -102,8 +102,8 @@ class KeptFile(NamedTuple):
                     path.unlink()
                 if isinstance(exc, CheckpointExistsError):
                     raise CheckpointExistsError(
-                        f"a checkpoint {label!r} is kept already: save(..., replace=True) takes "
-                        "the label from it, or give another one"
+                        f"a checkpoint {label!r} is kept already: give another label, or "
+                        "save(..., replace=True), which takes the label from it"
                     ) from exc
                 raise
         if protect:
@@ -178,7 +178,7 @@ def filled(part: dict[str, Any], saved: Mapping[str, Any]) -> None:
 def wrong_part(name: str, wanted: str, found: Any) -> InvalidArgumentError:
     """Return the error for a part that cannot be kept."""
     return InvalidArgumentError(
-        f"expected {name} to have {wanted}, or to be a dict of Python's own values, which load "
+        f"expected {name} to have {wanted}, or to be a dict of plain Python values, which load "
         f"fills, as {name}={{'step': 3}}; found {type(found).__name__}"
     )
 

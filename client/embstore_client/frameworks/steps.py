@@ -51,9 +51,9 @@ def _warn_of_nothing(stats: Any, name: str | None) -> None:
     """Warn of a loop whose batches were all left out, as for batches of an epoch of its own."""
     if stats.skipped and not stats.steps:
         warnings.warn(
-            f"the loop {name!r} trained nothing: all of its {stats.skipped} batches were left out "
-            "as those of finished steps, which resume=True counts over all loops of the name; for "
-            "another epoch give resume=False, and the batches of that epoch that are left",
+            f"the loop {name!r} trained nothing: all of its {stats.skipped} batches were skipped "
+            "as finished steps, which resume=True counts over all loops of that name; for another "
+            "epoch give resume=False, and the batches of that epoch that remain",
             stacklevel=2,
         )
 
@@ -61,10 +61,9 @@ def _warn_of_nothing(stats: Any, name: str | None) -> None:
 def _warn_of_the_rest(name: str | None, place: int) -> None:
     """Warn of a loop that goes on where the other parts of the trainer have not been brought."""
     warnings.warn(
-        f"the loop {name!r} goes on after step {place}, but load() was not called: rows are those "
-        "of that step, and the dense part, optimizer and schedule are as they were made; load "
-        "a label that save() has kept, or, where they are restored otherwise, give resume=False "
-        "and the batches that are left",
+        f"the loop {name!r} resumes after step {place}, but load() was not called: rows are as of "
+        "that step, while the dense part, optimizer and schedule are new; load() a label of "
+        "save(), or, if you restore them yourself, give resume=False and the batches that remain",
         stacklevel=2,
     )
 
@@ -209,7 +208,7 @@ class Steps:
             raise outside(exc) from exc
         except InvalidArgumentError as exc:
             raise InvalidArgumentError(
-                f"{exc}; the gradients are kept: {self._settings[0]}() gives them up"
+                f"{exc}; the gradients are kept: {self._settings[0]}() discards them"
             ) from exc
 
     def sums(self) -> Share:
@@ -247,8 +246,8 @@ class Steps:
         """Raise TableHeldError within a loop."""
         if self.at_hand is not None:
             raise TableHeldError(
-                f"expected {what} outside a loop of ahead, found one open: leave it first; where "
-                "it was left, as by break, loop.close() ends it"
+                f"expected {what} outside a loop of ahead, found one open: finish it first, or, "
+                "if it was left early, as by break, call loop.close()"
             )
 
     def wait_for_ranks(self) -> None:
@@ -271,12 +270,13 @@ class Steps:
             self.clear()
         if len(self.gradients):
             accumulate = (
-                "to accumulate over N batches give `ahead` accumulate=N, and call it behind the "
-                "last of each N, and of the loader; "
+                "to accumulate over N batches give `ahead` accumulate=N, and call step() after "
+                "each Nth batch and after the last; "
             )
             raise InvalidArgumentError(
-                "expected step() to have sent the gradients of the batch before: call it behind "
-                f"each batch; {accumulate if accumulates else ''}{forgets}() gives a batch up"
+                "expected step() to have sent the gradients of the batch before: call it after "
+                f"each batch; {(accumulate if accumulates else '')}{forgets}() discards the "
+                "gradients of a batch"
             )
 
     def synchronize(self) -> None:
@@ -317,8 +317,8 @@ class Steps:
         """
         if self.at_hand is not None:
             raise InvalidArgumentError(
-                "expected the loop before to have ended: where it was left, as by break, "
-                "loop.close() ends it; a loop within a loop is of another module"
+                "expected the loop before to have ended: if it was left early, as by break, call "
+                "loop.close(); a loop within a loop needs another module"
             )
         self.check_sent()
         self.wait_for_ranks()

@@ -46,7 +46,7 @@ def clip_by_global_norm(
     if tf.inside_function():
         raise InvalidArgumentError(
             "expected clip_by_global_norm() outside tf.function: return the gradients from the "
-            "compiled function, and apply them behind it"
+            "compiled function, and apply them after it"
         )
     if not layers or not all(isinstance(layer, StoreLayer) for layer in layers):
         raise InvalidArgumentError(f"expected layers of a store, found {layers!r}")

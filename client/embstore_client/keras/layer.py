@@ -159,7 +159,7 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         """
         if tf.inside_function():
             raise InvalidArgumentError(
-                "expected step() outside tf.function: call it behind the compiled function"
+                "expected step() outside tf.function: call it after the compiled function"
             )
         return self._sent(
             verdict or Verdict(),
@@ -208,7 +208,9 @@ class StoreLayer(StoreBackedModule, keras.layers.Layer):  # type: ignore[misc, u
         The errors of `Store.session` and its `Run`.
         """
         if session.keys() & {"rank", "world_size"}:
-            raise InvalidArgumentError("expected no ranks: a layer of Keras is one trainer's")
+            raise InvalidArgumentError(
+                "expected no ranks, found some: a Keras layer trains in a single process"
+            )
         how: dict[str, Any] = {"lookahead": lookahead, "name": name}
         yield from self._batches(dataset, features, accumulate=accumulate, **how, **session)
 

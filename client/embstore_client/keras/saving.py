@@ -95,8 +95,8 @@ def _fitting(
     if saved != [(array.shape, array.dtype.itemsize) for array in wanted]:
         raise InvalidArgumentError(
             f"checkpoint {label!r}: expected {name} to have the {len(saved)} variables that were "
-            f"saved, found {len(wanted)}, or of other shapes; an optimizer has them when it is "
-            "built"
+            f"saved, found {len(wanted)}, or of other shapes; build an optimizer before you load "
+            "it, by its build(variables)"
         )
     return [array.view(like.dtype) for array, like in zip(arrays, wanted, strict=True)]
 

@@ -42,8 +42,7 @@ class LossScale:
         if inner.gradient_accumulation_steps is not None:
             raise InvalidArgumentError(
                 "expected an optimizer without gradient_accumulation_steps: the store would be "
-                "updated more often; accumulate in a loop of your own, behind which step() is "
-                "called"
+                "updated more often; accumulate in a loop of your own, and call step() after it"
             )
         self._before = self._state()
         if frexp(self._before.scale)[0] != 0.5:
@@ -65,8 +64,8 @@ class LossScale:
         if (steps, growth) not in ((0, 0.5), (1, 1.0), (1, 2.0)):
             raise InvalidArgumentError(
                 f"expected one step of the optimizer since the last verdict, found {steps} and a "
-                f"scale of {after.scale} after {before.scale}; make LossScale anew where a loop "
-                "begins"
+                f"scale of {after.scale} after {before.scale}; make a new LossScale before each "
+                "loop"
             )
         self._before = after
         return Verdict(before.scale, steps == 0, partial(self.lower, before.scale * 0.5))

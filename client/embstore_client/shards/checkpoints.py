@@ -67,8 +67,9 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
                 return unmarked(found[0])
             _drop(router, command.label, range(len(found)))
     raise OutcomeUnknownError(
-        f"checkpoint {command.label!r}: expected every shard to take no writes meanwhile, found "
-        f"that some did, {_TRIES} times, so it is none of the cluster: have other clients rest"
+        f"checkpoint {command.label!r}: expected no writes to any shard while it is made, found "
+        f"some in all {_TRIES} tries, so the cluster has no such checkpoint: pause other writers, "
+        "and try again"
     )
 
 
@@ -140,8 +141,9 @@ def restore(router: Router, command: c.Restore, call: Call) -> Acknowledged:
                 router.each({shard: command}, call)
         if not _is_whole(kept, command.label):
             raise CheckpointNotFoundError(
-                f"expected {command.label!r} to be a checkpoint of the whole cluster, found one of "
-                "another barrier on each shard: its making was cut short, or it is a shard's own"
+                f"expected {command.label!r} to be a checkpoint of the whole cluster, found a "
+                "different one on each shard, because making it was interrupted, or a shard made "
+                "its own: restore another label"
             )
         try:
             done = router.all(command, call)[0]

@@ -48,8 +48,8 @@ def get_digest(router: Router, command: c.GetDigest, call: Call) -> Digest:
 
 def _written_to(table: str, what: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"table {table!r}: expected it not to be written while {what} over shards: call again when "
-        "its trainers rest"
+        f"table {table!r}: expected no writes to it while {what} over shards: call again when "
+        "nothing trains it"
     )
 
 

@@ -133,8 +133,8 @@ def _refusal(
     found = refused([_named(step, given)], command.options.gradient_scale)
     if found is None:
         return InvalidArgumentError(
-            f"step {command.step}: expected gradients whose sum over the ranks is accepted "
-            "whatever the others send, found larger ones; skip the step on all ranks, or give "
+            f"step {command.step}: expected gradients whose sum over all ranks is finite for any "
+            "gradients of the others, found larger ones; skip the step on all ranks, or give "
             'on_nonfinite="skip"'
         )
     (part,) = found.ranks[0].tables

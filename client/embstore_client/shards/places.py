@@ -75,8 +75,8 @@ class Places:
         place = self.of(member)
         if place.map_version not in (0, map_version):
             raise SessionExpiredError(
-                f"session {place.name!r} has ended with version {place.map_version} of the "
-                "cluster's map; open it again, it goes on after its last finished step"
+                f"session {place.name!r} ended when version {place.map_version} of the cluster's "
+                "map was replaced; open it again: it goes on after its last finished step"
             )
 
     def of(self, member: str) -> Place:

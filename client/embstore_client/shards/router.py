@@ -107,8 +107,8 @@ class Router:
         """Refuse rows of several shards; for one shard, ask its executor."""
         if len(self.shards) > 1:
             raise InvalidArgumentError(
-                f"expected rows of steps on the host, where those of {len(self.shards)} shards are "
-                "put together, found them asked for in a device's memory"
+                f"expected rows of steps on the host, where the rows of {len(self.shards)} shards "
+                "are joined, found a request for them in a device's memory"
             )
         self.shards[0].check_device(name)
 
@@ -362,9 +362,9 @@ def _check_not_half(
     has_moved = any(isinstance(error, MovedError) for error in errors)
     if has_moved and None in errors and Trait.ADDS in next(iter(commands.values())).traits:
         raise OutcomeUnknownError(
-            "partitions have moved while several clients wrote the same table, and this update was "
-            "applied to some of its rows only: restore a checkpoint of the cluster, or go on if "
-            "that can be borne"
+            "partitions have moved while several clients wrote the same table, and this update "
+            "was applied to some of its rows only: restore a checkpoint of the cluster, or go on "
+            "if you can accept that"
         )
 
 

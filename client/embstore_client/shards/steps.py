@@ -88,7 +88,7 @@ def announced(router: Router, command: Any) -> tuple[c.StepKeys, Splits]:
         return known
     if place.has_left:
         raise SessionExpiredError(
-            f"session {place.name!r}: rank {place.rank} joins again, as a shard was started again"
+            f"session {place.name!r}: rank {place.rank} joins again, because a shard was restarted"
         )
     with suppress(DeadlineError):
         router.first(c.LookupStep(command.member, command.step), timeout_s=_ASK_S)  # says why
@@ -105,9 +105,9 @@ def _check_whole(router: Router, place: Place, step: int) -> None:
 
 def torn(step: int) -> SessionExpiredError:
     return SessionExpiredError(
-        f"step {step} is finished on some shards, and not on all: a trainer ended while it was "
-        "sent, and its gradients are lost; restore a checkpoint of the cluster, and go on from "
-        "there"
+        f"step {step} is finished on some shards, and not on all: a trainer ended while it sent "
+        "the step, and its gradients are lost; restore a checkpoint of the cluster, and go on "
+        "from there"
     )
 
 

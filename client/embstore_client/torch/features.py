@@ -83,7 +83,9 @@ def bags_of(
     ids = _keys(ids, f"{what}: ids")
     if ids.is_nested:
         if offsets is not None:
-            raise InvalidArgumentError(f"{what}: expected no offsets beside a nested tensor")
+            raise InvalidArgumentError(
+                f"{what}: expected no offsets with a nested tensor, which has its own"
+            )
         ids, offsets = _flat(ids, what)
         has_last = True
         weights = weights if weights is None or not weights.is_nested else _flat(weights, what)[0]

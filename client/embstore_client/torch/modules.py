@@ -33,9 +33,9 @@ class OneTable(StoreModule):
         if name == "weight":
             (table,) = self.tables
             raise AttributeError(
-                f"{type(self).__name__} has no weight: its rows are in the store, as "
-                f"store.table({table!r}).lookup(ids), and .assign(ids, rows) sets them; where they "
-                "are a part of the model, as tied weights are, call the module with their ids"
+                f"{type(self).__name__} has no weight: its rows are in the store: "
+                f"store.table({table!r}).lookup(ids) reads them, and .assign(ids, rows) sets "
+                "them; for tied weights, call the module with the ids of all rows"
             )
         return super().__getattr__(name)
 

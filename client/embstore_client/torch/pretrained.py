@@ -34,7 +34,8 @@ def module_of(
         )
     if optimizer is None and module["trainable"]:
         raise InvalidArgumentError(
-            f"table {name!r}: expected an optimizer, which trains it, with freeze=False"
+            f"table {name!r}: expected an optimizer with freeze=False, found none: give one, or "
+            "freeze=True"
         )
     count, dim = weights.shape
     options = {"rows": count, "dim": dim, "optimizer": optimizer or _OF_FROZEN} | module

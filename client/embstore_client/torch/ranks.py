@@ -24,7 +24,7 @@ def ranks_of(group: Any) -> Ranks:
         return ALONE
     rank = torch.distributed.get_rank(group)
     if rank < 0:
-        raise InvalidArgumentError("expected a group that this process is in")
+        raise InvalidArgumentError("expected a process group that this process belongs to")
     return Ranks(rank, torch.distributed.get_world_size(group), group)
 
 

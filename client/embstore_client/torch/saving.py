@@ -48,8 +48,8 @@ def warn_of_rows(tables: Iterable[str]) -> None:
     if new and not has_rows():
         _warned.update(new)
         warnings.warn(
-            f"state_dict() has no rows of the tables {', '.join(new)}: they are in the store; keep "
-            "both by save(label, ...) of the module, or make a checkpoint of the store too",
+            f"state_dict() has no rows of the tables {', '.join(new)}: they are in the store; "
+            "save both by the module's save(label, ...), or make a checkpoint of the store too",
             stacklevel=4,
         )
 

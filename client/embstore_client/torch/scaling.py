@@ -44,8 +44,8 @@ def verdict_of(scaler: Any) -> Verdict:
 def scale_is_no_power(scale: float) -> InvalidArgumentError:
     """Return the error for a scale whose factor cannot be removed exactly."""
     return InvalidArgumentError(
-        f"expected a scale that is a power of two, which leaves no trace, found {scale}: "
-        "give GradScaler such init_scale, growth_factor and backoff_factor"
+        f"expected a scale that is a power of two, by which scaling is exact, found {scale}: give "
+        "GradScaler powers of two as init_scale, growth_factor and backoff_factor"
     )
 
 

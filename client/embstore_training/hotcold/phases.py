@@ -112,8 +112,8 @@ class Phases:
             rank for rank, (_, has_columns, *_) in enumerate(messages) if not has_columns
         ]:
             raise InvalidArgumentError(
-                "expected a chunk of every rank, of no samples where there are none, because its "
-                f"batches are to have columns; found none of ranks {chunkless}"
+                "expected a chunk from every rank, an empty one if a rank has no samples, because "
+                f"its batches take their columns from it; found none from ranks {chunkless}"
             )
         sums = [sum(sizes) for sizes in zip(*(sizes for _, sizes in going), strict=False)]
         if not all(is_hot for is_hot, _ in going):

@@ -178,8 +178,8 @@ class Replica:
         unsent = [name for name, table in self._tables.items() if table.t != table.stored_t]
         if unsent:
             raise InvalidArgumentError(
-                f"expected rows to be pushed before others are pulled, found tables {unsent} "
-                "trained since the last push"
+                "expected trained rows to be pushed before others are pulled, found tables "
+                f"{unsent} trained since the last push: push first"
             )
         facts = self._called(self._store.table_facts)
         for name, slots in wanted.items():

@@ -181,7 +181,7 @@ class HotColdRun:
             if failure is None:
                 raise
             failure.add_note(
-                "what was trained on hot rows since the last exchange is lost, because pushing it "
+                "the training of hot rows since the last exchange is lost, because pushing them "
                 f"failed as well: {exc}"
             )
 
@@ -245,7 +245,7 @@ class HotColdRun:
         self._joined()
         if not self._may_loop:
             raise InvalidArgumentError(
-                "expected the loop before to have gone through all its steps; open another run"
+                "expected the loop before to have finished all its steps; open another run"
             )
         skip = integer(skip, "skip", 0)
         self._may_loop = False
@@ -320,9 +320,7 @@ class HotColdRun:
         of several ranks gives it: it pushes, and the others may have gone on."""
         if self._rank or self._replica is None or not self._replica.is_ahead:
             return ""
-        return (
-            "what was trained on hot rows since the last exchange: call exchange() of the run first"
-        )
+        return "the training of hot rows since the last exchange: call the run's exchange() first"
 
     def _switch(self, is_hot: bool) -> None:
         """Bring rows to where the next phase trains them."""
@@ -390,7 +388,9 @@ def _checked(
             )
         replica = on_the_stores_device
     if session.pop("resume", False):  # its steps are the mixed batches alone
-        raise InvalidArgumentError("expected steps(..., skip=) to resume, found resume=True")
+        raise InvalidArgumentError(
+            "a hot/cold run resumes by steps(..., skip=N): expected no resume, found resume=True"
+        )
     return replica
 
 
@@ -400,7 +400,8 @@ def _gathering(all_gather: AllGather | None, rank: int, world_size: int) -> AllG
         return None
     if all_gather is None:
         raise InvalidArgumentError(
-            f"expected all_gather, in which the {world_size} ranks meet while batches are hot"
+            f"expected all_gather, by which the {world_size} ranks exchange updates of hot rows, "
+            "found none"
         )
     return CheckedGather(all_gather, rank, world_size)
 

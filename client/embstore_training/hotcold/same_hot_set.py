@@ -28,6 +28,6 @@ def check_hot_set(all_gather: AllGather | None, hot_set: HotSet, tables: Iterabl
     if others := others_than(messages[0], messages):
         versions = [version for version, *_ in messages]
         raise InvalidArgumentError(
-            f"expected all ranks to have one hot set, found versions {versions}, and other keys or "
-            f"versions than rank 0's at ranks {others}"
+            f"expected all ranks to have the same hot set, found versions {versions}, and other "
+            f"keys or versions than rank 0's at ranks {others}"
         )

@@ -136,7 +136,8 @@ def scalars_of(table: Trained, options: UpdateOptions) -> Rows:
     t = table.t + 1
     if t > UINT64_MAX:
         raise InvalidArgumentError(
-            f"table {table.config.name!r}: t is {UINT64_MAX} and cannot grow"
+            f"table {table.config.name!r}: t is {UINT64_MAX} and cannot grow; create another "
+            "table, and copy the rows to it"
         )
     given = options.rate_of(table.config.name)
     rate = table.learning_rate if given is None else given

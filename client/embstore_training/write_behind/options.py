@@ -41,7 +41,8 @@ def behind_of(sessions: Sessions, options: RunOptions) -> Behind | None:
     if sessions.rounds_rows:
         raise InvalidArgumentError(
             'expected a connection with wire_dtype="float32" for waits="none", found one that '
-            "rounds rows and gradients: the trainer could not know what the store makes of them"
+            "rounds rows and gradients: the trainer could not compute the rows that the store "
+            "will have"
         )
     steps = integer(options.lookahead, "lookahead", 1)
     most = integer(min(DEPTH, steps) if depth is None else depth, "depth", 1, steps)
@@ -49,7 +50,7 @@ def behind_of(sessions: Sessions, options: RunOptions) -> Behind | None:
         return Behind(most, None)
     if all_gather is None:
         raise InvalidArgumentError(
-            f'expected all_gather with waits="none", in which the {world_size} ranks tell each '
-            "other their gradients"
+            f'expected all_gather with waits="none", by which the {world_size} ranks exchange '
+            "their gradients"
         )
     return Behind(most, CheckedGather(all_gather, options.rank, world_size))

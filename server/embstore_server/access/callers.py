@@ -64,7 +64,9 @@ class Callers:
         try:
             self._take(read(self._path))
         except InvalidArgumentError as exc:
-            event(logging.ERROR, "tokens not read", reason=str(exc), note="the old ones hold")
+            event(
+                logging.ERROR, "tokens not read", reason=str(exc), note="the old ones stay in use"
+            )
         else:
             event(logging.INFO, "tokens read", names=len(self._entries))
 
@@ -75,7 +77,7 @@ class Callers:
 
     def principal(self, authorization: str, certificate_names: Collection[str]) -> Principal:
         """Return the principal of a call: by the header that was sent, "" for none, else by the
-        name in a certificate that was verified; a certificate of several names is refused.
+        name in a certificate that was verified; one of several different names is refused.
 
         Raises UnauthenticatedError.
         """
@@ -102,5 +104,8 @@ class Callers:
             raise UnauthenticatedError("expected the header Authorization: Bearer TOKEN")
         name, secret = split_token(token)
         if not self._entries.get(name, NOBODY).has(secret):
-            raise UnauthenticatedError("the token is not known, or not any more; ask who runs this")
+            raise UnauthenticatedError(
+                "the token is unknown, or was removed; ask the operator of this server for a new "
+                "one"
+            )
         return self._principals[name]

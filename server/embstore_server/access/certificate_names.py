@@ -1,5 +1,6 @@
 """The names in a client's certificate, by RFC 6125: those of its subject alternative names alone,
-where it has some that can name a caller (DNS names, mail addresses); else its common names.
+where it has some that can name a caller (DNS names, mail addresses); else its common names. A name
+that occurs twice is one.
 
 A certificate comes as DER, verified by the TLS of its port, and both ports ask this one reader:
 what gRPC and Python's `ssl` tell of a certificate differs (of two common names one has the first,

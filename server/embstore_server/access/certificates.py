@@ -36,7 +36,12 @@ class Certificates:
         try:
             self.served = _read(self._settings)
         except InvalidArgumentError as exc:
-            event(logging.ERROR, "certificate not read", reason=str(exc), note="the old one holds")
+            event(
+                logging.ERROR,
+                "certificate not read",
+                reason=str(exc),
+                note="the old one stays in use",
+            )
         else:
             event(logging.INFO, "certificate read")
 

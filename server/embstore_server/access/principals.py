@@ -6,6 +6,8 @@ principal that may write everything may also use the full names, as they are lis
 operator can end any session. A session of a server that had no tokens is `:train` then, and a store
 that gets tokens later goes on there.
 
+**Scans** are their opener's alone, in the same way.
+
 **Calls that are sent again** are remembered by client and principal, so that no principal gets or
 takes the answer of another; and a client's id includes its owner, so that the many clients of one
 principal do not push out those of another.
@@ -14,7 +16,7 @@ principal do not push out those of another.
 is the same whether there is such a table or not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -23,6 +25,7 @@ from embstore.commands import Right
 from embstore.errors import PermissionDeniedError
 from embstore.results import KeptCheckpoint, TableDescription
 from embstore.rights import EVERYTHING, matches
+from embstore.storage.states import KeptState
 from embstore.tables.owners import owned, owner_of
 from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 
@@ -90,11 +93,17 @@ class Principal:
     def check_session(self, name: str) -> None:
         """Raise PermissionDeniedError, unless the session of this full name is the principal's."""
         if not self.owns_session(name):
-            raise PermissionDeniedError("expected a session of one's own, found another's")
+            raise PermissionDeniedError(
+                "expected a session that you opened, found one of another caller"
+            )
 
     def owns_session(self, name: str) -> bool:
         """Return whether the session of this full name is the principal's."""
         return self._has_all_sessions or owner_of(name) == self.name
+
+    def scan(self, name: str) -> str:
+        """Return the full name of this principal's scan."""
+        return owned(self.name, name)
 
     # Calls that are sent again
 
@@ -114,18 +123,24 @@ class Principal:
 
     # Results
 
-    def visible(self, value: Any) -> Any:
-        """Return the part of a command's result that the principal may see."""
+    def visible(self, value: Any, kept: Callable[[str], KeptState | None]) -> Any:
+        """Return the part of a command's result that the principal may see.
+
+        `kept` returns the kept checkpoint of a label, None if it is not kept any more.
+        """
         if self.right_on(EVERYTHING) >= Right.READ:
             return value
         match value:
-            case KeptCheckpoint():
-                return replace(value, tables=None)
+            case KeptCheckpoint(label):
+                state = kept(label)
+                content = "" if state is None else state.content_of(self._may_read)
+                return replace(value, tables=None, content=content)
             case tuple():
-                return tuple(self.visible(one) for one in value if self._may_see(_name_of(one)))
+                readable = [one for one in value if self._may_read(_name_of(one))]
+                return tuple(self.visible(one, kept) for one in readable)
         return value
 
-    def _may_see(self, name: str) -> bool:
+    def _may_read(self, name: str) -> bool:
         return self.right_on(name) >= Right.READ
 
 

@@ -5,8 +5,13 @@
     announced_bytes                         of all sessions of the token; half of the store's bound.
                                             Tokens that may write everything have one share
                                             together: their sessions have no owner
+    scans, scan_bytes                       open scans of the token, and the bytes that they hold;
+                                            half of the server's, and of the store's bound
     call_bytes                              keys and rows of one call, bounded where the file says
                                             so: calls of other tokens may wait for one to end
+    cache_bytes                             of the cache, what the pools of tables that it may write
+                                            take before they have a row; half of the store's, but
+                                            for tokens that may write everything
     tables, rows, disk_bytes                of the tables that it may write, together; bounded where
                                             the file says so. disk_bytes is what those rows take at
                                             most, so that it is known when a table is made
@@ -26,6 +31,7 @@ from embstore.config import TableConfig
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, TableNotFoundError
 from embstore.lookahead.registry import SESSIONS_MAX
+from embstore.rights import EVERYTHING
 from embstore.tables.owners import owner_of
 from embstore_server.access.callers import Callers
 from embstore_server.access.principals import Principal
@@ -44,14 +50,14 @@ def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
     return {name: max(int(SHARE * most), 1) for name, most in shared.items()}
 
 
-def announced_bytes_max(callers: Callers, most: int, owner: str) -> int | None:
-    """Return how many of the `most` bytes of keys that may be announced are for the sessions of one
-    owner; None: there are no owners. Any thread."""
+def share_of(callers: Callers, limit: str, most: int, owner: str) -> int | None:
+    """Return how much of a store's bound, `most`, is for one owner, by the name of the limit; None:
+    there are no owners. Any thread."""
     if not callers.known:
         return None
     default = max(int(SHARE * most), 1)
     one = callers.named(owner)
-    return default if one is None else one.limits.get("announced_bytes", default)
+    return default if one is None else one.limits.get(limit, default)
 
 
 def check_call(principal: Principal, command: Command[Any], engine: Engine) -> None:
@@ -69,8 +75,44 @@ def used(principal: Principal, engine: Engine) -> dict[str, int]:
     """Return a principal's usage of a store. With the engine, or for a look at it."""
     sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
     announced = engine.sessions.announcing.announced_bytes(principal.name)
+    scans, scan_bytes = engine.scans.places.used(principal.name)
     of_sessions = {"sessions": len(sessions), "announced_bytes": announced}
-    return of_sessions | _of_tables(principal, engine)
+    of_scans = {"scans": scans, "scan_bytes": scan_bytes}
+    cache = {"cache_bytes": _cache_bytes(principal, engine)}
+    return of_sessions | of_scans | cache | _of_tables(principal, engine)
+
+
+def _cache_bytes(principal: Principal, engine: Engine) -> int:
+    tables = engine.tables.by_id.copy()
+    return sum(
+        pool.slots.sizes.least_bytes
+        for pool in engine.tables.pools.copy().values()
+        if any(
+            principal.right_on(tables[table_id].name) >= Right.WRITE
+            for table_id in pool.tables.copy()
+            if table_id in tables
+        )
+    )
+
+
+def cache_bytes_max(principal: Principal, engine: Engine) -> int | None:
+    """Return the bytes of the cache that a principal's pools may take before they have a row."""
+    if not principal.name or principal.right_on(EVERYTHING) >= Right.WRITE:
+        return principal.limits.get("cache_bytes")
+    default = int(SHARE * engine.tables.arena.budget_bytes)
+    return principal.limits.get("cache_bytes", default)
+
+
+def _check_cache(principal: Principal, config: TableConfig, engine: Engine) -> None:
+    most, more = cache_bytes_max(principal, engine), engine.tables.least_bytes_of(config)
+    if most is None or not more or (now := _cache_bytes(principal, engine)) + more <= most:
+        return
+    raise CapacityError(
+        f"table {config.name!r}: the tables that {principal.name!r} may write take {now} bytes of "
+        f"the cache before they have a row, {more} more would exceed its limit of {most} "
+        "(cache_bytes): drop tables, give dense ones one row size, or ask who runs this server for "
+        "more"
+    )
 
 
 def _of_tables(principal: Principal, engine: Engine) -> dict[str, int]:
@@ -94,6 +136,7 @@ def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
             more = {"sessions": 1}
         case c.CreateTable(config) if not engine.tables.has(config.name):
             more = {"tables": 1} | _rows(config.rows, config)
+            _check_cache(principal, config, engine)
         case c.GrowTable(table, table_id, rows):
             state = engine.tables.find(table, table_id)
             more = _rows(max(rows - state.rows, 0), state.config)
@@ -106,7 +149,7 @@ def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
         if now[name] + count > most:
             raise CapacityError(
                 f"{principal.name!r} has {now[name]} {name.replace('_', ' ')}, {count} more would "
-                f"exceed its limit of {most}; ask who runs this server for more"
+                f"exceed its limit of {most}; ask the operator of this server for more"
             )
 
 

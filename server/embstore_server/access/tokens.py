@@ -16,6 +16,7 @@ directory. Only `embstore token` writes it: the checksum of the entries detects 
 which would change a right or a name. A running server reads it again at SIGHUP.
 """
 
+import errno
 import fcntl
 import hmac
 import json
@@ -29,10 +30,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
 from secrets import token_urlsafe
+from time import monotonic, sleep
 from typing import Any
 
 from embstore.commands import Right
-from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError
+from embstore.errors import EmbstoreError, InvalidArgumentError, StorageError, StoreInUseError
 from embstore.rights import EVERYTHING, is_pattern
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
@@ -40,12 +42,18 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _VERSION = 2
 _NOT_ONE = "is no file of tokens, which `embstore token add --tokens FILE` makes"
 _FIRST = "admin"
+LOCK_WAIT_S = 60.0
+"""The longest time that a change waits for other processes' changes, which take milliseconds."""
+_LOOK_S = 0.02
 LIMITS = (
     "queue_calls",
     "call_bytes",
     "inflight_bytes",
     "sessions",
     "announced_bytes",
+    "scans",
+    "scan_bytes",
+    "cache_bytes",
     "tables",
     "rows",
     "disk_bytes",
@@ -218,7 +226,9 @@ def make_first(path: Path) -> str:
     For a server whose ports others reach from its first start on. Durable on return.
     """
     rights = {EVERYTHING: Right.ADMIN}
-    there = read(path).values() if path.exists() else ()
+    with _named(path):
+        is_there = path.exists()
+    there = read(path).values() if is_there else ()
     if any(rights.items() <= one.rights.items() for one in there):
         return ""
     secret, hashed = new_secret()
@@ -232,31 +242,57 @@ def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bo
 
     A link is followed: a server that reads its tokens through it reads the changed ones.
     """
-    path = path.resolve()
-    if not path.parent.is_dir():
-        raise InvalidArgumentError(
-            f"tokens {path}: expected a directory {path.parent}, found none; make it: "
-            f"mkdir -p {shlex.quote(str(path.parent))}"
-        )
-    try:
+    path = Path(os.path.realpath(path))
+    with _named(path):
+        if not path.parent.is_dir():
+            raise InvalidArgumentError(
+                f"tokens {path}: expected a directory {path.parent}, found none; make it: "
+                f"mkdir -p {shlex.quote(str(path.parent))}"
+            )
         with _locked(path):
             entries = {} if may_be_new and not path.exists() else read(path)
             how(entries)
             write(path, entries)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn errors of the system into a StorageError that names the file of tokens."""
+    try:
+        yield
+    except EmbstoreError:
+        raise
     except OSError as exc:
-        if isinstance(exc, EmbstoreError):
-            raise
-        raise StorageError(exc.errno, f"tokens {path}: {exc.strerror}: {exc.filename}") from exc
+        text = f"cannot write tokens {path}: {exc.strerror}: {exc.filename or path}"
+        raise StorageError(exc.errno, text) from exc
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Let no other process change a file inside. A link in the lock's place is not followed: it
-    would make a file elsewhere."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
+    would make a file elsewhere; and a pipe would be waited for."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    place = path.with_name(f"{path.name}.lock")
+    lock = os.open(place, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(errno.EEXIST, "expected none, or a regular file", str(place))
+        _take(lock, place)
         yield
     finally:
         os.close(lock)
+
+
+def _take(lock: int, place: Path) -> None:
+    until = monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if monotonic() >= until:
+                raise StoreInUseError(
+                    f"tokens {place.with_suffix('')}: another process has held {place} for "
+                    f"{LOCK_WAIT_S:g} seconds; end it (`fuser {shlex.quote(str(place))}` shows "
+                    "which), and try again"
+                ) from exc
+        sleep(_LOOK_S)

@@ -2,10 +2,11 @@
 
 Results go to standard output, everything else to standard error, so that `--json` can be piped.
 A command's module is imported when the command is called, and heavy modules (NumPy, gRPC, the
-engine) when it runs: `embstore --help` is fast. Commands for a running server need no extra; one
-that does says which (`extras`).
+engine) when it runs: `embstore --help` is fast. Commands for a running server need the extra `cli`
+alone; one that needs more says which (`extras`).
 """
 
+import sys
 from collections.abc import Sequence
 
 from embstore.errors import EmbstoreError
@@ -34,8 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    from embstore_server.cli.commands import app
+    from embstore_server.cli import exits
+    from embstore_server.cli.extras import needing
 
+    try:
+        with needing("cli"):
+            from embstore_server.cli.commands import app
+    except EmbstoreError as exc:  # what shows errors is lacking, too
+        sys.stderr.write(f"error: {exc}\n")
+        return exits.FAILED
     try:
         app(arguments, prog_name="embstore")
     except EmbstoreError as exc:

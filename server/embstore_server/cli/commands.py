@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from inspect import getdoc
 from keyword import iskeyword
 from typing import Annotated, Any
 
@@ -9,7 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-import embstore
+from embstore.storage.format import BACKUP_FORMAT, FORMAT
+from embstore.version import __version__, build
 from embstore_server.cli import exits, output
 
 _COMMANDS = {
@@ -44,6 +46,18 @@ _COMMANDS = {
         ["export-profile", "import-profile", "warm", "pin-hotset", "unpin-hotset"]
     ),
 }
+_PANELS = {
+    "Serve and watch": "serve stats top doctor compile call check-integrity",
+    "Tables and files": "table export import digest",
+    "Checkpoints and backups": "checkpoint set-retention restore backup verify restore-from",
+    "Cache and profiles": (
+        "flush resize-cache set-policy clear-counts profile size hotset export-profile "
+        "import-profile warm pin-hotset unpin-hotset"
+    ),
+    "Sessions, tokens, replication": "sessions token promote cluster set-shard-map",
+    "Try and measure": "demo bench report",
+}
+"""The topics of the commands: headings in the help of `embstore`."""
 _TOKEN_COMMANDS = {"embstore_server.cli.tokens": ["add", "grant", "limit", "remove", "list"]}
 _SESSION_COMMANDS = {"embstore_server.cli.sessions": ["list", "close"]}
 _CLUSTER_COMMANDS = {"embstore_cluster.commands": ["start", "status", "grow", "drain", "stop"]}
@@ -77,11 +91,23 @@ def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[Typer
                 alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
                 name = cmd_name.replace("-", "_")
                 name += "_" if iskeyword(name) else ""
-                alone.command(cmd_name)(getattr(module, name))
+                command = getattr(module, name)
+                text, panel = _paragraphs(command), _panel(cmd_name)
+                alone.command(cmd_name, help=text, rich_help_panel=panel)(command)
                 self.commands[cmd_name] = get_command(alone)
             return super().get_command(ctx, cmd_name)
 
     return Lazy
+
+
+def _paragraphs(command: Any) -> str:
+    """Return the text of a command's help, a line for each paragraph: Rich keeps line ends."""
+    return "\n\n".join(" ".join(text.split()) for text in (getdoc(command) or "").split("\n\n"))
+
+
+def _panel(name: str) -> str | None:
+    """Return the heading of a command, unless its group has one for all."""
+    return next((panel for panel, names in _PANELS.items() if name in names.split()), None)
 
 
 _HELP = ["-h", "--help"]
@@ -96,23 +122,25 @@ app = typer.Typer(
 )
 _TABLE_HELP = "Create, list, show, grow and drop tables."
 _tables = typer.Typer(cls=_lazy(_TABLE_COMMANDS), help=_TABLE_HELP, no_args_is_help=True)
-app.add_typer(_tables, name="table")
-_SESSION_HELP = "Show look-ahead sessions, and end one."
+app.add_typer(_tables, name="table", rich_help_panel=_panel("table"))
+_SESSION_HELP = "Show look-ahead sessions, or end one."
 _sessions = typer.Typer(
     cls=_lazy(_SESSION_COMMANDS, "list"), help=_SESSION_HELP, no_args_is_help=False
 )
-app.add_typer(_sessions, name="sessions")
-_TOKEN_HELP = "Say who may call a server, and do what."
+app.add_typer(_sessions, name="sessions", rich_help_panel=_panel("sessions"))
+_TOKEN_HELP = "Manage tokens: who may call a server, and do what."
 _tokens = typer.Typer(cls=_lazy(_TOKEN_COMMANDS), help=_TOKEN_HELP, no_args_is_help=True)
-app.add_typer(_tokens, name="token")
-_CLUSTER_HELP = "Start a cluster of shards on Ray, show it, have more or fewer shards, and end it."
+app.add_typer(_tokens, name="token", rich_help_panel=_panel("token"))
+_CLUSTER_HELP = "Start, show, grow, shrink and stop a cluster of shards on Ray."
 _cluster = typer.Typer(cls=_lazy(_CLUSTER_COMMANDS), help=_CLUSTER_HELP, no_args_is_help=True)
-app.add_typer(_cluster, name="cluster")
+app.add_typer(_cluster, name="cluster", rich_help_panel=_panel("cluster"))
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        output.show_text(f"embstore {embstore.__version__}")
+        output.show_text(f"embstore {__version__}")
+        output.show_text(f"build {build()}")
+        output.show_text(f"formats: store {FORMAT}, backup {BACKUP_FORMAT}, wire embstore.v1")
         raise typer.Exit
 
 
@@ -120,7 +148,12 @@ def _show_version(wanted: bool) -> None:
 def above(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show version, build and formats.",
+        ),
     ] = False,
 ) -> None:
     """Take the flags that stand before the command."""

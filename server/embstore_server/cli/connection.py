@@ -27,16 +27,18 @@ LONG_TIMEOUT_S = 3600.0
 CONNECT_TIMEOUT_S = 5.0
 """Time for a server that is starting. A port without a server is an error at once."""
 EVERY_S = 2.0
+_PANEL = "Connection (each also as a variable: EMBSTORE_ADDRESS for --address)"
+_connection = partial(flag, rich_help_panel=_PANEL, show_envvar=False)
 FILES = {
-    "tls_ca": "PEM file of the certificate authorities to trust. Default: no TLS.",
-    "client_cert": "PEM file of a certificate to show, for mutual TLS.",
-    "client_key": "PEM file of its key.",
-    "token_file": "File with the token to call with. Default: the token is in EMBSTORE_TOKEN.",
+    "tls_ca": "PEM file of the authorities to trust. Default: no TLS.",
+    "client_cert": "PEM file of the client's certificate, for mutual TLS.",
+    "client_key": "PEM file of the key of that certificate.",
+    "token_file": "File with the token. Default: EMBSTORE_TOKEN has the token.",
 }
 """The flags that name files."""
-_INSECURE = flag("Send a token in clear text to another host, too.", envvar="EMBSTORE_INSECURE")
-_WATCH = flag("Show it again and again, until Ctrl-C; with --json a line each.", None, "--watch")
-EVERY_FLAG = flag("Time from one look to the next.", "SECONDS", "--every", min=0.1)
+_INSECURE = _connection("Send a token to other hosts in clear text.", envvar="EMBSTORE_INSECURE")
+_WATCH = flag("Repeat until Ctrl-C; with --json a line each time.", None, "--watch")
+EVERY_FLAG = flag("Time between two looks.", "SECONDS", "--every", min=0.1)
 
 
 def on_server(
@@ -51,12 +53,12 @@ def on_server(
 
     SIGTERM and a closed terminal end it as an error does: it cleans up after itself.
     """
-    seconds = flag("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
+    seconds = _connection("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
     flags = [
         option(
             "address",
             str,
-            flag("gRPC address of the server.", "HOST:PORT", envvar="EMBSTORE_ADDRESS"),
+            _connection("gRPC address of the server.", "HOST:PORT", envvar="EMBSTORE_ADDRESS"),
             ADDRESS,
         ),
         option("timeout", float, seconds, timeout_s),
@@ -64,7 +66,9 @@ def on_server(
             option(
                 name,
                 Path | None,
-                flag(text, "FILE", envvar=f"EMBSTORE_{name.upper()}", exists=True, dir_okay=False),
+                _connection(
+                    text, "FILE", envvar=f"EMBSTORE_{name.upper()}", exists=True, dir_okay=False
+                ),
             )
             for name, text in FILES.items()
         ),

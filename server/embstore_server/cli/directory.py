@@ -28,7 +28,7 @@ def verify(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Read every file of a store, or of backups; report damage and the rows that it affects.
+    """Read every file of a store, or of backups, and report damaged rows.
 
     No server may have the directory open. Status 1: damage was found.
     """
@@ -59,7 +59,7 @@ def verify(
         document["digests"] = _digests(data)
         lines += [f"{digest}  {name}" for name, digest in document["digests"].items()]
     elif digests:
-        lines.append("no digest: what is wrong comes first")
+        lines.append("no digest, because of the damage above")
     output.show(document, "\n".join(lines), as_json=as_json)
     if found.problems:
         raise typer.Exit(exits.FAILED)
@@ -80,9 +80,9 @@ def restore_from(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Make DIR, which must be empty, the store that a backup is of; every row is verified.
+    """Make DIR, which must be empty, a store from a backup; verify every row.
 
-    If this is interrupted, DIR is no store. Where DEST has the backups of a cluster, DIR gets a
+    If this is interrupted, DIR is no store. If DEST has the backups of a cluster, DIR gets a
     directory for each shard, all of one label.
     """
     from uuid import uuid4
@@ -125,7 +125,7 @@ def restore_from(
 
 def _lines(found: "Verification") -> "list[str]":
     lines = [f"affected: {affected}" for affected in found.affected]
-    lines += [f"left over: {path}: nothing names it" for path in found.leftovers]
+    lines += [f"left over: {path}: no commit names it" for path in found.leftovers]
     verdict = f"{len(found.problems)} problems" if found.problems else "nothing is wrong"
     return [
         *lines,

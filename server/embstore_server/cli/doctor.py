@@ -19,10 +19,10 @@ def doctor(
     *,
     as_json: output.AsJson = False,
 ) -> None:
-    """Check limits, disk, clock, processor, memory, GPU and versions; suggest changes.
+    """Check limits, disk, clock, processor, memory, GPU, versions; suggest changes.
 
-    Run it as the server's user, where it will run: in its container, say. It writes 32 MiB to DIR
-    and removes them. Status 1: something fails; a warning is no failure.
+    Run it as the server's user, where the server will run, such as in its container. It writes 32
+    MiB to DIR and removes them. Status 1: something fails; a warning is no failure.
     """
     from embstore_server.doctor import disk, installed, limits, machine
     from embstore_server.doctor.findings import System

@@ -22,7 +22,7 @@ MEANINGS = {
     CONFLICT: "a conflict: it exists already, a session has locked it, or the directory is in use",
     DEVICE_FAILED: "the device of the server failed",
     INTERRUPTED: "interrupted by Ctrl-C",
-    READER_GONE: "who read the standard output has gone",
+    READER_GONE: "the reader of the standard output has ended",
     TERMINATED: "ended by SIGTERM",
 }
 

@@ -32,17 +32,17 @@ def export(
         ),
     ],
     label: Annotated[
-        str | None, flag("A kept checkpoint. Default: what there is now, committed.", "LABEL")
+        str | None, flag("A kept checkpoint. Default: the present state, committed.", "LABEL")
     ] = None,
     since: Annotated[
         str | None, flag("Only rows written after this kept checkpoint.", "LABEL")
     ] = None,
     with_state: Annotated[bool, flag("The optimizer's state, too.", None)] = False,
 ) -> Shown:
-    """Write the rows of a table to a file, all as of one command, while others train.
+    """Write the rows of a table to a file, all as of one command.
 
-    The file has its name when it is whole. A .npy file has every row of the table, by number, the
-    others the rows that were written.
+    Other clients can train meanwhile. The file gets its name when it is complete. A .npy file has
+    every row of the table, by number; the others have the rows that were written.
     """
     from embstore_client.files import export_table
 
@@ -72,19 +72,19 @@ def import_(
     ],
     *,
     tensor: Annotated[
-        str | None, flag("Which tensor or column has the rows, where there are several.", "NAME")
+        str | None, flag("Tensor or column of the rows, if there are several.", "NAME")
     ] = None,
     key: Annotated[
-        str | None, flag("Which one has the keys. Default: keys, key or id.", "NAME")
+        str | None, flag("Tensor or column of the keys. Default: keys, key or id.", "NAME")
     ] = None,
     ids: Annotated[
         Literal["keys", "hash"],
-        flag("What they are: keys of the table; hash: text and others, hashed by its name."),
+        flag("keys: of the table; hash: text and other ids, to be hashed to keys."),
     ] = "keys",
     with_state: Annotated[bool, flag("Set the optimizer's state and t, too.", None)] = False,
-    allow_nan: Annotated[bool, flag("Take NaNs, which are refused as a rule.", None)] = False,
+    allow_nan: Annotated[bool, flag("Accept rows with NaN.", None)] = False,
     create: Annotated[
-        bool, flag("Make the table as the file says, if it is not there.", None)
+        bool, flag("Create the table that the file describes, if it is missing.", None)
     ] = False,
 ) -> Shown:
     """Set rows of a table from a file. An interrupted import can be repeated.
@@ -112,13 +112,13 @@ def _created(store: "Store", name: str, file: str, names: dict[str, Any]) -> "Ta
         about = about_file(file, **names)
     if about is None:
         raise InvalidArgumentError(
-            f"{file}: expected it to say what table to create, found nothing: create it with "
-            "`embstore table create`"
+            f"{file}: expected a file that describes the table to create, found none of "
+            "embstore's metadata: create the table with `embstore table create`"
         )
     if about.since is not None:
         raise InvalidArgumentError(
-            f"{file}: expected all rows of a table to create, found those written since checkpoint "
-            f"{about.since!r}: import what comes before it first"
+            f"{file}: expected all rows of the table to create, found only those written since "
+            f"checkpoint {about.since!r}: import the file before it first"
         )
     config = about.config
     return store.create_table(

@@ -31,7 +31,7 @@ def export_profile(
         str, flag("Counted by the server, or imported.", "counted|imported")
     ] = "counted",
 ) -> Shown:
-    """Write the profile of a running server to a file: how often each row is accessed."""
+    """Write the profile of a running server, its counts of accesses, to a file."""
     parameters.check_output("--output", to)
     with connect() as store, output.progress("profile"):
         profile = store.export_profile(source=cast("ProfileSource", source))
@@ -48,7 +48,10 @@ def import_profile(
         list[str] | None, flag("Table A of the profile is table B here; several times.", "A=B")
     ] = None,
 ) -> Shown:
-    """Import a profile into a running server, which ranks rows by it, also after a restart."""
+    """Import a profile into a running server, which then ranks rows by it.
+
+    It does so after a restart, too.
+    """
     from embstore.profiles.profile import Profile
 
     renamed = pairs("--rename", "A=B", rename or [])
@@ -104,7 +107,7 @@ def pin_hotset(connect: Connect, file: _File) -> Shown:
 
 @on_server(LONG_TIMEOUT_S)
 def unpin_hotset(connect: Connect) -> Shown:
-    """Unpin the hot set of a running server: its rows may leave the cache like others."""
+    """Unpin the hot set of a running server: its rows may be evicted again."""
     with connect() as store:
         return _pinned(store.pin_hot_set(None))
 

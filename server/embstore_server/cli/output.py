@@ -78,7 +78,9 @@ def ask(question: str, what: str, done: str) -> None:
     InvalidArgumentError : standard input is no terminal.
     """
     if not sys.stdin.isatty():
-        raise InvalidArgumentError(f"{what}: expected --yes, as nobody can be asked")
+        raise InvalidArgumentError(
+            f"{what}: expected --yes, because standard input is no terminal to ask at"
+        )
     if not typer.confirm(question, err=True):
         show_error(f"{what} was not {done}")
         raise typer.Exit(FAILED)

@@ -33,11 +33,12 @@ def check_output(flag: str, path: Path) -> None:
     An existing file that is not regular, a device or a pipe, is refused too: it would be replaced.
     Raises InvalidArgumentError.
     """
-    from embstore.profiles.archive import is_replaceable
+    from embstore.profiles.archive import why_not_replaced
 
-    if not is_replaceable(path):
+    if why := why_not_replaced(path):
         raise InvalidArgumentError(
-            f"{flag}: expected a regular file, or a new one in an existing folder, found {path}"
+            f"{flag}: expected a regular file, or a new one in an existing folder, found {path}: "
+            f"{why}"
         )
 
 
@@ -77,14 +78,15 @@ def optimizer_options() -> Iterator[Parameter]:
         for field in fields(known):
             defaults.setdefault(field.name, {})[kind] = field.default
     del defaults["learning_rate"]
+    shown: Any = {"show_default": False, "rich_help_panel": "Parameters of the optimizer"}
     for name, by_kind in defaults.items():
-        text, kinds = f"Of {', '.join(by_kind)}.", {type(value) for value in by_kind.values()}
+        text, kinds = f"For {', '.join(by_kind)}.", {type(value) for value in by_kind.values()}
         if kinds == {bool}:
-            switch = typer.Option("--" + name.replace("_", "-"), help=text, show_default=False)
+            switch = typer.Option("--" + name.replace("_", "-"), help=text, **shown)
             yield option(name, bool | None, switch)
         else:
             values = ", ".join(f"{default:g}" for default in dict.fromkeys(by_kind.values()))
-            about = typer.Option(help=f"{text} Default: {values}.", show_default=False)
+            about = typer.Option(help=f"{text} Default: {values}.", **shown)
             yield option(name, float | None, about)
 
 

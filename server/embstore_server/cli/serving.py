@@ -2,6 +2,9 @@
 
 The value of a flag goes to `embstore_server.setup.settings` as text, to be read there with
 environment and file, so that a bad value is refused in the same way wherever it comes from.
+
+--help shows the dozen settings that most servers need, each with the first clause of its text, so
+that it fits a screen; --help-all shows all settings with their whole text.
 """
 
 import logging
@@ -10,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING
 from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
@@ -33,15 +37,17 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         config: Annotated[
             Path | None, flag("TOML file of settings; or EMBSTORE_CONFIG.", "FILE")
         ] = None,
+        help_all: Annotated[bool, _help_all(of)] = False,
         **flags: Any,
     ) -> None:
-        """Serve a store by gRPC, and by REST to operators, until SIGTERM, SIGINT or a lost device.
+        """Serve a store by gRPC, and by REST to operators.
 
         Each setting is a flag, an environment variable (EMBSTORE_CACHE_BYTES for --cache-bytes) or
-        a key of the TOML file of settings (cache_bytes); the first of these that has it wins.
+        a key of the TOML file (cache_bytes); the first of these that has it wins. --help-all shows
+        all settings.
 
-        When the device fails, the server ends with status 70; started again, it opens the store at
-        its last checkpoint.
+        SIGTERM and SIGINT stop the server. When the device fails, it ends with status 70; started
+        again, it opens the store at its last checkpoint.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in our own log
         from embstore_server.path.memory_trim import (
@@ -87,10 +93,43 @@ def _show_first_token(settings: Settings) -> None:
 
 def _flag(setting: Setting) -> Parameter:
     negated = "" if setting.kind.metavar else f"/--no-{setting.flag[2:]}"
-    text = f"{setting.help} Default: {setting.default_text}."
-    names = f"{setting.flag}{negated}"
-    info = flag(text, setting.kind.metavar or None, names, rich_help_panel=setting.panel)
+    info = flag(
+        _text(setting, is_brief=True),
+        setting.kind.metavar or None,
+        f"{setting.flag}{negated}",
+        rich_help_panel=setting.panel,
+        hidden=not setting.is_common,
+        show_default=False,
+    )
     return option(setting.name, (str if setting.kind.metavar else bool) | None, info)
+
+
+def _text(setting: Setting, *, is_brief: bool) -> str:
+    text = f"{setting.brief}." if is_brief else setting.help
+    if setting.default is MISSING:
+        return f"{text} Required."
+    if is_brief and setting.default in (None, False):
+        return text
+    return f"{text} Default: {setting.default_text}."
+
+
+def _help_all(of: type[Settings]) -> Any:
+    """Return the flag that shows the help with all settings and their whole texts."""
+    known = declared(of)
+
+    def show(context: typer.Context, wanted: bool) -> None:
+        if not wanted and not context.resilient_parsing:  # a shell completes all flags
+            return
+        for parameter in context.command.params:
+            if parameter.name in known:
+                shown: Any = parameter
+                shown.hidden, shown.help = False, _text(known[parameter.name], is_brief=False)
+        if wanted:
+            typer.echo(context.get_help())
+            raise typer.Exit
+
+    text = "Show all settings, with their whole meaning, and exit."
+    return flag(text, None, "--help-all", is_eager=True, callback=show)
 
 
 @contextmanager

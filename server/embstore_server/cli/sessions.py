@@ -14,7 +14,10 @@ from embstore_server.cli.stats import side_by_side
 
 @on_server(is_watched=True, of_one=True)
 def list(connect: Connect) -> Shown:
-    """Show the live look-ahead sessions: how far they are, hits, stalls, leases. The default."""
+    """Show the live look-ahead sessions: progress, hits, stalls, leases.
+
+    This is what `embstore sessions` shows, too.
+    """
     from embstore.lookahead.stats import SessionStats
 
     with connect() as store:
@@ -32,7 +35,7 @@ def close(
 ) -> Shown:
     """End a session for all its ranks, whose calls then fail; its position is kept.
 
-    For one whose trainer was killed, if its lease is long, or hangs.
+    Use it for a session whose trainer hangs, or was killed while its lease is long.
     """
     with connect() as store:
         if not yes:

@@ -17,7 +17,7 @@ class OutputLostError(Exception):
     """Standard output takes no more."""
 
     def __init__(self, reason: OSError) -> None:
-        super().__init__(f"standard output takes no more: {reason.strerror}")
+        super().__init__(f"standard output cannot be written: {reason.strerror}")
         self.is_pipe = isinstance(reason, BrokenPipeError)
 
 

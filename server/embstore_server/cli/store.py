@@ -30,9 +30,9 @@ def checkpoint(
     metadata: Annotated[str | None, flag("A small object to keep with it.", "JSON")] = None,
     listed: Annotated[bool, flag("List the kept ones, oldest first.", None, "--list")] = False,
 ) -> Shown:
-    """Make everything durable and keep it under LABEL; or, with --list, list the checkpoints.
+    """Make everything durable and keep it under LABEL; --list lists checkpoints.
 
-    embstore set-retention protects one, or drops it.
+    embstore set-retention protects a checkpoint, or drops it.
     """
     if listed == (label is not None) or (listed and metadata is not None):
         raise InvalidArgumentError("expected a LABEL, with or without --metadata, or --list alone")
@@ -81,9 +81,10 @@ def set_retention(
     *,
     yes: Annotated[bool, YES] = False,
 ) -> Shown:
-    """Protect a checkpoint, have it be a routine one again, or drop it and give its space back.
+    """Protect a checkpoint, make it a routine one again, or drop it.
 
-    One that is protected is made routine before it is dropped. The store's current rows stay.
+    A protected one is made routine before it is dropped, which frees its disk space. The store's
+    current rows stay.
     """
     with connect() as store:
         if retention == "dropped" and not yes:
@@ -132,9 +133,9 @@ def backup(
         str | None, flag("A kept checkpoint. Default: what there is now.", "LABEL")
     ] = None,
 ) -> Shown:
-    """Have a running server back up its store; another backup to DEST copies only new files.
+    """Back up the store of a running server to DEST, which gets only new files.
 
-    Other calls go on meanwhile. If this command is interrupted, the server goes on.
+    Other calls go on meanwhile. If this command is interrupted, the server finishes the backup.
     """
     with connect() as store, output.progress("backup"):
         made = store.backup(destination, label)
@@ -179,7 +180,7 @@ def call(
     verb: Annotated[str, typer.Argument(metavar="VERB", help="As in the .proto file: GetStats.")],
     request: Annotated[str, typer.Argument(metavar="[JSON]", help="Its request.")] = "{}",
 ) -> Shown:
-    """Call any verb that carries no arrays by the JSON of its messages, and show its reply."""
+    """Call a verb without arrays by the JSON of its messages; show the reply."""
     from embstore_proto.verbs import JSON_VERBS, VERBS, Outgoing
 
     if verb not in VERBS:

@@ -30,10 +30,10 @@ def create(
     name: Name,
     *,
     dim: Annotated[int, flag("Elements of a row.")],
-    rows: Annotated[int | None, flag("Number of rows: 0 <= key < rows.")] = None,
-    key_space: Annotated[KeySpace, flag("Of sparse keys any 64 bits are one.")] = "dense",
+    rows: Annotated[int | None, flag("Number of rows, for dense keys.")] = None,
+    key_space: Annotated[KeySpace, flag("dense: 0 <= key < rows; sparse: any 64 bits.")] = "dense",
     optimizer: Annotated[str, flag(f"{', '.join(OPTIMIZERS)}.", "KIND")],
-    learning_rate: Annotated[float, flag("Used by updates that do not give one.")],
+    learning_rate: Annotated[float, flag("Rate of updates that give none.")],
     initializer: Annotated[str, flag(f"{parameters.initializer_forms()}.", "KIND:NUMBERS")],
     seed: Annotated[int | None, flag("Seed of the initial rows. Default: from the name.")] = None,
     **optimizer_parameters: float | bool | None,
@@ -80,7 +80,7 @@ def grow(
     name: Name,
     rows: Annotated[int, typer.Argument(metavar="ROWS", help="Number of rows from now on.")],
 ) -> Shown:
-    """Let a table have more rows: the new ones are as its initializer makes them."""
+    """Give a table more rows; new ones have the values of its initializer."""
     with connect() as store:
         done = store.table(name).grow(rows)
     document = {"name": name, "rows": rows, "command": done.command}
@@ -93,7 +93,7 @@ def set_learning_rate(
     name: Name,
     rate: Annotated[float, typer.Argument(metavar="RATE")],
 ) -> Shown:
-    """Set the learning rate of updates that do not give one."""
+    """Set the learning rate of updates that give none."""
     with connect() as store:
         store.table(name).learning_rate = rate
     return {"name": name, "learning_rate": rate}, f"{name} learns at a rate of {rate:g} from now on"

@@ -43,10 +43,10 @@ def add(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Make a token, and show it, this one time: the file has a hash of it.
+    """Make a token, and show it this one time: the file has a hash of it.
 
-    A trainer needs write: it creates tables, looks up, updates, opens sessions and makes
-    checkpoints. To drop tables, and for commands that affect all clients, admin is needed.
+    A trainer needs the right write: it creates tables, looks up, updates, opens sessions and
+    makes checkpoints. Dropping tables, and commands that affect all clients, need admin.
     """
     from embstore_server.access import tokens as file
 

@@ -23,7 +23,10 @@ def top(
     once: Annotated[bool, flag("Write the second look and end.", None, "--once")] = False,
     every: Annotated[float, EVERY_FLAG] = EVERY_S,
 ) -> Shown:
-    """Watch a running store: hit rates, stages, memory, sessions, files, tables. Ctrl-C ends it."""
+    """Watch a running store: hit rates, stages, memory, sessions, files, tables.
+
+    Ctrl-C ends it.
+    """
     from embstore_server.cli.top_view import StatsSample, drawn
 
     now: StatsSample | None = None

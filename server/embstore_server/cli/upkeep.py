@@ -21,7 +21,10 @@ def flush(
     connect: Connect,
     table: Annotated[str, typer.Argument(metavar="[TABLE]", help="Default: all.")] = "",
 ) -> Shown:
-    """Write dirty rows to the log; they stay in the cache. A checkpoint makes them durable."""
+    """Write dirty rows to the log; they stay in the cache.
+
+    A checkpoint makes them durable.
+    """
     with connect() as store, output.progress("flush"):
         rows = store.table(table).flush() if table else store.flush()
     return {"table": table or None, "rows": rows}, f"{rows:,} rows were written to the log"
@@ -32,7 +35,7 @@ def resize_cache(
     connect: Connect,
     to: Annotated[str, typer.Argument(metavar="BYTES", help="As 4GiB, or 1073741824.")],
 ) -> Shown:
-    """Change the cache's budget until the server is started again."""
+    """Change the budget of the cache until the server is restarted."""
     cache_bytes = parameters.byte_count("BYTES", to)
     assert cache_bytes is not None
     with connect() as store, output.progress("resize"):
@@ -45,7 +48,7 @@ def set_policy(
     connect: Connect,
     policy: Annotated[str, typer.Argument(metavar="POLICY", help=f"{', '.join(POLICIES)}.")],
 ) -> Shown:
-    """Have rows leave the cache by another policy until the server is started again."""
+    """Evict rows from the cache by another policy until the server is restarted."""
     with connect() as store, output.progress("policy"):
         store.set_policy(policy)
     return {"policy": policy}, f"rows leave by {policy}"
@@ -53,10 +56,10 @@ def set_policy(
 
 @on_server(LONG_TIMEOUT_S, of_one=True)
 def check_integrity(connect: Connect) -> Shown:
-    """Check the invariants of cache and storage while the store is used. Status 1: one is violated.
+    """Check the invariants of cache and storage while the store is used.
 
-    It checks the server's memory; `embstore verify` reads the files of a store that no server has
-    open.
+    Status 1: one is violated. It checks the server's memory; `embstore verify` reads the files of
+    a store that no server has open.
     """
     from embstore.commands import CheckIntegrity
 
@@ -69,7 +72,7 @@ def check_integrity(connect: Connect) -> Shown:
 
 @on_server(of_one=True)
 def clear_counts(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
-    """Count from nothing again how often rows are accessed."""
+    """Start the counts of accesses to rows again from zero."""
     with connect() as store:
         if not yes:
             output.ask("Lose the counts of accesses?", "the counts", "cleared")
@@ -79,7 +82,7 @@ def clear_counts(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Show
 
 @on_server(of_one=True)
 def promote(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
-    """Make a standby the leader: it takes writes, and the leader it followed takes none any more.
+    """Make a standby the leader: it takes writes, and the old leader refuses them.
 
     Give --address of the standby.
     """
@@ -98,10 +101,10 @@ def set_shard_map(
         Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The map, as JSON.")
     ],
 ) -> Shown:
-    """Give one shard the next map of its cluster, as a file. The map assigns partitions of rows to
-    shards: it comes from the cluster's coordinator, and is not written by hand.
+    """Give one shard the next map of its cluster, as a file.
 
-    Give --address of the shard, and each shard the same map.
+    The map assigns partitions of rows to shards. It comes from the cluster's coordinator, and is
+    not written by hand. Give --address of the shard, and each shard the same map.
     """
     from embstore.sharding import ShardMap
 

@@ -44,15 +44,20 @@ class Speed:
 def looked_at(system: System, directory: Path) -> Iterator[Finding]:
     """Yield the findings for a data directory; where it does not exist, for its parent."""
     place = directory
-    while not place.exists():
-        place = place.parent
+    try:
+        while not place.exists():
+            place = place.parent
+    except OSError as exc:
+        found = f"cannot look at {directory}: {exc.strerror}"
+        yield fail("directory", found, "give another directory")
+        return
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         change = f"make it a directory that user {os.getuid()} may write to, or serve --read-only"
         yield fail("directory", f"{place} takes no files", change)
         return
     yield of_file_system(file_system(system, place), directory)
-    found = os.statvfs(place)
-    yield of_room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+    room = os.statvfs(place)
+    yield of_room(room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
     try:
         yield from of_speed(measured(place))
     except OSError as exc:

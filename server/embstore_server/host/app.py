@@ -43,7 +43,10 @@ from embstore_server.transports.grpc.port import GrpcServer
 from embstore_server.transports.rest.serving import rest_server
 from embstore_server.transports.shared_memory.port import SharedMemoryPort
 
-_LOST = "acknowledged ones may be: a new epoch has begun, which clients are told of"
+_LOST = (
+    "acknowledged commands may be among them: a new epoch has begun, and clients get an error "
+    "that says so"
+)
 _PROGRESS_EVERY_S = 2.0
 _SWITCH_INTERVAL_S = 1e-4
 """At the default of 5 ms the engine thread, back from a kernel, waits while the loop is busy."""

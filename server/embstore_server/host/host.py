@@ -9,6 +9,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from embstore.engine.engine import Engine
+from embstore.engine.opening import saying_how_to_mend
 from embstore.storage.lineage import read as read_lineage
 from embstore_server.host.shards import apply_shard_map
 from embstore_server.path.service import Service
@@ -50,11 +51,12 @@ class Host:
         """Open the store. On the engine thread."""
         service, engine = self.service, self._open_engine()
         try:
-            apply_shard_map(service.settings, engine)
+            with saying_how_to_mend(service.settings.data):
+                apply_shard_map(service.settings, engine)
+                service.lineage = read_lineage(engine.storage.files)
         except BaseException:
             engine.close()
             raise
-        service.lineage = read_lineage(engine.storage.files)
         engine.replication = service.replication
         self.following.opened(engine, service.lineage)
         return engine

@@ -126,5 +126,5 @@ def _say_uncommitted(engine: Engine, cause: Exception) -> None:
     commands = engine.tables.frame.command_number - engine.storage.catalogue.head.command
     note = "they are lost"
     if engine.log is not None:
-        note = "the command log has them: they are executed when the server is started again"
+        note = "the command log has them, and they are executed when the server is restarted"
     event(logging.ERROR, "not committed", reason=str(cause), commands=commands, note=note)

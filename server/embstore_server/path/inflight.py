@@ -156,6 +156,7 @@ class Loan(Reservation):
 def _check_lent(lent: int, count: int, bound: int, name: str) -> None:
     if lent and lent + count > bound // _LENT_SHARE:
         raise OverloadedError(
-            f"{lent} bytes are shared with clients, or of steps before their turn; {count} more "
-            f"would exceed half of {name} ({bound}); keep fewer results, or back off, then retry"
+            f"{lent} bytes are shared with clients, or belong to steps that wait for their turn; "
+            f"{count} more would exceed half of {name} ({bound}); keep fewer results, or back "
+            "off, then retry"
         )

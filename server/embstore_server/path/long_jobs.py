@@ -104,7 +104,7 @@ class LongJobs:
             await asyncio.wait((result, left), return_when=asyncio.FIRST_COMPLETED)
             if result.done():
                 return result.result()
-            raise DeadlineError(f"{verb}: its client has gone")
+            raise DeadlineError(f"{verb}: its client has disconnected")
         finally:
             left.cancel()
             self._wanted.discard(wanted)
@@ -112,13 +112,13 @@ class LongJobs:
                 result.cancelled() or result.exception()  # retrieved, even if its caller has gone
             else:
                 result.cancel()
-                wanted.end(DeadlineError(f"{verb}: nobody waits for it any more"))
+                wanted.end(DeadlineError(f"{verb}: no client waits for it any more"))
 
     def _check_room(self, client: str, client_calls_max: int) -> None:
         if self.waiting_calls(client) >= client_calls_max:
             raise OverloadedError(
-                f"{client_calls_max} calls of {client!r} that take long wait for others of it, its "
-                "queue_calls; back off, then retry"
+                f"{client_calls_max} long calls of {client!r} wait for others of it, as many as "
+                "its queue_calls; back off, then retry"
             )
 
     async def _in_client_queue(

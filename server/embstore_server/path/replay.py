@@ -5,10 +5,12 @@ it is queued or running, a further attempt joins it; when it is done, it is answ
 An answer (a command number, t) is kept, never rows.
 
 A client reports the numbers whose answers it has; those are forgotten, and so are calls more than
-CALLS_MAX behind its newest. Beyond CLIENTS_MAX clients, the owner that has most loses its oldest
-client without a call under way (`tables.owners`). From then on a client of this owner that is new
-here may be a forgotten one: it is *doubtful*. Its first attempts are run as ever; a further one
-that is not remembered is OutcomeUnknownError.
+CALLS_MAX behind its newest, and its lowest ones where its answers have more than CLIENT_BYTES_MAX.
+Beyond CLIENTS_MAX clients, and ANSWERS_BYTES_MAX of all answers, the owner that has most loses its
+oldest client without a call under way (`tables.owners`). From then on a client of this owner that
+is new here may be a forgotten one: it is *doubtful*. Its first attempts are run as ever; a further
+one that is not remembered is OutcomeUnknownError. What a call has itself is left out of its answer
+(`Command.short_answer`).
 
 A call that surely changed nothing, and may do so another time (it was cancelled before it started,
 found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
@@ -32,8 +34,10 @@ Event loop only.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from embstore.engine.engine import Engine
@@ -44,7 +48,14 @@ from embstore.errors import (
     OverloadedError,
     StoreClosedError,
 )
-from embstore.tables.answers import CALLS_MAX, CLIENTS_MAX, Answers
+from embstore.tables.answers import (
+    ANSWERS_BYTES_MAX,
+    CALLS_MAX,
+    CLIENT_BYTES_MAX,
+    CLIENTS_MAX,
+    Answers,
+    answer_bytes,
+)
 from embstore.tables.owners import Ages, owner_of
 from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 from embstore_server.path.answers import Answered
@@ -61,6 +72,8 @@ class _Call:
         self.task = task
         self.outcome: asyncio.Future[Answered] = task.outcome
         self.waiters = 0
+        self.bytes = 0
+        """Bytes of its answer, once it has one."""
 
     @property
     def is_lost(self) -> bool:
@@ -84,21 +97,55 @@ def _result_of(outcome: "asyncio.Future[Any]") -> Any:
 
 
 class _Client:
-    def __init__(self, *, doubtful: bool) -> None:
+    """A client's calls; `owned` has the bytes of all answers by owner, these included."""
+
+    def __init__(self, name: str, owned: Counter[str], *, doubtful: bool) -> None:
         self.calls: dict[int, _Call] = {}
         self.floor = 1  # every lower sequence has been forgotten
         self.is_doubtful = doubtful  # it may have been forgotten, with calls that were applied
+        self.bytes = 0
+        self._owner, self._owned = owner_of(name), owned
+
+    def begin(self, sequence: int, call: _Call) -> None:
+        """Remember a call, and, when that is there, its answer."""
+        self.calls[sequence] = call
+        call.outcome.add_done_callback(partial(self._done, sequence, call))
+
+    def _done(self, sequence: int, call: _Call, outcome: "asyncio.Future[Any]") -> None:
+        if self.calls.get(sequence) is not call:
+            return  # it was forgotten
+        result = _result_of(outcome)
+        call.bytes = answer_bytes(result.value if isinstance(result, Answered) else None)
+        self._count(call.bytes)
+        while self.bytes > CLIENT_BYTES_MAX:
+            done = (s for s, one in self.calls.items() if one.bytes and one is not call)
+            if (lowest := min(done, default=None)) is None:
+                return
+            self.floor = max(self.floor, lowest + 1)
+            self._drop(lowest)
+
+    def _count(self, more: int) -> None:
+        self.bytes += more
+        self._owned[self._owner] += more
+
+    def _drop(self, sequence: int) -> None:
+        self._count(-self.calls.pop(sequence).bytes)
 
     def forget_below(self, sequence: int) -> None:
         if sequence > self.floor:
             self.floor = sequence
             for old in [s for s in self.calls if s < sequence]:
-                del self.calls[old]
+                self._drop(old)
 
     def forget(self, sequence: int, call: _Call) -> None:
         """Forget this call; one that came after it with the same sequence stays."""
         if self.calls.get(sequence) is call:
-            del self.calls[sequence]
+            self._drop(sequence)
+
+    def forget_all(self) -> None:
+        """Forget all calls, of which none is under way."""
+        for sequence in list(self.calls):
+            self._drop(sequence)
 
 
 class ReplayWindow:
@@ -110,6 +157,7 @@ class ReplayWindow:
         self._clients: dict[str, _Client] = {}
         self._ages = Ages()
         self._forgotten: set[str] = set()  # owners of clients that were forgotten
+        self._bytes: Counter[str] = Counter()  # of answers, by owner
 
     @property
     def remembered_calls(self) -> int:
@@ -120,15 +168,16 @@ class ReplayWindow:
         """Remember the answers that the command log has from a former process, or from the previous
         leader; they are sent when the log is durable up to a mark."""
         self._clients.clear()
+        self._bytes = Counter()  # calls that are under way count in the former one
         self._ages = Ages(answers.clients)
         self._forgotten = set(answers.forgotten)
         for name, remembered in answers.clients.items():
-            client = self._clients[name] = _Client(doubtful=False)
+            client = self._clients[name] = _Client(name, self._bytes, doubtful=False)
             client.floor = remembered.floor
             for sequence, (verb, result, context) in remembered.calls.items():
                 task = Task(verb, _nothing, "", 0.0)
                 task.finish(_LOST if result is None else Answered(result, context, {}, mark), None)
-                client.calls[sequence] = _Call(verb, task)
+                client.begin(sequence, _Call(verb, task))
 
     async def call(
         self, verb: str, origin: Origin, epoch: int, submit: Callable[[], Task]
@@ -160,7 +209,8 @@ class ReplayWindow:
             with suppress(*_NOT_APPLIED):  # then it is run for this attempt, or a third one's
                 return await self._join(client, origin.sequence, call), call.task
         self._check_first(client, origin, epoch)
-        call = client.calls[origin.sequence] = _Call(verb, submit())
+        call = _Call(verb, submit())
+        client.begin(origin.sequence, call)
         return await self._join(client, origin.sequence, call), call.task
 
     def _client(self, origin: Origin) -> _Client:
@@ -172,15 +222,24 @@ class ReplayWindow:
             )
         client = self._clients.get(name)
         if client is None:
-            client = self._clients[name] = _Client(doubtful=owner_of(name) in self._forgotten)
+            is_doubtful = owner_of(name) in self._forgotten
+            client = self._clients[name] = _Client(name, self._bytes, doubtful=is_doubtful)
         self._ages.renew(name)
         if len(self._clients) > CLIENTS_MAX:
-            names = (n for n in self._ages.to_forget() if n != name and self._is_idle(n))
-            if (oldest := next(names, None)) is not None:
-                del self._clients[oldest]
-                self._ages.drop(oldest)
-                self._forgotten.add(owner_of(oldest))
+            self._forget_one(name, None)
+        while self._bytes.total() > ANSWERS_BYTES_MAX and self._forget_one(name, self._bytes):
+            pass
         return client
+
+    def _forget_one(self, name: str, counts: Counter[str] | None) -> bool:
+        """Forget a client that is idle, other than this one; return whether there was one."""
+        names = (n for n in self._ages.to_forget(counts) if n != name and self._is_idle(n))
+        if (oldest := next(names, None)) is None:
+            return False
+        self._clients.pop(oldest).forget_all()
+        self._ages.drop(oldest)
+        self._forgotten.add(owner_of(oldest))
+        return True
 
     def _is_idle(self, name: str) -> bool:
         latest_first = reversed(self._clients[name].calls.values())
@@ -189,20 +248,21 @@ class ReplayWindow:
     def _check_first(self, client: _Client, origin: Origin, epoch: int) -> None:
         if origin.sequence < client.floor:
             raise OutcomeUnknownError(
-                f"origin: sequence {origin.sequence} has been forgotten: the client had its "
-                f"answer, or is {CALLS_MAX} calls further"
+                f"origin: sequence {origin.sequence} has left the deduplication window: the client "
+                f"had its answer, or is {CALLS_MAX} calls or {CLIENT_BYTES_MAX} bytes of answers "
+                "further"
             )
         if origin.attempt and client.is_doubtful:
             raise OutcomeUnknownError(
                 f"origin: the client may have been forgotten (at most {CLIENTS_MAX} are "
-                "remembered) while this call was out: it may have been applied before; read t and "
-                "the command number, then decide"
+                "remembered) while this call was in flight: it may have been applied before; read "
+                "t and the command number, then decide"
             )
         check_epoch(origin, epoch)
         if origin.attempt and (origin.instance, origin.epoch) != (self._instance, epoch):
             raise OutcomeUnknownError(
-                "the server restarted, or was restored, while this call was out: it may have been "
-                "applied before; read t and the command number, then decide"
+                "the server restarted, or was restored, while this call was in flight: it may "
+                "have been applied before; read t and the command number, then decide"
             )
 
     async def _join(self, client: _Client, sequence: int, call: _Call) -> Any:
@@ -229,6 +289,6 @@ def check_epoch(origin: Origin, epoch: int) -> None:
     if origin.epoch and origin.epoch != epoch:
         raise OutcomeUnknownError(
             f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "
-            "lost commands in a crash, and what the caller knew of it is void; read t and the "
+            "lost commands in a crash, and the caller's view of it is out of date; read t and the "
             "command number, then go on"
         )

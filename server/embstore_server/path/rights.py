@@ -48,6 +48,8 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     given: Any = command
     if (session := getattr(given, "name", None)) is not None:
         given = replace(given, name=principal.session(session))
+    if (scan := getattr(given, "scan", None)) is not None:
+        given = replace(given, scan=principal.scan(scan))
     if members := getattr(given, "members", ()):
         given = replace(given, members=_own_members(principal, members, sessions))
     command = cast(C, given)

@@ -32,6 +32,7 @@ from embstore.commands import Progress
 from embstore.engine.admin import context
 from embstore.engine.engine import Engine
 from embstore.engine.replication_role import ReplicationRole
+from embstore.engine.scan_places import SCANS_MAX
 from embstore.errors import DeviceError, OutcomeUnknownError, StoreClosedError
 from embstore.results import Context, ServerLimits
 from embstore.storage import lineage as lineages
@@ -128,9 +129,11 @@ class Served:
         """Serve a store from now on; `synced` is called after each sync of its command log."""
         self._engine = engine
         self._is_watching = False
-        engine.sessions.announcing.owner_bytes_max = partial(
-            shares.announced_bytes_max, self.callers, engine.tables.limits.announced_bytes_max
-        )
+        limits, places = engine.tables.limits, engine.scans.places
+        share, announcing = partial(shares.share_of, self.callers), engine.sessions.announcing
+        announcing.owner_bytes_max = partial(share, "announced_bytes", limits.announced_bytes_max)
+        places.owner_scans_max = partial(share, "scans", SCANS_MAX)
+        places.owner_bytes_max = partial(share, "scan_bytes", limits.scan_bytes_max)
         if (log := engine.log) is None:
             return
         self.quorum = Quorum(self.settings.standbys, self._has_grown)
@@ -229,7 +232,7 @@ class Served:
         if self.failure is not None:
             return f"the store has failed, restart the server: {self.failure}"
         if self.replication.is_empty:
-            return f"starting: the first commit of {self.replication.leader} is awaited"
+            return f"starting: waiting for the first commit of {self.replication.leader}"
         if self.replication.asks:
             return f"starting: {self.replication.asking}"
         return "stopping" if self.stopping else ""

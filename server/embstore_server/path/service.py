@@ -138,6 +138,7 @@ class Service(Served):
                             verb, lambda e, progress: e.prepare(command, progress), caller
                         )
                 answered = await self._in_turn(caller, origin, work)
+                answered = answered._replace(value=command.full_answer(answered.value))
                 if caller.place is not None:
                     caller.place.leave()
                 is_write = command.effect is Effect.WRITES or command.retry is Retry.WINDOW
@@ -169,7 +170,7 @@ class Service(Served):
     def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
         """Begin a command, if its caller's share has room."""
         shares.check(caller.principal, command, engine)
-        return engine.begin(command, map_version=caller.map_version, **how)
+        return command.short_answer(engine.begin(command, map_version=caller.map_version, **how))
 
     def reservation(self, caller: Caller) -> Reservation:
         """Return a reservation, which is released at the end of its block."""
@@ -234,7 +235,8 @@ class Service(Served):
                 if len(self._places) > _MEMBERS_MAX:
                     self._places.popitem(last=False)
             case KeptCheckpoint() | tuple():
-                return answered._replace(value=caller.principal.visible(answered.value))
+                kept = self.engine.storage.catalogue.checkpoint
+                return answered._replace(value=caller.principal.visible(answered.value, kept))
             case ServerInfo() as info:
                 info = replace(
                     info,

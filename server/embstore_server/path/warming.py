@@ -83,7 +83,8 @@ class Warming:
             return self._begin(share)
         if last.share != share:
             raise OverloadedError(
-                f"the cache is being warmed for a share of {last.share}; wait for its end"
+                f"the cache is already being warmed to a share of {last.share}; wait until that "
+                "ends"
             )
         return last
 

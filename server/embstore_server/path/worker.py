@@ -123,7 +123,9 @@ class Worker:
         task = self.task_of(verb, work, client, deadline)
         with self._lock:
             if self._closing:
-                raise StoreClosedError("the server is stopping; send the call to it once it is up")
+                raise StoreClosedError(
+                    "the server is stopping; send the call again when it runs again"
+                )
             if not has_waited:
                 self.check_room(client, client_calls_max)
             idle = not self._queued and self.running is None  # nor is one about to run
@@ -174,8 +176,8 @@ class Worker:
             )
         if client_calls_max is not None and self.client_calls(client) >= client_calls_max:
             raise OverloadedError(
-                f"{client_calls_max} calls of {client!r} wait for the engine, its queue_calls; "
-                "back off, then retry"
+                f"{client_calls_max} calls of {client!r} wait for the engine, as many as its "
+                "queue_calls; back off, then retry"
             )
 
     def _finish(self, task: Task, result: Any, error: BaseException | None) -> None:

@@ -26,6 +26,7 @@ import grpc
 from embstore.commands import Right
 from embstore.engine.engine import Engine
 from embstore.errors import (
+    DeadlineError,
     InvalidArgumentError,
     OverloadedError,
     PermissionDeniedError,
@@ -246,8 +247,13 @@ class Standbys:
             )
 
     async def _answer(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        follower = (await _next(requests, "follower")).follower
         service = self._service
+        seconds = service.settings.handshake_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                follower = (await _next(requests, "follower")).follower
+        except TimeoutError:
+            raise DeadlineError(f"Follow: no position came for {seconds:g} s") from None
         await self._check(follower)
         own = service.lineage.promotions
         leader = pb.Leader(store_id=service.store_id, promotions=map(_promotion, own))
@@ -277,8 +283,8 @@ class Standbys:
                 raise
             service.replication.standbys_dropped += 1
             raise OverloadedError(
-                f"the standby was too slow: the leader keeps {LAG_BYTES_MAX} bytes of commands for "
-                "it; it begins again with a newer commit"
+                f"the standby was too slow: the leader keeps {LAG_BYTES_MAX} bytes of commands "
+                "for it; it starts again from a newer commit"
             ) from None
         finally:
             if acknowledging is not None:

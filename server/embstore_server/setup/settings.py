@@ -51,6 +51,7 @@ _SERVICE_LINK = re.compile(
     r"(SERVICE_(HOST|PORT)\w*=.*|PORT_[0-9]+_(TCP|UDP|SCTP)\w*=.*|PORT=(tcp|udp|sctp)://.*)"
 )
 """Kubernetes sets these in every container of a namespace with a service called embstore."""
+_FIRST_CLAUSE = re.compile(r"[;:.](?= |$)")
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,22 @@ class Setting:
     name: str
     kind: Kind
     help: str
+    """Its first clause, `brief`, makes sense by itself."""
     panel: str
-    """Heading in the help of `embstore serve`."""
+    """Its topic: a heading in the help of `embstore serve`."""
+    is_common: bool
+    """Shown by --help; the others only by --help-all."""
     default: Any
 
     @property
     def flag(self) -> str:
         """The flag: --cache-bytes."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def brief(self) -> str:
+        """The first clause of the help."""
+        return _FIRST_CLAUSE.split(self.help)[0]
 
     @property
     def default_text(self) -> str:
@@ -78,13 +87,22 @@ class Setting:
         return self.kind.show(self.default)
 
 
-def setting(kind: Kind, help: str, default: Any = MISSING, *, panel: str = "Store") -> Any:
+def setting(
+    kind: Kind, help: str, default: Any = MISSING, *, panel: str = "Store", is_common: bool = False
+) -> Any:
     """Declare a setting, as a field of `Settings`."""
-    return field(default=default, metadata={"kind": kind, "help": help, "panel": panel})
+    about = {"kind": kind, "help": help, "panel": panel, "is_common": is_common}
+    return field(default=default, metadata=about)
 
 
 def of_store(
-    name: str, kind: Kind, default: Any = MISSING, *, of: type[StoreOptions] = StoreOptions
+    name: str,
+    kind: Kind,
+    default: Any = MISSING,
+    *,
+    of: type[StoreOptions] = StoreOptions,
+    panel: str = "Store",
+    is_common: bool = False,
 ) -> Any:
     """Declare the setting of a store's option: its text, and its default unless one is given."""
     text = descriptions(of).get(name, "")
@@ -92,10 +110,17 @@ def of_store(
         kind,
         f"{text[:1].upper()}{text[1:]}.",
         getattr(of, name) if default is MISSING else default,
+        panel=panel,
+        is_common=is_common,
     )
 
 
+_cache = partial(of_store, panel="Cache")
+_durability = partial(of_store, panel="Durability")
 _network = partial(setting, panel="Network")
+_access = partial(setting, panel="Access")
+_replication = partial(setting, panel="Replication")
+_cluster = partial(setting, panel="Cluster")
 _limit = partial(setting, panel="Limits")
 _log = partial(setting, panel="Log")
 
@@ -104,121 +129,135 @@ _log = partial(setting, panel="Log")
 class Settings:
     """All settings, checked: raises InvalidArgumentError if two contradict each other."""
 
-    data: Path = setting(kinds.DIRECTORY, "Directory of the store; created if missing.")
-    cache_bytes: int | str = of_store("cache_bytes", kinds.BYTES_OR_SHARE)
-    host_cache_bytes: int | None = of_store("host_cache_bytes", kinds.BYTES_OR_NONE)
-    cache_split: str = of_store("cache_split", one_of(*SPLITS))
-    policy: str = of_store("policy", one_of(*POLICIES))
-    warm_up: float = of_store("warm_up", kinds.SHARE)
-    # A counted lookup takes about twice as long.
-    count_rate: float = of_store("count_rate", kinds.SHARE, 0.01)
-    checkpoints_keep: int = of_store("checkpoints_keep", kinds.COUNT)
-    # It takes 6 % of a trainer's rate on two cores, independently of the disk's sync time, where
-    # `commands` takes 18 to 40 %; and a crash loses a second, not the ten minutes of `checkpoint`.
-    durability: str = of_store("durability", one_of(*LEVELS), "interval")
-    sync_every_s: float = of_store("sync_every_s", kinds.SECONDS)
-    recovery_s: float = of_store("recovery_s", kinds.SECONDS)
-    commit_every_s: float = of_store("commit_every_s", kinds.SECONDS)
-    dirty_bytes: int | None = of_store("dirty_bytes", kinds.BYTES)
+    data: Path = setting(
+        kinds.DIRECTORY, "Directory of the store; created if missing.", is_common=True
+    )
+    device: str = of_store("device", kinds.DEVICE, is_common=True)
+    checkpoints_keep: int = of_store("checkpoints_keep", kinds.COUNT, is_common=True)
+    read_only: bool = of_store("read_only", kinds.SWITCH)
+    threads: int | None = of_store("threads", kinds.THREADS)
     # A few thousandths of a core, and a terabyte in a day and a half.
     scrub_bytes_per_s: int = of_store("scrub_bytes_per_s", kinds.BYTES_OR_NONE, 8 << 20)
     # Clients must not write to every path that the server's user can write to.
     backup_within: str | None = setting(
         kinds.PATH_OR_URL,
-        "Directory or URL below which clients name the folders of backups; none: clients "
-        "cannot make backups.",
+        "Directory or URL below which clients may write backups; none: clients cannot make "
+        "backups.",
         None,
     )
-    follow: str = setting(
-        kinds.ADDRESS_OR_OFF,
-        "Be a standby of the server at this address: have its tables, and take no writes until "
-        "promoted; off: be a leader.",
-        OFF,
+    cache_bytes: int | str = _cache("cache_bytes", kinds.BYTES_OR_SHARE, is_common=True)
+    host_cache_bytes: int | None = _cache("host_cache_bytes", kinds.BYTES_OR_NONE)
+    policy: str = _cache("policy", one_of(*POLICIES), is_common=True)
+    cache_split: str = _cache("cache_split", one_of(*SPLITS))
+    warm_up: float = _cache("warm_up", kinds.SHARE)
+    # A counted lookup takes about twice as long.
+    count_rate: float = _cache("count_rate", kinds.SHARE, 0.01)
+    # It takes 6 % of a trainer's rate on two cores, independently of the disk's sync time, where
+    # `commands` takes 18 to 40 %; and a crash loses a second, not the ten minutes of `checkpoint`.
+    durability: str = _durability("durability", one_of(*LEVELS), "interval", is_common=True)
+    sync_every_s: float = _durability("sync_every_s", kinds.SECONDS)
+    recovery_s: float = _durability("recovery_s", kinds.SECONDS)
+    commit_every_s: float = _durability("commit_every_s", kinds.SECONDS)
+    dirty_bytes: int | None = _durability("dirty_bytes", kinds.BYTES)
+    # gRPC's customary port, on loopback, because every client that reaches it may write all tables.
+    listen: str = _network(
+        kinds.ADDRESS, "Address of gRPC; port 0: any free one.", "127.0.0.1:50051", is_common=True
     )
-    follow_ca: Path | None = setting(
+    admin: str = _network(
+        kinds.ADDRESS_OR_OFF,
+        "Address of REST and metrics; off: none.",
+        "127.0.0.1:8080",
+        is_common=True,
+    )
+    # Trainers on the host find it by themselves.
+    socket: str | None = _network(
+        kinds.SOCKET,
+        "Unix socket for shared memory with trainers of the same user on this host. Default: the "
+        "file socket in the data directory; with --read-only none.",
+        None,
+    )
+    # Names with a dot are the ones that others can make.
+    allowed_hosts: tuple[str, ...] | None = _network(
+        kinds.NAMES,
+        "Further host names of REST, such as a.example or *.b.example; *: any name. An address, a "
+        "name without a dot and one that ends with .svc, .local or .internal are always allowed; "
+        "on loopback only localhost is.",
+        None,
+    )
+    tls_cert: Path | None = _access(
+        kinds.FILE,
+        "PEM file of the certificate and its chain, for gRPC and REST.",
+        None,
+        is_common=True,
+    )
+    tls_key: Path | None = _access(
+        kinds.FILE, "PEM file of the certificate's key.", None, is_common=True
+    )
+    tls_client_ca: Path | None = _access(
+        kinds.FILE,
+        "PEM file of the authorities of client certificates (mutual TLS); gRPC then takes no "
+        "client without one.",
+        None,
+    )
+    tokens: Path | None = _access(
+        kinds.FILE,
+        "File of tokens and their rights, which embstore token writes; none: all calls are "
+        "allowed.",
+        None,
+        is_common=True,
+    )
+    first_token: bool = _access(
+        kinds.SWITCH,
+        "Make a token with every right, and print it once, if the file of tokens has none.",
+        False,
+    )
+    insecure: bool = _access(
+        kinds.SWITCH, "Serve addresses other than loopback without TLS, or without tokens.", False
+    )
+    follow: str = _replication(
+        kinds.ADDRESS_OR_OFF,
+        "Address of the leader to follow as a standby: it copies the leader's tables, and takes no "
+        "writes until it is promoted; off: it is a leader.",
+        OFF,
+        is_common=True,
+    )
+    follow_ca: Path | None = _replication(
         kinds.FILE,
         "PEM file of the certificate authorities to trust when following; none: without TLS.",
         None,
     )
-    follow_token: Path | None = setting(
-        kinds.FILE, "File with the token to follow with, which administrates everything.", None
+    follow_token: Path | None = _replication(
+        kinds.FILE, "File with the token to follow with; it needs the right admin on '*'.", None
     )
     # Waiting for a standby that may not be there is a choice.
-    standbys: int = setting(
+    standbys: int = _replication(
         kinds.NUMBER,
         "Number of standbys that must persist a write before it is acknowledged; while there are "
         "fewer, writes wait.",
         0,
     )
-    shard_map: Path | None = setting(
+    shard_map: Path | None = _cluster(
         kinds.FILE,
-        "File of a cluster's map, as JSON: be one of its shards; with --shard. None: be a store of "
-        "its own.",
+        "JSON file of the map of the cluster that this shard belongs to, with --shard; none: the "
+        "store is in no cluster.",
         None,
     )
-    shard: int | None = setting(
-        kinds.NUMBER, "Number of the shard to be: the place of its address in the map.", None
-    )
-    read_only: bool = of_store("read_only", kinds.SWITCH)
-    device: str = of_store("device", kinds.DEVICE)
-    threads: int | None = of_store("threads", kinds.THREADS)
-    # gRPC's customary port, on loopback, because every client that reaches it may write all tables.
-    listen: str = _network(
-        kinds.ADDRESS, "Address of gRPC; port 0: any free one.", "127.0.0.1:50051"
-    )
-    # Trainers on the host find it by themselves.
-    socket: str | None = _network(
-        kinds.SOCKET,
-        "Unix socket at which trainers of the same user on this host share memory with the server. "
-        "Default: the file socket in the data directory; with --read-only none.",
-        None,
-    )
-    admin: str = _network(
-        kinds.ADDRESS_OR_OFF, "Address of REST and metrics; off: none.", "127.0.0.1:8080"
-    )
-    # Names with a dot are the ones that others can make.
-    allowed_hosts: tuple[str, ...] | None = _network(
-        kinds.NAMES,
-        "Further names by which REST may be called, as a.example or *.b.example; *: any. An "
-        "address, a name without a dot and one that ends with .svc, .local or .internal always "
-        "may; on loopback only localhost.",
-        None,
-    )
-    tls_cert: Path | None = _network(
-        kinds.FILE, "PEM file of the certificate and its chain, for gRPC and REST.", None
-    )
-    tls_key: Path | None = _network(kinds.FILE, "PEM file of its key.", None)
-    tls_client_ca: Path | None = _network(
-        kinds.FILE,
-        "PEM file of the authorities of client certificates (mutual TLS); gRPC takes no others.",
-        None,
-    )
-    tokens: Path | None = _network(
-        kinds.FILE,
-        "File of tokens and their rights; embstore token writes it. None: all calls are allowed.",
-        None,
-    )
-    first_token: bool = _network(
-        kinds.SWITCH,
-        "Where no token of that file has every right, make one, and print it, this one time.",
-        False,
-    )
-    insecure: bool = _network(
-        kinds.SWITCH, "Serve addresses other than loopback without TLS, or without tokens.", False
+    shard: int | None = _cluster(
+        kinds.NUMBER, "Number of this shard: the position of its address in the map.", None
     )
     # Far more than trainers have, and a fourth of a process's open files on most systems.
-    connections_max: int = _limit(kinds.COUNT, "Connections to each port; more are ended.", 1024)
+    connections_max: int = _limit(kinds.COUNT, "Connections to each port; more are closed.", 1024)
     # The slowest network takes less.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "Time after which a connection that is not set up (gRPC), or has not sent the head of a "
-        "request (REST), is ended.",
+        "Time to set up a connection; one that is not set up (gRPC), or has not sent the head of a "
+        "request (REST), is closed.",
         10.0,
     )
     # A megabyte at a megabit a second takes eight.
     read_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
-        "Time after which a client that reads nothing of its reply is cut off.",
+        "Time after which a client that reads nothing of its reply is disconnected.",
         30.0,
     )
     # Seconds of work: more calls would time out in the queue.
@@ -227,7 +266,7 @@ class Settings:
     )
     # Four of the largest calls.
     inflight_bytes_max: int = _limit(
-        kinds.BYTES, "Bytes of requests and replies in flight.", 4 << 30
+        kinds.BYTES, "Bytes of requests and replies in flight; calls beyond are refused.", 4 << 30
     )
     # Measured: up to about this, unary is faster.
     unary_bytes_max: int = _limit(
@@ -238,17 +277,24 @@ class Settings:
     )
     # The digest of a large table takes most of it.
     call_timeout_max_s: float = _limit(
-        kinds.POSITIVE_SECONDS, "Latest deadline; later ones are cut to it.", 3600.0
+        kinds.POSITIVE_SECONDS, "Latest deadline of a call; later ones are cut to it.", 3600.0
     )
     # Supervisors kill after as much.
     drain_s: float = _limit(
         kinds.SECONDS, "Time to finish running calls when the server stops.", 30.0
     )
-    # Two hundred times the time of a batch.
-    slow_call_ms: float = _log(kinds.MILLISECONDS, "Calls that take as long are logged.", 1000.0)
-    log_format: str = _log(one_of("plain", "json"), "For people, or a JSON object a line.", "plain")
     log_level: str = _log(
-        one_of("debug", "info", "warning", "error"), "Lowest level that is logged.", "info"
+        one_of("debug", "info", "warning", "error"),
+        "Lowest level that is logged.",
+        "info",
+        is_common=True,
+    )
+    log_format: str = _log(
+        one_of("plain", "json"), "Text for people, or a JSON object a line.", "plain"
+    )
+    # Two hundred times the time of a batch.
+    slow_call_ms: float = _log(
+        kinds.MILLISECONDS, "Time after which a call is logged as slow.", 1000.0
     )
 
     def __post_init__(self) -> None:
@@ -397,10 +443,10 @@ def _conflicts(values: Mapping[str, Any]) -> Iterator[tuple[set[str], str]]:
             if address != OFF and not is_loopback(split_address(address)[0]):
                 yield (
                     {name, "insecure", "tokens", *tls},
-                    f"{name}: {address} is not a loopback address, and whoever reaches it may read "
-                    "and write every table: give tls_cert, tls_key and tokens (--tls-cert FILE "
-                    "--tls-key FILE --tokens FILE), or, if the network is trusted, insecure "
-                    "(--insecure)",
+                    f"{name}: {address} is not a loopback address, and any client that reaches it "
+                    "may read and write every table: give tls_cert, tls_key and tokens "
+                    "(--tls-cert FILE --tls-key FILE --tokens FILE), or, if the network is "
+                    "trusted, insecure (--insecure)",
                 )
     if values["first_token"] and values["tokens"] is None:
         problem = "expected tokens with first_token, the file to write it to (--tokens FILE)"

@@ -63,7 +63,7 @@ def bench(
     zipf: Annotated[float, flag("Exponent of the Zipf law of keys.", min=0.0)] = 1.05,
     seed: Annotated[int, flag("Seed of keys and gradients.", min=0)] = 1,
 ) -> Shown:
-    """Measure lookups and updates against a server, on a table that is dropped at the end."""
+    """Measure lookups and updates of a server, on a temporary table."""
     load = Load(rows, dim, keys, calls, zipf, seed)
     with connect() as store, _table(store, load) as table:
         measured = _measured(table, load)

@@ -75,10 +75,10 @@ def demo(
     as_json: AsJson = False,
     **values: Any,
 ) -> None:
-    """Train a DLRM through a server of its own, and compare every bit with a dense model.
+    """Train a DLRM through a server of its own; compare all bits with a dense model.
 
     A session announces its keys, so that lookups find their rows in the cache; without one the
-    policy decides how many do. The bits are the same. Ends with 1 if one bit differs.
+    policy decides how many do. The bits are the same. Status 1: one bit differs.
     """
     given = {name: value for name, value in values.items() if value is not None}
     _check_flags(given.keys(), compare=compare, hotcold=hotcold, no_session=no_session)
@@ -117,7 +117,10 @@ def _check_sparse(*, compare: bool, hotcold: bool, policy: str | None) -> None:
     """Refuse flags that need accesses counted before."""
     if compare or hotcold or policy == "rank":
         counting = "--compare, --hotcold and --policy rank"
-        raise InvalidArgumentError(f"--sparse: no rows are counted before; leave out {counting}")
+        raise InvalidArgumentError(
+            "--sparse: sparse tables have no counts of rows before the training; leave out "
+            f"{counting}"
+        )
 
 
 def _check_flags(given: Set[str], *, compare: bool, hotcold: bool, no_session: bool) -> None:

@@ -96,7 +96,9 @@ def layout(dim: int | None, optimizer: str | None, row_bytes: int | None) -> "La
         state_dim = parameters.optimizer(kind, learning_rate=1.0).state_dim(elements)
         return Layout(elements, state_dim, kind)
     if dim is not None or optimizer is not None:
-        raise InvalidArgumentError("--row-bytes is instead of --dim and --optimizer: leave one out")
+        raise InvalidArgumentError(
+            "--row-bytes replaces --dim and --optimizer: give one or the other"
+        )
     _check_most("--row-bytes", row_bytes, ROW_BYTES_MAX)
     return layout_of_bytes(row_bytes)
 

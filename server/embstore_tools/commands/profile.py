@@ -153,7 +153,8 @@ def _row_counts(flag: str, given: Sequence[str] | None) -> dict[str, int]:
 def _check_once(bounds: Mapping[str, int], hashed: Mapping[str, int]) -> None:
     for name in bounds.keys() & hashed.keys():
         raise InvalidArgumentError(
-            f"table {name!r}: expected its rows once, found them with and without hashing"
+            f"table {name!r}: expected its rows once, found them given both with hashing and "
+            "without"
         )
 
 

@@ -15,7 +15,7 @@ def report(
     out: Annotated[Path, flag("The report.", "FILE", "--output", "-o")] = Path("run.html"),
     as_json: output.AsJson = False,
 ) -> None:
-    """Draw a training run: hit rates, stalls, bytes and times over its steps, cache sizes.
+    """Draw a training run: hit rates, stalls, bytes, times and cache sizes.
 
     The file needs no network and no script.
     """

@@ -55,11 +55,11 @@ def size(
     picture: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict how much cache is needed: hit rates and traffic by size, from a profile.
+    """Predict hit rates and traffic by size of the cache, from a profile.
 
-    Hit rates are by access, and a row's first access misses. Hit rates by unique key: --json. With
-    --host-cache-bytes, hit rates of both levels together as well; the cache has the keys of level
-    two's rows then, too.
+    Hit rates are by access, and a row's first access misses. --json shows hit rates by unique
+    key, too. With --host-cache-bytes it also shows hit rates of both levels together; the cache
+    then has the keys of level two's rows, too.
     """
     from embstore.profiles.profile import Profile
     from embstore_tools.profiling import plots

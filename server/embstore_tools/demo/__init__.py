@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from embstore.errors import InvalidArgumentError
+from embstore.storage.files import Files
 from embstore_tools.demo import serving, synthetic, trial
 from embstore_tools.demo.frameworks.registry import check_installed
 from embstore_tools.demo.job import Job, jobs_of
@@ -165,11 +166,12 @@ def _workplace(directory: Path | None) -> Iterator[Path]:
         with TemporaryDirectory(prefix="embstore-demo-") as made:
             yield Path(made)
         return
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+    files = Files(directory)
+    if files.exists("") and not (files.is_directory("") and not files.list("")):
         raise InvalidArgumentError(
             f"expected a directory to keep the demo in that is absent or empty, found {directory}"
         )
-    directory.mkdir(parents=True, exist_ok=True)
+    files.make_directory("")
     yield directory
 
 

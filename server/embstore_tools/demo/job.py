@@ -69,8 +69,8 @@ class Job:
             )
         if self.sparse and self.needs_profile:
             raise InvalidArgumentError(
-                "expected a policy and a way that count no rows before, with sparse keys: neither "
-                "rank nor hot/cold"
+                "expected sparse keys with a policy and a way that need no counts of rows, found "
+                "rank or hot/cold, which do"
             )
         if self.device != "cpu" and self.framework != "torch":
             raise InvalidArgumentError(

@@ -116,8 +116,8 @@ def _at(address: str, job: Job) -> Iterator[Served]:
         there = sorted({*names} & {*store.tables()})
         if there:
             raise InvalidArgumentError(
-                f"expected no table of the demo's names at {address}, found {', '.join(there)}: a "
-                "demo before may have left them; drop them, or give another store"
+                f"expected no table of the demo's names at {address}, found {', '.join(there)}: "
+                "an earlier demo may have left them; drop them, or give another store"
             )
         try:
             yield Served(store, None)

@@ -233,12 +233,13 @@ def _hit_rates(
 def _write_report(history: "RunHistory | None", path: Path | None) -> None:
     if history is None or path is None:
         return
+    from embstore.profiles.archive import replace_file
     from embstore_tools.report.page import page
     from embstore_tools.report.reading import read
 
     kept = path.with_suffix(".json")
     history.save(kept)
-    path.write_text(page(read(kept)), encoding="utf-8")
+    replace_file(path, page(read(kept)).encode())
 
 
 def _joined(digests: dict[str, str]) -> str:

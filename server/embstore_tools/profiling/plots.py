@@ -8,6 +8,7 @@ drawn is a line that says so.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import cycle
 from math import ceil, floor
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidArgumentError, StorageError
-from embstore.profiles.archive import is_replaceable
+from embstore.errors import InvalidArgumentError
+from embstore.profiles.archive import replace_file, why_not_replaced
 from embstore.profiles.profile import Profile, TableProfile
 from embstore.version import pip_install
 
@@ -115,10 +116,10 @@ def check_picture(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(f"--picture: drawing {path} {_NEEDED}") from exc
-    if not is_replaceable(path):
+    if why := why_not_replaced(path):
         raise InvalidArgumentError(
             "--picture: expected a regular file, or a new one, in a folder that is there, "
-            f"found {path}"
+            f"found {path}: {why}"
         )
 
 
@@ -129,10 +130,9 @@ def write_picture(path: Path, plots: Sequence[Plot]) -> None:
     figure = Figure(figsize=(7.0 * len(plots), 5.0), layout="constrained")
     for axes, plot in zip(figure.subplots(1, len(plots), squeeze=False)[0], plots, strict=True):
         _draw(axes, plot)
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as exc:
-        raise StorageError(f"expected to write {path}, found: {exc.strerror}") from exc
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    replace_file(path, drawn.getvalue())
 
 
 def _draw(axes: Any, plot: Plot) -> None:

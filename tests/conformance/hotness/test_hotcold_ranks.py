@@ -142,7 +142,7 @@ def test_rank_whose_stream_is_empty_has_all_columns(twin):
 
 def test_rank_without_any_chunk_is_named_at_all_ranks(twin):
     def work(rank, run):
-        with pytest.raises(InvalidArgumentError, match=r"a chunk of every rank.*\[1\]"):
+        with pytest.raises(InvalidArgumentError, match=r"a chunk from every rank.*\[1\]"):
             next(run.steps([] if rank else ids(np.arange(40))))
 
     train_ranks(twin.store, work, make=hot_run)
@@ -217,7 +217,7 @@ def test_ranks_with_other_hot_sets_are_told_at_once(twin, other):
         return HotColdRun(store, hot_set, {"id": "adam"}, batch_size=20, rank=rank, **options)
 
     def work(rank, run):
-        with pytest.raises(InvalidArgumentError, match=r"one hot set.*\[1\]"):
+        with pytest.raises(InvalidArgumentError, match=r"the same hot set.*\[1\]"):
             next(run.steps(ids(np.arange(80) % 20)))
 
     train_ranks(twin.store, work, make=make)

@@ -38,6 +38,11 @@ def in_order(scan, keys):
     return sorted(keys) if scan.config.key_space == "sparse" else keys
 
 
+def deleted_of(scan):
+    """Return the deleted keys of a scan, in pages of two at most."""
+    return in_order(scan, [key for keys in scan.deleted(2) for key in keys.tolist()])
+
+
 def joined(scan):
     """Return all batches of a scan with state as one, in order, and how long each was."""
     batches = list(scan)
@@ -166,13 +171,52 @@ def test_what_was_deleted_since_a_label(open_twin):
     twin.on("a", "assign", [4, 601], np.ones((2, 4), np.float32))
     for settled in (False, True):
         scan = table.scan(since="before")
-        deleted = in_order(scan, next(scan.deleted()).tolist())
-        assert (scan.deleted_rows, deleted) == (2, [3, 5])
+        assert (scan.deleted_rows, deleted_of(scan)) == (2, [3, 5])
         assert joined(scan)[0][0].tolist() == [4, 601]
         whole = table.scan("before")
         assert (whole.deleted_rows, list(whole.deleted()), whole.rows) == (0, [], 498)
         if not settled:
             twin.settle()
+
+
+@pytest.mark.parametrize("place", ["before", "between", "behind", "twice"])
+def test_deleted_keys_come_at_any_place_and_the_later_end_closes(open_table, place):
+    twin, table = open_table()
+    twin.on("a", "update", np.arange(9), ones(9))
+    twin.checkpoint("one")
+    twin.on("a", "delete", [1, 5, 7])
+    twin.on("a", "update", [0, 2, 4], ones(3))
+
+    scan = table.scan(since="one", batch_rows=2)
+    found = [deleted_of(scan)] if place in ("before", "twice") else []
+    found += [deleted_of(scan)] if place == "twice" else []
+    rows = next(scan)[0].tolist()
+    found += [deleted_of(scan)] if place == "between" else []
+    rows += [key for keys, _ in scan for key in keys.tolist()]
+    found += [deleted_of(scan)] if place == "behind" else []
+    assert in_order(scan, rows) == [0, 2, 4]
+    assert {*map(tuple, found)} == {(1, 5, 7)}
+    assert twin.store.stats()["scans"]["scans_open"] == 0
+    with pytest.raises(SessionExpiredError, match="'a': expected an open scan"):
+        deleted_of(scan)
+    assert next(scan, None) is None
+
+
+def test_deleted_keys_of_a_scan_that_was_left_keep_it_open(open_table):
+    twin, table = open_table()
+    twin.on("a", "update", np.arange(9), ones(9))
+    twin.checkpoint("one")
+    twin.on("a", "delete", [1, 5])
+    scan = table.scan(since="one")
+    assert list(scan) == []
+    assert deleted_of(scan) == [1, 5]
+    scan = table.scan(since="one")
+    assert list(scan) == []
+    assert twin.store.stats()["scans"]["scans_open"] == 1
+    scan.close()
+    assert list(scan) == []
+    with pytest.raises(SessionExpiredError, match="'a': expected an open scan"):
+        next(scan.deleted())
 
 
 SEEDS = range(3)
@@ -323,7 +367,7 @@ def test_labels_that_cannot_be_read(open_table):
         table.scan(since="old")
     with refused(store, InvalidArgumentError, "since", "before 'middle'", "'new', which is newer"):
         table.scan("middle", "new")
-    with refused(store, TableNotFoundError, "'middle'", "'later'", "made later"):
+    with refused(store, TableNotFoundError, "'middle'", "'later'", "created later"):
         later.scan("middle")
     with refused(store, TableNotFoundError, "'middle'", "'later'"):
         later.scan(since="middle")
@@ -439,14 +483,3 @@ def test_a_damaged_record_is_named(open_table, backend):
     store.close()
     file.write_bytes(content)
     twin._open_again()
-
-
-def test_many_scans(open_table, monkeypatch):
-    twin, table = open_table()
-    twin.on("a", "update", np.arange(9), ones(9))
-    monkeypatch.setattr(scans, "SCANS_MAX", 3)
-    some = [table.scan() for _ in range(3)]
-    with pytest.raises(Exception, match="3 scans are open: close one"):
-        table.scan()
-    some[0].close()
-    assert [len(keys) for keys, _ in table.scan()] == [9]

@@ -113,7 +113,7 @@ def test_files_of_others_beside_the_store_are_left_alone(path, backend):
 
 def test_store_that_lost_its_store_json(path, backend):
     (path / "store.json").unlink()
-    assert_refused(backend, InvalidArgumentError, "other files", read_only=(False,))
+    assert_refused(backend, CorruptTableError, "store.json", "missing")
 
 
 def test_store_that_lost_its_catalogue(path, backend):

@@ -109,12 +109,12 @@ def test_nothing_comes_after_the_last_step(twin, ranks):
     store, (first, second) = twin.store, ranks
     mine, others = steps_of([3, 3])
     announce(store, first, {1: mine[1]}, is_last=True)
-    with refused(store, InvalidArgumentError, "rank 0", "step 1 is its last"):
+    with refused(store, InvalidArgumentError, "rank 0", "step 1 as its last"):
         announce(store, first, {2: mine[2]})
     announce(store, first, {1: mine[1]}, is_last=True)  # sent again
     announce(store, first, {1: mine[1]})
     store.sessions.join("run", 0, member=first.member)
-    with refused(store, InvalidArgumentError, "step 1 is its last"):
+    with refused(store, InvalidArgumentError, "step 1 as its last"):
         announce(store, first, {2: mine[2]})
     announce(store, second, others)
     for rank in ranks:
@@ -169,7 +169,7 @@ def test_waiting_for_a_rank_that_does_not_come_ends(twin, has_joined):
     """It has never joined, or has left with steps to come."""
     how = {"name": "run", "world_size": 2, "lease_ms": LONG}
     with (
-        pytest.raises(RankFailedError, match="rank 1 is not there"),
+        pytest.raises(RankFailedError, match="rank 1 is missing"),
         twin.store.session(["a"], rank=0, rank_timeout_ms=200, **how) as run,
     ):
         if has_joined:
@@ -179,7 +179,7 @@ def test_waiting_for_a_rank_that_does_not_come_ends(twin, has_joined):
 
 def test_a_rank_that_has_ended_is_nobody_elses(twin, ranks):
     announce(twin.store, ranks[0], {}, is_last=True)
-    with refused(twin.store, TableHeldError, "rank 0 has no more steps"):
+    with refused(twin.store, TableHeldError, "rank 0 has ended its steps"):
         twin.store.sessions.join("run", 0)
     assert announce(twin.store, ranks[0], {}, is_last=True).ranks_at_work == 1
 
@@ -190,18 +190,18 @@ def test_a_rank_that_has_ended_comes_back_as_such_while_others_are_at_work(twin,
     ranks[0].close()
     again = twin.store.sessions.join("run", 0).member
     assert twin.store.sessions.announce(again, {}, is_last=True).ranks_at_work == 1
-    with refused(twin.store, InvalidArgumentError, "step 0 is its last"):
+    with refused(twin.store, InvalidArgumentError, "step 0 as its last"):
         twin.store.sessions.announce(again, {1: {"a": [1]}})
     announce(twin.store, ranks[1], {}, is_last=True)
     twin.store.sessions.close(again)
-    with refused(twin.store, TableHeldError, "rank 0 has no more steps"):
+    with refused(twin.store, TableHeldError, "rank 0 has ended its steps"):
         twin.store.sessions.join("run", 0)
 
 
 def test_a_rank_cannot_join_within_its_loop(twin):
     with twin.store.session(["a"]) as run:
         for _ in run.steps([[1], [2]], keys=lambda keys: {"a": keys}):
-            with pytest.raises(InvalidArgumentError, match="gone through all its steps"):
+            with pytest.raises(InvalidArgumentError, match="finished all its steps"):
                 run.join()
         run.join()
     twin.reference.command_number += 2

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from embstore.device.runtime import DeviceArray
 from embstore.layout import ELEMENT_BYTES
 
 COMPILER = "g++"
@@ -81,6 +82,31 @@ class Parameter:
     name: str
     dtype: np.dtype | None
     item_bytes: int
+
+    def word(self, argument: Any) -> tuple[int, int]:
+        """Return an argument as 64 bits, and how many bytes must be where it points.
+
+        Raises
+        ------
+        TypeError : it is of another kind.
+        """
+        if self.dtype is not None:
+            if getattr(argument, "dtype", None) != self.dtype or np.ndim(argument):
+                raise TypeError(f"{self.dtype}, found {_kind(argument)}")
+            return int.from_bytes(argument.tobytes(), "little"), 0
+        if isinstance(argument, np.uint64):  # an address, or none
+            return int(argument), int(argument != 0)
+        if not isinstance(argument, DeviceArray):
+            raise TypeError(f"an array, found {_kind(argument)}")
+        if argument.dtype.itemsize != self.item_bytes:
+            raise TypeError(f"of {self.item_bytes}-byte elements, found {_kind(argument)}")
+        return argument.address, argument.nbytes
+
+
+def _kind(argument: Any) -> str:
+    if isinstance(argument, DeviceArray):
+        return f"({len(argument)}, {argument.width}) {argument.dtype}"
+    return str(getattr(argument, "dtype", type(argument).__name__))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class CountingRuntime(EmulatedRuntime):
 
     def wait(self, mark: Any) -> None:
         if threading.get_ident() == self._thread:
-            self.counts["waits"] += self._streams[mark.stream].done < mark.position
+            self.counts["waits"] += not self.streams.is_reached(mark)
         super().wait(mark)
 
     def counted(self, call: Callable[[], object]) -> dict[str, int]:

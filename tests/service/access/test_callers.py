@@ -1,5 +1,6 @@
 """Tokens: the file, who is let in, what belongs to whom, what is logged."""
 
+import fcntl
 import json
 import logging
 import os
@@ -25,15 +26,17 @@ from embstore.errors import (
     TableHeldError,
     UnauthenticatedError,
 )
+from embstore.results import Digest
 from embstore_client import connect
 from embstore_proto.envelope import Origin
 from embstore_proto.verbs import VERBS
 from embstore_server.access import tokens as tokens_file
 from embstore_server.access.principals import ANYBODY, Principal
 from embstore_server.access.tokens import Entry, change, read, split_token
+from embstore_server.cli import exits
 from embstore_server.path import replay
 from embstore_server.setup.launch import ServerProcess
-from tests.service.access.samples import KEYS, MEMBER
+from tests.service.access.samples import KEYS, MEMBER, sample
 from tests.service.access.tenants import Caller, secrets, serving, token_of, update_of, write_tokens
 from tests.service.faults.served import on_loop_call
 from tests.serving import Server
@@ -200,6 +203,37 @@ def test_changes_of_the_file_wait_for_one_another(shell, tmp_path):
     assert len(read(path)) == 25
 
 
+ADDED = ("token", "add", "one", "--right", "read", "--tables", "*", "--tokens")
+
+
+def test_a_lock_that_is_held_is_not_waited_for_without_end(shell, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens_file, "LOCK_WAIT_S", 0.0)
+    path, lock = tmp_path / "tokens.json", tmp_path / "tokens.json.lock"
+    with lock.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused = shell(*ADDED, path)
+        assert refused.status == exits.CONFLICT
+        assert f"another process has held {lock} for 0 seconds" in refused.err
+    assert shell(*ADDED, path).status == 0
+
+
+def test_a_lock_that_is_no_regular_file_is_refused(shell, tmp_path):
+    """A pipe whose other end somebody has open, and holds, takes a lock as a file does."""
+    path, lock = tmp_path / "tokens.json", tmp_path / "tokens.json.lock"
+    os.mkfifo(lock)
+    refused = shell(*ADDED, path)
+    assert refused.status == exits.FAILED and str(lock) in refused.err
+    reader = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        refused = shell(*ADDED, path)
+    finally:
+        os.close(reader)
+    assert refused.status == exits.FAILED
+    assert f"expected none, or a regular file: {lock}" in refused.err
+    assert not path.exists()
+
+
 def test_a_link_to_the_file_is_followed(shell, tmp_path):
     (tmp_path / "there").mkdir()
     given = "--right", "read", "--tables", "*", "--tokens"
@@ -337,6 +371,36 @@ def test_lists_have_what_may_be_read(server):
             writer.checkpoint("mine")
     with connected("nothing") as nothing:
         assert nothing.tables() == []
+
+
+def test_what_others_change_does_not_show(server):
+    """A hash that had the t of all tables would say it, too: small numbers are guessed. All answers
+    have the number of the store's last command, which says that others call, and not where."""
+    verbs = ["ListTables", "GetTable", "GetDigest", "GetLeaves", "GetStats", "ListCheckpoints"]
+    with (
+        Caller(server.address, token_of("owner")) as owner,
+        Caller(server.address, token_of("trainer")) as trainer,
+    ):
+
+        def answer(verb: str) -> Any:
+            value = VERBS[verb].answer(owner.execute(sample(verb, "a"))).value
+            value = getattr(value, "digest", value)  # of leaves
+            return replace(value, command=0) if isinstance(value, Digest) else value
+
+        def kept(label: str) -> Any:
+            return next(one for one in answer("ListCheckpoints") if one.label == label)
+
+        owner.execute(c.Checkpoint("a/one", {}))
+        before = {verb: answer(verb) for verb in verbs}
+        trainer.execute(update_of("b/t"))
+        trainer.execute(c.SetLearningRate("b/u", None, 0.5))
+        assert {verb: answer(verb) for verb in verbs} == before
+        owner.execute(c.Checkpoint("a/two", {}))
+        one, two = kept("a/one"), kept("a/two")
+        assert two.content and two == replace(one, label="a/two", command=two.command)
+        trainer.execute(update_of("a/t"))
+        owner.execute(c.Checkpoint("a/three", {}))
+        assert kept("a/three").content != one.content
 
 
 def test_a_denial_is_the_same_whether_the_table_is_there_or_not(server):

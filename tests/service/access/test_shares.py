@@ -8,15 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embstore import Constant, Sgd
 from embstore import commands as c
+from embstore.config import TableConfig
 from embstore.engine.engine import Engine
-from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError, OverloadedError
+from embstore.errors import (
+    CapacityError,
+    EmbstoreError,
+    InvalidArgumentError,
+    OverloadedError,
+    SessionExpiredError,
+)
 from embstore_proto.status import error_of
 from embstore_server.access.shares import SHARE
 from embstore_server.access.tokens import read, write
 from embstore_server.transports.rest.stats import process_stats
 from tests.service.access.samples import DIM, KEYS, config
-from tests.service.access.tenants import Caller, serving, token_of
+from tests.service.access.tenants import Caller, serving, token_of, update_of
 from tests.service.faults.served import Served, on_loop_call, until
 from tests.serving import on_loop
 
@@ -221,6 +229,107 @@ def test_announced_keys_have_a_bound_of_each(server, tmp_path):
     owners = on_loop(bounds())
     assert owners["writer"]["announced_bytes"] == owners["writer"]["announced_bytes_max"] == 240
     assert owners["owner"]["announced_bytes"] == 320 and owners["operator"]["announced_bytes"] == 80
+
+
+def test_open_scans_have_a_bound_of_each(server, tmp_path):
+    """One caller had all 64, and nobody else could scan, export or move a table."""
+
+    def scan(caller: Caller, number: int) -> None:
+        caller.execute(c.OpenScan(f"scan of the number {number}", "a/t"))
+
+    with (
+        Caller(server.address, token_of("reader")) as reader,
+        Caller(server.address, token_of("dashboard")) as quiet,
+    ):
+        for number in range(32):
+            scan(reader, number)
+        with pytest.raises(CapacityError, match=r"'reader' has 32 scans open.*\(scans\): close"):
+            scan(reader, 32)
+        scan(reader, 0)  # opened again, in place of the one before
+        scan(quiet, 0)
+        reader.execute(c.CloseScan("scan of the number 1", "a/t"))
+        scan(reader, 32)
+        limit(server, tmp_path / "tokens.json", "reader", scans=3)
+        with pytest.raises(CapacityError, match="its limit of 3"):
+            scan(reader, 33)
+
+    async def reported() -> Any:
+        return process_stats(server.service, None)["owners"]
+
+    owners = on_loop(reported())
+    assert (owners["reader"]["scans"], owners["reader"]["scans_max"]) == (32, 3)
+    assert (owners["dashboard"]["scans"], owners["dashboard"]["scans_max"]) == (1, 32)
+
+
+def test_the_bytes_of_scans_have_a_bound_of_each(server, tmp_path):
+    """The first one of a caller is let through, however much it holds."""
+    limit(server, tmp_path / "tokens.json", "reader", scan_bytes=48 * len(KEYS) + 1)
+    with (
+        Caller(server.address, token_of("operator")) as operator,
+        Caller(server.address, token_of("reader")) as reader,
+    ):
+        operator.execute(update_of("a/t"))
+        reader.execute(c.OpenScan("a scan of the table", "a/t"))
+        with pytest.raises(CapacityError, match=r"scan_bytes of 'reader' \(97\): close one"):
+            reader.execute(c.OpenScan("another one of the table", "a/t"))
+        operator.execute(c.OpenScan("another one of the table", "a/t"))
+        reader.execute(c.CloseScan("a scan of the table", "a/t"))
+        reader.execute(c.OpenScan("another one of the table", "a/t"))
+
+
+def test_a_scan_is_its_openers_alone(server):
+    """Also for who knows its name, and may read its table."""
+    with (
+        Caller(server.address, token_of("operator")) as operator,
+        Caller(server.address, token_of("reader")) as reader,
+    ):
+        reader.execute(c.OpenScan("a scan of the table", "a/t"))
+        read = c.ReadScan("a scan of the table", "a/t", 0, 10)
+        with pytest.raises(SessionExpiredError, match="expected an open scan"):
+            operator.execute(read)
+        operator.execute(c.CloseScan("a scan of the table", "a/t"))
+        reader.execute(read)
+
+
+@pytest.mark.parametrize("key_space", ["sparse", "dense"])
+def test_pools_of_one_token_leave_half_of_the_cache(server, tmp_path, key_space):
+    """61 wide sparse tables of one writer had all of 4 MiB, and nobody made a table any more."""
+
+    def wide(name: str, number: int) -> c.CreateTable:
+        how = {"optimizer": Sgd(0.1), "initializer": Constant(0.0), "key_space": key_space}
+        rows = {"rows": 10} if key_space == "dense" else {}
+        dim = 4096 - number  # dense tables of one width share a pool
+        return c.CreateTable(TableConfig.checked(f"{name}/{number}", dim=dim, **rows, **how))
+
+    def made(caller: Caller, name: str) -> tuple[int, CapacityError]:
+        for number in range(100):
+            try:
+                caller.execute(wide(name, number))
+            except CapacityError as exc:
+                return number, exc
+        raise AssertionError("all were made")
+
+    with (
+        Caller(server.address, token_of("writer")) as writer,
+        Caller(server.address, token_of("operator")) as operator,
+    ):
+        count, refused = made(writer, "a")
+        assert count > 0
+        most = server.store.executor.tables.arena.budget_bytes // 2
+        assert f"its limit of {most} (cache_bytes): drop tables" in str(refused)
+        writer.execute(wide("a", count - 1))  # it is there
+        writer.execute(c.CreateTable(config("a/as-a/t")))
+        limit(server, tmp_path / "tokens.json", "writer", cache_bytes=2 * most)
+        writer.execute(wide("a", count))
+        others, refused = made(operator, "b")
+        assert others > 0 and "larger cache_bytes" in str(refused)
+
+    async def reported() -> Any:
+        return process_stats(server.service, None)["owners"]
+
+    owners = on_loop(reported())
+    assert most < owners["writer"]["cache_bytes"] < owners["writer"]["cache_bytes_max"]
+    assert owners["operator"]["cache_bytes_max"] is None
 
 
 def _step(number: int, table: str, keys: Any) -> c.StepKeys:

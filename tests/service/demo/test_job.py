@@ -67,9 +67,9 @@ def test_raw_text_trains_a_table_of_sparse_keys(path, tmp_path, way):
 
 
 def test_no_rows_of_sparse_keys_are_counted():
-    with pytest.raises(InvalidArgumentError, match="neither rank nor hot/cold"):
+    with pytest.raises(InvalidArgumentError, match="found rank or hot/cold"):
         Job(sparse=True, policy="rank")
-    with pytest.raises(InvalidArgumentError, match="neither rank nor hot/cold"):
+    with pytest.raises(InvalidArgumentError, match="found rank or hot/cold"):
         demo.compare(job=Job(sparse=True), console=console())
 
 

@@ -40,7 +40,7 @@ def server(tmp_path: Path, settings: Any, gpu: EmulatedGpu) -> Iterator[GpuServe
         yield made
         gc.collect()
         until(lambda: Lent.of(made) == NOTHING_LENT, PATIENCE_S)
-    made.runtime.check_guards(everywhere=True)
+    made.runtime.memories.check_guards(everywhere=True)
 
 
 @pytest.fixture

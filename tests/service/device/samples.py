@@ -51,13 +51,13 @@ class ChangingRuntime(EmulatedRuntime):
 
     changes: Changes | None = None
 
-    def _give(self, work: Callable[[], None], stream: int = COMPUTE) -> None:
+    def give(self, work: Callable[[], None], stream: int = COMPUTE) -> None:
         def changed() -> None:
             if self.changes is not None:
                 self.changes()
             work()
 
-        super()._give(changed, stream)
+        super().give(changed, stream)
 
 
 class GpuServer(Served):

@@ -28,7 +28,7 @@ SMALL_BYTES = 16 << 20
 def test_the_network_takes_arrays_of_the_host_alone(server, trainer):
     keys = trainer.array(np.arange(10))
     with patient(server.address) as store:
-        with pytest.raises(InvalidArgumentError, match="the connection is by gRPC"):
+        with pytest.raises(InvalidArgumentError, match="this connection is by gRPC"):
             store.lookup({"narrow": keys})
         assert store.lookup({"narrow": np.arange(10)})["narrow"].shape == (10, DIM)
 
@@ -90,7 +90,7 @@ def refuses_device_rows(store: Any, match: str, keys: Any) -> None:
 
 @pytest.mark.parametrize("options", [{"transport": "grpc"}, {"wire_dtype": "float16"}])
 def test_rows_of_steps_go_where_memory_is_shared_and_nothing_rounded(server, trainer, options):
-    match = "the connection is by gRPC" if "transport" in options else "wire_dtype"
+    match = "this connection is by gRPC" if "transport" in options else "wire_dtype"
     with patient(server.address, **({"transport": "auto"} | options)) as store:
         refuses_device_rows(store, match, trainer.array(np.arange(10)))
 
@@ -148,7 +148,7 @@ def test_rows_of_several_shards_come_to_the_host(server, trainer):
     one = ShardMap.even("c", ["a:1", "b:2"])
     router = Router([trainer.store.executor] * 2, one)
     command = c.LookupStep("m" * 32, 1)
-    with pytest.raises(InvalidArgumentError, match="of 2 shards are put together"):
+    with pytest.raises(InvalidArgumentError, match="of 2 shards are joined"):
         router.execute(command, out=c.ON_DEVICE)
     alone = Router([trainer.store.executor], ShardMap.even("c", ["a:1"]))
     alone.check_device()

@@ -67,7 +67,7 @@ def test_outputs_that_cannot_be_filled_are_refused_and_the_step_stays(server, tr
     with patient(f"unix:{server.socket}") as other:
         device = Member(other, "d", ["wide"])
         device.announce(1, {"wide": np.arange(9)})
-        with pytest.raises(InvalidArgumentError, match="give on_device=True, not out"):
+        with pytest.raises(InvalidArgumentError, match="give on_device=True in place of out"):
             trainer.store.sessions.lookup_step(device.name, 1, out=Made(trainer))
         rows = trainer.store.sessions.lookup_step(device.name, 1, on_device=True)["wide"]
         wrong: list[tuple[Any, str]] = [
@@ -87,10 +87,10 @@ def test_outputs_are_refused_where_no_memory_is_shared(server, trainer):
         device = Member(store, "d", ["wide"])
         device.announce(1, {"wide": np.arange(9)})
         for out in (Made(trainer), {"wide": trainer.out(9, WIDE)}):
-            with pytest.raises(InvalidArgumentError, match="the connection is by gRPC"):
+            with pytest.raises(InvalidArgumentError, match="this connection is by gRPC"):
                 device.sessions.lookup_step(device.name, 1, out=out)
         two = Router([store.executor] * 2, ShardMap.even("c", ["a:1", "b:2"]))
-        with pytest.raises(InvalidArgumentError, match="of 2 shards are put together"):
+        with pytest.raises(InvalidArgumentError, match="of 2 shards are joined"):
             type(store.sessions)(two).lookup_step(device.name, 1, out=Made(trainer))
 
 

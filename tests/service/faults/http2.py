@@ -12,9 +12,11 @@ _TABLE_SIZE, _STREAM_WINDOW = 1, 4
 _DATA_BYTES, _RECEIVE_BYTES = 1 << 14, 1 << 18
 _STATUS = re.compile(rb"grpc-status.(\d+)", re.DOTALL)
 RESET = "reset"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame."""
     size = len(payload)
     return _FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
@@ -22,6 +24,19 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 def _literal(*texts: str) -> bytes:
     """Return a header of HTTP/2 that uses no table; each text has less than 127 characters."""
     return b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in texts)
+
+
+def begun_call(path: str, headers: Mapping[str, str] = {}) -> bytes:
+    """Return the block of headers that begins a call."""
+    given = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return b"".join(_literal(*header) for header in (given | dict(headers)).items())
 
 
 class Connection:
@@ -37,8 +52,8 @@ class Connection:
         self._reads = reads
         self._received = b""
         no_table = struct.pack(">HL", _TABLE_SIZE, 0)
-        self._unsent = bytearray(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        self._unsent += _frame(_SETTINGS, 0, 0, no_table)
+        self._unsent = bytearray(PREFACE)
+        self._unsent += frame(_SETTINGS, 0, 0, no_table)
         self._window = self._stream_window = 65535
         self._windows: dict[int, int] = {}
         self._messages: dict[int, memoryview] = {}
@@ -54,16 +69,7 @@ class Connection:
     def call(self, path: str, message: bytes, headers: Mapping[str, str] = {}) -> int:
         """Begin a call with one message; return its stream. An empty one never comes to an end."""
         stream = 2 * len(self._windows) + 1
-        given = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": path,
-            ":authority": "localhost",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        }
-        block = b"".join(_literal(*header) for header in (given | dict(headers)).items())
-        self._unsent += _frame(_HEADERS, _END_HEADERS, stream, block)
+        self._unsent += frame(_HEADERS, _END_HEADERS, stream, begun_call(path, headers))
         self._windows[stream] = self._stream_window
         if message:
             self._messages[stream] = memoryview(message)
@@ -71,7 +77,7 @@ class Connection:
 
     def ping(self) -> None:
         """Ask whether the server is there."""
-        self._unsent += _frame(_PING, 0, 0, bytes(8))
+        self._unsent += frame(_PING, 0, 0, bytes(8))
 
     def close(self) -> None:
         """End the connection."""
@@ -99,7 +105,7 @@ class Connection:
             if size <= 0 or len(self._unsent) > 1 << 20:
                 continue
             is_last = size == len(message)
-            self._unsent += _frame(_DATA, is_last * _END_STREAM, stream, message[:size].tobytes())
+            self._unsent += frame(_DATA, is_last * _END_STREAM, stream, message[:size].tobytes())
             self._window -= size
             self._windows[stream] -= size
             self.sent_bytes += size
@@ -126,7 +132,7 @@ class Connection:
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _SETTINGS and not flags & _ACKNOWLEDGED:
-            self._unsent += _frame(_SETTINGS, _ACKNOWLEDGED, 0, b"")
+            self._unsent += frame(_SETTINGS, _ACKNOWLEDGED, 0, b"")
             for name, value in struct.iter_unpack(">HL", payload):
                 if name == _STREAM_WINDOW:
                     for known in self._windows:
@@ -141,7 +147,7 @@ class Connection:
         elif kind == _PING:
             self.pings += bool(flags & _ACKNOWLEDGED)
             if not flags & _ACKNOWLEDGED:
-                self._unsent += _frame(_PING, _ACKNOWLEDGED, 0, payload)
+                self._unsent += frame(_PING, _ACKNOWLEDGED, 0, payload)
         elif kind == _RESET:
             self.answers.setdefault(stream, RESET)
         elif kind == _HEADERS and (status := _STATUS.search(payload)):
@@ -150,4 +156,4 @@ class Connection:
             self.end = int.from_bytes(payload[4:8], "big")
         if kind == _DATA and payload:  # a reply's bytes are taken, whatever they are
             more_room = struct.pack(">L", len(payload))
-            self._unsent += _frame(_WINDOW, 0, 0, more_room)
+            self._unsent += frame(_WINDOW, 0, 0, more_room)

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
     path = tmp_path_factory.mktemp("device")
     with GpuServer(path / "store", socket=str(path / "socket")) as made:
         yield made
-        made.runtime.check_guards(everywhere=True)
+        made.runtime.memories.check_guards(everywhere=True)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_call_without_a_segment_is_refused(server):
 @pytest.mark.parametrize("verb", ["GetStats", "ReadRows", "Assign", "ReadStep", "PutRows"])
 def test_verbs_that_use_no_memory_of_a_gpu_refuse_it(sharer, verb):
     said = sharer.call(verb, b"", 0)
-    assert f"arrays of the host in {verb}" in said.refusal.text
+    assert f"host arrays in {verb}" in said.refusal.text
 
 
 @pytest.fixture

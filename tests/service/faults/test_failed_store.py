@@ -12,9 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import embstore
-from embstore.config import Limits
 from embstore.errors import StorageError, StoreClosedError
-from embstore.storage.format import PAGE_BYTES
 from embstore_proto.status import NOT_AGAIN_METADATA
 from tests.faults.refusing import RefusingFiles
 from tests.service.faults.following import connected, server
@@ -111,12 +109,9 @@ def take_away(path: Path, name: str) -> None:
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
 
 
-@pytest.mark.parametrize(
-    "name", ["commands", "log", "base", "CATALOGUE", "store.json", "copied", "moved"]
-)
+@pytest.mark.parametrize("name", ["log", "copied", "moved"])
 def test_what_is_removed_below_a_server_is_told(serve, quick_path, name):
     path = quick_path / "store"
-    folding = Limits(fold_bytes=PAGE_BYTES, fold_segments=1)
     served = serve(
         open_store=lambda: embstore.open(
             path,
@@ -124,7 +119,6 @@ def test_what_is_removed_below_a_server_is_told(serve, quick_path, name):
             cache_bytes=1 << 22,
             threads=1,
             commit_every_s=0.0,
-            limits=folding if name == "base" else Limits(),
         )
     )
     served.on_engine(make_tables)

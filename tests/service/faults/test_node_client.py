@@ -1,4 +1,4 @@
-"""The client in another language (tests/node/client.js) where calls fail: what it sends again."""
+"""The client in another language (client/node/client.js) where calls fail: what it sends again."""
 
 import errno
 from collections.abc import Iterator

@@ -193,6 +193,22 @@ def test_window_of_numbers_is_bounded(served, wire, sender, ledger):
         assert wire.unary("Update", message(n, again(origins[n]))) == replies[n]
 
 
+def test_checkpoint_is_answered_again_with_its_metadata(served, wire, sender):
+    """Which its answer is kept without: the call has it."""
+
+    def made(origin: pb.Origin) -> bytes:
+        request = pb.CheckpointRequest(origin=origin, label="one", metadata_json='{"step": 17}')
+        return bytes(wire.unary("Checkpoint", request.SerializeToString()))
+
+    origin = sender.origin()
+    first = made(origin)
+    assert b'"step": 17' in first
+    assert made(again(origin)) == first
+    (client,) = served.service.replay._clients.values()
+    (call,) = client.calls.values()
+    assert call.outcome.result().value.metadata == {}
+
+
 def test_numbers_may_come_in_any_order(wire, sender, ledger):
     origins = [sender.origin() for _ in range(8)]
     for n in reversed(range(8)):

@@ -110,7 +110,7 @@ def test_a_reader_is_told_once_that_rows_were_rolled_back(forked, remote, read):
     forked.kill()
     forked.start()
     assert remote.epoch == 2  # what asks how the server is, is answered
-    with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2, what was read"):
+    with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2, what this client read"):
         read(remote)
     read(remote)
     with pytest.raises(OutcomeUnknownError, match="this call is of epoch 1, the store is in 2"):
@@ -136,7 +136,9 @@ def test_whoever_restores_is_not_told_of_its_own_epoch(forks, quick_path):
         store.restore("tables")
         store.table("rows").lookup(np.arange(3))
         store.update(gradients(2))
-        with pytest.raises(OutcomeUnknownError, match="the store is in epoch 2, what was read"):
+        with pytest.raises(
+            OutcomeUnknownError, match="the store is in epoch 2, what this client read"
+        ):
             other.table("rows").lookup(np.arange(3))
     server.stop()
 
@@ -266,10 +268,10 @@ def test_a_checkpoint_that_ends_with_its_server_is_made_once(forks, quick_path, 
     server = made.changed(dies_at=point)
     server.start()
     with connect(server.address, timeout_s=PATIENCE_S) as store, ThreadPoolExecutor(1) as pool:
-        kept = pool.submit(store.checkpoint, "one")
+        kept = pool.submit(store.checkpoint, "one", {"step": 17})
         server.await_death()
         server.start()
-        assert kept.result(PATIENCE_S).label == "one"
+        assert kept.result(PATIENCE_S).metadata == {"step": 17}
         assert [one.label for one in store.checkpoints()] == ["one"]
     server.stop()
 

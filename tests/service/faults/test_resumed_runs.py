@@ -261,7 +261,7 @@ def test_a_loop_says_which_finished_steps_were_lost(forked, remote, finished):
     table = remote.create_table("rows", **TABLES["rows"])
     kept = ""
     wanted = {
-        2: "step 2 is the last that is finished .* may be gone",
+        2: "step 2 is the last one that the server has.* may be gone",
         4: "step 4, which was finished, is lost",
         6: "steps 4 to 6, which were finished, are lost",
     }
@@ -299,7 +299,7 @@ def test_every_rank_is_told_of_lost_steps(forks, quick_path, durability):
         server.kill()
         server.start()
         for rank in ranks.work:
-            with pytest.raises(SessionExpiredError, match="the server was started again, and"):
+            with pytest.raises(SessionExpiredError, match="the server was restarted, and"):
                 rank.result(PATIENCE_S)
     server.stop()
 

@@ -178,7 +178,8 @@ class GrpcIncoming:
                 await sent(self.context.write(message))
         except TimeoutError:
             raise DeadlineError(
-                f"nothing of the reply was read for {seconds:g} s (the setting read_timeout_s)"
+                f"the client read nothing of the reply for {seconds:g} s (the setting "
+                "read_timeout_s)"
             ) from None
 
     async def refuse(self, error: Exception, *, is_final: bool) -> None:

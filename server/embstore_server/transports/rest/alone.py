@@ -25,7 +25,7 @@ def check_alone(command: Command[Any], place_of: Callable[[], ShardPlace | None]
         return
     address = place.shard_map.shards[place.shard]
     raise InvalidArgumentError(
-        f"this is {place.name}: expected {type(command).__name__} to be given to all of its shards "
-        f"by a connection to the cluster, as embstore.connect({address!r}) or the commands "
-        f"of embstore with --address {address} make one, found it given to this shard alone"
+        f"this is {place.name}: expected {type(command).__name__} to be given to all of its "
+        f"shards by a connection to the cluster, by embstore.connect({address!r}) or a command of "
+        f"embstore with --address {address}, found it given to this shard alone"
     )

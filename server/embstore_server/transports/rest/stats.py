@@ -14,7 +14,7 @@ import embstore
 from embstore.engine.stats import StoreStats
 from embstore.stats import counter, document, flag, gauge, info, inline, part, text
 from embstore_server.access.principals import Principal
-from embstore_server.access.shares import used
+from embstore_server.access.shares import cache_bytes_max, used
 from embstore_server.telemetry.verb_stats import VerbStats
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ class OwnerStats:
     inflight_bytes: int = _of_owner("inflight_bytes", "Size of requests and replies in flight.")
     sessions: int = _of_owner("sessions", "Open sessions.")
     announced_bytes: int = _of_owner("announced_bytes", "Size of the keys of announced steps.")
+    scans: int = _of_owner("scans", "Open scans.")
+    scan_bytes: int = _of_owner("scan_bytes", "Memory that those scans hold.")
+    cache_bytes: int = _of_owner(
+        "cache_bytes", "What the pools of its tables take before they have a row."
+    )
     tables: int = _of_owner("tables", "Tables that it may write.")
     rows: int = _of_owner("rows", "Rows of those tables.")
     disk_bytes: int = _of_owner("disk_bytes", "What those rows take on disk, at most.")
@@ -88,6 +93,9 @@ class OwnerStats:
     inflight_bytes_max: int | None = _limit_of_owner("inflight_bytes")
     sessions_max: int | None = _limit_of_owner("sessions")
     announced_bytes_max: int | None = _limit_of_owner("announced_bytes")
+    scans_max: int | None = _limit_of_owner("scans")
+    scan_bytes_max: int | None = _limit_of_owner("scan_bytes")
+    cache_bytes_max: int | None = _limit_of_owner("cache_bytes")
     tables_max: int | None = _limit_of_owner("tables")
     rows_max: int | None = _limit_of_owner("rows")
     disk_bytes_max: int | None = _limit_of_owner("disk_bytes")
@@ -194,6 +202,9 @@ def _used(service: "Service", principal: Principal) -> dict[str, int | None]:
     limits = {
         **principal.limits,
         "announced_bytes": service.engine.sessions.announcing.owner_bytes_max(name),
+        "scans": service.engine.scans.places.owner_scans_max(name),
+        "scan_bytes": service.engine.scans.places.owner_bytes_max(name),
+        "cache_bytes": cache_bytes_max(principal, service.engine),
     }
     now = {
         "queue_calls": service.worker.client_calls(name),

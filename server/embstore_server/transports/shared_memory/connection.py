@@ -339,7 +339,8 @@ class Connection:
         except TimeoutError:
             self.close()
             raise DeadlineError(
-                f"nothing of the reply was read for {seconds:g} s (the setting read_timeout_s)"
+                f"the client read nothing of the reply for {seconds:g} s (the setting "
+                "read_timeout_s)"
             ) from None
         finally:
             if self._socket.fileno() >= 0:

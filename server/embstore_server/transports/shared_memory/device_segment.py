@@ -175,8 +175,8 @@ class DeviceCall:
         self._caller, memory = caller, self._memory
         if verb not in VERBS:
             raise InvalidArgumentError(
-                f"expected arrays of the host in {verb}; in a GPU's memory {', '.join(VERBS)} take "
-                "them"
+                f"expected host arrays in {verb}; only {', '.join(VERBS)} take arrays in a GPU's "
+                "memory"
             )
         if memory is None or self.announced > self._size:
             raise InvalidArgumentError(
@@ -215,8 +215,8 @@ class DeviceCall:
         thread."""
         if others:
             raise InvalidArgumentError(
-                "expected early=false with rows in a GPU's memory, where no client puts those of a "
-                "step together, found early rows"
+                "expected early=false with rows in a GPU's memory, found early rows, which a "
+                "client would have to join on the host"
             )
         if dtype != "float32":
             raise InvalidArgumentError(f"expected float32 rows in a GPU's memory, found {dtype}")
@@ -225,8 +225,8 @@ class DeviceCall:
         found = [places.add(tuple(map(int, shape)), _ROWS) for shape in shapes]
         if places.byte_count > self._size:
             raise OverloadedError(
-                "a table has become another one while the call waited, and its rows do not fit; "
-                "send the call again"
+                "a table was replaced while the call waited, and its rows do not fit; send the "
+                "call again"
             )
         assert self._rows_memory is not None
         return DeviceBlank(self._rows_memory, found)

@@ -195,7 +195,7 @@ def _remove_left(path: Path) -> None:
         raise InvalidArgumentError(f"cannot listen on the socket {path}: {exc.strerror}") from exc
     if not stat.S_ISSOCK(mode):
         raise InvalidArgumentError(
-            f"expected {path} to be free for a socket, found something else there: remove it, or "
+            f"expected {path} to be free for a socket, found another kind of file: remove it, or "
             "give another --socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, unix_socket_address(path) as a:

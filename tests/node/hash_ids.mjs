@@ -4,7 +4,7 @@
 
 import { createInterface } from 'node:readline';
 
-import { hashId } from './hashing.js';
+import { hashId } from '../../client/node/hashing.js';
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { text, integer, seed, rows } = JSON.parse(line);

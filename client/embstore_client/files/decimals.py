@@ -1,0 +1,71 @@
+"""Integers that stand in text: ASCII digits, with a minus before them and blanks around them.
+
+Readers of numbers take more, each something else: pyarrow takes 0x10 for 16, Python takes 1_000 and
+the digits of all scripts. A file would have other keys with another reader: so that is refused.
+"""
+
+import re
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import compute
+
+_BLANKS = " \t"
+_DECIMAL = "-?[0-9]+"
+_DIGITS_MAX = 20
+"""Of an integer of 64 bits, without zeros before them."""
+
+
+class NotDecimalError(ValueError):
+    """A text is no integer of 64 bits in decimal digits."""
+
+    def __init__(self, position: int, found: str) -> None:
+        super().__init__(found)
+        self.position = position
+        self.found = found
+
+
+def decimals(column: Any, *, are_sparse: bool) -> Any:
+    """Return an Arrow array of text as one of int64; what is missing stays so.
+
+    Parameters
+    ----------
+    are_sparse : unsigned integers of 64 bits are taken too, as the int64 of the same bits
+
+    Raises
+    ------
+    NotDecimalError : it has something else; for the first.
+    """
+    text = column
+    if not _are_all(compute.ascii_is_decimal(text)):
+        text = compute.utf8_trim(column, _BLANKS)
+    if text is column or _are_all(compute.match_substring_regex(text, f"^{_DECIMAL}$")):
+        with suppress(pa.ArrowInvalid):  # too large
+            return _sparse(text) if are_sparse else text.cast(pa.int64())
+    high = 1 << (64 if are_sparse else 63)
+    raise next(
+        NotDecimalError(position, one)
+        for position, one in enumerate(column.to_pylist())
+        if one is not None and not _is_within(one.strip(_BLANKS), high)
+    )
+
+
+def _sparse(text: Any) -> Any:
+    is_negative = compute.starts_with(text, "-")
+    signed = compute.if_else(is_negative, text, "0").cast(pa.int64())
+    unsigned = compute.if_else(is_negative, "0", text).cast(pa.uint64())
+    bits = pa.Array.from_buffers(pa.int64(), len(text), unsigned.buffers(), offset=unsigned.offset)
+    return compute.if_else(is_negative, signed, bits)
+
+
+def _is_within(text: str, high: int) -> bool:
+    digits = text.lstrip("-").lstrip("0") or "0"
+    if not re.fullmatch(_DECIMAL, text) or len(digits) > _DIGITS_MAX:
+        return False
+    return int(digits) <= 1 << 63 if text.startswith("-") else int(digits) < high
+
+
+def _are_all(found: Any) -> bool:
+    """Return whether none is false; of missing values nothing is known."""
+    return compute.all(found).as_py() is not False

@@ -1,0 +1,16 @@
+// A search for victims on the device, (8,) int64, which select_victims.cu narrows until it is DONE and
+// exchange.cu begins.
+//
+// TIES: victims from FLOOR on; once it is DONE, the most at the threshold, HIGHEST.
+
+#define COUNT 0
+#define LOWEST 1
+#define HIGHEST 2
+#define FLOOR 3
+#define CEILING 4
+#define TIES 5
+#define VICTIMS 6
+#define STATE 7
+#define SEEKING 0  // COUNT, LOWEST, HIGHEST are not known
+#define COUNTING 1
+#define DONE 2

@@ -1,0 +1,148 @@
+"""Tries a wheel as a stranger has it: an empty folder and environment, and nothing of a clone.
+
+`python -m release.installed [WHEEL]` needs the standard library alone. It installs the wheel with
+the extra `server`, starts `embstore serve`, runs the example of the README until its result is
+there, and says how many seconds that took, of the clock and of processors. Then the command line,
+REST and a trainer with an embedded twin are tried.
+"""
+
+import os
+import platform
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
+
+ROOT = Path(__file__).resolve().parents[1]
+_ADDRESS = "127.0.0.1:50051"
+_READY_WITHIN_S = 600
+
+
+def main() -> None:
+    """Try the wheel that is named, or the one of dist/ for this machine."""
+    wheel = Path(sys.argv[1]) if sys.argv[1:] else wheel_for_this_machine(ROOT / "dist")
+    readme = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Place(Path(scratch))
+        place.install(wheel.resolve())
+        say("installed", began)
+        listen, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        with place.serving("--listen", listen, "--admin", admin):
+            print(place.python("-c", example.replace(_ADDRESS, listen)), end="", flush=True)
+            say("the README's example has its result", began)
+            place.try_commands(listen)
+            try_rest(admin)
+            trainer = str(ROOT / "docker" / "image_test.py")
+            print(place.python(trainer, listen, "twin", "--admin", admin), end="")
+    say("passed", began)
+
+
+def wheel_for_this_machine(folder: Path) -> Path:
+    """Return the wheel that pip would take."""
+    kind = "manylinux*_x86_64" if platform.machine() == "x86_64" else "any"
+    found = [*folder.glob(f"embstore-*-{kind}.whl")]
+    if len(found) != 1:
+        sys.exit(f"expected one wheel of {kind} in {folder}, found {len(found)}: make release")
+    return found[0]
+
+
+class Place:
+    """An environment of its own in an empty folder, which knows of nothing outside."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bin = path / "venv" / "bin"
+        known = ("PATH", "LANG", "PIP_")  # where pip finds packages is the machine's affair
+        self._environment = {n: v for n, v in os.environ.items() if n.startswith(known)}
+        self._environment |= {"HOME": str(path), "XDG_CACHE_HOME": str(path / "cache")}
+
+    def install(self, wheel: Path) -> None:
+        """Make the environment, and install a wheel with the extra `server`."""
+        self._run([sys.executable, "-m", "venv", str(self._bin.parent)])
+        words = [
+            "install",
+            "--quiet",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--no-cache-dir",
+        ]
+        self.python("-m", "pip", *words, f"{wheel}[server]")
+
+    def python(self, *words: str) -> str:
+        """Run Python in the folder; return what it prints."""
+        return self._run([str(self._bin / "python"), *words])
+
+    def try_commands(self, listen: str) -> None:
+        """Have the command line answer."""
+        command = str(self._bin / "embstore")
+        print(self._run([command, "--version"]), end="")
+        tables = self._run([command, "table", "list", "--address", listen])
+        assert "ads" in tables, tables
+        code = "import embstore; print(embstore.__file__)"
+        assert self.python("-c", code).startswith(str(self._path)), "not what was installed"
+        self._run([command, "table", "drop", "ads", "--yes", "--address", listen])
+
+    @contextmanager
+    def serving(self, *words: str) -> Iterator[None]:
+        """Serve; end it by SIGTERM, and see that it ends well."""
+        command = [str(self._bin / "embstore"), "serve", "--data", "tables", *words]
+        log = self._path / "log"
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                command, cwd=self._path, env=self._environment, stdout=output, stderr=output
+            )
+        try:
+            yield
+            server.terminate()
+            assert server.wait(timeout=_READY_WITHIN_S) == 0
+        except BaseException:
+            server.kill()
+            server.wait()
+            print(log.read_text())
+            raise
+
+    def _run(self, command: list[str]) -> str:
+        done = subprocess.run(
+            command, cwd=self._path, env=self._environment, text=True, check=False,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{command}: {done.returncode}\n{done.stdout}")
+        return done.stdout
+
+
+def try_rest(admin: str) -> None:
+    """Have REST and the page answer."""
+    opened = build_opener(ProxyHandler({})).open
+    for path, expected in (("/", b"<title>"), ("/readyz", b""), ("/openapi.json", b"openapi")):
+        with opened(f"http://{admin}{path}", timeout=60) as answer:
+            assert expected in answer.read(), path
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def say(what: str, began: float) -> None:
+    """Print how far it is."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime  # of those that have ended
+    print(f"installed: {what} after {time.monotonic() - began:.1f} s, {cpu:.1f} s of processors")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

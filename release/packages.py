@@ -1,0 +1,75 @@
+"""The packages of Python: an sdist, a wheel for any machine, a wheel with compiled kernels.
+
+Compiled kernels are object files for x86-64 with AVX2. They call Python's stable ABI and the C
+library alone, so one wheel serves every version of Python from 3.11 on, and every Linux of glibc.
+pip takes it where its tag fits, and else the other one, whose first start compiles. A processor
+without AVX2 compiles with either.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from release.source import Source
+
+PLATFORM = "manylinux_2_17_x86_64"
+KERNELS = Path("embstore", "kernels", "portable")
+_PARTS = (".", "client", "proto", "server")
+
+
+def build(source: Source, target: Path, kernels: Path | None) -> None:
+    """Build sdist and wheels into a folder.
+
+    kernels : folder of compiled kernels, of which those are taken that were compiled from the same
+        sources; None: all are compiled
+    """
+    _build(source, target, "--sdist", "--wheel")
+    count = compile_kernels(source, kernels)
+    print(f"release: {count} kernels in the wheel of {PLATFORM}", flush=True)
+    folder = source.path.parent / "with-kernels"
+    _build(source, folder, "--wheel")
+    (wheel,) = folder.glob("*.whl")
+    words = ["-m", "wheel", "tags", "--remove", "--platform-tag", PLATFORM, str(wheel)]
+    run(words, source, stdout=subprocess.DEVNULL)
+    (wheel,) = folder.glob("*.whl")
+    shutil.copy(wheel, target)
+
+
+def compile_kernels(source: Source, kernels: Path | None) -> int:
+    """Have every kernel compiled in the source; return how many there are."""
+    folder = source.path / KERNELS
+    if kernels is not None:
+        shutil.copytree(kernels, folder)
+    cache = (
+        source.path.parent / "cache"
+    )  # an empty one: else what is there is not put into the source
+    run(["-m", "embstore_server", "compile"], source, XDG_CACHE_HOME=str(cache))
+    program = "from embstore_tools.commands.compile import kernels; print(*kernels())"
+    names = run(["-c", program], source, stdout=subprocess.PIPE).split()
+    for path in folder.iterdir():
+        if path.name.rpartition("-x86-64-v3")[0] not in names:
+            path.unlink()  # of a kernel that is no more
+    found = len(list(folder.iterdir()))
+    assert found == len(names), (
+        f"{found} of {len(names)} kernels: this processor is below x86-64-v3"
+    )
+    return found
+
+
+def run(words: list[str], source: Source, stdout: int | None = None, **variables: str) -> str:
+    """Run this Python in the source, with its packages alone; return what it prints."""
+    path = os.pathsep.join(str(source.path / part) for part in _PARTS)
+    variables |= {"PYTHONPATH": path, "SOURCE_DATE_EPOCH": str(source.time_s)}
+    variables |= {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=source.path, env=os.environ | variables, check=True,
+        stdout=stdout, text=True,
+    )  # fmt: skip
+    return done.stdout or ""
+
+
+def _build(source: Source, target: Path, *kinds: str) -> None:
+    words = ["-m", "build", "--no-isolation", *kinds, "--outdir", str(target), "."]
+    run(words, source, stdout=subprocess.DEVNULL)
