@@ -124,7 +124,11 @@ class _HotRows:
 
 
 class HotPins:
-    """The pinned hot set of one store. Any thread; sets are swapped one after the other."""
+    """The pinned hot set of one store. Any thread; sets are swapped one after the other.
+
+    One class, because a swap, rows that lose their pins meanwhile and the wanted set change
+    together, in one turn with the engine.
+    """
 
     def __init__(self, tables: Tables, kept: KeptProfiles) -> None:
         self._tables = tables

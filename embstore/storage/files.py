@@ -157,7 +157,7 @@ class Files:
     """The file operations of one store, rooted at a directory.
 
     The underscored methods are the system calls that change or read something: a fault-injecting
-    subclass overrides them.
+    subclass overrides them. One class, because a test replaces all of them at once.
     """
 
     def __init__(self, root: str | os.PathLike[str], below: str = "") -> None:

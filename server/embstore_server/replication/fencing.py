@@ -37,8 +37,8 @@ ANSWER_S = 5.0
 """Time for an answer of the server that this one has replaced, before this one takes writes."""
 
 
-async def fence(served: Served, settled: asyncio.Event) -> None:
-    """Ask the replaced server until it answers; `settled` is set when this one need not wait."""
+async def fence(served: Served, may_lead: asyncio.Event) -> None:
+    """Ask the replaced server until it answers; `may_lead` is set when this one need not wait."""
     address, role = served.lineage.replaced, served.replication
 
     async def ask(call: Any) -> None:
@@ -52,30 +52,30 @@ async def fence(served: Served, settled: asyncio.Event) -> None:
         else:
             event(logging.INFO, "old leader fenced", address=address)
 
-    def settle() -> None:
+    def lead() -> None:
         role.asks = ""
-        settled.set()
+        may_lead.set()
 
-    pause, told = PAUSE_FIRST_S, ""
-    patience = asyncio.get_running_loop().call_later(ANSWER_S, settle)
+    pause, logged = PAUSE_FIRST_S, ""
+    timer = asyncio.get_running_loop().call_later(ANSWER_S, lead)
     try:
         while True:
             try:
                 await connect(served, address, ask)
                 if not role.replaced_by:
-                    settle()
+                    lead()
                 return
             except Exception as exc:
                 reason = reason_of(exc, address)
                 if _is_refused(exc):
-                    settle()
-            if reason != told:
+                    lead()
+            if reason != logged:
                 event(logging.WARNING, "old leader not fenced", address=address, reason=reason)
-            told = reason
+            logged = reason
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
     finally:
-        patience.cancel()
+        timer.cancel()
 
 
 def _is_refused(error: Exception) -> bool:

@@ -67,7 +67,7 @@ class Following:
         self._service = served
         self._reopen = reopen
         self._address = "" if served.settings.follow == OFF else served.settings.follow
-        self.settled = asyncio.Event()
+        self.may_lead = asyncio.Event()
         """Set once it is known, or assumed, that a leader was not replaced while it was down."""
         self._anew = False  # the store here differs from the leader's
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +109,7 @@ class Following:
         elif self._service.lineage.replaced and not role.replaced_by:
             self._task = asyncio.create_task(self._lead())
             return
-        self.settled.set()
+        self.may_lead.set()
 
     async def stop(self) -> None:
         """Stop; commands that are being executed are executed to their end."""
@@ -170,14 +170,14 @@ class Following:
 
     async def _lead(self) -> None:
         """Fence the old leader; once this server was replaced in turn, follow what it is to."""
-        fencing = asyncio.create_task(fence(self._service, self.settled))
+        fencing = asyncio.create_task(fence(self._service, self.may_lead))
         try:
             await self._service.replaced.wait()
         finally:
             fencing.cancel()
         if self._address:
             await self._follow_for_ever()
-        self.settled.set()
+        self.may_lead.set()
 
     # Following
 
@@ -191,7 +191,7 @@ class Following:
                     try:
                         await self._to_its_end(self._reopen())
                     finally:
-                        self.settled.set()
+                        self.may_lead.set()
                 await connect(self._service, self._address, self._follow)
             except Exception as exc:
                 reason = reason_of(exc, self._address)
