@@ -37,7 +37,7 @@ class Host:
         leads, writes at the end."""
         self._use(await self.service.worker.start())
         self.following.start()
-        await self.following.settled.wait()
+        await self.following.may_lead.wait()
 
     async def stop(self) -> None:
         """Finish the queued calls, and close the store, which commits it; see `Worker.stop`."""
