@@ -69,7 +69,7 @@ def test_a_token_that_is_taken_back_is_asked_for_again(tmp_path):
             write_tokens(tokens, "dashboard")
             server.reload("tokens read")
             browser.press("#confirm")
-            browser.until("so in the dialog", lambda: "not known" in browser.text(".problem"))
+            browser.until("so in the dialog", lambda: "is unknown" in browser.text(".problem"))
             browser.press("#cancel")
             browser.until("it says so", lambda: browser.text("#state") == "token needed")
             browser.ask("#token")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from embstore_server.cli import exits, main, watching
-from embstore_server.cli.top_view import Look, drawn
+from embstore_server.cli.top_view import StatsSample, drawn
 from tests.service.test_rest_sessions import train
 
 FULL = Path("/dev/full")
@@ -154,12 +154,12 @@ def test_rates_are_of_what_has_grown_since_the_look_before(server):
     ads = server.store.table("ads")
     before = server.store.stats()
     ads.lookup(list(range(100)))
-    look = Look(server.store.stats(), 12.0, (before, 10.0))
+    look = StatsSample(server.store.stats(), 12.0, (before, 10.0))
     keys = lambda stats: sum(pool["accesses"] for pool in stats["cache"]["pools"])  # noqa: E731
     assert look.grown(keys) == 100
     assert look.rate(keys) == 50
-    assert Look(before, 12.0).rate(keys) is None
-    assert Look(before, 12.0, (look.stats, 10.0)).rate(keys) is None  # restarted
+    assert StatsSample(before, 12.0).rate(keys) is None
+    assert StatsSample(before, 12.0, (look.stats, 10.0)).rate(keys) is None  # restarted
     assert drawn(look)
 
 

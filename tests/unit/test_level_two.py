@@ -15,7 +15,7 @@ from embstore.device.gpu import GpuDevice
 from embstore.device.gpu_memory import GpuMemory
 from embstore.engine import opening
 from embstore.errors import CapacityError, CorruptTableError, DeviceError, InvalidArgumentError
-from embstore_server.cli.top_view import Look, drawn
+from embstore_server.cli.top_view import StatsSample, drawn
 from tests.conformance.backends import TINY
 from tests.kernels.emulation.runtime import EmulatedRuntime
 
@@ -371,7 +371,7 @@ def test_rows_and_misses_are_counted_by_level(tmp_path):
         > 0
     )
     console = Console(file=StringIO(), width=200)
-    console.print(drawn(Look(store.stats(), 0.0)))
+    console.print(drawn(StatsSample(store.stats(), 0.0)))
     shown = " ".join(console.file.getvalue().split())
     for text in (
         "level two",

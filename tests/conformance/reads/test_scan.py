@@ -382,7 +382,7 @@ def test_another_table_of_the_name_is_not_what_was_kept(open_table):
     twin.checkpoint("one")
     twin.drop_table("a")
     table = twin.create_table("a", **config())
-    with refused(twin.store, TableNotFoundError, "'one'", "in place of another"):
+    with refused(twin.store, TableNotFoundError, "'one'", "created later"):
         table.scan(since="one")
 
 
@@ -393,7 +393,7 @@ def test_a_scan_that_was_closed_or_not_read_is_gone(open_table, monkeypatch):
         next(scan)
         assert twin.store.stats()["scans"]["scans_open"] == 1
     assert next(scan, None) is None
-    assert twin.store.stats()["scans"] == {"scans_open": 0, "scanned_rows": 2}
+    assert twin.store.stats()["scans"] == {"scans_open": 0, "scan_bytes": 0, "scanned_rows": 2}
     scan.close()
     scan = table.scan(batch_rows=2)
     monkeypatch.setattr(scans, "IDLE_S", -1.0)
@@ -423,20 +423,20 @@ def test_a_restore_ends_a_scan_that_is_being_opened(open_table, monkeypatch):
     twin.on("a", "update", np.arange(20), ones(20))
     prepare = scans.Snapshot.prepare
 
-    def restored(snapshot, between):
+    def restored(snapshot, between, reserve):
         monkeypatch.setattr(scans.Snapshot, "prepare", prepare)
         twin.restore("one")
-        return prepare(snapshot, between)
+        return prepare(snapshot, between, reserve)
 
     monkeypatch.setattr(scans.Snapshot, "prepare", restored)
     with pytest.raises(SessionExpiredError, match="while it was opened"):
         table.scan()
     engine, name = engine_of(twin.store), "a" * 32
 
-    def opened_again(snapshot, between):
+    def opened_again(snapshot, between, reserve):
         monkeypatch.setattr(scans.Snapshot, "prepare", prepare)
         engine.execute(commands.OpenScan(name, "a", None))
-        return prepare(snapshot, between)
+        return prepare(snapshot, between, reserve)
 
     monkeypatch.setattr(scans.Snapshot, "prepare", opened_again)
     with pytest.raises(SessionExpiredError, match="while it was opened"):

@@ -289,7 +289,7 @@ def test_a_session_is_its_openers(server):
         writer.open_session("a")
         member = MEMBER.format("a")
         for command in (c.RenewLease(member), c.ReleaseStep(member, 1), c.CloseSession(member)):
-            with pytest.raises(PermissionDeniedError, match="another's"):
+            with pytest.raises(PermissionDeniedError, match="of another caller"):
                 owner.execute(command)
         for named in (c.JoinSession("a-session", 0, member), c.EndSession("a-session")):
             with pytest.raises(SessionExpiredError, match="owner:a-session"):

@@ -19,7 +19,7 @@ from embstore_proto import shared_memory as frames
 from embstore_proto.received import Received
 from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
-from embstore_server.path import at_once
+from embstore_server.path import merged_lookups
 from tests.service.faults.served import Served, on_loop_call
 from tests.service.faults.sharing import DIM, RawSharer, Said, keys, make_wide
 
@@ -152,7 +152,7 @@ def test_rows_that_are_not_in_the_cache_come_as_well(shared, sharers, turns):
 def test_what_is_too_much_for_one_turn_takes_turns(sharers, turns, monkeypatch):
     """Else the event loop would stand still for all of it."""
     row_bytes = 4 * DIM
-    monkeypatch.setattr(at_once, "AT_ONCE_BYTES", 2500 * row_bytes)
+    monkeypatch.setattr(merged_lookups, "AT_ONCE_BYTES", 2500 * row_bytes)
     sizes = (1000, 1000, 1000, 200, 1, 2600)
     said = together(sharers, [asked(("a", keys(size))) for size in sizes])
     for sharer, one, size in zip(sharers, said, sizes, strict=True):

@@ -21,7 +21,7 @@ from embstore.handles.store import Store
 from embstore.storage.disk_space import LEAST_BYTES
 from embstore.storage.files import Files
 from embstore_client import connect
-from embstore_server.path.disk_space import Room
+from embstore_server.path.disk_space import DiskSpace
 from embstore_server.setup.launch import ServerProcess
 from tests.service.faults.ledger import Ledger, gradients, make_tables
 from tests.service.faults.served import PATIENCE_S, until
@@ -181,7 +181,8 @@ def test_readiness_counts_dirty_rows_up_to_their_ceiling(dirty_bytes, quick_path
         store.create_table("a", dim=4, rows=100, **ANY).assign(
             np.arange(99), np.ones((99, 4), np.float32)
         )
-        room = Room(cast(Any, SimpleNamespace(engine=store.executor, notice_failure=lambda: None)))
+        served = SimpleNamespace(engine=store.executor, notice_failure=lambda: None)
+        room = DiskSpace(cast(Any, served))
         for left, needed in ((1000, ""), (999, "a commit may need")):
             monkeypatch.setattr(Files, "room_bytes", lambda self, left=left: LEAST_BYTES + left)
             asyncio.run(room.look())

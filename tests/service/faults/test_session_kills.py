@@ -19,7 +19,7 @@ from embstore_proto.shared_memory import Kind
 from embstore_proto.verbs import VERBS
 from tests.faults.forks import Child
 from tests.reference import ReferenceStore
-from tests.service.device.samples import AREA_BYTES, NOTHING_LENT, GpuServer, Lent
+from tests.service.device.samples import NOTHING_LENT, SEGMENT_BYTES, GpuServer, Lent
 from tests.service.faults.losing import needs_compiler
 from tests.service.faults.served import PATIENCE_S, Served, on_loop_call, until
 from tests.service.faults.sharing import Sharer
@@ -200,7 +200,7 @@ def test_killed_trainer_leaves_no_rows_lent_in_the_memory_of_a_gpu(forks, quick_
             child = forks.start(take_rows_on_the_device_and_be_killed, socket, step)
             assert child.reports.poll(PATIENCE_S)
             assert child.reports.recv() == (Kind.RESULT if step == 1 else None)
-            until(lambda: Lent.of(served)[:2] == (AREA_BYTES, AREA_BYTES))
+            until(lambda: Lent.of(served)[:2] == (SEGMENT_BYTES, SEGMENT_BYTES))
             kill_and_await(served, child)
             until(lambda: Lent.of(served) == NOTHING_LENT)
             assert not served.store.executor.sessions.names()
