@@ -19,8 +19,10 @@ import embstore
 from embstore.config import Limits
 from embstore.profiles.hotset import HotSet
 from embstore.sharding import ShardMap
+from embstore.storage import lineage as lineages
 from embstore.storage import shard as shards
 from embstore.storage.format import FORMAT
+from embstore.storage.lineage import Lineage
 from embstore.storage.shard import ShardPlace
 from embstore_proto.v1 import embstore_pb2 as pb
 from tests.style.sources import ROOT, table_rows
@@ -97,12 +99,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
         store.pin_hot_set(HotSet({"ads": np.arange(3)}))
         place = ShardPlace(1, ShardMap.even("cluster", ["127.0.0.1:1", "127.0.0.1:2"]))
         shards.write(store.executor.storage.files, place)
+        lineages.write(store.executor.storage.files, Lineage())
         return path, *table.read_rows(KEYS)
 
 
 def test_tree_of_the_page_is_that_of_a_store(written, numbered):
     tree = re.search(r"```\nDATA/\n(.*?)```", PAGE, re.S)[1]
-    patterns = [re.sub(r"\d+", r"\\d+", line.split()[0]) for line in tree.splitlines()]
+    named = [line.split()[0] for line in tree.splitlines()]
+    patterns = [re.sub(r"\d+", r"\\d+", name) for name in named if not name.endswith("/")]
     files = [
         str(p.relative_to(path))
         for path in (written[0], numbered)

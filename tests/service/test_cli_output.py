@@ -50,7 +50,7 @@ def test_a_full_disk_is_said_in_a_line(words, server, monkeypatch, capsys):
     with FULL.open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(words) == exits.FAILED
-    said = "error: standard output takes no more: No space left on device\n"
+    said = "error: standard output cannot be written: No space left on device\n"
     assert capsys.readouterr().err == said
 
 

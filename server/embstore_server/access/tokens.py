@@ -244,6 +244,8 @@ def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bo
     """
     path = Path(os.path.realpath(path))
     with _named(path):
+        if path.is_symlink():  # a loop
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if not path.parent.is_dir():
             raise InvalidArgumentError(
                 f"tokens {path}: expected a directory {path.parent}, found none; make it: "

@@ -80,7 +80,7 @@ def test_one_value_is_no_key(open_twin):
 def test_a_table_has_either_rows_or_sparse_keys(open_twin):
     twin = open_twin()
     store = twin.store
-    with refused(store, InvalidArgumentError, "no rows"):
+    with refused(store, InvalidArgumentError, "rows to be left out"):
         store.create_table("a", **sparse(), rows=10)
     with refused(store, InvalidArgumentError, "rows to be an integer"):
         store.create_table("a", **(sparse() | {"key_space": "dense"}))

@@ -93,7 +93,7 @@ def test_a_follower_without_a_token_leaves_no_line_in_the_log(server, caplog):
         connection.close()
     (audited,) = (one for one in caplog.records if one.getMessage() == "audit")
     assert vars(audited)["embstore_fields"]["token"] == "reader"
-    assert vars(audited)["embstore_alike"]
+    assert vars(audited)["embstore_limited_by"]
 
 
 # Health

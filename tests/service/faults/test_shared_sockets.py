@@ -170,7 +170,7 @@ def test_its_file_is_its_users_alone_and_gone_after_the_end(serve):
 def test_a_file_that_is_no_socket_is_left_alone(quick_path):
     path = quick_path / "file"
     path.write_text("content")
-    with pytest.raises(InvalidArgumentError, match="something else"):
+    with pytest.raises(InvalidArgumentError, match="another kind of file"):
         Served(quick_path / "store", socket=str(path))
     assert path.read_text() == "content"
 
@@ -228,7 +228,7 @@ def test_who_is_not_known_is_refused(token, tmp_path):
         with RawSharer(server.socket, authorization) as sharer:
             assert sharer.ask_for(1 << 20).refusal.name == "UnauthenticatedError"
             assert sharer.execute(lookup(4, "a/t")).refusal.name == "UnauthenticatedError"
-        assert server.service.traffic[TRANSPORT].area_bytes == 0
+        assert server.service.traffic[TRANSPORT].segment_bytes == 0
 
 
 def test_rights_are_those_of_the_token(tmp_path):
