@@ -156,7 +156,7 @@ def test_what_only_looks_says_so_as_told(embedded: Store, on: Any) -> None:
         behind = refusal(lambda batch=batch: on.call(layer, batch))
         for text in (before, behind):
             (what,) = re.findall(
-                r"to look only, call (eval\(\) of the module|with training=False)", text
+                r"to read rows only, call (eval\(\) of the module|with training=False)", text
             )
             assert what
         on.call(layer, on.ids([[7]]), training=False)

@@ -114,7 +114,7 @@ def test_a_forward_behind_the_step_says_what_works(embedded: Store, on: Any) -> 
         layer.step()
         text = refusal(lambda batch=batch: on.call(layer, batch))
         assert "have the loader give it twice" in text
-        assert "to look only, call " in text
+        assert "to read rows only, call " in text
         on.call(layer, batch, training=False)
     for batch in on.ahead(layer, [ids, ids]):  # two updates by one batch
         on.back_of(layer, batch)

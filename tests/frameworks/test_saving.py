@@ -279,7 +279,7 @@ def wrong_in_torch(parts: Any) -> Iterator[tuple[Any, str]]:
 
 
 def wrong_in_keras(parts: Any) -> Iterator[tuple[Any, str]]:
-    yield {"optimizer": type(parts["optimizer"])(0.1)}, "built"
+    yield {"optimizer": type(parts["optimizer"])(0.1)}, "build"
 
 
 def wrong_in_jax(parts: Any) -> Iterator[tuple[Any, str]]:

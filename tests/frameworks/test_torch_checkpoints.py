@@ -112,7 +112,7 @@ def test_what_is_refused(table: Any, tmp_path: Path) -> None:
     place = tmp_path / "rows.pt"
     before = table.digest()
     for content, expected in (
-        (Runs(), r"a checkpoint of tensors, found .*test_torch_checkpoints\.Runs, whose code"),
+        (Runs(), r"a checkpoint of tensors, found .*test_torch_checkpoints\.Runs, which runs code"),
         (torch.zeros(ROWS + 1, DIM), "at most the 500 rows"),
         (torch.zeros(9, DIM + 1), "rows of 8 elements"),
         (torch.zeros(9, DIM, dtype=torch.int32), "float32, float16 or float64, found int32"),

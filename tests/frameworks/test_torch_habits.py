@@ -190,7 +190,7 @@ def test_a_weight_is_told_where_it_is(embedded: Store) -> None:
     assert not hasattr(module, "weight") and not hasattr(module, "bias")
     with pytest.raises(AttributeError, match=r"Embedding has no weight: .*the store") as refused:
         _ = module.weight
-    (hint,) = re.findall(r"as (store.*\.lookup\(ids\))", str(refused.value))
+    (hint,) = re.findall(r"in the store: (store.*\.lookup\(ids\))", str(refused.value))
     rows = eval(hint, {"store": embedded, "ids": [1, 2]})
     hidden = torch.ones(3, 2)
     tied = hidden @ module(torch.arange(9)).T

@@ -78,7 +78,7 @@ def test_a_scale_is_a_power_of_two(embedded: Store) -> None:
         scaler.update()
 
     text = refusal(lambda: step(init_scale=3.0))
-    (names,) = re.findall(r"such (\w+), (\w+) and (\w+)", text)
+    (names,) = re.findall(r"as (\w+), (\w+) and (\w+)", text)
     module.zero_grad()
     step(**dict(zip(names, (4.0, 2.0, 0.5), strict=True)))
     assert embedded.table("t").t == 1

@@ -53,7 +53,6 @@ SERVE = [
     ["serve", "--data", "new", "--tokens", "FILE"],
     ["serve", "--data", "new", "--shard-map", "FILE", "--shard", "0"],
     ["serve", "--data", "new", "--tls-cert", "FILE", "--tls-key", "FILE"],
-    "serve --data new --durability commands --follow 127.0.0.1:1 --follow-token FILE".split(),
 ]
 ANYWHERE = "--listen", "127.0.0.1:0", "--admin", "off"
 OF_A_SERVER = [
@@ -91,6 +90,8 @@ def check(run: Callable[..., Any], words: list[str], here: Path) -> None:
     takes_links = words[0] == "export"
     for kind in OF_FOLDERS if "FOLDER" in words else STRANGE:
         if kind == "a link to itself" and takes_links:
+            continue
+        if kind == "a long path" and words[0] == "backup":  # refused by its form
             continue
         path = str(STRANGE[kind](here))
         given = [re.sub("FILE|FOLDER", path, word) for word in words]

@@ -133,7 +133,7 @@ async def test_who_waits_in_a_queue_may_leave_it(calls):
     gone.set()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
-    with pytest.raises(DeadlineError, match="has gone"):
+    with pytest.raises(DeadlineError, match="has disconnected"):
         await left
     for _ in range(10):
         await asyncio.sleep(0)

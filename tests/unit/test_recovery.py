@@ -246,7 +246,7 @@ def test_what_a_signal_handler_raises_in_a_command_fails_the_store(store, tmp_pa
     monkeypatch.setattr(rows, "_acknowledged", alarmed)
     with pytest.raises(AlarmError):
         store.table("a").update(np.arange(5), np.ones((5, 4), np.float32))
-    with pytest.raises(StoreClosedError, match="must be opened again"):
+    with pytest.raises(StoreClosedError, match="open it again"):
         store.table("a").lookup([0])
     with killed(store, tmp_path / "store") as again:
         assert state(again) == before

@@ -143,8 +143,8 @@ def test_floors_and_doubts_are_kept(tmp_path, monkeypatch):
 
         for name, sequence, reason in (
             ("old", 1, "may have been forgotten"),
-            ("a", 1, "has been forgotten"),
-            ("a", 900, "has been forgotten"),
+            ("a", 1, "has left the deduplication window"),
+            ("a", 900, "has left the deduplication window"),
         ):
             with pytest.raises(OutcomeUnknownError, match=reason):
                 asyncio.run(send_again(name, sequence))
