@@ -379,15 +379,15 @@ def test_a_call_without_room_in_the_log_moves_no_row_of_level_one(tmp_path, monk
     for _ in range(12):
         life.check(life.update())
     for _ in range(6):
-        keys, asked = life.rng.choice(900, 280, replace=False), count(1)
+        keys, asked, raised = life.rng.choice(900, 280, replace=False), count(1), []
 
-        def full(records, record_bytes, asked=asked, **options):
+        def full(records, record_bytes, asked=asked, raised=raised, **options):
             if records and next(asked) == nth:
                 raised.append(nth)
                 raise CapacityError("the disk is full")
             reserve(records, record_bytes, **options)
 
-        before, raised = life.where()[0], []
+        before = life.where()[0]
         monkeypatch.setattr(appender, "reserve", full)
         life.store.lookup({"a": keys})  # is answered around the cache
         if raised:
