@@ -227,7 +227,7 @@ def test_a_checkpoint_without_an_exchange_is_warned_of(twin):
             else:
                 trainer.train(step)
             lacks = step.is_hot and step.is_finished and number != 7
-            text = "is without what was trained on hot rows since the last exchange"
+            text = "does not have the training of hot rows since the last exchange"
             with pytest.warns(UserWarning, match=text) if lacks else nullcontext() as told:
                 twin.store.checkpoint(f"first {number}")
             assert not lacks or [w.filename for w in told] == [__file__]
