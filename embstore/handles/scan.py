@@ -78,6 +78,7 @@ class Scan:
         self.with_state = with_state
         self._table = table
         self._left = facts.rows
+        self._rows_came = False  # their end was asked for
         self._deleted_came = not facts.deleted
         state_dim = self.config.state_dim if with_state else 0
         row_bytes = VALUE_BYTES * (self.config.dim + state_dim)
@@ -100,6 +101,7 @@ class Scan:
     def __next__(self) -> tuple[Keys, Rows] | tuple[Keys, Rows, Rows]:
         """Return the next batch."""
         if not self._left or not self._is_open:
+            self._rows_came = True
             self._close_at_end()
             raise StopIteration
         page = self.read(self._low, self._batch_rows)
@@ -137,7 +139,7 @@ class Scan:
         self._close_at_end()
 
     def _close_at_end(self) -> None:
-        if not self._left and self._deleted_came:
+        if self._rows_came and self._deleted_came:
             self.close()
 
     def close(self) -> None:
