@@ -54,7 +54,7 @@ def _checkpoint(command: c.Checkpoint) -> c.Checkpoint:
 def _backup(command: c.Backup) -> c.Backup:
     destination = command.destination
     is_text = isinstance(destination, str) and 0 < len(destination) <= _PATH_CHARACTERS_MAX
-    expected = "a destination, a path or URL of printable characters"
+    expected = f"a destination, a path or URL of 1 to {_PATH_CHARACTERS_MAX} printable characters"
     expect(is_text and destination.isprintable(), expected, destination)
     label = command.label
     return c.Backup(destination, None if label is None else text(label, "a label"))

@@ -23,7 +23,7 @@ from embstore.storage.files import Files
 from embstore.storage.format import FORMAT, ROOMS
 from embstore.storage.lineage import Lineage, Promotion
 
-_ROOM, _PART = "incoming", ".part"
+DIRECTORY, _PART = "incoming", ".part"
 
 
 class Incoming:
@@ -36,17 +36,17 @@ class Incoming:
         self._lineage = Lineage(leader, catalogue.next_segment)
         self._begin()
         for room in ROOMS:
-            files.make_directory(f"{_ROOM}/{room}")
+            files.make_directory(f"{DIRECTORY}/{room}")
 
     def _begin(self) -> None:
         """Keep files sent before by the same leader, and nothing else."""
         files = self._files
         mark = json.dumps([asdict(p) for p in self._lineage.promotions]).encode()
         mark = self.catalogue.store_id.encode() + mark
-        path = f"{_ROOM}/{lineages.PATH}"
+        path = f"{DIRECTORY}/{lineages.PATH}"
         if not files.exists(path) or files.read_all(path) != mark:
             _remove(files)
-            files.make_directory(_ROOM)
+            files.make_directory(DIRECTORY)
             files.replace(path, mark)
 
     def missing(self, present: Lineage | None) -> dict[str, int]:
@@ -56,7 +56,7 @@ class Incoming:
         return {
             path: size
             for path, size in catalogues.paths(self.catalogue).items()
-            if not _has(self._files, f"{_ROOM}/{path}", size)
+            if not _has(self._files, f"{DIRECTORY}/{path}", size)
             and not (_number(path) < below and _has(self._files, path, size))
         }
 
@@ -65,7 +65,7 @@ class Incoming:
 
         Raises CorruptTableError: it does not follow the one before.
         """
-        part = f"{_ROOM}/{path}{_PART}"
+        part = f"{DIRECTORY}/{path}{_PART}"
         file = self._files.open(part, write=True) if offset else self._files.create(part)
         with closing(file):
             if file.size != offset or offset + len(piece) > size:
@@ -74,15 +74,15 @@ class Incoming:
             if offset + len(piece) < size:
                 return
             file.sync()
-        self._files.rename(part, f"{_ROOM}/{path}")
+        self._files.rename(part, f"{DIRECTORY}/{path}")
 
     def end(self) -> None:
         """Take the commit: all its files are here."""
         files = self._files
         for room in ROOMS:
-            files.sync_directory(f"{_ROOM}/{room}")
-        lineages.write_to(files, f"{_ROOM}/{lineages.PATH}", self._lineage)
-        files.replace(f"{_ROOM}/{catalogues.PATH}", catalogues.encode(self.catalogue))
+            files.sync_directory(f"{DIRECTORY}/{room}")
+        lineages.write_to(files, f"{DIRECTORY}/{lineages.PATH}", self._lineage)
+        files.replace(f"{DIRECTORY}/{catalogues.PATH}", catalogues.encode(self.catalogue))
 
 
 def finish(files: Files) -> None:
@@ -96,16 +96,16 @@ def finish(files: Files) -> None:
     if catalogue is None:
         return
     remove_segments(files)
-    files.replace(lineages.PATH, files.read_all(f"{_ROOM}/{lineages.PATH}"))
+    files.replace(lineages.PATH, files.read_all(f"{DIRECTORY}/{lineages.PATH}"))
     for room in ROOMS:
         files.make_directory(room)
-        for name in files.list(f"{_ROOM}/{room}"):
+        for name in files.list(f"{DIRECTORY}/{room}"):
             if not name.endswith(_PART):
-                files.rename(f"{_ROOM}/{room}/{name}", f"{room}/{name}")
+                files.rename(f"{DIRECTORY}/{room}/{name}", f"{room}/{name}")
         files.sync_directory(room)
     identity = {"format": FORMAT, "endianness": "little", "store_id": catalogue.store_id}
     files.replace("store.json", json.dumps(identity).encode() + b"\n")
-    files.replace(catalogues.PATH, files.read_all(f"{_ROOM}/{catalogues.PATH}"))
+    files.replace(catalogues.PATH, files.read_all(f"{DIRECTORY}/{catalogues.PATH}"))
     _remove(files)
 
 
@@ -113,7 +113,7 @@ class ArrivedFiles(Files):
     """A directory as it will be when the commit that has come was taken over; for reading."""
 
     def _parts(self, path: str) -> list[str]:
-        here = super()._parts(f"{_ROOM}/{path}")
+        here = super()._parts(f"{DIRECTORY}/{path}")
         return here if os.path.lexists(os.path.join(self._base, *here)) else super()._parts(path)
 
 
@@ -123,21 +123,21 @@ def arrived(files: Files) -> Catalogue | None:
     Raises CorruptTableError, TableMismatchError: a file is missing, has another length, or its
     checksum does not match; headers, rows and ids are not read.
     """
-    path = f"{_ROOM}/{catalogues.PATH}"
+    path = f"{DIRECTORY}/{catalogues.PATH}"
     if not files.exists(path):
         return None
     try:
         catalogue = catalogues.decode(files.read_all(path), path)
-        lineage = f"{_ROOM}/{lineages.PATH}"
+        lineage = f"{DIRECTORY}/{lineages.PATH}"
         if not files.exists(lineage):
             raise CorruptTableError(f"{lineage}: missing, though {path} is there")
         lineages.decode(files.read_all(lineage), lineage)
         for name, size in catalogues.paths(catalogue).items():
-            if not any(_has(files, at, size) for at in (f"{_ROOM}/{name}", name)):
-                raise CorruptTableError(f"{_ROOM}/{name}: expected {size} bytes, found others")
+            if not any(_has(files, at, size) for at in (f"{DIRECTORY}/{name}", name)):
+                raise CorruptTableError(f"{DIRECTORY}/{name}: expected {size} bytes, found others")
     except CorruptTableError as exc:
         raise CorruptTableError(
-            f"{exc}; remove {_ROOM}/, and the standby takes the commit from its leader again"
+            f"{exc}; remove {DIRECTORY}/, and the standby takes the commit from its leader again"
         ) from exc
     return catalogue
 
@@ -152,12 +152,12 @@ def _has(files: Files, path: str, size: int) -> bool:
 
 def _remove(files: Files) -> None:
     """Remove the received files, the catalogue first: without it there is nothing to finish."""
-    if files.exists(_ROOM):
-        files.remove(f"{_ROOM}/{catalogues.PATH}")
-        files.sync_directory(_ROOM)
+    if files.exists(DIRECTORY):
+        files.remove(f"{DIRECTORY}/{catalogues.PATH}")
+        files.sync_directory(DIRECTORY)
         for room in ROOMS:
-            files.remove_directory(f"{_ROOM}/{room}")
-        files.remove_directory(_ROOM)
+            files.remove_directory(f"{DIRECTORY}/{room}")
+        files.remove_directory(DIRECTORY)
 
 
 def _number(path: str) -> int:

@@ -33,6 +33,7 @@ from embstore.storage.files import Files
 from embstore.storage.format import ROOMS
 from embstore.storage.id_files import id_at
 from embstore.storage.own_names import is_own
+from embstore.storage.taking import DIRECTORY as INCOMING
 from embstore.storage.taking import ArrivedFiles, arrived
 
 FIRST_KEYS = 5
@@ -41,7 +42,7 @@ _NAMED = 5
 """Folders with stores that are named where a store was expected."""
 _KNOWN = {
     *(LOCK, IDENTITY, catalogues.PATH, lineages.PATH, shards.PATH, *ROOMS),
-    *("commands", "frequency", "incoming", "lost+found"),
+    *("commands", "frequency", INCOMING, "lost+found"),
 }
 
 Note = Callable[[str], None]
@@ -249,7 +250,7 @@ class _Verifier:
         """List the unnamed files."""
         here = [f"{room}/{name}" for room in ROOMS for name in self._files.list(room)]
         others = sorted(set(self._files.list("")) - _KNOWN)
-        rooms = "incoming", *(f"incoming/{room}" for room in ROOMS)
+        rooms = INCOMING, *(f"{INCOMING}/{room}" for room in ROOMS)
         taken = [f"{room}/{name}" for room in rooms for name in self._files.list(room)]
         strange = [path for path in taken if path not in rooms and not is_own(path)]
         self.result.leftovers = [*others, *catalogues.unnamed(catalogue, here), *strange]

@@ -12,6 +12,7 @@ import embstore
 from embstore.arithmetic import unique
 from embstore.handles.sessions import BagGradients, SomeGradients, StepBags
 from embstore_client.shared_memory import RESULTS_MAX
+from tests.conformance.sessions.training import await_planned
 from tests.copies import copy_of_open
 from tests.kernels.emulation.peer import LentArray
 from tests.service.device.samples import (
@@ -141,16 +142,13 @@ def test_the_network_and_the_host_see_no_row_and_no_gradient(server, trainer, gp
     """What travels is which keys occur where: a row is of 256 bytes."""
     device, travelled = Member(trainer.store, "d", ("wide",)), Travelled(monkeypatch)
     trainer.table("wide").lookup(np.arange(ROWS))  # resident
-    of_host, copied, moved, step = (
-        server.traffic.segment_bytes,
-        wire_of(trainer).copies.bytes,
-        [],
-        0,
-    )
+    of_host, copied = server.traffic.segment_bytes, wire_of(trainer).copies.bytes
+    moved, step = [], 0
     for count in (64, 64, ROWS, ROWS):
         step += 1
         inverse = np.arange(count, dtype=np.int32)[::-1].copy()
         device.announce(step, {"wide": np.arange(count)})
+        await_planned(trainer.store, step, "d")  # which uploads the keys
         runtimes = server.runtime, gpu.runtime
         grads = trainer.array(np.ones((count, WIDE), np.float32))
         before = [n for r in runtimes for n in (r.uploaded_bytes, r.downloaded_bytes)]

@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES
-from embstore.device.shared import SharedMemory, share
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, EmbstoreError, InvalidArgumentError, OverloadedError
 from embstore_proto import device_segment as wire
@@ -42,6 +40,7 @@ from embstore_server.path.traffic import Traffic
 from embstore_server.transports.shared_memory.host_segment import segment_bytes
 
 if TYPE_CHECKING:
+    from embstore.device.shared import SharedMemory
     from embstore_server.transports.shared_memory.connection import Connection
 
 VERBS = (
@@ -58,7 +57,7 @@ _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
 class DeviceSegment:
     """Memory that a client has opened, or may. Lent until its tether has ended."""
 
-    def __init__(self, memory: SharedMemory, reservation: Reservation, traffic: Traffic) -> None:
+    def __init__(self, memory: "SharedMemory", reservation: Reservation, traffic: Traffic) -> None:
         self.memory = memory
         self.size = reservation.reserved_bytes
         self._reservation = reservation
@@ -138,6 +137,8 @@ class DeviceSide:
 
         Where it raises an EmbstoreError the one before stays.
         """
+        from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES  # a server on a CPU has no need
+
         port = self._connection.port
         size = max(segment_bytes(size), EXPORTED_MULTIPLE_BYTES)
         reservation = port.service.lend(caller, size)
@@ -235,7 +236,7 @@ class DeviceCall:
 class DeviceBlank(Blank):
     """A message made before its rows are known, which are filled where the client reads them."""
 
-    def __init__(self, memory: SharedMemory, places: Sequence[Place]) -> None:
+    def __init__(self, memory: "SharedMemory", places: Sequence[Place]) -> None:
         self._row_places = places
         self.arrays: list[Any] = [memory.array(p.offset, p.shape, p.dtype) for p in places]
         self._stored = []  # nothing is rounded
@@ -251,6 +252,8 @@ class DeviceBlank(Blank):
         return Framed([b""], size, header)
 
 
-def _shared(engine: Engine, byte_count: int) -> SharedMemory:
+def _shared(engine: Engine, byte_count: int) -> "SharedMemory":
+    from embstore.device.shared import share
+
     with engine.tables.reading():
         return share(engine.device, byte_count)
