@@ -17,7 +17,7 @@ from embstore.device.slabs import Slabs
 from embstore.device.values import Batch, IndexArrays
 
 _DIGIT_BITS = 8
-"""Bits of a pass of the sort; `group.cu` has the same."""
+"""Bits of a pass of the sort; `radix_sort.cuh` has the same."""
 _LARGE = 1 << 18
 """Values that `group_large` sorts, in tiles twice as large."""
 _NO_SLABS = (NULL, np.int32(0), np.int32(0))

@@ -25,6 +25,7 @@
 // metadata. CPU twin: none, a CPU has one level (tests/kernels/test_exchange.py has the formulas).
 
 #include "block_sums.cuh"
+#include "exchange_rows.cuh"
 #include "index.cuh"
 #include "keys.cuh"
 #include "pieces.cuh"
@@ -34,7 +35,6 @@
 #include "tiles.cuh"
 #include "types.cuh"
 
-#define ROWS_TOGETHER 4
 #define EXCHANGE_BLOCKS 3  // of a multiprocessor: registers for the rows in flight
 #define FIND_BLOCKS 5      // registers for two buckets
 
@@ -126,35 +126,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) count_tables(
             add_to(counts + table, __popc(alike));
         } else if (table >= 0 && !has_flag(alike)) {
             add_to(counts + table, 1);
-        }
-    }
-}
-
-// The pieces of ROWS_TOGETHER pairs, from `begin` on; there: null where a pair has no row of level two.
-__device__ __forceinline__ void exchange_rows(
-    element* const (&here)[ROWS_TOGETHER], element* const (&there)[ROWS_TOGETHER], int64 begin,
-    int64 first_up, int64 first_down, const Group& group, int32 stride) {
-    for (int32 d = group.lane * 4; d < stride; d += group.lanes * 4) {
-        float4 up[ROWS_TOGETHER], down[ROWS_TOGETHER];
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (there[r] != nullptr && begin + r >= first_up) {
-                up[r] = load_four_once(there[r] + d);
-            }
-        }
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (there[r] != nullptr && begin + r >= first_down) {
-                down[r] = load_four_once(here[r] + d);
-            }
-        }
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (there[r] != nullptr && begin + r >= first_down) {
-                store_four(there[r] + d, down[r]);
-            }
-        }
-        UNROLLED(r, ROWS_TOGETHER) {
-            if (there[r] != nullptr && begin + r >= first_up) {
-                store_four(here[r] + d, up[r]);
-            }
         }
     }
 }

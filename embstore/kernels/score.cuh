@@ -28,3 +28,12 @@ __device__ __forceinline__ int64 touched(int64 score, int64 clock, int32 countin
     const int64 count = counting == COUNT_NONE ? 0 : min(count_of(score) + more, COUNT_MAX);
     return (score & ABOVE_RANK) | count << CLOCK_BITS | clock;
 }
+
+__device__ __forceinline__ int64 with_count(int64 score, int64 count) {
+    return score & FORESEEN ? (score & ~COUNT_MAX) | count
+                            : (score & (ABOVE_COUNT | CLOCK_MASK)) | count << CLOCK_BITS;
+}
+
+__device__ __forceinline__ int64 pins_of(int64 score) {
+    return (score >> PIN_SHIFT) & PINS_MAX;
+}

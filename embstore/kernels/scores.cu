@@ -19,15 +19,6 @@
 #include "slabs.cuh"
 #include "types.cuh"
 
-__device__ __forceinline__ int64 with_count(int64 score, int64 count) {
-    return score & FORESEEN ? (score & ~COUNT_MAX) | count
-                            : (score & (ABOVE_COUNT | CLOCK_MASK)) | count << CLOCK_BITS;
-}
-
-__device__ __forceinline__ int64 pins_of(int64 score) {
-    return (score >> PIN_SHIFT) & PINS_MAX;
-}
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) touch(
     const uint64* __restrict__ slabs, const int32 slab_shift, const int32 stride,
     const int64* __restrict__ slots,  // (n,), -1: skipped

@@ -8,8 +8,8 @@ import ast
 import re
 from pathlib import Path
 
-from embstore.kernels.sources import VERBS, kernels_of
-from tests.style.sources import ROOT, nodes, place, project_files
+from embstore.kernels.sources import VERBS, kernels_of, source
+from tests.style.sources import nodes, place, project_files
 
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 500, 60, 300
 PACKAGES = ("embstore", "proto", "client", "server", "tests")
@@ -75,9 +75,8 @@ def test_functions_of_kernels_are_short():
 
 
 def test_functions_of_kernels_are_seen():
-    folder = ROOT / "embstore" / "kernels"
     for verb in VERBS:
-        found = cuda_functions((folder / f"{verb}.cu").read_text("utf-8"))
+        found = cuda_functions(source(verb))
         assert set(kernels_of(verb)) <= {name.partition(":")[0] for name in found}
     assert cuda_functions(
         "template <int N>\n__device__ int f(\n    int a) {\n    return N;\n}\n"
