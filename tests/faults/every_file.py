@@ -26,6 +26,7 @@ from embstore.storage.shard import ShardPlace
 from embstore.storage.taking import Incoming
 from embstore.storage.verify import verify
 from tests.conformance.backends import UnsyncedFiles
+from tests.conformance.cases import engine_of
 from tests.copies import copy_of_open
 from tests.faults.damage import SEED, check_rows
 from tests.faults.promises import Promise, check_content, content_of
@@ -82,10 +83,10 @@ def make(path: Path) -> Made:
             for _ in range(stretch):
                 is_last = dense.command + 1 == COMMANDS
                 train(store, SEED, 1, label_last=not is_last)
-                store.executor.log.wait()  # type: ignore[attr-defined]
+                engine_of(store).log.wait()
                 made.note_files(path / "store")
                 stir(store, SEED)
-                store.executor.storage.merges.finish()  # type: ignore[attr-defined]
+                engine_of(store).storage.merges.finish()
                 train(dense, SEED, 1, label_last=not is_last)
                 made.promises.append(content_of(dense))
             _note_places(files)
@@ -227,10 +228,10 @@ def _opened(made: Made, root: Path) -> tuple[str, str]:
             with saying_how_to_mend(root):  # as a server does
                 shards.read(files)
                 lineages.read(files)
-            store.executor.storage.merges.finish()  # type: ignore[attr-defined]
+            engine_of(store).storage.merges.finish()
             found = check_content(store, *made.promises)
             check_rows(store)
-            lost = str(store.executor.lost)  # type: ignore[attr-defined]
+            lost = str(engine_of(store).lost)
     except (CorruptTableError, TableMismatchError, StorageError) as exc:
         return "refused", str(exc)
     except Exception as exc:

@@ -17,6 +17,7 @@ from embstore.errors import CorruptTableError, EmbstoreError, StorageError
 from embstore.storage.backup import restore_from
 from embstore.storage.destinations import open_destination
 from embstore.storage.files import Files
+from tests.conformance.cases import engine_of
 from tests.faults.backups import check_restored
 from tests.faults.damage import SEED
 from tests.faults.every_file import names_of
@@ -90,7 +91,7 @@ def check_either(path: Path, *promises: Promise) -> None:
 def test_a_destination_that_lies_is_found_out(lying, tmp_path, lie, named, monkeypatch):
     with open_store(tmp_path / "store") as store:
         train(store, SEED, 8)
-        store.executor.storage.merges.finish()  # type: ignore[attr-defined]
+        engine_of(store).storage.merges.finish()
         store.backup(lying)
         first = content_of(store)
         train(store, SEED, 8)

@@ -23,6 +23,7 @@ from embstore.storage import lineage as lineages
 from embstore.storage.format import PAGE_BYTES
 from embstore.storage.lineage import Lineage
 from tests.conformance.backends import UnsyncedFiles
+from tests.conformance.cases import engine_of
 from tests.faults.every_file import damaged, names_of
 from tests.service.faults.ledger import MARKS, Ledger, gradients, make_tables
 from tests.service.faults.served import Served
@@ -68,9 +69,9 @@ def prepared(module_path: Path) -> Path:
         ids.assign(IDS, np.ones((3, 4), np.float32))
         store.update(gradients(1))
         store.checkpoint("one")
-        store.executor.storage.merges.finish()  # type: ignore[attr-defined]
+        engine_of(store).storage.merges.finish()
         store.checkpoint("two")
-        lineages.write(store.executor.storage.files, Lineage())  # type: ignore[attr-defined]
+        lineages.write(engine_of(store).storage.files, Lineage())
     with opened(path) as store:
         store.update(gradients(2))
         store.checkpoint("three")
@@ -165,9 +166,9 @@ class Run:
     def _again(self) -> str:
         try:
             with opened(self.path) as store:
-                if store.executor.lost:  # type: ignore[attr-defined]
-                    return str(store.executor.lost)  # type: ignore[attr-defined]
-                lineages.read(store.executor.storage.files)  # type: ignore[attr-defined]
+                if engine_of(store).lost:
+                    return str(engine_of(store).lost)
+                lineages.read(engine_of(store).storage.files)
                 self.ledger.check(store)
                 assert (store.table("ids").lookup(IDS) == 1).all()
         except (CorruptTableError, StorageError, AssertionError) as exc:
