@@ -14,8 +14,7 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from embstore.cache.policies import policy_of
-from embstore.cache_split import SPLITS, CacheSplit
-from embstore.durability import LEVELS, Durability
+from embstore.choices import LEVELS, SPLITS, CacheSplit, Durability
 
 if TYPE_CHECKING:
     from embstore.config import Limits

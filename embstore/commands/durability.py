@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from embstore import results
+from embstore.choices import Retention
 from embstore.commands import joins
 from embstore.commands.base import Command, Effect, Retry, Right, Trait
-from embstore.durability import Retention
 from embstore.results import Acknowledged
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from embstore import commands as c
 from embstore import results
 from embstore.arrays import refusal
+from embstore.cluster_checkpoints import given
 from embstore.engine.stats import store_stats, table_stats
 from embstore.errors import (
     CheckpointExistsError,
@@ -215,8 +216,6 @@ def prepare_checkpoint(
 
 def _check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
     """Refuse a checkpoint that cannot be kept. With the engine, or for a look."""
-    from embstore.cluster_checkpoints import given  # a server starts without it
-
     storage, limits = engine.storage, engine.tables.limits
     storage.check_usable(write=True)
     size = len(c.metadata_json(given(command.metadata)))

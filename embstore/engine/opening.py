@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from embstore.arithmetic import jit
 from embstore.cache.arena import HostCache
-from embstore.cache_split import CacheSplit
+from embstore.choices import CacheSplit, Durability
 from embstore.config import Limits
 from embstore.device.base import Device
 from embstore.device.choice import memory_share, open_device
-from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.errors import CapacityError, CorruptTableError, InvalidArgumentError
 from embstore.host.facts import HOST_PARTS, free_bytes

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from embstore import commands as c
+from embstore.choices import Retention
 from embstore.commands import Executor
-from embstore.durability import Retention
 from embstore.handles.waits import retry_within
 from embstore.results import BackupFacts, KeptCheckpoint
 

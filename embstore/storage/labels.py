@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
 
-from embstore.durability import Retention
+from embstore.choices import Retention
 from embstore.errors import CapacityError, CheckpointProtectedError
 from embstore.storage.states import KeptState
 

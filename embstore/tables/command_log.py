@@ -35,8 +35,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from embstore.choices import Durability
 from embstore.commands import Command
-from embstore.durability import Durability
 from embstore.results import Context
 from embstore.storage import command_records
 from embstore.storage.command_files import CommandFiles

@@ -36,7 +36,7 @@ from embstore.cache.arena import Arena, Member
 from embstore.cache.pool import Pool, PoolName
 from embstore.cache.reuse import Floats, MissCurve, Reuse
 from embstore.cache.split import UNITS, best_split
-from embstore.cache_split import CacheSplit
+from embstore.choices import CacheSplit
 from embstore.errors import CapacityError
 from embstore.tables.state import Share
 

@@ -15,10 +15,10 @@ from embstore.arrays import TABLE_IDS_MAX
 from embstore.cache.arena import Arena, HostCache
 from embstore.cache.pool import Pool, PoolName
 from embstore.cache.sizes import Sizes, least_bytes
+from embstore.choices import Retention
 from embstore.config import Constant, Initializer, Limits, Normal, TableConfig, Uniform
 from embstore.device.base import Device
 from embstore.device.values import TableParameters
-from embstore.durability import Retention
 from embstore.errors import CapacityError, TableExistsError, TableHeldError, TableNotFoundError
 from embstore.options import StoreOptions
 from embstore.results import Place, TableEntry

@@ -15,7 +15,7 @@ from uuid import uuid4
 import ray
 
 from embstore.checks.arguments import one_of
-from embstore.durability import LEVELS, Durability
+from embstore.choices import LEVELS, Durability
 from embstore.errors import InvalidArgumentError, StoreClosedError
 from embstore.sharding import ShardMap
 from embstore.storage.files import Files

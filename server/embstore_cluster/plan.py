@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from embstore.durability import Durability
+from embstore.choices import Durability
 from embstore.errors import CorruptTableError
 from embstore.sharding import ShardMap
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import cast
 
 import embstore
+from embstore.choices import Durability
 from embstore.cluster_checkpoints import identity_of, marked
-from embstore.durability import Durability
 from embstore.errors import CheckpointNotFoundError
 from embstore.storage import catalogue as catalogues
 from embstore.storage import shard as shards

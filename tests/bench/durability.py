@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from embstore.durability import LEVELS
+from embstore.choices import LEVELS
 from tests.bench.scale import Scale
 from tests.bench.serving import Server
 from tests.bench.stores import create_table, open_store, trainer

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import embstore
+from embstore.choices import Durability
 from embstore.config import Limits
-from embstore.durability import Durability
 from embstore.engine.engine import Engine
 from embstore.storage.files import File, Files
 from tests.conformance.spread import SpreadStore, spread_keys

@@ -234,6 +234,34 @@ def test_what_is_no_file_is_not_replaced(flag, shell, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--output", ["profile", "IN", "--table", "ad=ads", "-o", "IN"]),
+        ("--output", ["profile", "IN", "--table", "ad=ads", "-o", "LINK"]),
+        ("--picture", ["profile", "IN", "--table", "ad=ads", "-o", "OUT", "--picture", "IN"]),
+        ("--picture", ["profile", "IN", "--table", "ad=ads", "-o", "OUT", "--picture", "OUT"]),
+        ("--output", ["hotset", "--profile", "PROFILE", "--budget", "4KiB", "-o", "PROFILE"]),
+        ("--picture", ["size", "--profile", "PROFILE", "--picture", "PROFILE"]),
+    ],
+)
+def test_no_command_writes_over_its_own_input(flag, words, shell, folder, profile_path, tmp_path):
+    paths = {
+        "IN": tmp_path / "in.parquet",
+        "PROFILE": tmp_path / "in.profile",
+        "LINK": tmp_path / "link",
+        "OUT": tmp_path / "out",
+    }
+    paths["IN"].write_bytes((folder / "day.parquet").read_bytes())
+    paths["PROFILE"].write_bytes(profile_path.read_bytes())
+    paths["LINK"].symlink_to(paths["IN"])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    ended = shell(*(paths.get(word, word) for word in words))
+    assert (ended.status, ended.out) == (exits.USAGE, "")
+    assert f"{flag}: expected a file of its own" in ended.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
     ("module", "words"),
     [
         ("pyarrow", ["day.parquet", "--table", "ad=ads"]),

@@ -93,6 +93,13 @@ def test_the_report_is_one_file_without_a_script_or_a_request(kept, tmp_path):
     assert len(text) < 300_000
 
 
+def test_a_report_is_not_written_over_its_run(kept, tmp_path, capsys):
+    (path := tmp_path / "run.json").write_bytes(kept[0].read_bytes())
+    assert main(["report", str(path), "-o", str(path)]) == exits.USAGE
+    assert "--output: expected a file of its own" in capsys.readouterr().err
+    assert path.read_bytes() == kept[0].read_bytes()
+
+
 def test_the_advice_is_of_the_rows_that_were_accessed(kept, tmp_path):
     (accesses,) = json.loads(kept[0].read_text())["accesses"]
     assert accesses["tables"] == ["items"] and accesses["rows_of_tables"] == ROWS

@@ -247,7 +247,7 @@ def test_a_finite_gradient_that_would_overflow_is_refused_before_it_is_sent(pair
     before, t = digests(pair.store), table.t
     sent = pair.server.service.traffic
     calls = sum(traffic.calls for traffic in sent.values())
-    message = f"^table 'ads': .* {pair.dtype} can have, found -.*value is {largest}"
+    message = f"^table 'ads': .*range of {pair.dtype}, found -.*value is {largest}"
     for call in (
         lambda: pair.store.update(two, on_nonfinite="skip"),
         lambda: table.update_pooled([1, 2], [0, 1, 2], bad),

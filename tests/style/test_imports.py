@@ -16,7 +16,7 @@ import pytest
 from tests.style.sources import ROOT, module_name, nodes, parse, place, project_files, run_python
 
 ENGINE_LEVELS = (  # the lowest first
-    {"cache_split", "durability", "errors", "score", "stats", "values", "version"},
+    {"choices", "errors", "score", "stats", "values", "version"},
     {"arrays", "stages"},
     {"layout", "optimizers", "row_keys", "sharding"},
     {"config", "profiles"},

@@ -1,6 +1,6 @@
 """Values of flags that need more than a type: bytes, files, initializers, optimizers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from inspect import Parameter
 from pathlib import Path
@@ -27,14 +27,20 @@ def byte_count(flag: str, text: str | None) -> int | None:
     return count
 
 
-def check_output(flag: str, path: Path) -> None:
+def check_output(flag: str, path: Path, others: Iterable[Path | None] = ()) -> None:
     """Refuse a file that could not be written, before the work that it is for.
 
-    An existing file that is not regular, a device or a pipe, is refused too: it would be replaced.
-    Raises InvalidArgumentError.
+    An existing file that is not regular, a device or a pipe, is refused too: it would be replaced;
+    and so is one of `others`, which the command reads, or writes besides. Raises
+    InvalidArgumentError.
     """
     from embstore.profiles.archive import why_not_replaced
 
+    if any(path.resolve() == other.resolve() for other in others if other is not None):
+        raise InvalidArgumentError(
+            f"{flag}: expected a file of its own, found {path}, which the command also reads or "
+            "writes: give another name"
+        )
     if why := why_not_replaced(path):
         raise InvalidArgumentError(
             f"{flag}: expected a regular file, or a new one in an existing folder, found {path}: "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from embstore.durability import Retention
+from embstore.choices import Retention
 from embstore.errors import InvalidArgumentError
 from embstore_server.cli import output
 from embstore_server.cli.connection import LONG_TIMEOUT_S, Connect, on_server

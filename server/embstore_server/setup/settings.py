@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from embstore.cache.policies import POLICIES
-from embstore.cache_split import SPLITS
-from embstore.durability import LEVELS
+from embstore.choices import LEVELS, SPLITS
 from embstore.errors import InvalidArgumentError
 from embstore.options import StoreOptions, descriptions
 from embstore_proto.addresses import is_loopback, split_address

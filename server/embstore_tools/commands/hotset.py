@@ -48,7 +48,7 @@ def hotset(
     assert budget_bytes is not None
     cost = layout(dim, optimizer, row_bytes).row_bytes
     if out is not None:
-        parameters.check_output("--output", out)
+        parameters.check_output("--output", out, [profile])
     loaded = Profile.load(profile)
     chosen = choose_hot_set(loaded, budget_bytes, dict.fromkeys(loaded.tables, cost), version)
     coverage = hot_coverage(chosen, loaded)

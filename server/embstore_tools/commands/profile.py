@@ -75,9 +75,10 @@ def profile(
         rows=bounds | hashed,
         keys_max=count.KEYS_MAX if keys_max is None else keys_max,
     )
-    parameters.check_output("--output", out)
+    parameters.check_output("--output", out, files)
     if picture is not None:
-        plots.check_picture(picture)
+        plots.check_drawing(picture)
+        parameters.check_output("--picture", picture, [*files, out])
     opened = readers.open_files(files, list(columns) if table else None, _hashing(columns, hashed))
     with _mebibytes_read(sum(file.size_bytes for file in opened)) as report:
         counter = count.count_files(opened, counting, report)

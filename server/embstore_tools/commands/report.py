@@ -24,7 +24,7 @@ def report(
     from embstore_tools.report.reading import read
 
     found = read(run)
-    parameters.check_output("--output", out)
+    parameters.check_output("--output", out, [run])
     replace_file(out, page(found).encode())
     document = {"path": str(out), "steps": int(found.total("step"))}
     output.show(document, f"{document['steps']:,} steps, drawn in {out}", as_json=as_json)

@@ -70,7 +70,8 @@ def size(
         )
     of_rows = layout(dim, optimizer, row_bytes)
     if picture is not None:
-        plots.check_picture(picture)
+        plots.check_drawing(picture)
+        parameters.check_output("--picture", picture, [profile])
     loaded = Profile.load(profile)
     host_bytes = parameters.byte_count("--host-cache-bytes", host_cache_bytes) or 0
     found = _hit_rates(

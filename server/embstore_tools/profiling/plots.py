@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidArgumentError
-from embstore.profiles.archive import replace_file, why_not_replaced
+from embstore.profiles.archive import replace_file
 from embstore.profiles.profile import Profile, TableProfile
 from embstore.version import pip_install
 
@@ -110,17 +110,12 @@ def _ticks(low: float, high: float, plot: Plot) -> tuple[list[float], list[str]]
     return [float(place) for place in decades], written
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be drawn or written, with InvalidArgumentError."""
+def check_drawing(path: Path) -> None:
+    """Raise InvalidArgumentError if no picture can be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(f"--picture: drawing {path} {_NEEDED}") from exc
-    if why := why_not_replaced(path):
-        raise InvalidArgumentError(
-            "--picture: expected a regular file, or a new one, in a folder that is there, "
-            f"found {path}: {why}"
-        )
 
 
 def write_picture(path: Path, plots: Sequence[Plot]) -> None:
