@@ -114,7 +114,9 @@ def unpacked(archive: Path, path: Path) -> dict[str, Any]:
 
 
 def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    return entry.replace(uid=0, gid=0, uname="", gname="", mtime=0)
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 def main() -> None:
