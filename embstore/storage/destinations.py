@@ -4,10 +4,10 @@ Both have the same few verbs, by paths with '/' between parts. A directory takes
 name of it (a hard link) where that can be, else as a copy; a URL takes copies. fsspec is only
 needed for URLs, and is imported when there is one.
 
-**Is it there already?** Files that a catalogue names never change, and a name is used once in the
-life of a store. Therefore a file of that name and size is taken for the same, if its bytes are the
-same at some places: the first has the store's id, the last has the key index, and a copy of the
-store with a history of its own has other rows. The result of a restore is verified row by row.
+**Is it there already?** Files that a catalogue names never change, and the header page of each has
+a random file id (format.py). A file of the same name, size and header page is the same file, also
+where a copy of the store has a history of its own and uses the same names. Samples of the other
+bytes are compared, too: they can show damage. A restore verifies every row.
 
 **Permission.** The folder's marker (markers.py) decides whether it may be changed, before it is. In
 a directory no link is followed (files.py).

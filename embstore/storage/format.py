@@ -13,9 +13,11 @@ from the wrong place fails as surely as one with a flipped bit. A **tombstone** 
 a record that has no row. It is known without reading it: the indexes of log and base have the
 length of records.
 
-A **header** is 72 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
+A **header** is 80 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
 a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
-the file's kind (24), CRC-32 of the first 64 bytes (8). A file of another store is refused.
+the file's kind (24), file id (8), CRC-32 of the first 72 bytes (8). A file of another store is
+refused. The file id is random: a file and its copies have it, and no other file. Copies of one
+store that both continue give the same names to different files; the id tells these files apart.
 
 Keys are 8 bytes wide today, elements are fp32, and a row has weights and optimizer state, nothing
 else. The header records that, so that wider keys, other elements, or counts and times of rows can
@@ -23,12 +25,13 @@ come without another header, and a store that has them is refused here with a cl
 """
 
 import hashlib
+import secrets
 import struct
 import zlib
 
 from embstore.errors import CorruptTableError, TableMismatchError
 
-FORMAT = 7
+FORMAT = 8
 """The format of a store; a file's header has the format of its own kind."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""
@@ -37,10 +40,11 @@ LOG_MAGIC = b"EMBS.LOG"
 BASE_MAGIC = b"EMBSBASE"
 COMMANDS_MAGIC = b"EMBSCOMM"
 IDS_MAGIC = b"EMBS.IDS"
-_FORMATS = {LOG_MAGIC: 3, COMMANDS_MAGIC: 4, BASE_MAGIC: 4, IDS_MAGIC: 1}
+_FORMATS = {LOG_MAGIC: 4, COMMANDS_MAGIC: 5, BASE_MAGIC: 5, IDS_MAGIC: 2}
 BACKUP_FORMAT = 1
 """The format of the marker of a directory of backups; its other files have the formats above."""
-_HEADER = struct.Struct("<8sIIHHI16sQQQQ")
+_FILE_ID_BYTES = 8
+_HEADER = struct.Struct("<8sIIHHI16sQQQ8sQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304
 _ROWS = (8, 1, 0)
@@ -55,9 +59,9 @@ def checksum(data: bytes | memoryview) -> int:
 def pack_header(
     magic: bytes, store_id: bytes, first: int = 0, second: int = 0, third: int = 0
 ) -> bytes:
-    """Return a file's header page."""
-    numbers = (first, second, third)
-    head = _HEADER.pack(magic, _FORMATS[magic], _BYTE_ORDER, *_ROWS, store_id, *numbers, 0)
+    """Return the header page of a new file."""
+    fields = (store_id, first, second, third, secrets.token_bytes(_FILE_ID_BYTES))
+    head = _HEADER.pack(magic, _FORMATS[magic], _BYTE_ORDER, *_ROWS, *fields, 0)
     head = head[:_CHECKED_BYTES]
     return (head + struct.pack("<Q", checksum(head))).ljust(PAGE_BYTES, b"\0")
 
@@ -69,7 +73,7 @@ def unpack_header(page: bytes, magic: bytes, store_id: bytes, path: str) -> tupl
             f"{path}: expected a header of {PAGE_BYTES} bytes, found {len(page)}"
         )
     found_magic, version, order, *found = _HEADER.unpack(page[: _HEADER.size])
-    (*rows, found_id), numbers, crc = found[:4], found[4:7], found[7]
+    (*rows, found_id), numbers, crc = found[:4], found[4:7], found[8]
     if found_magic != magic:
         raise CorruptTableError(f"{path}: expected magic {magic!r}, found {found_magic!r}")
     if crc != checksum(page[:_CHECKED_BYTES]) or any(page[_HEADER.size :]):
