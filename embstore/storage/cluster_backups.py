@@ -1,9 +1,10 @@
 """Backups of a cluster: each shard's in a folder of its own, `shard-N`.
 
-A backup of a shard has its number and its map. All shards of a cluster are restored together, of
-one label, so that no shard is of another time than the others: a part of them, or different states,
-would make a store that opens, and whose model is wrong. That the backups belong together is checked
-before a file is copied.
+A backup of a shard has its number, its map and the mark of its checkpoint
+(`embstore.cluster_checkpoints`). All shards of a cluster are restored together, from backups of one
+checkpoint: shards of different times would make a store that opens, and whose model is wrong. The
+number of a command shows no time, and neither do the t of tables: an `assign` changes rows, and no
+t. Therefore the marks are compared, before a file is copied.
 
     SOURCE/shard-N    backups of shard N
     TARGET/shard-N    the result: the directory of shard N
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from embstore.cluster_checkpoints import identity_of
 from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
 from embstore.sharding import ShardMap
 from embstore.storage.backup import Progress, backups_in, check_empty, place_of, restoring
@@ -65,10 +67,11 @@ def restore_cluster(
     shard_map = _checked(
         source, [place_of(s, chosen, b) for s, b in zip(sources, backups, strict=True)]
     )
-    if any(backup.head.tables != backups[0].head.tables for backup in backups):
+    kept = {_identity(chosen, backup) for backup in backups}
+    if len(kept) > 1 or None in kept:
         raise InvalidArgumentError(
-            f"{source}: expected backups {chosen!r} of one state of the tables, found that they "
-            f"differ between the shards, because clients were writing; {_AGAIN}"
+            f"{source}: expected backups of one checkpoint {chosen!r} of all shards, found that "
+            f"they differ between the shards; {_AGAIN}"
         )
     targets = [Files(target, f"shard-{shard}") for shard in range(count)]
     for files in targets:
@@ -83,6 +86,14 @@ def restore_cluster(
 
 def _folder(source: str, shard: int) -> Destination:
     return open_destination(source, f"shard-{shard}")
+
+
+def _identity(label: str, backup: Catalogue) -> str | None:
+    """Return the identity of the checkpoint of which a backup is; None: it is of no cluster's."""
+    kept = backup.checkpoint(label)
+    if kept is None or kept.state.commit != backup.head.commit:
+        return None
+    return identity_of(kept.described())
 
 
 def _label(label: str | None, of_shards: list[dict[str, Catalogue]]) -> str:
