@@ -193,7 +193,7 @@ def test_a_backup_of_a_cluster_is_of_a_checkpoint(shards, tmp_path):
     serve_all(shards)
     with connected(shards) as store:
         train(store, 1.0)
-        with pytest.raises(InvalidArgumentError, match="expected a label: .*store.checkpoint"):
+        with pytest.raises(InvalidArgumentError, match=r"expected a label: .*store\.checkpoint"):
             store.backup(str(tmp_path / "backups"))
     assert not (tmp_path / "backups").exists()
 
