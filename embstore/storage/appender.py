@@ -1,8 +1,8 @@
 """Dirty rows that leave the cache, appended to the log.
 
-Room for every row that a command may push out of the cache is reserved before it changes one, so
-that a full disk refuses the command whole. Rows are packed and indexed in pieces, one while the
-piece before is written.
+Space for every row that a command may push out of the cache is reserved before the command changes
+a row, so that a full disk refuses the whole command. Rows are packed and indexed in pieces; one
+piece is packed while the piece before it is written.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,8 @@ class Appender:
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
         """Make room in the log for `records` records of at most `record_bytes`.
 
-        A checkpoint is not `bounded` by the limit on the log's rows: it makes room for more.
+        A checkpoint is not `bounded` by the limit on the log's rows: once rows are committed, they
+        can be folded, which shortens the log.
         """
         if records:
             if bounded:
@@ -70,8 +71,8 @@ class Appender:
                     written.result()
 
     def bury(self, keys: Keys) -> None:
-        """Log that the rows of unique row keys were deleted. Room has been reserved, of
-        RECORD_HEADER_BYTES each."""
+        """Log that the rows of unique row keys were deleted. RECORD_HEADER_BYTES for each have been
+        reserved."""
         if len(keys):
             self.append(keys, np.empty((len(keys), 0), ELEMENT), np.zeros(len(keys), np.int64))
 

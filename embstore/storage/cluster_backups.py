@@ -1,10 +1,10 @@
-"""Backups of a cluster: each shard's in a folder of its own, `shard-N`.
+"""Backups of a cluster: the backup of each shard is in its own folder, `shard-N`.
 
-A backup of a shard has its number, its map and the mark of its checkpoint
+The backup of a shard contains the shard's number, its map and the mark of its checkpoint
 (`embstore.cluster_checkpoints`). All shards of a cluster are restored together, from backups of one
-checkpoint: shards of different times would make a store that opens, and whose model is wrong. The
-number of a command shows no time, and neither do the t of tables: an `assign` changes rows, and no
-t. Therefore the marks are compared, before a file is copied.
+checkpoint, because shards of different times would make a store that opens and whose model is
+wrong. Command numbers do not show the time of a backup, and neither do the t of tables: an `assign`
+changes rows without changing t. Therefore the marks are compared before any file is copied.
 
     SOURCE/shard-N    backups of shard N
     TARGET/shard-N    the result: the directory of shard N
@@ -27,7 +27,7 @@ _AGAIN = "back the cluster up again, under a label: embstore backup ... --label 
 
 
 def is_of_cluster(source: Destination) -> bool:
-    """Return whether there are backups of a cluster's shards, in folders of theirs."""
+    """Return whether a destination contains backups of a cluster's shards, in their folders."""
     return bool(source.list("shard-0/labels"))
 
 
@@ -42,18 +42,18 @@ def restore_cluster(
 
     Parameters
     ----------
-    source : path or URL that has the shards' folders
-    target : directory that gets `shard-N` of each
-    label : None: the label of the highest command number, among those that all shards have
-    store_id : returns the id of the next shard's store; None: the backup's
-    progress : called with the bytes done, and their total, for each shard
+    source : path or URL that contains the folders of the shards
+    target : directory in which `shard-N` is made for each shard
+    label : None: the label of the highest command number among the labels that all shards have
+    store_id : returns the id of the next shard's store; None: the id in the backup
+    progress : called per shard, with the bytes done so far and the total
 
     Raises
     ------
     CheckpointNotFoundError : not all shards have a backup of this label.
-    InvalidArgumentError : the backups are not of all shards of one cluster, with one map, at one
-        state; a directory is not empty.
-    CorruptTableError : a file is damaged. After any error no shard has a store, and directories
+    InvalidArgumentError : the backups are not of all shards of one cluster, with one map and in
+        one state; or a directory is not empty.
+    CorruptTableError : a file is damaged. After any error no shard has a store, and the directories
         are as they were.
     """
     first = _folder(source, 0)

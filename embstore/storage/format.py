@@ -1,27 +1,29 @@
-"""The format on disk: magic numbers, headers, and the place of a row. Little-endian throughout.
+"""The format on disk: magic numbers, headers, and the form of a row. Little-endian throughout.
 
-store.json       {"format", "endianness", "store_id"}: read before anything else is believed
-CATALOGUE        a line with title, format and blake2b, then JSON (catalogue.py); so LINEAGE, SHARD
+store.json       {"format", "endianness", "store_id"}: read before any other file is trusted
+CATALOGUE        a line with title, format and blake2b, then JSON (catalogue.py); LINEAGE and SHARD
+                 have the same form
 log/N.log        header page, then records back to back, then a key index and a trailer (log.py)
 base/N-P.rows    header page, then records by key, then their index and a trailer (run.py)
 ids/N.ids        header page, then the ids of row numbers of a sparse table (id_files.py)
 commands/N.commands  header page, then the uncommitted commands (command_records.py)
 
-A **record** is the same everywhere: CRC-32C (8 bytes, upper four zero), row key (8), and the row as
-the cache has it (`embstore.layout`). The checksum covers row key and row, so a record read
-from the wrong place fails as surely as one with a flipped bit. A **tombstone** marks a deleted row:
-a record that has no row. It is known without reading it: the indexes of log and base have the
-length of records.
+A **record** has the same form in all files: CRC-32C (8 bytes, upper four zero), row key (8), and
+the row as the cache has it (`embstore.layout`). The checksum covers the row key and the row, so a
+record read from a wrong offset is detected as surely as a record with a flipped bit. A
+**tombstone** marks a deleted row: a record that contains no row. It is recognized without reading
+the record, because the indexes of log and base contain the length of each record.
 
 A **header** is 80 bytes on a page of its own: magic (8), format (4), byte order mark (4), bytes of
 a key (2), type of a row's elements (2), extra bytes of a row (4), store id (16), three numbers of
 the file's kind (24), file id (8), CRC-32 of the first 72 bytes (8). A file of another store is
-refused. The file id is random: a file and its copies have it, and no other file. Copies of one
-store that both continue give the same names to different files; the id tells these files apart.
+refused. The file id is random: only a file and its copies share it. If two copies of a store both
+continue, they give the same names to different files, which the file id distinguishes.
 
-Keys are 8 bytes wide today, elements are fp32, and a row has weights and optimizer state, nothing
-else. The header records that, so that wider keys, other elements, or counts and times of rows can
-come without another header, and a store that has them is refused here with a clear message.
+At present keys are 8 bytes wide, elements are fp32, and a row contains weights and optimizer state
+only. The header records these three properties. Therefore wider keys, other element types, or
+counts and times in rows can be added without a new form of header, and this release refuses a store
+that has them with a clear message.
 """
 
 import hashlib
@@ -32,7 +34,7 @@ import zlib
 from embstore.errors import CorruptTableError, TableMismatchError
 
 FORMAT = 8
-"""The format of a store; a file's header has the format of its own kind."""
+"""The format of a store. The header of a file contains the format of the file's own kind."""
 ROOMS = ("log", "base", "ids")
 """Folders whose files the catalogue names."""
 PAGE_BYTES = 4096
@@ -42,17 +44,18 @@ COMMANDS_MAGIC = b"EMBSCOMM"
 IDS_MAGIC = b"EMBS.IDS"
 _FORMATS = {LOG_MAGIC: 4, COMMANDS_MAGIC: 5, BASE_MAGIC: 5, IDS_MAGIC: 2}
 BACKUP_FORMAT = 1
-"""The format of the marker of a directory of backups; its other files have the formats above."""
+"""The format of the marker of a backup directory; the other files there have the formats above."""
 _FILE_ID_BYTES = 8
 _HEADER = struct.Struct("<8sIIHHI16sQQQ8sQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304
 _ROWS = (8, 1, 0)
-"""A row's bytes of its key, type of its elements (1: fp32), bytes besides weights and state."""
+"""Properties of rows: bytes of a key, type of elements (1: fp32), bytes added to weights and
+state."""
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """Return the checksum of headers and indexes (rows have CRC-32C, in records.py)."""
+    """Return the checksum of headers and indexes (rows have a CRC-32C, see records.py)."""
     return zlib.crc32(data)
 
 
@@ -106,7 +109,7 @@ def seal(title: str, form: int, body: bytes) -> bytes:
 def unseal(title: str, form: int, content: bytes, path: str) -> bytes:
     """Return the body of a small file.
 
-    Raises CorruptTableError: it is damaged; TableMismatchError: it is of another format.
+    Raises CorruptTableError if it is damaged, and TableMismatchError if it is of another format.
     """
     line, _, body = content.partition(b"\n")
     words = line.decode("ascii", "replace").split(" ")
