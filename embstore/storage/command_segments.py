@@ -66,7 +66,7 @@ class CommandSegments:
         return self._bytes_before + (self.newest.end if self.newest else 0)
 
     def missing(self) -> str:
-        """Return the path of a segment whose file was removed; "": no file is missing. Any thread."""
+        """Return the path of a segment whose file was removed; "" if none was. Any thread."""
         numbers, there = list(self.numbers), segment_numbers(self._files)
         gone = next((n for n in numbers if n not in there and n in self.numbers), None)
         return "" if gone is None else segment_path(gone)

@@ -164,7 +164,7 @@ class Contents:
         return [list(group) for _, group in groups]
 
     def arranged(self, runs: Iterable[Run]) -> tuple[Run, ...]:
-        """Return the runs after parts were moved to other runs where no file must be read for it."""
+        """Return the runs after moving parts to other runs where that reads no file."""
         groups = self.grouped(filter(None, runs))
         return tuple(r for g in groups for r in arranged(g, self.limits.base_segment_bytes))
 

@@ -255,13 +255,13 @@ class KeyIndex:
         )
 
     def offsets_of(self, keys: Keys) -> NDArray[np.int64]:
-        """Return, for each of `keys`, the offset of the first record whose row key is not smaller."""
+        """Return, for each of `keys`, the offset of the first record whose key is not smaller."""
         offsets = np.empty(len(keys), np.int64)
         find_offsets(self.directory, address(self.containers), self.end, keys, offsets)
         return offsets
 
     def between(self, low: int, high: int) -> tuple[Keys, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the row keys in [low, high), ascending, and the offset and bytes of their records."""
+        """Return the row keys in [low, high), ascending, and their records' offsets and bytes."""
         groups = self.directory[:, _GROUP]
         first, last = np.searchsorted(groups, [low >> GROUP_BITS, -(-high >> GROUP_BITS)]).tolist()
         count = int(self.directory[first:last, _COUNT].sum())

@@ -164,7 +164,7 @@ def repoint(
     news: Int64sIn,
     live: Int64s,
 ) -> int:
-    """Move entries that point to `olds` to `news`, or remove them (-1); return the number removed."""
+    """Change entries from `olds` to `news`, or remove them (-1); return the number removed."""
     removed = 0
     for i in range(keys.shape[0]):
         _ask(entries, keys, i)
@@ -289,7 +289,7 @@ class RowIndex:
         news: NDArray[np.int64],
         live: NDArray[np.int64],
     ) -> None:
-        """Point keys that still have their old position to the new position, or remove them (-1)."""
+        """Give keys that still have their old position the new one, or remove them (-1)."""
         for table in self.tables:
             self.size -= repoint(table, keys, olds, news, live)
         if _SHRINK * self.size < len(self._entries) and len(self._entries) > _INITIAL:

@@ -104,7 +104,7 @@ class ShardPlace:
         return replace(self, paused_by=by)
 
     def resumed(self, by: str) -> "ShardPlace":
-        """Return the place with writes resumed if `by` has paused them; "" stands for any client."""
+        """Return the place with writes resumed if `by` has paused them; "": any client."""
         return replace(self, paused_by="") if by in ("", self.paused_by) else self
 
     def check_label(self, label: str, commit: int) -> None:

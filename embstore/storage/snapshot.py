@@ -170,7 +170,7 @@ class Snapshot:
         between: Callable[[], None],
         reserve: Callable[[int], None],
     ) -> Stored | None:
-        """Return the table's newest records in segments, by row key; None if there is no segment."""
+        """Return the table's newest records in segments, by row key; None without segments."""
         logged = []
         for segment in segments:
             between()
