@@ -15,7 +15,7 @@ profiles/profile.py in every bit. Its high bits decide which keys are in the sam
 are the place in a scratch table, of which only as much is cleared as the call needs. Only -1, which
 is no key, has the hash 0, so 0 marks a free place.
 
-keep_events keeps those of the first `count` events, in order, whose hash is at most the limit.
+keep_events removes, from the first `count` events, the events whose hash is above the limit.
 
 The loops run on one thread: they consist of memory accesses, which a prefetch overlaps. They run on
 the host only; no device has a counterpart.
@@ -91,7 +91,7 @@ def spatial_hash_of(key: np.int64, seed: np.uint64) -> np.uint64:
 
 @building_block
 def _clear(scratch: Uint64s, keys: int) -> np.uint64:
-    """Clear as many places, a power of two, as `keys` keys need; return the mask of a place."""
+    """Clear the places that `keys` keys need, a power of two; return the mask of a place."""
     places = 2
     while places < 2 * keys:
         places *= 2

@@ -2,8 +2,8 @@
 
 A set is pinned piece by piece, so that other calls run in between. When a new version is pinned, a
 row that both sets contain keeps its pin. The other rows of the new set are pinned while there is
-space; when there is none, as many rows of the old set are unpinned first. Therefore the hot rows
-are never all out of the cache, and never twice as many rows are pinned. Pins decide which rows are
+space; when there is no space, the same number of rows of the old set is unpinned first. Therefore
+the hot rows are never all out of the cache, and the pinned rows are never twice the hot rows. Pins decide which rows are
 in the cache, and never their content: replacing a set changes no bit, whatever calls run meanwhile.
 
 Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions can pin the
@@ -347,7 +347,7 @@ class HotPins:
         return sum(rows.pinned_count for rows in self._all_rows if rows.table.pool is pool)
 
     def _unpin_of(self, pool: Pool) -> bool:
-        """Unpin a piece of the previous set in a pool; return False if nothing was left to unpin."""
+        """Unpin a piece of the previous set in a pool; return False if no row of it was left."""
         for rows in self._old:
             if rows.table.pool is pool and len(places := rows.piece(_PINNED)):
                 self._unpin(rows, places)

@@ -159,7 +159,7 @@ class Ranking:
         self._piecewise(pools.values(), partial(_rank_slots, found))
 
     def _piecewise(self, pools: Iterable[Pool], rank: Callable[[Pool, int, int], None]) -> None:
-        """Rank the rows in all slots of some pools; `rank(pool, low, high)` ranks those in slots
+        """Rank the rows in all slots of some pools; `rank(pool, low, high)` ranks the rows in slots
         [low, high).
 
         Rows that change slots meanwhile keep their levels. They may lose the counts of LFU, and

@@ -16,7 +16,7 @@ It counts how often acknowledged commands were undone, by a restore or by a cras
 client knows from an older epoch is void. To detect the crash, the catalogue contains the flag
 **tail**: it is set before the first command after a commit, and cleared by the next commit. If a
 store is opened whose tail is set, commands were lost, and a new epoch begins. The new epoch is
-written with the next write: before that write nothing can be lost.
+written together with the next write: before that write no command can be lost.
 
 If commands are logged, a commit records its position in the command log (command_records.py). It is
 damage if that log is missing, or if the part that was durable at the commit is not whole.

@@ -16,7 +16,7 @@ from embstore.storage.format import PAGE_BYTES
 _PAGE = np.uint64(PAGE_BYTES)
 _WILLNEED = 3
 _SAMPLED_ROWS = 128
-"""One page per so many rows is sampled, but at least _LEAST and at most _MOST pages per call."""
+"""Rows per sampled page; at least _LEAST and at most _MOST pages are sampled per call."""
 _LEAST, _MOST = 8, 64
 _mincore = c_function("mincore", "int32", "uint64", "uint64", "int64")
 _madvise = c_function("madvise", "int32", "uint64", "uint64", "int32")

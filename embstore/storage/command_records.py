@@ -313,7 +313,7 @@ def go_on_behind(files: Files, read: RecordReader) -> tuple[list[int], list[int]
         if number > read.end.segment:
             files.remove(segment_path(number))
     kept = [number for number in numbers if number <= read.end.segment]
-    for number in reversed(read.ends):  # a segment becomes sure before the one before it says so
+    for number in reversed(read.ends):  # a segment becomes sure before its predecessor gets NEXT
         is_sound = number + 1 in read.sure and number not in read.cut
         if number >= read.synced.segment or not is_sound:
             with closing(files.open(segment_path(number), write=True)) as file:

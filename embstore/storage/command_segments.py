@@ -97,8 +97,8 @@ class CommandSegments:
 
     def forget(self, first: int) -> None:
         """Release the segments before number `first`, which a commit has begun; segments that are
-        `needed` stay. All records of the released segments must have been written. As many released
-        segments are kept as spares as the log had at this commit."""
+        `needed` stay. All records of the released segments must have been written. The released
+        segments become the spares, and earlier spares are removed."""
         needed = self.needed(list(self.numbers))
         first = first if needed is None else min(first, needed)
         old = [number for number in self.numbers if number < first]
@@ -144,8 +144,8 @@ class CommandSegments:
         return Segment(number, file, size)
 
     def _allocate(self, file: File, needed: int) -> int:
-        """Allocate as many bytes as the log has at present, or only `needed` if there is not enough
-        space for that. Return the number of bytes."""
+        """Allocate the present size of the log, or only `needed` bytes if there is not enough space
+        for that. Return the number of bytes."""
         wanted = min(max(self._bytes_before, _SEGMENT_BYTES_LEAST), SEGMENT_BYTES)
         least, size = (-(-n // PAGE_BYTES) * PAGE_BYTES for n in (needed, max(needed, wanted)))
         try:

@@ -127,8 +127,8 @@ def write_newest(
 ) -> None:
     """Write the newest records of ascending row keys to a run; `copied` is called between pieces.
 
-    older : all runs below the written run, oldest first; a tombstone is omitted if none of these
-        runs has its row
+    older : all runs below the written run, oldest first; a tombstone is omitted if no such run has
+        its row
 
     Raises WrongRecordError if a record is damaged.
     """

@@ -80,8 +80,8 @@ def name_within(destination: str, within: str) -> str:
 
     Raises
     ------
-    PermissionDeniedError : it is anything else. Links are not resolved, because none is followed
-        there.
+    PermissionDeniedError : it is anything else. Links are not resolved, because the destination
+        follows no link.
     """
     full = within if is_url(within) else str(Path(within).absolute())
     name = destination.removeprefix(f"{full.rstrip('/')}/").rstrip("/")

@@ -79,7 +79,7 @@ class File:
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def was_read(self, offset: int, length: int) -> None:
-        """Advise the system to drop bytes from memory, unless they are mapped: each is read once."""
+        """Advise the system to drop bytes from memory that are read only once and are not mapped."""
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:

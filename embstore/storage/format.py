@@ -50,8 +50,8 @@ _HEADER = struct.Struct("<8sIIHHI16sQQQ8sQ")
 _CHECKED_BYTES = _HEADER.size - 8
 _BYTE_ORDER = 0x01020304
 _ROWS = (8, 1, 0)
-"""Properties of rows: bytes of a key, type of elements (1: fp32), bytes added to weights and
-state."""
+"""Properties of rows: bytes of a key; type of the elements (1: fp32); bytes of a row that are
+neither weights nor state."""
 
 
 def checksum(data: bytes | memoryview) -> int:

@@ -2,9 +2,9 @@
 
 A label `ads/nightly/7` is in the folder `ads/nightly`; a label without a slash is in the folder "".
 Each folder keeps its own last checkpoints, so that the checkpoints of one client do not push out
-those of another client, and a label in a folder of its own is safe from routine checkpoints. The
-part before the first slash is a namespace. A namespace has at most FOLDERS_MAX folders; beyond that
-the folder whose last checkpoint is oldest is dropped.
+the checkpoints of another client, and a label in a folder of its own is safe from routine
+checkpoints. The part before the first slash is a namespace. A namespace has at most FOLDERS_MAX
+folders; beyond that the folder whose last checkpoint is oldest is dropped.
 
 **Protected** checkpoints are exempt: they are never dropped, and they do not count, so that a
 folder keeps as many routine checkpoints as it would without them. PROTECTED_MAX bounds their

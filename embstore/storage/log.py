@@ -200,7 +200,7 @@ class Log:
 
         keys, olds : (n,) the kept records' row keys and old positions; `new` has the records in
         this order. The new segment takes the position of the newest old segment in the order of
-        segments: its records are newer than those of all older segments, and no newer record has
+        segments: its records are newer than all records of older segments, and no newer record has
         one of its keys. No count may be frozen before the end.
         """
         news = np.full(len(keys), -1, np.int64) if new is None else new.keys_and_positions()[1]

@@ -95,7 +95,7 @@ def pack(
 
 
 _AHEAD_BYTES = 4096
-"""Bytes of records that are prefetched: about as many as a core can have in flight."""
+"""Bytes of records that are prefetched, about the amount that a core can have in flight."""
 
 
 @building_block

@@ -149,8 +149,8 @@ class RowNumbers:
         return 8 * (self.count + 1) + self._slots.nbytes + self._old.nbytes
 
     def row_keys_of(self, ids: Keys, workers: Workers | None = None) -> Keys:
-        """Return the row key of each id. For an id without a number it contains the number NOWHERE,
-        which no row has."""
+        """Return the row key of each id. The row key of an id without a number contains the number
+        NOWHERE, which no row has."""
         row_keys = np.empty(len(ids), np.int64)
         tables = self._slots, self._old, self._ids
 
@@ -179,7 +179,7 @@ class RowNumbers:
         return row_keys
 
     def add(self, ids: Keys) -> None:
-        """Give numbers to ids that are unique and have none."""
+        """Give numbers to unique ids that have no numbers yet."""
         self.make_room(len(ids))
         low, high = self.count, self.count + len(ids)
         self._ids[low + 1 : high + 1] = ids

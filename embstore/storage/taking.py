@@ -1,4 +1,4 @@
-"""Taking over a leader's commit: its catalogue and files replace those of a standby's store.
+"""Taking over a leader's commit: its catalogue and files replace a standby's own.
 
     incoming/LINEAGE      the leader that sent the files; files of another leader are removed
     incoming/log, base, ids   files that the store does not have yet; a name that ends with .part
