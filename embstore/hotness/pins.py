@@ -3,8 +3,9 @@
 A set is pinned piece by piece, so that other calls run in between. When a new version is pinned, a
 row that both sets contain keeps its pin. The other rows of the new set are pinned while there is
 space; when there is no space, the same number of rows of the old set is unpinned first. Therefore
-the hot rows are never all out of the cache, and the pinned rows are never twice the hot rows. Pins decide which rows are
-in the cache, and never their content: replacing a set changes no bit, whatever calls run meanwhile.
+the hot rows are never all out of the cache, and the pinned rows are never twice the hot rows. Pins
+decide which rows are in the cache, and never their content: replacing a set changes no bit,
+whatever calls run meanwhile.
 
 Hot rows take at most three quarters of a pool's slots. Steps of look-ahead sessions can pin the
 rest of the slots that may be pinned. If pins of a session block a hot row, they are removed, and
@@ -97,7 +98,7 @@ class _HotRows:
     """Index at which the next piece is searched for; the rows before it are done."""
 
     def take_over(self, other: "_HotRows", here: Places, there: Places) -> None:
-        """Take over the pins of rows that another set has too, at index `there` in it."""
+        """Take over pins from `other`, for rows at indexes `there` in it and `here` in this set."""
         pinned = other.states[there] == _PINNED
         other.mark(there[pinned], _WANTED)
         self.mark(here[pinned], _PINNED)
@@ -182,8 +183,8 @@ class HotPins:
         """Pin the wanted rows that are not pinned, as far as possible. If another replacement runs,
         do so in the background.
 
-        The caller may hold the engine, for which that replacement waits between two pieces.
-        Therefore this function must not wait for it.
+        The caller may hold the engine, and that replacement waits for the engine between two
+        pieces. Therefore this function must not wait for that replacement.
         """
         if not self._swapping.acquire(blocking=False):
             self._background.start(self._pin_later)

@@ -1,9 +1,9 @@
 """Export and import of access frequencies: the store's own counts, and profiles of callers.
 
 An imported profile ranks the rows of its tables. Under the rank policy it decides which rows leave
-the cache. Warm-up uses it under every policy. Under LFU, resident rows start with counts in its
-proportion. It is checked completely before anything changes, and then kept in the directory
-(kept.py). No row, no t and no digest depends on it.
+the cache. Warm-up uses it under every policy. Under LFU, resident rows start with counts in
+proportion to the profile's. The profile is checked completely before anything changes, and then
+kept in the directory (kept.py). No row, no t and no digest depends on it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

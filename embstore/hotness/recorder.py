@@ -13,7 +13,7 @@ call is looked up once, in a hash table that is only as large as the call. The t
 table: `forget` removes the totals and events of a dropped table, and keeps the calls without it.
 
 A recording ends by itself (`is_full`) after 2**31 - 1 calls, at a rate below _RATE_MIN, or when
-there is a table more than 16 bits can number. Then further calls are not recorded, and the
+there are more tables than an int16 can number. Then further calls are not recorded, and the
 recording stays valid.
 """
 

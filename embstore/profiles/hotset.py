@@ -16,7 +16,7 @@ FAE (Adnan et al., VLDB 2022) tries several thresholds, and estimates the rows a
 random chunks of the tables. A profile contains the counts, so the rows above every threshold are
 known. A profile of a sample can be used as well; the threshold is then in sampled accesses. FAE's
 code stores the numbers of hot rows as float32, which cannot distinguish 16,777,217 from its
-predecessor; here they are int64 from the profile to the file.
+predecessor; here these numbers are int64 from the profile to the file.
 
 Only NumPy is imported, because clients import this module.
 """

@@ -13,11 +13,12 @@ calls in their order: it shows how long it takes until a key occurs again.
              row after every restart
 
 **Spatial sampling.** A trace of all keys of a server would grow as long as the server runs.
-Therefore it keeps a random part of the keys, with every access to these keys (SHARDS: Waldspurger
-et al., FAST 2015): a key of a table is sampled if, and only if, its hash is below rate * 2**64.
-Half the rate selects half of these keys, so a recorder can halve the rate at any time. The hash is
-that of the kernels, MurmurHash3's fmix64, of (key + 1) * the table's seed, modulo 2**64. The seed
-is odd, so that the hash is one to one, and 0 is the hash of -1, which is no key.
+Therefore a trace has a random part of the keys, with every access to these keys (SHARDS:
+Waldspurger et al., FAST 2015): a key of a table is sampled if, and only if, its hash is below
+rate * 2**64. Half the rate selects half of these keys, so a recorder can halve the rate at any
+time. The hash function is the one of the kernels, MurmurHash3's fmix64. It is applied to
+(key + 1) * the table's seed, modulo 2**64. The seed is odd, so that the hash is one to one, and 0
+is the hash of -1, which is no key.
 
 **Keys** are int64 in the order of int64: in a table of sparse keys, keys of 2**63 or more are
 negative, and therefore first.

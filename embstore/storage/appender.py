@@ -34,7 +34,7 @@ class Appender:
         self._workers = workers
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Make room in the log for `records` records of at most `record_bytes`.
+        """Reserve space in the log for `records` records of at most `record_bytes` each.
 
         A checkpoint is not `bounded` by the limit on the log's rows: once rows are committed, they
         can be folded, which shortens the log.
@@ -46,11 +46,11 @@ class Appender:
             self.expect(records)
 
     def expect(self, records: int) -> None:
-        """Grow the log index once for `records` more rows, rather than again and again."""
+        """Grow the log index once for `records` more rows, rather than several times."""
         self._contents.log.index.make_room(records)
 
     def append(self, keys: Keys, rows: Rows, slots: NDArray[np.int64]) -> None:
-        """Log rows[slots] under unique row keys. Room has been reserved."""
+        """Log rows[slots] under unique row keys. Space must have been reserved."""
         words = rows.view(np.uint64)
         step = max(1, _APPEND_BYTES // record_bytes_of(rows))
         shape = (min(step, len(keys)), 2 + words.shape[1])
@@ -71,8 +71,8 @@ class Appender:
                     written.result()
 
     def bury(self, keys: Keys) -> None:
-        """Log that the rows of unique row keys were deleted. RECORD_HEADER_BYTES for each have been
-        reserved."""
+        """Log that the rows of unique row keys were deleted. Space of RECORD_HEADER_BYTES per key
+        must have been reserved."""
         if len(keys):
             self.append(keys, np.empty((len(keys), 0), ELEMENT), np.zeros(len(keys), np.int64))
 

@@ -13,7 +13,7 @@ Such files never change, and no name is used twice in the life of a store. There
 copies only files that no other label's backup contains. Catalogues are written last. A catalogue is
 either whole or has a wrong checksum, so an interrupted backup is never mistaken for a backup. After
 a catalogue was removed, the next backup removes the files that no catalogue names any more; it
-leaves files that are not a store's (own_names.py).
+leaves files that no store makes (own_names.py).
 
 **While the store continues to run**, merges replace files. Therefore the files of a backup get
 second names in the store's own directory (`backup/`, hard links). They are all linked while the
@@ -88,8 +88,8 @@ def linked(files: Files, catalogue: Catalogue) -> Iterator[Callable[[str], str]]
     """Give the files of a catalogue second names; yield the function that returns the second name
     of a path.
 
-    `make_room` must have been called before. It waits for the disk; this function does not, because
-    the engine waits for it.
+    `make_room` must have been called before, because it waits for the disk. This function is called
+    with the engine, and must be fast.
     """
 
     def name(path: str) -> str:

@@ -79,7 +79,7 @@ RunEntry = tuple[PartEntry, ...]
 
 @dataclass(frozen=True)
 class IdsEntry:
-    """A file with the ids of some row numbers of a sparse table: `first` and those after it."""
+    """A file with the ids of `count` row numbers of a sparse table, from `first` on."""
 
     number: int
     table_id: int
@@ -123,7 +123,7 @@ class Catalogue:
     next_segment: int = 1
     head: State = field(default_factory=State)
     lives: Lives = ()
-    """The lives that gave numbers to the commands up to the head's."""
+    """The lives that gave numbers to the commands up to the head's command (lives.py)."""
     checkpoints: tuple[KeptState, ...] = ()  # oldest first
     segments: tuple[SegmentEntry, ...] = ()  # oldest first
     runs: tuple[RunEntry, ...] = ()  # of the base, oldest first
@@ -190,7 +190,7 @@ class Catalogue:
 
 
 def reopened(catalogue: Catalogue) -> Catalogue:
-    """Return the catalogue as the next process to open it finds it: a tail is lost."""
+    """Return the catalogue that the next process to open the store finds: a tail is lost."""
     if not catalogue.tail:
         return catalogue
     return replace(catalogue, epoch=catalogue.epoch + 1, tail=False)
@@ -201,8 +201,8 @@ class Encoder:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], tuple[State, KeptState, str]] = {}
-        """Encoded checkpoints of the last catalogue, by the ids of both objects, which stay alive
-        because they are in the value."""
+        """Encoded checkpoints of the last catalogue, by the `id` of the state before and of the
+        checkpoint. The value refers to both objects, so that their ids stay valid."""
 
     def encode(self, catalogue: Catalogue) -> bytes:
         """Return the file's content. JSON objects keep their order, because the order of sessions'

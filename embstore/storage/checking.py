@@ -1,4 +1,4 @@
-"""The check of one file: header, size, trailer, key index and every record; or every id.
+"""The check of one file: header, size, trailer, key index and every record (or every id).
 
 A file is read from its first byte to its last, in pieces, and reading continues after damage: if
 the disk does not return a piece, the piece is halved until the damaged records are known. Therefore

@@ -55,7 +55,9 @@ class _Waiting(NamedTuple):
 
 
 class CommandFiles:
-    """Appends records. `reserve`, `append` and `segments`: with the engine; the rest: any thread.
+    """Appends records to the command log, and syncs them on a thread of its own.
+
+    `reserve`, `append` and `segments` are used with the engine, all else by any thread.
 
     Parameters
     ----------
@@ -113,7 +115,7 @@ class CommandFiles:
     # Appending
 
     def reserve(self, size: int) -> None:
-        """Reserve room for a record with a body of at most `size` bytes.
+        """Reserve space for a record with a body of at most `size` bytes.
 
         Raises
         ------
@@ -168,8 +170,8 @@ class CommandFiles:
                 self._changed.wait()
 
     def let_read(self) -> None:
-        """Return once the parts of all records appended so far have been read. An interrupt is
-        raised only then, so that the caller can change the parts afterwards."""
+        """Return once the parts of all records appended so far have been read. An interrupt during
+        the wait is raised only then, so that the caller can change the parts afterwards."""
         interrupt: BaseException | None = None
         mark = self.appended
         while self.written < mark and self.failure is None and self._thread.is_alive():

@@ -27,7 +27,7 @@ A crash may leave the header of a segment without its first record. A segment th
 have begun counts as not begun: the log ends in the segment before, and a later life begins this
 segment anew. Appending to it instead would make a segment sure that has no first record.
 
-**Another life.** A process that continues after a crash writes those records again that were not
+**Another life.** A process that continues after a crash writes again the records that were not
 known to be synced, and syncs them: after a failed sync the system may have pages in memory that it
 takes for clean although they are not on the disk. The process then removes the segments after the
 torn tail (`go_on_behind`) and begins a new segment, whose header contains the end of the segment
@@ -209,7 +209,7 @@ class RecordReader:
         return unpack_header(page, COMMANDS_MAGIC, self._store_id, file.path)
 
     def _records(self, file: File, number: int) -> Generator[Record, None, bool]:
-        """Yield the records of a segment; return whether the next one is sure."""
+        """Yield the records of a segment; return whether the next segment is sure."""
         is_followed = False
         while (found := _record(file, number, self.end.offset)) is not None:
             head, body = found

@@ -8,7 +8,7 @@ log takes little space, and a long log has few segments.
 A segment whose records are in a commit is overwritten by a later segment, because that is several
 times as fast as writing to a new file. Until then it has the name of a **spare**.
 
-These functions run on the thread that has the engine.
+All functions but `missing` run on the thread that has the engine.
 """
 
 from collections.abc import Callable
@@ -46,8 +46,8 @@ class Segment:
 
 
 class CommandSegments:
-    """The existing segments; new ones follow the segments that were `read`. With the engine, except
-    `missing`."""
+    """The existing segments of the command log. New segments follow the segments that were
+    `read`."""
 
     def __init__(self, files: Files, store_id: bytes, read: RecordReader) -> None:
         self.newest: Segment | None = None

@@ -1,8 +1,8 @@
 """An open directory: the current catalogue, and the log, base and ids that it names.
 
 `use` makes a catalogue the current one, at opening and after a restore: it opens the files that the
-catalogue names, and removes all other files as leftovers of a crash. `replace_catalogue` is the
-commit, which is one rename.
+catalogue names, and removes all other files of the store as leftovers of a crash.
+`replace_catalogue` is the commit, which is one rename.
 
 A directory becomes a store in three steps, each durable before the next: the lock file, store.json,
 the first catalogue. Therefore a store.json without a catalogue, and without any other files, is an
@@ -98,7 +98,7 @@ class Contents:
         return bytes.fromhex(self.catalogue.store_id)
 
     def use(self, catalogue: Catalogue) -> None:
-        """Make a catalogue the current one: open its files, and remove all others."""
+        """Make a catalogue the current one: open its files, and remove the store's other files."""
         self.catalogue = catalogue
         for state in (catalogue.head, *(c.state for c in catalogue.checkpoints)):
             for table in state.tables:
@@ -139,8 +139,9 @@ class Contents:
             self._sparse.add(table.table_id)
 
     def wrong_record(self, row_key: int, which: str) -> CorruptTableError:
-        """Return the error for a damaged record of a row; `which` names the file that has it. The
-        error names the key. For sparse keys whose id is not known any more it names the row number.
+        """Return the error for a damaged record of a row. `which` is "log's", "base's" or "stored".
+
+        The error names the key, or the row number of a sparse key whose id is not known any more.
         """
         table_id, key = row_key >> KEY_BITS, row_key & KEY_MASK
         row, named = f"key {key}", self.ids.id_of(row_key)
@@ -159,7 +160,7 @@ class Contents:
         return number
 
     def grouped(self, runs: Iterable[Run]) -> list[list[Run]]:
-        """Return runs in groups that may be merged: each lies between two kept checkpoints."""
+        """Return runs in groups that may be merged: a group lies between two kept checkpoints."""
         groups = groupby(runs, lambda run: self.catalogue.interval(run[0].entry.commit))
         return [list(group) for _, group in groups]
 
@@ -197,8 +198,8 @@ class Contents:
         return max((int(number) for number in digits if number.isdigit()), default=0)
 
     def missing(self) -> str:
-        """Return the path of a needed file that was removed or replaced by another file, or of the
-        directory; "": nothing is missing. Any thread."""
+        """Return the path of the directory, or of a file that the store needs, if it was removed or
+        replaced by a copy; "" if none was. Any thread."""
         catalogue = self.catalogue
         gone = self._gone(catalogue)
         if not gone and not self._presence.has_catalogue():

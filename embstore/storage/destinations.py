@@ -32,7 +32,7 @@ from embstore.version import pip_install
 PIECE_BYTES = 8 << 20
 _SAMPLE_BYTES = 64 << 10
 _LINKED_ELSEWHERE = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
-"""Errors which show that a file cannot have a hard link there; it is copied instead."""
+"""Error numbers after which a file is copied, because it cannot have a hard link there."""
 _PLAIN = re.compile(r"\w[\w.+=@-]*")
 _LOCAL = re.compile(r"(file|local)://")
 
@@ -254,7 +254,7 @@ class UrlDestination:
 
     def replace(self, path: str, content: bytes) -> None:
         """Write a small file: it is whole, or has a wrong checksum. It is read again afterwards,
-        because a store of objects can acknowledge a write and still cut it."""
+        because an object store can acknowledge a write that it has cut."""
         with self._named(path, "write"):
             self._make_parent(path)
             self._files.pipe_file(self._path(path), content)

@@ -13,8 +13,8 @@ from embstore.storage.files import Files
 from embstore.storage.format import ROOMS
 
 LEAST_BYTES = 16 << 20
-"""The log takes up to 8 MiB at a time. A new segment of the command log is as long
-as that log, up to 64 MiB."""
+"""The log takes up to 8 MiB at a time. A new segment of the command log is as long as that log, up
+to 64 MiB."""
 _DIRECTORIES = ("", *ROOMS, DIRECTORY)
 
 

@@ -79,7 +79,7 @@ class File:
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def was_read(self, offset: int, length: int) -> None:
-        """Advise the system to drop bytes from memory that are read only once and are not mapped."""
+        """Advise the system to uncache bytes that were read once, unless they are mapped."""
         os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
@@ -379,8 +379,8 @@ class Files:
     def lock(self, path: str, *, shared: bool) -> Lock:
         """Lock a file, which is made if necessary, and the root itself, until the lock is closed.
 
-        The root is locked too because a lock file loses its effect when somebody removes it. But
-        not every network file system can lock directories, so that this lock is optional.
+        The root is locked too because a lock file loses its effect when somebody removes it. Not
+        every network file system can lock directories, so a failure to do so is ignored.
         """
         lock = Lock()
         try:

@@ -37,7 +37,7 @@ from embstore.storage.format import (
 from embstore.storage.row_numbers import RowNumbers
 
 JOINED_MAX = 1 << 21
-"""Ids of a joined file at most, 16 MiB."""
+"""Maximum number of ids in a file, 16 MiB."""
 _ID_BYTES = 8
 
 

@@ -19,8 +19,8 @@ class Failing(Protocol):
 class Irreversible(AbstractContextManager[None]):
     """A context manager around the part of a command in which an error fails the store.
 
-    It can be entered any number of times, also inside itself. It is a class and not a generator
-    because a generator would slow down calls of few keys measurably.
+    It can be entered any number of times, also nested. It is a class and not a generator, because a
+    generator would slow down calls of few keys measurably.
     """
 
     def __init__(self, contents: Failing) -> None:

@@ -10,7 +10,7 @@ folders; beyond that the folder whose last checkpoint is oldest is dropped.
 folder keeps as many routine checkpoints as it would without them. PROTECTED_MAX bounds their
 number, because each one keeps files that merges could otherwise remove.
 
-**Dropping a checkpoint is always safe**, also the newest label and the last one. No other state
+**Dropping a checkpoint is always safe**, even if it is the newest or the only one. No other state
 needs it: the head and every other checkpoint name all of their own files. A reader (a scan, a
 backup) keeps its files open, or keeps second names of them, until it ends; a restore and a drop
 both have the engine, so they never overlap. The drop is one rename of the catalogue: before the

@@ -33,13 +33,13 @@ NO_NUMBER = 1 << 62
 
 @dataclass(frozen=True)
 class Promotion:
-    """The event that a standby became the leader."""
+    """A promotion: at this command a standby became the leader."""
 
     id: str
     epoch: int
     """The epoch that began with the promotion."""
     command: int
-    """The last command that the standby had then; all stores have the same commands up to it."""
+    """The standby's last command at that time; all stores have the same commands up to it."""
     first_number: int
     """The number from which on files are the promoted standby's own."""
 

@@ -5,8 +5,8 @@ or the end of a command log is lost, the store gives the same numbers to other c
 each process that opens a store begins a **life**, with a random id, and each command belongs to the
 life that gave it its number. Its record in the command log contains the life's id. A process that
 executes the command again, as recovery and standbys do, leaves that id as it is. A promotion and a
-restore need no life of their own: after either, the commands are numbered by another process, or
-the numbers continue.
+restore need no life of their own: afterwards either another process numbers the commands, or the
+numbers continue.
 
 A store has a list of its lives, oldest first, each with its first command. A life that has given no
 number is not in the list. The list is a fold over the commands, on a leader and on its standbys

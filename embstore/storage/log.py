@@ -135,7 +135,7 @@ class Log:
         return bool(self._frozen[segment.place])
 
     def reserve(self, records: int, record_bytes: int, *, bounded: bool = True) -> None:
-        """Reserve space in which `place` puts `records` records of at most `record_bytes`.
+        """Reserve space for `place` to add `records` records of at most `record_bytes` each.
 
         Raises CapacityError if the disk is full or the index would exceed its limit; nothing has
         changed then.

@@ -8,13 +8,13 @@ Only one merge runs at a time. `poll` is called between commands: it installs a 
 finished, and starts a merge that is due; it never waits. In between, the merge's `run` works on a
 thread of its own: it reads files that never change, and writes files that no catalogue names yet.
 
-Installing makes the result current in two steps. If committed files are replaced, the catalogue is
-renamed. Then the index entries *that still point to the old records* are changed; entries that
-changed meanwhile are newer, and stay. The entries are changed in slices, one per poll. An entry
-that is not yet changed leads to the old record, which exists until the end and has the same
-content. A commit first completes the installation. After a crash at any point the catalogue names
-either the old files or the new ones. The next opening removes unnamed files, and the merge is done
-again.
+Installing makes the result current in two steps. First, if the merge replaces committed files, a
+new catalogue is renamed into place. Then the index entries *that still point to the old records*
+are changed; entries that changed meanwhile are newer, and stay. The entries are changed in slices,
+one per poll. An entry that is not yet changed leads to the old record, which exists until the end
+and has the same content. A commit first completes the installation. After a crash at any point the
+catalogue names either the old files or the new ones. The next opening removes unnamed files, and
+the merge is done again.
 
 A merge that fails has changed nothing, and is reported in the stats. If it failed for lack of
 space, it is tried again after the next commit; any other failure ends merges of its kind until the

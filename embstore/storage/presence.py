@@ -1,7 +1,7 @@
 """Checks that the files of an open store still exist, and are still its own.
 
 Names alone are not sufficient: a folder may have been replaced by an older copy of itself that has
-all the names. The store's next files would then be written there, together with a log that ends too
+all the names. The store's next files would then be written there, next to a file that ends too
 early. Files that a commit names never change, so each is identified by its inode number, as it was
 when the file was first seen. CATALOGUE is replaced at each commit, and is identified by its
 content.

@@ -7,7 +7,7 @@ read: a flipped bit on the disk causes an error, never a wrong row.
 Each step of the checksum waits for the step before it, so that no other record is fetched while one
 record is checked. Therefore records at random addresses are prefetched, and read two at a time.
 Measured: 80,000 records of 544 bytes, at random addresses in 816 MB of the page cache, take 17 ms
-on one thread. With neither measure they take 40 ms, and without a checksum 13 ms.
+on one thread. With neither prefetching nor pairs they take 40 ms, and without a checksum 13 ms.
 
 Rejected: copying records in the order of their pages. The rows are then written in random order,
 which costs more time than it saves.

@@ -2,7 +2,7 @@
 
 Removing 256 MiB and their last map takes the system a tenth of a second, and a command must not
 wait for that. The thread begins with a later command, when nothing else refers to the maps. If the
-process ends before, the next opening removes the rest.
+process ends earlier, the next opening removes the rest.
 """
 
 import threading

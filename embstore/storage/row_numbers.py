@@ -136,12 +136,12 @@ class RowNumbers:
     def __init__(self, table_id: int) -> None:
         self.table_id = table_id
         self.count = 0
-        """Number of ids that have row numbers. It is written last, when they can be read."""
+        """Number of ids that have row numbers. It grows last, when the new ids can be read."""
         self._ids: NDArray[np.int64] = _reserved(_IDS_INITIAL, np.int64)
         self._ids[0] = EMPTY_KEY
         self._slots: NDArray[np.uint32] = _reserved(_INITIAL, np.uint32)
         self._old = _NO_SLOTS
-        self._moved = self._of_old = 0  # numbers of the old table: those already moved, and all
+        self._moved = self._of_old = 0  # counts of the old table: moved numbers, all numbers
 
     @property
     def memory_bytes(self) -> int:

@@ -8,8 +8,8 @@ A run contains rows of one age, of any tables; a newer run wins. It is cut into 
 Directory and containers are the key index (key_index.py); trailer.py describes the trailer. A file
 contains either rows or **tombstones**. A tombstone is a record without a row, so it has
 RECORD_HEADER_BYTES; it marks a deleted row that an older run has. The index alone identifies
-tombstones, without reading a record. The catalogue can name a range of a file's keys, and can name
-the file twice: then the keys in between have been merged into another run, and are dead.
+tombstones, without reading a record. The catalogue can name a range of a file's keys, or two ranges
+of the same file: then the records in between have been merged into another run, and are dead.
 """
 
 from contextlib import closing

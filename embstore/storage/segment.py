@@ -7,11 +7,11 @@ A segment is a header page, records back to back, and, once **sealed**, a key in
 
 The index contains the keys in the order in which they were appended, repeats included. Therefore
 sealing costs one write, and reading the index in order finds the newest record of each key without
-touching a row. Sorting is left to merges, which need it. The trailer (trailer.py) contains the
-numbers of records and runs.
+touching a row. Merges sort the keys, because they need the order. The trailer (trailer.py) contains
+the numbers of records and runs.
 
 A **tombstone** is a record without a row, so it has RECORD_HEADER_BYTES. The runs show which
-records are tombstones, and their positions have a bit for it (row_index.py).
+records are tombstones, and the position of a tombstone has a bit set (row_index.py).
 
 Space, including that for index and trailer, is reserved before a command changes anything
 (`reserve`), so that `append` cannot fail for lack of space. One segment receives all rows that a
@@ -47,8 +47,8 @@ _ALLOCATE_BYTES = 8 << 20
 class Segment:
     """One log segment.
 
-    `place` is the segment's number in positions. `commit` is the commit that made it durable; 0:
-    none has.
+    `place` is the segment's number in the positions of its records (row_index.py). `commit` is the
+    commit that made the segment durable; 0: no commit has.
     """
 
     number: int

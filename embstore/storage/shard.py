@@ -7,12 +7,12 @@ of another number or cluster, not as an unsharded store, and not with an older m
 has had. A store that has executed commands of its own cannot become a shard either, because its
 rows are not limited to a shard's partitions.
 
-**Paused writes.** All shards adopt a map that gives partitions to other shards, or none does, at
-one barrier: the client that moves the partitions first makes every shard pause its writes, and then
-decides. Therefore a pause outlives the process, like a prepared transaction of a database. A shard
-that is started again takes no writes until it receives the decision, which is a release or a newer
-map. Only a shard whose writes are paused adopts a map that moves partitions, because only then have
-its rows been copied.
+**Paused writes.** A map that gives partitions to other shards is adopted by all shards at one
+barrier, or by no shard: the client that moves the partitions first makes every shard pause its
+writes, and then decides. Therefore a pause outlives the process, like a prepared transaction of a
+database. A shard that is started again takes no writes until it receives the decision, which is a
+release or a newer map. Only a shard whose writes are paused adopts a map that moves partitions,
+because only then have its rows been copied.
 
 SHARD is replaced as a whole, has a checksum, and is durable before it is acknowledged: a shard that
 has acknowledged a map still has it after a crash. A store that is no shard has no such file.

@@ -1,7 +1,7 @@
 """The rows of one table as of a commit, in key order, while the store continues to run.
 
-The rows of a sparse table are in the order of their row numbers, which are also the cursor; the
-keys that it returns are ids.
+The rows of a sparse table are in the order of their row numbers, which also serve as the cursor;
+the keys that are returned are ids.
 
 A state consists of files that never change: the runs of the base and the segments of the log with
 ``commit <=`` the state's own, the later record of a row winning (catalogue.py). Therefore a

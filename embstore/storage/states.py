@@ -1,9 +1,9 @@
 """Kept states in the catalogue: each is written as its changes since the state before it.
 
-Between two labels of 100, most of 2,000 tables may not have changed. A table that did not change is
-written once, and is one object in memory, however many states contain it. Even if every table is
-trained between two labels, a label takes only an id and a t per table, because rows, learning rate
-and identity stay.
+If a store has 2,000 tables and 100 labels, most tables do not change between two labels. A table
+that did not change is written once, and is one object in memory, however many states contain it.
+Even if every table is trained between two labels, a label takes only an id and a t per table,
+because rows, learning rate and identity stay.
 
     table   [id, t]   [id, t, rows, learning_rate]   [id, t, rows, learning_rate, identity]
     place   [session, step]   [session, step, table_ids]
@@ -37,7 +37,7 @@ class KeptState:
     metadata: dict[str, Any]
     state: State
     made_at: float | None = None
-    """As in `KeptCheckpoint`."""
+    """The same as `KeptCheckpoint.made_at`."""
     protected: bool = False
 
     def described(self) -> KeptCheckpoint:

@@ -130,7 +130,7 @@ class Storage:
             self._contents.replace_catalogue(replace(self.catalogue, tail=False))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch that other processes have begun, or that they will be notified of."""
+        """Begin an epoch: a new one, or the epoch that the leader has begun."""
         self._contents.replace_catalogue(replace(self.catalogue, epoch=epoch))
 
     def name_commands(self, place: command_records.Place | None) -> None:

@@ -8,12 +8,12 @@ the rules keep merges few:
   largest is at most twice as large as the others together). Therefore a lookup asks few deltas, and
   a row is copied about once each time the deltas grow by a factor of four. A group that is larger
   than a tenth of the bottom is left alone, because its merge would need as much space again. There
-  are never more than 12 runs between two kept checkpoints: beyond that, the four neighbouring
-  deltas are merged whose merge costs the least.
+  are never more than 12 runs between two kept checkpoints: beyond that number, the four consecutive
+  deltas whose merge costs the least are merged.
 - Deltas are merged into the bottom when the base takes more than SPACE times the bottom. Only rows
   whose keys are in the range of one part are merged: the part for which the deltas have the most
   bytes. If updates are spread over the whole table, that part has twice the mean, so merging a byte
-  of a delta costs (1 + 2 s) / 2 s bytes, where s is SPACE - 1: 2.7. The delta's rows in that range
+  of a delta costs (1 + 2 s) / 2 s = 2.7 bytes, where s is SPACE - 1. The delta's rows in that range
   are dead until its file is removed.
 - A part of a delta is moved to the bottom, without being read, if nothing older has a key in its
   range. Therefore rows that are written in key order are never merged.

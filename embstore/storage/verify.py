@@ -261,8 +261,10 @@ class _Verifier:
 def affected_by(
     files: Files, catalogue: Catalogue, reports: dict[str, FileReport]
 ) -> list[Affected]:
-    """Return the rows that damaged files affect in the head and in each kept checkpoint. `reports`
-    are by path."""
+    """Return the rows that damaged files affect in the head and in each kept checkpoint.
+
+    reports : the reports of damaged files, by path
+    """
     return [
         affected
         for label, state in _states(catalogue)
