@@ -43,7 +43,7 @@ class CountedKeys:
     """A copy of the counts of a counter. Copying is far faster than making a profile."""
 
     keys: Keys
-    """(k,) unique, in any order."""
+    """Keys, (k,), unique, in any order."""
     counts: Counts
     accesses: int
     error: int

@@ -85,7 +85,7 @@ class KeptProfiles:
         return self._read(_HOT_SET, HotSet.from_bytes)
 
     def forget_others(self, table_ids: Iterable[int]) -> None:
-        """Remove the profiles of all tables except `table_ids`, which kept states have."""
+        """Remove the profiles of tables whose id is not in `table_ids`, the ids in kept states."""
         if self.read_only or not self._files.is_directory(_DIRECTORY):
             return
         kept = {str(table_id) for table_id in table_ids}

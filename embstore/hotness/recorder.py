@@ -220,7 +220,7 @@ class Recorder:
 
 
 def _joined(call: Call) -> _Parts:
-    """Return the keys of each table of a call, and their counts; counts of (0,): each key once."""
+    """Return the keys and counts of each table of a call; counts of shape (0,): each key once."""
     parts: dict[str, list[tuple[Keys, Counts | None]]] = {}
     for name, keys, counts in call:
         assert counts is None or len(counts) == len(keys), "a count a key"

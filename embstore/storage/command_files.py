@@ -151,7 +151,7 @@ class CommandFiles:
     # Waiting
 
     def sync(self) -> None:
-        """Sync all records appended so far now, and return once they are durable."""
+        """Sync all records appended so far, before `sync_every_s`; return once they are durable."""
         with self._changed:
             mark = self._sync_now = self.appended
             self._changed.notify_all()

@@ -50,7 +50,7 @@ class Lineage:
 
     promotions: tuple[Promotion, ...] = ()
     below: int | None = None
-    """On a standby: files with lower numbers are its leader's. On a leader: None."""
+    """The number below which a standby's files are its leader's; None on a leader."""
     replaced: str = ""
     """The address of the leader that this store has replaced; "" if it has replaced none."""
     replaced_by: str = ""

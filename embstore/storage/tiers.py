@@ -176,8 +176,8 @@ def _hidden(bottom: Run, tombstones: Sequence[Part]) -> NDArray[np.float64]:
 def _densest(
     runs: Sequence[Run], part_bytes: int, dropped: Keys, hidden: NDArray[np.float64]
 ) -> Choice:
-    """Return the range of the part of the bottom with the most bytes of deltas and dead rows per
-    byte of its own."""
+    """Return the range of the bottom's part that has the most bytes of deltas and dead rows,
+    compared with its own bytes."""
     bottom = runs[0]
     cuts = _cuts(bottom)
     own = np.array([part.bytes for part in bottom], np.float64)
