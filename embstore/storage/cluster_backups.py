@@ -89,7 +89,7 @@ def _folder(source: str, shard: int) -> Destination:
 
 
 def _identity(label: str, backup: Catalogue) -> str | None:
-    """Return the identity of the checkpoint of which a backup is; None: it is of no cluster's."""
+    """Return the identity of a backup's checkpoint; None if no cluster made the checkpoint."""
     kept = backup.checkpoint(label)
     if kept is None or kept.state.commit != backup.head.commit:
         return None
