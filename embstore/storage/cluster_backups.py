@@ -51,8 +51,8 @@ def restore_cluster(
     Raises
     ------
     CheckpointNotFoundError : not all shards have a backup of this label.
-    InvalidArgumentError : the backups are not of all shards of one cluster, with one map and in
-        one state; or a directory is not empty.
+    InvalidArgumentError : the backups are not of all shards of one cluster, with one map and of
+        one checkpoint; or a directory is not empty.
     CorruptTableError : a file is damaged. After any error no shard has a store, and the directories
         are as they were.
     """
