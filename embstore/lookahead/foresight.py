@@ -8,8 +8,7 @@ pool's policy. This is Belady's rule within the announced steps.
 Rows are read ahead of their step's turn, and a choice that is made ahead of the turn knows less
 than a choice at the turn. Two limits keep such choices from costing reads:
 
-- Steps are planned as late as is early enough for their rows to arrive in time
-  (`Session.near_step`).
+- Steps are planned late, but early enough for their rows to arrive in time (`Session.near_step`).
 - A step that is planned ahead of its turn gets only the slots that it would get at its turn. By
   then the steps before it are finished, and the rows of these steps can leave too. If one of these
   rows is a better victim than the rows that can leave now, the step waits: otherwise it would evict
@@ -94,15 +93,14 @@ class Foresight:
             part.pool.scores.foresee(slots, np.where(next_uses > 0, ranks, NO_USE))
 
     def rank_again(self, session: Session, step: Step) -> None:
-        """Rank the rows of a step that loses its pins. Rows that were read for it had no rank
-        yet."""
+        """Rank the rows of a step that loses its pins; rows that were read for it have no rank."""
         for part in step.parts:
             if part.pins is not None:
                 ranks = np.full(part.key_count, self._rank(session, step.number))
                 part.pool.scores.foresee(part.pins.slots, ranks)
 
     def forget(self, parts: Iterable[Part]) -> None:
-        """Rank the rows of a step that will not be done as if they were just touched."""
+        """Score the rows of a step that will never be done as rows that were just touched."""
         for part in parts:
             slots, missing = part.pool.finder.locate(part.batch().unique_keys)
             if missing < len(slots):

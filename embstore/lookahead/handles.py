@@ -94,9 +94,7 @@ class StepLookup(StepHandle):
         self._bags = bags
         self._share: RankShare = step.shares[rank.rank]
         self._early: dict[str, Positions] | None = None
-        self._given_at: int | None = (
-            None  # number of deletions when early rows were read; None: not
-        )
+        self._given_at: int | None = None  # `_deletions` when early rows were read; None: not yet
         self._began = monotonic()
         self._has_stalled = False
 

@@ -58,8 +58,8 @@ class Planner:
         self.clock = Clock()
         """The clock of leases, and of all waits for ranks."""
         self.end_expired: Callable[[], float | None] = lambda: None
-        """Function that ends sessions whose lease has run out; returns the seconds until its next
-        call."""
+        """Function that ends sessions whose lease has run out, and returns the seconds until it
+        must be called again, or None."""
         self._tables = tables
         self._sessions = sessions
         self._collecting = 0

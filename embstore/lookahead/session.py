@@ -60,8 +60,7 @@ def same_error(error: EmbstoreError) -> EmbstoreError:
 
 @dataclass(frozen=True)
 class Mode:
-    """The mode of planning: the number of steps in a group, and whether all announced steps are
-    near."""
+    """The mode of planning: steps in a group, and whether all announced steps are near."""
 
     group: int
     is_deep: bool
@@ -110,8 +109,7 @@ class Session:
     outcomes: OrderedDict[int, tuple[Verb, AcknowledgedUpdate]] = field(default_factory=OrderedDict)
     error: EmbstoreError | None = None  # why it ended; None: it is live
     uses: defaultdict[RowKeys, Uses] = field(default_factory=lambda: defaultdict(Uses))
-    """The uses of row keys, separately for each kind of row keys: equal row keys of two kinds name
-    different rows."""
+    """The uses of row keys, by kind: equal row keys of two kinds name different rows."""
     uses_lock: threading.Lock = field(default_factory=threading.Lock)
     counts: SessionCounts = field(default_factory=SessionCounts)
     waited_s: float = 0.0  # seconds that planning waited for room, until `waiting_since`
@@ -132,9 +130,8 @@ class Session:
 
     @property
     def near_step(self) -> int:
-        """The last step that is near enough to its turn to be planned: as few steps are planned
-        ahead as suffice for their rows to arrive in time, since a later choice knows more
-        (foresight.py), but all steps whose rows were requested."""
+        """The last step to be planned now: no further ahead than is needed for rows to arrive in
+        time, since a later choice knows more (foresight.py), or as far as rows were requested."""
         ahead = self.facts.lookahead_steps_max if self.mode.is_deep else self._ahead
         return max(self.last_step + 1 + ahead, self._asked_step)
 
@@ -143,8 +140,7 @@ class Session:
         self._asked_step = number
 
     def count_stall(self, number: int, seconds: float) -> None:
-        """Count a lookup that has waited for a step's rows, and plan one more step ahead for a
-        while."""
+        """Count a lookup that waited for a step's rows; plan one more step ahead for a while."""
         self.counts.stall_s += seconds
         self.counts.stalls += 1
         if number > self._stalled_step:  # only once for all ranks
@@ -261,8 +257,7 @@ class Session:
             self.outcomes.popitem(last=False)
 
     def table(self, name: str, where: str = "") -> TableState:
-        """Return a table of the session, or raise InvalidArgumentError with a message that begins
-        with `where`."""
+        """Return a table of the session; an InvalidArgumentError begins with `where`."""
         table = self.tables.get(name)
         if table is None:
             where = where or f"session {self.name!r}"
@@ -304,8 +299,7 @@ class Session:
         return step
 
     def remembered(self, number: int, verb: Verb) -> AcknowledgedUpdate | None:
-        """Return the remembered outcome of a step that was finished by `verb`; None: not
-        remembered.
+        """Return the outcome of a step that was finished by `verb`; None: it is not remembered.
 
         Raises
         ------
@@ -327,8 +321,7 @@ class Session:
             raise same_error(self.error)
 
     def check_may_put(self) -> None:
-        """Raise unless a member can set rows: its session is the only writer, and no step is
-        open."""
+        """Raise unless members can set rows: the session is not shared, and no step is open."""
         if self.facts.shared:
             raise InvalidArgumentError(
                 f"session {self.name!r} is shared: write rows by Table.put_rows instead"
@@ -341,16 +334,14 @@ class Session:
 
     @property
     def deadlines(self) -> list[float]:
-        """The times, by the sessions' clock, at which the leases of the ranks run out; before the
-        first rank joins, the time by which it must join."""
+        """The ends of the ranks' leases; before a rank joins, the time by which one must join."""
         if not self.ranks:
             return [self.opened + min(self.lease_s, JOIN_S)]
         return [rank.deadline for rank in self.joined_ranks]
 
     @property
     def silence_s(self) -> tuple[float, float]:
-        """Seconds since the last call of the most silent rank, and seconds until its lease runs
-        out."""
+        """Seconds since the last call of the most silent rank, and until its lease runs out."""
         lease_s = self.lease_s if self.ranks else min(self.lease_s, JOIN_S)
         left_s = max(min(self.deadlines, default=0.0) - self.clock.now(), 0.0)
         return max(lease_s - left_s, 0.0), left_s

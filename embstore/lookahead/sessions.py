@@ -33,8 +33,7 @@ class Sessions:
     """All sessions of one store. Any thread."""
 
     def __init__(self, tables: Tables, accessed: Callable[[Sequence[Share]], None]) -> None:
-        """Create without any session. `accessed` is called with the lookups of each finished
-        step."""
+        """Begin with no open session; `accessed` gets the lookups of each finished step."""
         self._tables = tables
         self._registry = Registry(tables)
         self._planner = self._registry.planner
@@ -302,7 +301,7 @@ class Sessions:
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after any progress, on any thread; it must not block. Return a function
-        that ends this."""
+        that stops these calls."""
         with self._planner.lock:
             self._planner.watchers.append(callback)
 

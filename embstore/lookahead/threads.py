@@ -1,7 +1,6 @@
-"""The threads of look-ahead: the planner's thread, and collectors that read rows without the
-engine.
+"""The threads of look-ahead: the planner's thread, and collectors, which read rows.
 
-They are daemon threads, started with the first session. A thread that is cut off inside a kernel at
+Collectors read without the engine, so that calls run meanwhile. All are daemon threads, started with the first session. A thread that is cut off inside a kernel at
 the interpreter's end crashes the process; therefore the threads are joined before that. A forked
 child has none of the threads: they belong to its parent.
 """

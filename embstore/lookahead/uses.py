@@ -68,8 +68,8 @@ def note(
 ) -> int:
     """Record this step as the latest use of each key; return the number of free places taken.
 
-        previous[i] = the last earlier step with the key, or 0
-        next_uses of that step [its position of the key]   = this step
+        previous[i]                                       = the last earlier step with it, or 0
+        next_uses of that step [its position of the key]  = this step
 
     Steps up to `forgotten` do not count: their arrays are freed, and their entries can be
     overwritten, which postpones the next purge.
@@ -135,7 +135,7 @@ class Uses:
         Returns
         -------
         previous : (u,) int64; 0 for a key that no step uses, forgotten steps excepted. For any
-            other key, the next use after the earlier step is known from now on
+            other key, the next use after that earlier step is now known: it is `step`
         """
         assert max(self._newest, self._forgotten) < step <= STEP_MAX, "steps are noted in order"
         assert len(row_keys) < 1 << POSITION_BITS, "a position has so many bits"
@@ -146,8 +146,9 @@ class Uses:
         return previous
 
     def next_uses(self, step: int) -> Steps:
-        """Return, for each key of `step`, the first later step that uses it, in the order of
-        `note`.
+        """Return the next use of each key of `step`: the first later step with the key.
+
+        Keys are in the order in which they were passed to `note`.
 
         The value is 0 while no later step is known to use the key. The array is not a copy: it is
         updated when a later step is noted, so only read it. After `forget` it does not change any
