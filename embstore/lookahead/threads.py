@@ -1,8 +1,9 @@
 """The threads of look-ahead: the planner's thread, and collectors, which read rows.
 
-Collectors read without the engine, so that calls run meanwhile. All are daemon threads, started with the first session. A thread that is cut off inside a kernel at
-the interpreter's end crashes the process; therefore the threads are joined before that. A forked
-child has none of the threads: they belong to its parent.
+Collectors read without the engine, so that calls run meanwhile. All are daemon threads, started
+with the first session. A thread that is cut off inside a kernel at the interpreter's end crashes
+the process; therefore the threads are joined before that. A forked child has none of the threads:
+they belong to its parent.
 """
 
 import os
