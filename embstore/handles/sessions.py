@@ -108,7 +108,7 @@ class Sessions(Reach):
     the same answer. A call renews its member's lease when it begins, but not while it waits for a
     server: a client whose call may wait longer than the lease must call `renew` meanwhile.
 
-    All is in one class, because each command of a session is a method with its own documentation.
+    One class, because each command of a session is a method with its own documentation.
     """
 
     # Opening and closing

@@ -45,13 +45,11 @@ class Table(TableProperties):
 
         Parameters
         ----------
-        keys : (n,) int64. For an embedded store on a GPU it can also be an array in the GPU's
-            memory (of CuPy, PyTorch or Numba: an object with `__cuda_array_interface__`); `out`
-            must then be given, and can be in the GPU's memory too. The same holds for a server that
-            shares its GPU's memory; there `out` can be left out, and the rows are a CuPy array in
-            the GPU's memory
-        admit : whether to keep missed rows in the cache; False reads them without changing the
-            cache, for evaluation
+        keys : (n,) int64. For a store on a GPU that is embedded, or whose server shares its GPU's
+            memory, `keys` and `out` can also be arrays in the GPU's memory (of CuPy, PyTorch or
+            Numba: objects with `__cuda_array_interface__`). If such keys come without `out`, an
+            embedded store refuses them, and a server's rows are a CuPy array in that memory
+        admit : whether missed rows enter the cache; False, for evaluation, does not change it
         out : (n, dim) float32 to fill and return: an array, or a tensor of PyTorch on the host
         counts : (n,) integers, 1 to 2**32 - 1, the number of accesses that each key stands for,
             from a caller that has de-duplicated its keys; None: 1 each. They only add to `accesses`
@@ -59,8 +57,7 @@ class Table(TableProperties):
 
         Raises
         ------
-        InvalidArgumentError : keys or counts have another shape, dtype or range; or the call is too
-            large.
+        InvalidArgumentError : wrong shape, dtype or range of keys or counts; or too large a call.
         """
         command = c.Lookup((self._keys(keys, counts),), admit)
         return self._rows(command, out)
@@ -126,10 +123,9 @@ class Table(TableProperties):
         Parameters
         ----------
         label : a kept checkpoint to read; None: the store commits, and the scan reads that commit
-        since : a kept checkpoint; only rows that were written after it are read, by any command,
-            also if their value did not change. If these rows are set in a copy of the state at
-            `since`, and the keys from `Scan.deleted` are deleted there, the copy has the current
-            rows
+        since : a kept checkpoint; only rows that were written after it are read, even if their
+            value did not change. The state at `since` becomes the current state if these rows are
+            set, and the keys from `Scan.deleted` are deleted
         batch_rows : most rows of a batch; None: the rows that fit in 8 MiB
         with_state : whether batches contain the optimizer's state too
         timeout_s : timeout in seconds of the commit that the scan may need
@@ -201,8 +197,7 @@ class Table(TableProperties):
         Parameters
         ----------
         grads : (bags, dim) float32; can be in the device's memory
-        keys, offsets, mode, weights : as in `lookup_pooled`
-        learning_rate, gradient_scale, on_nonfinite : as in `update`
+        others : as in `lookup_pooled` and `update`
         """
         bags: Any = c.Bags(offsets, mode, weights)  # type: ignore[arg-type]
         given: tuple[Any, Any] = keys, grads
@@ -251,8 +246,7 @@ class Table(TableProperties):
         return self._acknowledged(self._executor.execute(command))
 
     def delete(self, keys: ArrayLike) -> Deleted:
-        """Delete rows, as if they had never been written. The result contains the number of written
-        rows that were deleted.
+        """Delete rows, as if they had never been written; the result counts the written ones.
 
         The next lookup of a key gives its initial row, its optimizer state is reset, and the digest
         equals the digest of a table that never had the row; t does not change. Kept checkpoints
@@ -291,9 +285,8 @@ class Table(TableProperties):
     def digest(self, *, timeout_s: float | None = None) -> str:
         """Return the table's digest (docs/contract.md, rule 11), 64 hexadecimal digits.
 
-        It covers the table's state when the digest begins; other calls are executed meanwhile. The
-        cost depends on the bytes written since the last call, about a second for each GB. The first
-        call reads the whole table.
+        It covers the table's state when it begins; other calls are executed meanwhile. It takes a
+        second for each GB written since the last digest; the first digest reads the whole table.
         """
         command = c.GetDigest(self.name, self.table_id)
         return self._executor.execute(command, timeout_s=timeout_s).digest

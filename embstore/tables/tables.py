@@ -102,8 +102,7 @@ class Tables:
         Raises
         ------
         TableExistsError : the name has another identity, or another number of rows.
-        CapacityError : the file system, the cache or a limit has no room for it. Nothing has
-            changed.
+        CapacityError : no room in the file system, the cache or a limit. Nothing has changed.
         """
         if config.name in self._ids:
             return self._same(config), False
@@ -218,8 +217,7 @@ class Tables:
             self.drop_place(next(self._place_ages.to_forget()))
 
     def drop_place(self, session: str) -> None:
-        """Drop a resume position, if it exists. The drop is already logged, or follows from the
-        log."""
+        """Drop a resume position, if it exists. The drop is in the log, or follows from the log."""
         self.places.pop(session, None)
         self._place_ages.drop(session)
 
@@ -297,9 +295,7 @@ class Tables:
             log.after_commit(number, made)
 
     def set_retention(self, label: str, retention: Retention) -> KeptState:
-        """Protect a kept checkpoint, make it routine, or drop it.
-
-        Return the checkpoint after the change; a dropped checkpoint as it was before.
+        """Protect, make routine or drop a checkpoint; return it as changed, or as before a drop.
 
         Raises
         ------
