@@ -40,7 +40,10 @@ def tables_of(command: Part) -> Sequence[Any]:
 
 
 def with_tables(command: C, change: Callable[[Any], Any]) -> C:
-    """Return a command with changed parts that name a table; the command itself if none changes."""
+    """Return a command with `change` applied to each part that names a table.
+
+    If no part changes, return the command itself.
+    """
     kind: Any = type(command)
     changed: dict[str, Any] = {}
     for name, names_table in _holding_tables(kind):

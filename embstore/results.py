@@ -180,7 +180,7 @@ class StepRecords:
     """The last finished step when the rows were read: they contain all updates up to it."""
 
     def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return (step, {table: index}): the rows that contain all updates up to each step."""
+        """Return (step, {table: index}) pairs; these rows contain all updates up to that step."""
         return [(self.last_step, {part.table: slice(None) for part in self.tables})]
 
 
@@ -193,7 +193,7 @@ class ShardedStepRecords(StepRecords):
     """By table, shape (n,): for each row, the step up to which it contains all updates."""
 
     def by_last_step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return (step, {table: index}): the rows that contain all updates up to each step."""
+        """Return (step, {table: index}) pairs; these rows contain all updates up to that step."""
         steps = {int(step) for of in self.last_steps.values() for step in np.unique(of)}
         return [
             (step, {name: np.flatnonzero(of == step) for name, of in self.last_steps.items()})

@@ -28,7 +28,7 @@ class RunOptions:
     rank, world_size : index of this trainer, and number of the trainers that share each step
     planner : "per_step", "group:N" or "window", see `Sessions.open`
     shared : whether other clients can write to the tables too
-    lease_ms : time in milliseconds after which a silent trainer loses its rank
+    lease_ms : milliseconds for which a trainer can be silent before its session ends
     rank_timeout_ms : time in milliseconds that ranks wait for one another before the session fails
     wait_s : longest time in seconds that entering a run waits until a rank and tables are free that
         a killed trainer has until its lease runs out; None: one and a half leases

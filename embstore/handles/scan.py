@@ -67,9 +67,9 @@ class Scan:
         """The last command whose effect is in the rows."""
         self.since_command: int = facts.since_command
         self.config: TableConfig = facts.table.config
-        """The table's configuration at that command, with its rows and learning rate."""
+        """The table's configuration at `command`, with its rows and learning rate."""
         self.t: int = facts.table.t
-        """The table's t at that command."""
+        """The table's t at `command`."""
         self.since_t: int = facts.since_t
         """The table's t at the checkpoint `since`."""
         self.rows: int = facts.rows
@@ -117,8 +117,10 @@ class Scan:
         return _batch(self.read(low, rows))
 
     def read(self, low: int, rows: int) -> ScannedRows:
-        """Return the same rows as a page, with `low` of the next page; for sparse keys it is no
-        key."""
+        """Return the rows of `page`, with the argument `low` of the next page.
+
+        For sparse keys, `low` is a position in the stored order and not a key.
+        """
         read = c.ReadScan(self._name, self._table, low, rows, self.with_state)
         return self._executor.execute(read)
 

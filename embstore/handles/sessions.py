@@ -135,14 +135,14 @@ class Sessions(Reach):
         tables : tables that steps can name; the session is their only writer until it ends
         lookahead_steps_max : most steps that can be announced beyond the last finished step
         world_size : number of ranks that share each step
-        planner : time at which rows are fetched. "per_step": as late as is early enough for the
-            step; "group:N": N steps at once; "window": as soon as their step is announced
+        planner : time at which rows are fetched. "per_step": just in time for their step;
+            "group:N": for N steps at once; "window": as soon as their step is announced
         shared : whether other clients can write to the tables as well; no rows are early then
-        lease_ms : milliseconds after which a silent rank loses its place; ten minutes at most
+        lease_ms : milliseconds for which a rank can be silent before the session ends; ten minutes
+            at most
         rank_timeout_ms : milliseconds that ranks wait for one another before the session fails
         waits : "none" for trainers that apply updates themselves. Such trainers can call
             `read_step`, and can send the end of a step before earlier steps are finished
-            may be sent to be finished before earlier steps are
 
         Raises
         ------

@@ -11,8 +11,8 @@ from time import monotonic
 
 STEP_MAX_S, _STEP_MIN_S = 1.0, 0.05
 _STEPS = 4
-"""The least number of clock steps in a lease. A stop then costs less of the lease than the two
-thirds that are left at each renewal of a trainer, which renews its lease every third of it."""
+"""Clock steps in a lease. A stop of the process costs one step, a quarter of the lease; a trainer
+renews its lease every third of it, so that at least two thirds are left before the stop."""
 
 
 class Clock:

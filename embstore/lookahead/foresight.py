@@ -20,10 +20,10 @@ rows of a step are of the lowest level; if steps waited for these rows, no row w
 In the mode "window" a step that is planned ahead gets the slot of any row whose next use is after
 the step: this hides more where reads are slow, and reads more.
 
-Measured by simulation, with slots for 1.9 to 7.4 steps and 16 announced steps, as multiples of the
-reads of Belady's choice at each step's turn: 1.00 to 1.03 with up to four steps ahead, 1.00 to 1.06
-under `rank`; 1.18 without the second limit where two steps hardly fit; 1.7 without the first limit
-in a loop.
+Measured by simulation, with slots for 1.9 to 7.4 steps and 16 announced steps. The unit is the
+number of reads of Belady's choice at each step's turn: 1.00 to 1.03 with up to four steps ahead,
+1.00 to 1.06 under `rank`; 1.18 without the second limit where two steps hardly fit; 1.7 without the
+first limit in a loop.
 
 A pool does not rank rows while no row is about to leave: no row has ever left it, and it either has
 room for all announced rows or lacks none of them. Time is counted in finished steps of all
@@ -124,8 +124,8 @@ class Foresight:
         return Use(rank, self._best_rank_before(session, step, pool))
 
     def _best_rank_before(self, session: Session, step: Step, pool: Pool) -> int:
-        """Return the lowest score that a row of the earlier unfinished steps can have at a step's
-        turn, the step's own rows excepted. A row without an announced use has FORESEEN."""
+        """Return the lowest score that a row of the steps before can have at a step's turn, when
+        they are finished. The step's own rows do not count. A row without a next use: FORESEEN."""
         farthest = step.number
         for number in range(session.last_step + 1, step.number):
             before = session.steps.get(number)

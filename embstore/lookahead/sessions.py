@@ -231,7 +231,7 @@ class Sessions:
 
     def check_may_set_rate(self, table: TableState) -> None:
         """Raise if a table's learning rate cannot be changed now: a trainer that runs ahead has
-        already applied steps at the previous rate that are not finished here."""
+        already applied updates, at the previous rate, for steps that are not finished here."""
         with self._planner.lock:
             session = self._registry.sessions.get(table.writer)
             if session is not None and session.facts.waits == "none":

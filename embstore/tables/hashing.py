@@ -9,8 +9,8 @@ from typing import Any
 from embstore.layout import Layout
 
 SLICE_ROWS = 1 << 14
-"""The most rows that a slice looks for, or, for a dense table, the rows of one more block; fewer
-while calls wait."""
+"""The most rows that a slice looks for; for a dense table it can exceed this by part of a block.
+Slices are smaller while calls wait."""
 _SLICE_BYTES = 4 << 20
 """The approximate most bytes of rows that are copied in a slice."""
 AHEAD_BYTES = 32 << 20

@@ -48,12 +48,12 @@ class Lent:
         return QueuedLentRows(self, config, count)
 
     def named(self, slots: Slots) -> Batch:
-        """Return a batch of slots, one per position; `unique_keys` contains the slots. In a
-        turn."""
+        """Return a batch of slots, one per position; `unique_keys` contains the slots. With
+        the engine."""
         return self.device.keys.distinct([(0, _ROWS_MAX, slots)])
 
     def spread(self, batch: Batch, inverse: NDArray[np.int32]) -> Batch:
-        """Return a batch whose positions are `inverse`, indices among its slots. In a turn."""
+        """Return a batch with positions `inverse`, indices among its slots. With the engine."""
         return replace(
             batch,
             inverse=self.device.memory.upload(np.ascontiguousarray(inverse, np.int32)),
@@ -84,7 +84,7 @@ class Lent:
         return bag_gradients(self._taken(table, given.rows, shape), given.bags)
 
     def _taken(self, table: str, rows: Any, shape: tuple[int, int]) -> Rows | Array:
-        """Return a trainer's gradients, checked, in the form of kernels. In a turn."""
+        """Return a trainer's gradients, checked, in the form that kernels use. With the engine."""
         try:
             there = self.device.memory.adopt(rows, VALUE, 2)
         except InvalidArgumentError as exc:
@@ -110,9 +110,8 @@ class Lent:
 
 
 class _Shown:
-    """An array of the device with the array interface of other libraries. Its reader uses the
-    device in a turn of its own, after the work that made the array, so that there is no stream to
-    follow."""
+    """An array of the device, with the array interface of other libraries. Its reader uses it with
+    the engine, after the work that made the array, so there is no stream to wait for."""
 
     def __init__(self, array: Any) -> None:
         self._array = array  # keeps the memory alive
@@ -126,7 +125,7 @@ class _Shown:
 
 
 class _SlotMemory:
-    """Slots of one layout, at least as many as were asked for. In a turn."""
+    """Slots of one layout, at least as many as were asked for. With the engine."""
 
     def __init__(self, lent: Lent, layout: Layout) -> None:
         self._memory = lent.device.memory

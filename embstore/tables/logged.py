@@ -1,7 +1,7 @@
 """Records of the command log, as they are read.
 
 A record's body is the length of a JSON object (4 bytes) and the object, padded to a multiple of 64,
-followed by the command's message, in the form of the wire.
+followed by the command's message, encoded as on the wire.
 """
 
 import json
@@ -31,7 +31,7 @@ _ALIGNMENT = 64
 
 
 class Codec(Protocol):
-    """Conversion of commands and results to bytes, in the form of the wire
+    """Conversion of commands and results to bytes, as on the wire
     (`embstore_proto.records`)."""
 
     def parts(

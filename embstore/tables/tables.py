@@ -365,7 +365,7 @@ def _check_same(table: TableState, asked: TableConfig) -> None:
 
 
 def _parameters(config: TableConfig) -> TableParameters:
-    """Return the parameters of one table in the form of kernels."""
+    """Return the parameters of one table in the form that kernels use."""
     kind, first, second = _initializer_values(config.initializer)
     return TableParameters(
         scalars=np.zeros((1, SCALARS), np.float32),
