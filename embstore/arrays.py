@@ -35,8 +35,7 @@ over a call stays far below 2**63."""
 
 
 class ArraySpec(NamedTuple):
-    """Dtype and dimensions of an array of a command; the wire sends and checks the array by
-    them."""
+    """Dtype and dimensions of an array of a command, for sending and checking it."""
 
     dtype: str
     dimensions: int

@@ -39,16 +39,16 @@ class StoreShards:
     def pause_writes(self, by: str, until: Barrier | None = None, *, lease_ms: int = 0) -> Barrier:
         """Make a shard refuse all commands that write, and return its position.
 
-        The pause is durable when this returns. It ends when writes are resumed, or when the shard
-        gets the next map. Clients of the cluster repeat refused commands until their timeouts.
+        The pause ends when writes are resumed, or when the shard gets the next map. Without a lease
+        the pause is durable when this returns; with a lease it also ends when the lease has run
+        out, or with a restart. Clients of the cluster repeat refused commands until their timeouts.
 
         Parameters
         ----------
         by : name of the client that pauses writes, 1 to 255 printable characters; the client can
             repeat the call
         until : barrier that other shards have reached: the shard still applies commands before it
-        lease_ms : milliseconds after which the shard takes writes again, also counted after a
-            restart; 0: only when they are resumed
+        lease_ms : duration of the lease in milliseconds; 0: the pause has no lease
 
         Raises
         ------

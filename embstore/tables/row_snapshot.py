@@ -1,8 +1,8 @@
 """A copy-on-write snapshot of the rows that commands change while a long read runs.
 
-A sliced read must see the table as of a single command. Therefore, while it runs, a command that is
-about to change rows which it has not read yet copies them here first, each row once. A row that was
-never written is noted as such. The reader prefers these copies to the current rows.
+A sliced read must see the table as of a single command. Therefore a command copies rows here before
+it changes them, if the running read has yet to read these rows. Each row is copied once. A row that
+was never written is noted as absent. The reader prefers these copies to the current rows.
 
 This costs a command another look at its rows, and memory for the rows that change before they are
 read; both costs end with the read. Rejected: reading in passes until few rows have changed, as a
