@@ -164,7 +164,7 @@ class StepTableRows:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Part of a step's rows: the early rows (of no unfinished earlier step), or the late rows."""
+    """A step's early rows, which no earlier unfinished step uses, or its other rows, the late ones."""
 
     tables: tuple[StepTableRows, ...]
     early: bool = False

@@ -213,8 +213,8 @@ class StepLookup(StepHandle):
         return sum(self._session.tables[name].deletions for name in self._share.places)
 
     def some(self, positions: Mapping[str, Positions] | None, make: Allocate) -> StepRows | None:
-        """Return rows of some positions, or all rows; early positions when EARLY, others when
-        READY.
+        """Return rows of some positions, or all rows: early positions once `poll` returns EARLY,
+        others once it returns READY.
 
         None: as in `read`; or a deletion since has made the result of `late` invalid.
         """

@@ -173,8 +173,8 @@ class Session:
         return self.facts.world_size - sum(rank.is_done for rank in self.ranks.values())
 
     def left_alone(self, rank: Rank, now: float) -> EmbstoreError | None:
-        """Return the error of a rank that has no more steps and has waited too long for ranks that
-        never joined, or that left before their last step; None: it has not."""
+        """Return an error if a rank without further steps has waited too long for ranks that never
+        joined, or that left before their last step."""
         there = {r.rank for r in self.ranks.values() if r.is_done or not r.is_closed}
         missing = sorted(set(range(self.facts.world_size)) - there)
         if not missing:

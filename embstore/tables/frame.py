@@ -211,7 +211,7 @@ class Frame:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Take the engine for several calls. While this waits for the lock, work that can wait lets
+        """Take the engine for several calls. While this waits for the lock, `background` work lets
         it go first."""
         self._check_process()
         token = object()
