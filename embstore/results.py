@@ -164,7 +164,7 @@ class StepTableRows:
 
 @dataclass(frozen=True)
 class StepRows:
-    """A step's early rows, which no earlier unfinished step uses, or its other rows, the late ones."""
+    """A step's early rows, which no earlier unfinished step uses, or its late rows, the rest."""
 
     tables: tuple[StepTableRows, ...]
     early: bool = False
