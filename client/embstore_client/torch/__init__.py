@@ -1,14 +1,14 @@
 """Embedding tables of a store as PyTorch modules. Importing this package loads torch.
 
-ebc = EmbeddingBagCollection(
-    store, [Bag("ads", dim=64, rows=10**7, features=["c1"], optimizer=RowWiseAdagrad(0.05))]
-)
-for x, f, y in ebc.ahead(loader, features=lambda batch: batch[1], name="job", lookahead=16):
-    loss = bce(dense(x, ebc(f)), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    ebc.step()
+    ebc = EmbeddingBagCollection(
+        store, [Bag("ads", dim=64, rows=10**7, features=["c1"], optimizer=RowWiseAdagrad(0.05))]
+    )
+    for x, f, y in ebc.ahead(loader, features=lambda batch: batch[1], name="job", lookahead=16):
+        loss = bce(dense(x, ebc(f)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ebc.step()
 
     features     ids in the shapes of Torch, split into keys and bags
     pooling      from rows to activations; backward passes keep the gradients

@@ -67,15 +67,13 @@ class Read:
         """Return make(*arguments), computed once per set of unchanged GPU tensors."""
         tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
         if all(tensor.device.type != "cuda" for tensor in tensors):
-            return make(
-                *arguments
-            )  # NumPy may change host tensors, and Torch does not count its changes
+            return make(*arguments)  # Torch does not count changes by NumPy
         key = make, *map(_identity, arguments)
         if key not in self._made:
             self._made[key] = (
                 make(*arguments),
                 tensors,
-            )  # kept, so that no new tensor gets their memory
+            )  # kept, so their memory is not reused
         return self._made[key][0]
 
     def prepare(

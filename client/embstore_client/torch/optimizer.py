@@ -107,9 +107,7 @@ class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore
         found = 1.0 if said is None else float(said)
         if isfinite(found) and frexp(found)[0] != 0.5:
             raise scale_is_no_power(1 / found)
-        return (
-            found if isfinite(found) else 1.0
-        )  # the step itself reports gradients that are not finite
+        return found if isfinite(found) else 1.0  # the step reports infinite gradients
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients that backward passes have left, as the module's `zero_grad`
