@@ -12,11 +12,11 @@
         loss, (of_dense, of_rows) = train(dense, step.activations, step.batch.x, step.batch.labels)
         step.update(of_rows)
 
-        steps        one batch: activations, rows, and the update by their gradients
-        padding      distinct rows in arrays of few sizes, pooled within a compiled function
-        callbacks    lookups from within a compiled function
-        trees        pytrees in a file, saved with a checkpoint of the store
-        embeddings   tables, loops, and all of these
+    steps        one batch: activations, rows, and the update by their gradients
+    padding      distinct rows in arrays of few sizes, pooled within a compiled function
+    callbacks    lookups from within a compiled function
+    trees        pytrees in a file, saved with a checkpoint of the store
+    embeddings   tables, loops, and all of these
 
 **Three forms.** They differ in where rows are pooled, and so in the gradients that the store gets.
 

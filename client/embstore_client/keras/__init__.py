@@ -8,15 +8,15 @@
     batches = embeddings.ahead_dataset(dataset, features=lambda batch: batch[0], lookahead=16)
     model.fit(batches, callbacks=[StoreStep(embeddings)])
 
-        features    ids in the shapes of TensorFlow, split into ids and bags
-        forward     a call: from rows to activations, and their gradients in the backward pass
-        layer       the base class of all layers
-        layers      the four layers
-        stepping    a step for each batch of `fit`
-        datasets    batches for `fit`, read on demand
-        clipping    gradients of variables and of rows, clipped together
-        scaling     the verdict of a LossScaleOptimizer
-        saving      a checkpoint of the store, and a file of variables, under one label
+    features    ids in the shapes of TensorFlow, split into ids and bags
+    forward     a call: from rows to activations, and their gradients in the backward pass
+    layer       the base class of all layers
+    layers      the four layers
+    stepping    a step for each batch of `fit`
+    datasets    batches for `fit`, read on demand
+    clipping    gradients of variables and of rows, clipped together
+    scaling     the verdict of a LossScaleOptimizer
+    saving      a checkpoint of the store, and a file of variables, under one label
 
 `frameworks.backed` describes a step, and its exactness. Lookups and the work of a backward pass are
 Python functions in TensorFlow's graph, so they are the same when a step is compiled.
