@@ -70,10 +70,7 @@ class Read:
             return make(*arguments)  # Torch does not count changes by NumPy
         key = make, *map(_identity, arguments)
         if key not in self._made:
-            self._made[key] = (
-                make(*arguments),
-                tensors,
-            )  # kept, so their memory is not reused
+            self._made[key] = make(*arguments), tensors  # no other tensor gets their memory
         return self._made[key][0]
 
     def prepare(
@@ -87,7 +84,7 @@ class Read:
 
         Parameters
         ----------
-        forwards : for each forward, the `Given` of all features, with the ids of the step in order
+        forwards : for each forward, the ids of all features; together the ids of the step, in order
         once : distinct keys of the step, {table: (keys, inverse (n,) int32)}
         """
         lookups = by_table(*forwards)

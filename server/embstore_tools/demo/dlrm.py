@@ -1,8 +1,8 @@
 """DLRM: embeddings and dense features interact in dot products (Naumov et al., arXiv:1906.00091).
 
-    integers (n, 13) -> log(1 + x) -> bottom MLP -> one more vector (n, dim) the 27 vectors of a
-    sample: all 351 dot products between two of them [bottom output, dot products] -> top MLP -> one
-    logit
+    integers (n, 13) -> log(1 + x) -> bottom MLP -> one more vector (n, dim)
+    the 27 vectors of a sample: all 351 dot products between two of them
+    [bottom output, dot products] -> top MLP -> one logit
 
 The dot products are the strict lower triangle of Z Z^T, where Z (27, dim) contains a sample's
 vectors. If D is the gradient of that matrix, zero elsewhere, Z's gradient is (D + D^T) Z.

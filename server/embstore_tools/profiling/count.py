@@ -186,9 +186,7 @@ class _KeptSamples:
     def __init__(self, tables: tuple[str, ...], seed: int) -> None:
         self._tables = tables
         self._seed = seed
-        self._limit: int | np.uint64 = (
-            1 << 64
-        )  # samples with this hash or a larger one are not kept
+        self._limit: int | np.uint64 = 1 << 64  # no sample of this hash or more is kept
         self._hashes: list[NDArray[np.uint64]] = []
         self._columns: list[list[Column]] = []
         self._kept_ids = 0
