@@ -7,11 +7,9 @@ back, as a whole, to the last checkpoint that all shards have:
 1. A shard's server checks its directory before it opens it (`prepare`, in the server's process,
    which has the directory's lock, so that no earlier server can write any more). A catalogue with a
    tail has lost commands: the process ends with LOST.
-2. The shard's actor notifies the coordinator. The coordinator asks all actors for the checkpoints
-on
-   their disks, and chooses the newest checkpoint that all shards have. It records this choice in
-   its file, as going back number n, and ends the servers of all other shards. Only then does it
-   answer.
+2. The shard's actor notifies the coordinator, which asks all actors for the checkpoints on their
+   disks, and chooses the newest checkpoint that all shards have. It records this choice in its
+   file, as going back number n, and ends the servers of all other shards. Only then does it answer.
 3. Each server, of any shard, that starts afterwards gets n and the label. It restores the label
    once: a file next to its directory contains the last n that the shard has gone back to.
 

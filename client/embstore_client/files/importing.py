@@ -68,16 +68,14 @@ def import_table(
 ) -> Imported:
     """Set rows of a table to the rows of a file.
 
-    Without state it works as `Table.assign`: the optimizer state is reset, and t stays. With state
-    it works as `Table.put_rows`, and t becomes the file's t: a new table then has the exported
-    table's digest.
+    Without state it works as `Table.assign`: optimizer state is reset, and t stays. With state it
+    works as `Table.put_rows`, and t becomes the file's: a new table then has the exported digest.
 
     Parameters
     ----------
-    source : a path, or a URL if fsspec is installed. Formats are .safetensors, .parquet, .npy,
-        .npz; text with a header (.csv, .tsv), or in GloVe's format (.txt, .vec), also compressed
-        (.gz, .zst, .bz2, .lz4); and checkpoints of PyTorch (.pt, .pth, .bin, .ckpt) if PyTorch is
-        installed
+    source : a path, or a URL if fsspec is installed: .safetensors, .parquet, .npy, .npz; text with
+        a header (.csv, .tsv), or in GloVe's format (.txt, .vec), also compressed (.gz, .zst, .bz2,
+        .lz4); or a checkpoint of PyTorch (.pt, .pth, .bin, .ckpt) if PyTorch is installed
     tensor : name of the tensor or column that contains the rows; needed if there are several
     key : name of the tensor or column that contains the keys. None: a tensor `keys`, or a column
         `key` or `id`
@@ -93,9 +91,9 @@ def import_table(
     ------
     InvalidArgumentError : the file is incomplete; or its rows do not fit the table: the width or
         the optimizer differs, keys are beyond the table or do not rise, or a weight is NaN. (Sparse
-        keys may have any order; of repeated keys the last row is kept.) Also, if the file has only
-        the changes since a checkpoint, and the table differs from that checkpoint. The message says
-        how many rows were written before the error, if any.
+        keys may have any order; of repeated keys the last row is kept.) Or the file has only the
+        changes since a checkpoint, and the table differs from that checkpoint. The message contains
+        the number of rows written before, if any.
     StorageError : the file cannot be accessed.
     """
     place = os.fspath(source)

@@ -176,8 +176,7 @@ class StoreBacked:
         return self._steps.rows(self.store, keys, admit=admit)
 
     def _announced(self, batch: Any, features: Any) -> Announced:
-        """Return the announcement of a batch whose `features`, the argument of `ahead`, returned
-        these."""
+        """Return the announcement of a batch and the features that the caller returned for it."""
         raise NotImplementedError
 
     def _loop(
