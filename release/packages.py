@@ -42,9 +42,8 @@ def compile_kernels(source: Source, kernels: Path | None) -> int:
     folder = source.path / KERNELS
     if kernels is not None:
         shutil.copytree(kernels, folder)
-    cache = (
-        source.path.parent / "cache"
-    )  # an empty one: else what is there is not put into the source
+    # This cache is empty: a kernel that is in a cache would not be written into the source.
+    cache = source.path.parent / "cache"
     run(["-m", "embstore_server", "compile"], source, XDG_CACHE_HOME=str(cache))
     program = "from embstore_tools.commands.compile import kernels; print(*kernels())"
     names = run(["-c", program], source, stdout=subprocess.PIPE).split()

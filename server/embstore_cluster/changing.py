@@ -143,7 +143,7 @@ class Change:
         with (
             _connected(shard_map, connecting) as shards,
             closing(Router(shards, shard_map)) as router,
-            suppress(CheckpointExistsError),  # it was kept before the coordinator was started again
+            suppress(CheckpointExistsError),  # it was made before the coordinator was restarted
         ):
             router.execute(c.Checkpoint(label, metadata))
 

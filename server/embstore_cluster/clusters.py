@@ -30,7 +30,7 @@ from embstore_cluster.shard import Shard
 NAME = "embstore"
 CACHE_BYTES = 1 << 30
 READY_TIMEOUT_S = 600.0
-"""A shard may have to execute commands again, and to compile kernels."""
+"""Long, because a shard may have to execute commands again, and to compile kernels."""
 STOP_TIMEOUT_S = 120.0
 _STATES_TIMEOUT_S = 20.0
 """Time for the actors of all shards together to answer. The actor of a lost node does not
@@ -57,7 +57,7 @@ class Cluster:
     data: str
     shard_map: ShardMap
     admins: tuple[str, ...]
-    """The address of each shard's REST."""
+    """The address of each shard's REST server."""
 
     @property
     def address(self) -> str:
@@ -80,7 +80,7 @@ def start(
     timeout_s: float = READY_TIMEOUT_S,
 ) -> Cluster:
     """Start a cluster on Ray, and return when every shard is ready. If an earlier start was
-    interrupted, finish it, with its arguments.
+    interrupted, finish it, with the arguments of that start.
 
     Parameters
     ----------

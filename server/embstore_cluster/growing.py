@@ -41,7 +41,7 @@ def grow(
     ----------
     shards : number of shards that the cluster will have
     timeout_s : timeout for new shards to become ready; moving partitions has no timeout
-    report : called with the progress every half second
+    report : called with the progress about every half second
     connecting : arguments of `embstore.connect`, for the coordinator
 
     Raises

@@ -52,7 +52,7 @@ class Plan:
     """The absolute path, on every node, of the directory that contains the shards' directories."""
     shard_map: ShardMap
     admins: tuple[str, ...]
-    """The address of each shard's REST."""
+    """The address of each shard's REST server."""
     nodes: tuple[str, ...]
     """The IP, as Ray reports it, of the node with each shard's directory."""
     resources: Resources = Resources()

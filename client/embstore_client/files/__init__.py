@@ -3,10 +3,12 @@
     exporting     a scan of a table to a file
     importing     a file's rows into a table
     formats       the format of a name, its reader and its writer
-    about         a file's description of the table from which it was made
+    file_origin   a file's description of the table from which it was made
     base          the table state that a file of changes requires
     places        paths and URLs; a file gets its name when it is complete
     packed        compressed files
+    batching      the number of rows per batch
+    columns, decimals         named columns of Parquet and text; integers in text
     values        ids and rows of other programs, converted to the types of tables
     tensors, column_reader    rows from named tensors, and from named columns
     safetensors_file, parquet_file, npy_file, text_file, torch_file    the formats

@@ -5,8 +5,8 @@ renamed. A killed export leaves its part file, which the next export removes. Wh
 writes a file, a second export to the same name is refused. A part file is always a new file: an
 existing one may be another name (a hard link) of a different file, which writing would change.
 
-**At a URL** a file cannot be written in the middle, and is hard to read there. So the complete file
-is copied through the directory for temporary files (TMPDIR).
+**At a URL** a file cannot be written at an offset, and can hardly be read at one. So the complete
+file is copied through the directory for temporary files (TMPDIR).
 """
 
 import errno

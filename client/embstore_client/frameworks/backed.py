@@ -55,7 +55,7 @@ class StoreBacked:
     lookups: Sequence[FeatureLookup]
     """The lookups of a forward, in the order of its activations."""
     _file: ClassVar[KeptFile]
-    """The framework's file, which is kept with a checkpoint."""
+    """The framework's file, which is saved with a checkpoint."""
 
     def _use(self, store: Store | Connection, entries: Sequence[Ids], steps: Steps) -> None:
         """Use the tables of these entries, and create the tables that the store lacks. Call this
@@ -67,7 +67,7 @@ class StoreBacked:
         steps.gradients.frozen |= {
             name for name, table in self.tables.items() if not table.trainable
         }
-        if isinstance(store, Connection):  # of a copy: its tables were made
+        if isinstance(store, Connection):  # this is a copy; its tables exist
             self._connection = store
         else:
             self.attach(store)

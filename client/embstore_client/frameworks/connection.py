@@ -77,7 +77,7 @@ class Connection:
         return options
 
     def forked(self) -> None:
-        """Start anew in a process that was forked."""
+        """Reset the connection, in a process that was forked."""
         self._lock = threading.Lock()  # another thread may have had it
         if self._store is not None and self._options is not None:
             self._parents, self._store = self._store, None

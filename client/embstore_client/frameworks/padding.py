@@ -2,9 +2,9 @@
 
 An id of -1 is padding, and so is the `padding_idx` of its entry. In a bag, padding adds no row, and
 a mean does not count it. If a row is wanted for each id, the row of padding is zeros. Padding gets
-no gradient, and the gradient of its weight is 0. It is left out before anything is looked up, so
-neither the store nor a session sees it. For hashed ids, an id is compared with padding before it is
-hashed; the key of padding is -1.
+no gradient, and the gradient of its weight is 0. Padding is left out before anything is looked up,
+so neither the store nor a session sees it. For hashed ids, an id is compared with padding before it
+is hashed; the key of padding is -1.
 """
 
 from typing import Any

@@ -26,7 +26,7 @@ class Positions(NamedTuple):
     """Ids of a step, as indices into its distinct keys."""
 
     places: NDArray[np.int32]
-    """(n,) int32."""
+    """The index of each id's key, (n,) int32."""
 
 
 Named = Keys | Positions

@@ -145,7 +145,7 @@ class Steps:
         """The ranks that share the steps of the loop. Outside a loop this trainer is alone."""
 
     def __reduce__(self) -> tuple[type["Steps"], tuple[Any, ...]]:
-        """A copy of a module has neither gradients nor a step at hand."""
+        """A copy of a module has neither gradients nor a current step."""
         return Steps, (*self._settings, self.last_step, self.gradients.frozen)
 
     @property
@@ -203,7 +203,7 @@ class Steps:
         Raises
         ------
         The store's errors; their messages advise on gradients that are kept, or on a loop that
-        holds a table
+        holds a table.
         """
         step = self.at_hand
         try:

@@ -61,14 +61,15 @@ class Ids:
     optimizer: Optimizer
     """The optimizer that the store applies to the table."""
     initializer: Initializer | None = None
-    """None: an existing table keeps its initializer; a new one gets `default_initializer`."""
+    """Initial value of rows. None: an existing table keeps its own; a new one gets
+    `default_initializer`."""
     seed: int | None = None
-    """None: the seed is derived from the name."""
+    """Seed of the initializer. None: it is derived from the name."""
     padding_idx: int | str | None = None
     """An id that is padding, as -1 always is: its row is zeros, and is not trained. For hashed ids
     it can be any id, also text; "" makes missing ids padding. For sparse keys it is any integer."""
     trainable: bool = True
-    """False: the table is frozen at first; it gets no update, and its t stays."""
+    """Whether the table is trained. False: it begins frozen, gets no update, and its t stays."""
     ids: IdKind = "keys"
     """"hash": ids are 64-bit integers or text, in tensors or lists. Their keys are
     `embstore.hash_ids(ids, feature=name, rows=rows)` with the table's name; sparse keys are the
@@ -96,7 +97,7 @@ class Ids:
 
     @property
     def padding_key(self) -> int | None:
-        """The key, as int64, that is padding, next to -1. Hashed ids have no such key."""
+        """The int64 key that is padding in addition to -1, or None, as always for hashed ids."""
         padding = self.padding_idx
         if not isinstance(padding, int) or self.hashes:
             return None

@@ -48,7 +48,7 @@ class Host:
     lookups: Sequence[FeatureLookup]
     look_up: LookUp
     steps: Steps
-    """Backward passes leave gradients here."""
+    """The module's steps, which keep the gradients of backward passes."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

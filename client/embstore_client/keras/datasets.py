@@ -1,8 +1,8 @@
 """A dataset that reads no batch before it is asked for one.
 
 `fit` asks for a batch when it trains on it. By default TensorFlow adds a prefetch to a dataset,
-which is turned off here. If it knows the number of batches, it does not ask for one more at the
-end.
+which is turned off here. If TensorFlow knows the number of batches, it does not ask for one more at
+the end.
 """
 
 from collections.abc import Callable, Iterator

@@ -4,9 +4,9 @@ The lookup of all features is one Python function of TensorFlow. It assigns the 
 it runs: within a graph such functions run in the order of the program. Each feature then passes
 through a separate operation, whose backward pass gives its gradient to another Python function. A
 feature that the loss does not use leaves no gradient, not even zeros. (If a call is in a
-tf.function, and its tape outside, TensorFlow makes zeros for unused outputs.) That function returns
-the gradient of the watched scalar, because a graph leaves out operations whose results are not
-used.
+tf.function, and its tape outside, TensorFlow makes zeros for unused outputs.) The second Python
+function returns the gradient of the watched scalar, because a graph leaves out operations whose
+results are not used.
 
 The arguments of the backward pass are stored in tensors. So a call without a backward pass leaves
 no data in Python.

@@ -1,8 +1,8 @@
 """Announced ids on a GPU: the loader's thread reads them, so that no forward waits for them.
 
 The host has to examine the ids of a forward, to find where bags begin, and which announced key each
-id is. The thread that reads batches does so ahead of the loop, and sends the arrays that the
-forward needs back to the GPU. A forward recognizes tensors by their memory, and by Torch's count of
+id is. The thread that reads batches does so ahead of the loop, and sends the GPU the arrays that
+the forward needs. A forward recognizes tensors by their memory, and by Torch's count of
 their changes (`_version`). It also recognizes views, such as the features of a KeyedJaggedTensor.
 Other tensors are read during the forward.
 """
@@ -31,7 +31,7 @@ class Unpadded(NamedTuple):
     keys: Any
     """The keys that are not padding, (u,), on the device of the ids."""
     are_ids: NDArray[np.bool_] | None = None
-    """(n,), which of all ids are not padding. None: all of them."""
+    """(n,), true for ids that are not padding. None: no id is padding."""
 
 
 @dataclass(eq=False)

@@ -6,10 +6,10 @@ miss; a user usually counts accesses. A row's first use is a miss, in a predicti
 unless the cache was warmed with the row.
 
 **Recorded**: if a profile has a trace, its calls are simulated (simulate.py). This includes drift,
-scans, and the effect of a call's size. The number of accesses and of unique keys is known. The
-sample's estimate of it is a little higher or lower, mostly because of a few very hot keys, which
-hit at any size: so the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). For
-only some of the tables the number is not known, and there is no such correction.
+scans, and the effect of a call's size. The numbers of accesses and of unique keys are known. The
+sample's estimates are a little higher or lower, mostly because of a few very hot keys, which hit at
+any size: so the difference counts as hits (SHARDS-adj: Waldspurger et al., FAST 2015). If only some
+of the tables are asked for, their numbers are not known, and there is no such correction.
 
 The error was measured against stores (tests/conformance/test_miss_ratio.py). It is within two
 points at every size that holds two calls or more. In a smaller cache the result depends on the
@@ -200,7 +200,7 @@ def _totals(trace: Trace, tables: Sequence[str], recorded: Recording) -> tuple[f
 
 @dataclass(frozen=True)
 class _Counts:
-    """Keys by their count: `keys` of them have `accesses` each, in descending order."""
+    """Keys grouped by count, descending: `keys[i]` keys have `accesses[i]` accesses each."""
 
     accesses: Floats
     keys: Floats

@@ -48,7 +48,7 @@ from embstore_server.sizing.simulate_kernels import simulate_scores, stack_depth
 _STRATUM_KEYS = 8
 _WARM_PIECE = 16
 _ONE = 1 << 12
-"""The weight of one key, and of one access, so that weights are integers."""
+"""The integer that represents the weight of one key, or of one access."""
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
 
 Floats = NDArray[np.float64]
@@ -140,7 +140,7 @@ def _strata(sampled: Int64s) -> Int64s:
 
 def _row_numbers(places: Int64s, keys: Keys) -> Int64s:
     """Return a number for each row, (n,), from the index of its table and its key, ascending by
-    both. A row key would not do: sparse keys leave no bits in it for a table."""
+    both. A row key would not work: sparse keys leave no bits in it for a table."""
     order = np.lexsort((keys, places))
     is_new = np.ones(len(order), np.bool_)
     is_new[1:] = (np.diff(keys[order]) != 0) | (np.diff(places[order]) != 0)

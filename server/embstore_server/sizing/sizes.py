@@ -2,7 +2,7 @@
 
 A slot takes its row (`embstore.layout`), its metadata and its share of the index. A pool also takes
 some staging memory, to read rows into (`embstore.cache.sizes`). The size computed here is the
-budget of a pool on the CPU, to the nearest slab. Level two of a GPU's cache has its rows in pinned
+budget of a pool on the CPU, accurate to one slab. Level two of a GPU's cache has its rows in pinned
 memory of the host, and the other parts of its slots in the GPU's memory.
 """
 

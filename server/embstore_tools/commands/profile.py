@@ -101,7 +101,7 @@ def _hashing(columns: Mapping[str, str], hashed: Mapping[str, int]) -> dict[str,
 
 
 def _sharing(hashed: Mapping[str, int]) -> dict[str, int]:
-    """Return the rows of the tables in which several ids may share a row."""
+    """Return the number of rows of each table in which several ids may share a row."""
     from embstore.arrays import SPARSE_ROWS
 
     return {name: rows for name, rows in hashed.items() if rows != SPARSE_ROWS}

@@ -26,7 +26,7 @@ CARDINALITIES = (
 """The number of categories of each column in Criteo Kaggle's training set."""
 SPARSE_TABLE = "criteo/sparse"
 ROWS_KEPT = 1000
-"""Rows that a column keeps, if it has as many, however far large columns are scaled down."""
+"""Rows that a column keeps, if it has that many, however far large columns are scaled down."""
 
 
 def scaled_rows(scale: float) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class DenseTable:
 
     @property
     def rows(self) -> int:
-        """Number of rows that an update has changed."""
+        """Number of written rows: rows of keys that an update has contained."""
         return int(np.count_nonzero(self._written))
 
     def lookup(self, keys: Keys) -> Rows:
@@ -154,7 +154,7 @@ class DenseTables:
 
     @property
     def rows(self) -> int:
-        """Number of rows of all tables that an update has changed."""
+        """Number of written rows of all tables."""
         return sum(table.rows for table in self._tables.values())
 
     def digest(self, name: str) -> str:

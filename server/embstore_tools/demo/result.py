@@ -139,11 +139,11 @@ class DemoResult:
     """Bytes of requests and replies during training. None: there was no network."""
     seconds: dict[str, float]
     popularity: PopularityResult | None
-    """None: no accesses were counted."""
+    """The rows' frequencies. None: no accesses were counted."""
     session: SessionResult | None
-    """None: there was no session."""
+    """The session's stats. None: there was no session."""
     hot: HotColdResult | None
-    """None: all batches were trained at the store."""
+    """Stats of hot/cold training. None: all batches were trained at the store."""
     digest: str
     """Hash of the digests of all tables of the store, in the order of the columns."""
     digest_of_check: str

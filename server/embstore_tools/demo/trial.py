@@ -1,9 +1,9 @@
 """One job, from a file to a result: trains through a store, then compares it with the dense check.
 
 If the policy or the way to train needs the rows' frequencies, the file is counted first. It is
-counted batch by batch, and only the samples to train on, because held-out samples do not change a
-cache. So the profile records exactly the calls of the training. Under the rank policy, the profile
-is then imported into the store, and the store's cache is warmed with it.
+counted batch by batch, without held-out samples, because these do not change a cache. So the
+profile records exactly the calls of the training. Under the rank policy, the profile is then
+imported into the store, and the store's cache is warmed with it.
 """
 
 import hashlib

@@ -152,8 +152,8 @@ def _opened(path: Path, columns: Sequence[str] | None, hashed: Mapping[str, Hash
 
 
 def _is_header(line: bytes, separator: str) -> bool:
-    """Return whether a line names columns. Names are no numbers; pandas leaves the first one
-    empty."""
+    """Return whether a line names columns. Names are no numbers; pandas may write an empty first
+    name."""
     try:
         names = line.decode().rstrip("\r\n").split(separator)
     except UnicodeDecodeError:

@@ -17,7 +17,7 @@ _LOOP = {
 }
 _ADVISED = (0.5, 0.8, 0.9, 0.95, 0.99)
 _STAGES_MAX = 6
-"""Number of distinct colours."""
+"""Most stages that are drawn: the number of distinct colours."""
 
 _COLOURS = ("#2f6fde", "#d9822b", "#2a9d6f", "#b5479e", "#8a7f2e", "#6b6f76")
 _STYLE = """
