@@ -109,8 +109,8 @@ class DemoResult:
     samples_held_out: int
     steps: int
     samples_per_second: float
-    """Trained samples per second, without the dense check, during which a session's store works
-    on."""
+    """Trained samples per second. The time of the dense check is not counted, although a session's
+    store works during it."""
     loss: float
     auc: float | None
     """AUC of the held-out samples; None if all of them have the same label."""
