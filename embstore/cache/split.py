@@ -1,12 +1,12 @@
 """Splitting a budget between pools so that as few lookups as possible miss, given their curves.
 
-The budget is cut into `UNITS` equal parts. For pools taken one after the other, the fewest misses
-are found for every number of units:
+The budget is cut into `UNITS` equal parts. Pool after pool is added, and for every number of units
+the fewest misses of the pools so far are computed:
 
     fewest[p][u] = min over v of fewest[p - 1][u - v] + misses of pool p with v units
 
-which is right for curves with steps, too, as loops have: giving the next unit to the pool that
-gains most by it would never climb one.
+This is also right for curves with steps, which loops have. A greedy search, which gives the next
+unit to the pool that gains most by it, would never get past a step.
 """
 
 from collections.abc import Sequence
