@@ -5,16 +5,16 @@ the formulas of contract.md are written here and nowhere else, in vectorised Num
 file:
 
     philox      rule 10   initial rows from (seed, key)
-    sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks; which
-                and 9     sums an update accepts
+    sums        2, 3, 6   keys made unique; sums over occurrences, over dim, over ranks; the
+                and 9     sums that an update accepts
     pooling     rule 8    bags to rows, and a bag's gradient to its occurrences
     optimizers  rule 4    the scale, the host scalars, one update of distinct rows, the first state
     digest      rule 11   leaves and root
     partitions  rule 12   which part of a table a row belongs to
     xxh3        -         the hash of ids that are no keys ("Hashed ids")
-    nans        rule 1    the one NaN that a row may hold
+    nans        rule 1    the one NaN that a row may contain
     denormals   rule 1    the check of the calling thread
-    choice      -         NumPy, or the compiled twin, of what takes the time of a client
+    choice      -         NumPy or compiled code, for functions that take much of a client's time
 
 NumPy can keep the contract: every ufunc over float32 arrays rounds each element once, to nearest
 even, and two ufuncs never contract into an FMA. Functions that could break it are avoided:

@@ -1,5 +1,4 @@
-"""The constants of BLAKE2b (RFC 7693), and the scratch array in which kernels hash several
-messages.
+"""The constants of BLAKE2b (RFC 7693), and the scratch array of the kernels that compute it.
 
 All hashes have 32 bytes, no key and no salt. LANES messages of one length are hashed at once, each
 in a column of the scratch array, (LAST + 1, LANES) uint64. Four words fill a register of AVX2; that

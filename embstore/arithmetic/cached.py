@@ -61,8 +61,7 @@ VARIABLES = {
 
 @cache
 def processor_features() -> frozenset[str]:
-    """Return the features of this processor, by LLVM's names; an empty set if LLVM does not know
-    it."""
+    """Return the features of this processor, by LLVM's names; none if LLVM does not know it."""
     try:
         features = binding.get_host_cpu_features()
     except RuntimeError:
@@ -130,8 +129,7 @@ def kept(kernel: "Kernel") -> bytes | None:
 
 
 def keep(kernel: "Kernel", code: bytes) -> list[Path]:
-    """Store the code of a kernel for later processes, in each folder that is writable; return
-    these."""
+    """Store the code of a kernel for later processes, in each writable folder; return these."""
     folders = [folder for folder in _folders() if _was_kept(folder, kernel, code)]
     if not folders:
         logging.getLogger("embstore").warning(

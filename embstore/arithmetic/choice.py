@@ -46,8 +46,7 @@ _ByShard = Callable[
 
 
 class Implementation(NamedTuple):
-    """The functions that exist in both versions. The docstrings of the NumPy functions define
-    both."""
+    """The functions that exist in both versions, as the docstrings of NumPy's define them."""
 
     unique: Callable[[Keys], tuple[Keys, NDArray[np.int32]]]
     """Return the distinct keys in order of first occurrence, and the index of each key in them."""

@@ -13,8 +13,8 @@ An array is accepted if it is C-contiguous, aligned, of the kernel's type and di
 writable unless the kernel only reads it. Any other argument is a TypeError, because the kernel
 would read other memory.
 
-Kernels allocate scratch memory through Numba's runtime. The part of it that they need is reproduced
-here (`_RUNTIME`), so that an object file refers to the C library alone.
+Kernels allocate scratch memory through Numba's runtime. The part of this runtime that kernels need
+is reproduced here (`_RUNTIME`), so that an object file refers to the C library alone.
 """
 
 import ctypes
@@ -217,8 +217,7 @@ class _Entry:
                 self._builder.ret(_POINTER(None))
 
     def _array(self, value: Any, kind: Any, array_type: Any, of: str) -> Any:
-        """Return an array as the kernel's parameter type, without a reference: the caller has
-        one."""
+        """Return an array as the kernel's parameter type; the caller keeps the reference."""
         builder, dtype = self._builder, as_dtype(kind.dtype)
         wanted = f"C-contiguous {dtype.name} of {kind.ndim} dimensions"
         text = f"expected {of} to be an array, {wanted}{'' if not kind.mutable else ', writable'}"
@@ -302,7 +301,6 @@ def type_of(value: Any) -> Any:
 
 
 def external(name: str, returns: str, *arguments: str) -> Any:
-    """Return a function of the C library. It is bound by name, since a pointer is valid in one
-    process only."""
+    """Return a function of the C library, bound by name: a pointer is valid in one process only."""
     kinds = [getattr(types, kind) for kind in arguments]
     return types.ExternalFunction(name, getattr(types, returns)(*kinds))

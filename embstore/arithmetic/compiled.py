@@ -1,5 +1,4 @@
-"""The contract's arithmetic for one row at a time, compiled: the building blocks of the CPU
-kernels.
+"""The contract's arithmetic for one row at a time, compiled: building blocks of CPU kernels.
 
 The formulas are those of the NumPy files of this package, and give the same bits. Here each formula
 is a loop over one row, so that a kernel reads and writes each row once. LLVM vectorises over dim,
@@ -89,8 +88,7 @@ def table_of(row_key: np.int64, mask: int) -> int:
 def philox(
     row_key: np.uint64, block: np.uint64, stream: np.uint64, seed: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Return the four words of one Philox4x32-10 block (rule 10), each in the lower half of a
-    uint64."""
+    """Return the four words of one Philox4x32-10 block (rule 10), each in a lower half."""
     c0, c1, c2, c3 = row_key & _WORD, row_key >> _SHIFT_32, block, stream
     k0, k1 = seed & _WORD, seed >> _SHIFT_32
     for _ in range(10):
@@ -184,8 +182,7 @@ def load_row(values: jit.Float32s, row: jit.Elements) -> None:
 
 @building_block
 def start_sum(total: jit.Float32s, value: jit.Elements, coefficient: np.float32, form: int) -> None:
-    """total = the occurrence: a sum starts from its first value (0.0 + x would turn -0.0 into
-    0.0)."""
+    """total = the occurrence: a sum starts from its first (0.0 + x would turn -0.0 into 0.0)."""
     if form == PLAIN:
         load_row(total, value)
     elif form == WEIGHTED:
@@ -259,8 +256,7 @@ def unique_block(
     place_count: int, base: int, count: int, unique_keys: jit.Int64s, inverse: jit.Int32s,
     shift: int, places: jit.Uint64s,
 ) -> int:  # fmt: skip
-    """Write the ids of keys[begin:end] to inverse[shift + i]; return `count` plus the number of new
-    ids.
+    """Write the ids of keys[begin:end] to inverse[shift + i]; return `count` plus new ids.
 
     prefix : or-ed to each key
     table, place_count, base : see the module docstring; `table` is (places, 2)
@@ -289,8 +285,7 @@ def unique_block(
 
 @building_block
 def group_positions(inverse: jit.Int32sIn, starts: jit.Int64s, positions: jit.Int32s) -> None:
-    """Sort positions by id, stably; the positions of id are positions[starts[id]:starts[id +
-    1]]."""
+    """Sort positions by id, stably; those of an id are positions[starts[id]:starts[id + 1]]."""
     starts[:] = 0
     for i in range(inverse.shape[0]):
         starts[np.uint32(inverse[i]) + _NEXT] += 1

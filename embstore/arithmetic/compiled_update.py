@@ -115,8 +115,7 @@ def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: ji
 
 
 def _scalars_of_elements(optimizer: type[Optimizer]) -> Callable[..., tuple[Any, ...]]:
-    """Return a building block: the scalars of the element formula, after the row formula, if
-    any."""
+    """Return a building block: the scalars of the element formula, after any row formula."""
     scalar_count, state_count = len(optimizer.scalars), len(optimizer.row_state)
     if optimizer.row_formula is None:
         return building_block(lambda record, end, g, scalars, partials: scalars[:scalar_count])

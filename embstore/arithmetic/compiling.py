@@ -6,8 +6,8 @@ this process ends. Code is stored as soon as it arrives, so that a start that wa
 continues later. This process imports no Numba.
 
 A process that ends early (for lack of memory, for example) is not replaced. The other processes
-continue, and at last a single one. If no process can be started, this process compiles; this code
-is not stored.
+continue; if kernels are left at the end, a single process compiles them. If no process can be
+started, this process compiles; this code is not stored.
 """
 
 import logging

@@ -90,8 +90,7 @@ def _default_environment() -> Iterator[None]:
 
 @cache
 def _libm() -> Any | None:
-    """Return the C library with the functions of the floating-point environment; None if it has
-    none."""
+    """Return the C library with functions for the floating-point environment, or None."""
     for name in ("libm.so.6", None):
         try:
             library = ctypes.CDLL(name)

@@ -58,8 +58,7 @@ update_scalars = kept(scalars_of)
 @kept
 @np.errstate(all="ignore")
 def scale_sums(sums: Rows, gradient_scale: float) -> Rows:
-    """Return g = scale * sums, a new array, with one multiplication per element even if scale is
-    1."""
+    """Return g = scale * sums, new, with one multiplication per element even if scale is 1."""
     return np.float32(gradient_scale) * sums
 
 

@@ -1,5 +1,4 @@
-"""Bags: rows to one pooled row per bag, and a bag's gradient to its occurrences (contract.md, rule
-8).
+"""Bags: rows to a pooled row per bag, a bag's gradient to its occurrences (contract.md, rule 8).
 
 A bag is a run of consecutive keys, cut by `offsets`; bag b has positions offsets[b] to offsets[b +
 1]. Mean divides by the number of rows as fp32; multiplying by the reciprocal would round twice.
@@ -69,8 +68,7 @@ def bag_gradients(
     mode: Pooling = "sum",
     weights: NDArray[np.float32] | None = None,
 ) -> Rows:
-    """Return the gradients that occurrences receive from their bags' (bags, dim) `gradients`, (n,
-    dim).
+    """Return the (n, dim) gradients of occurrences, from the (bags, dim) gradients of bags.
 
     Raises
     ------

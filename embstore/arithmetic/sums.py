@@ -132,8 +132,7 @@ def sum_by_key(
 
 @np.errstate(all="ignore")
 def sum_over_dim(values: Rows) -> NDArray[np.float32]:
-    """Return the (n,) sums of the rows of (n, dim) in the order of a warp: 32 partial sums, then
-    folds.
+    """Return the (n,) sums of rows (n, dim) in a warp's order: 32 partial sums, then folds.
 
     A partial sum without an element (dim < 32) is 0.0, as in a warp's idle lane.
     """
@@ -149,8 +148,7 @@ def sum_over_dim(values: Rows) -> NDArray[np.float32]:
 
 
 def largest(values: Rows) -> float:
-    """Return the largest magnitude in (n, dim); 0 if there is no element, NaN if an element is
-    NaN."""
+    """Return the largest magnitude in (n, dim), 0 if there are no elements, NaN if one is NaN."""
     if not values.size:
         return 0.0
     return max(float(values.max()), -float(values.min()))
@@ -158,8 +156,7 @@ def largest(values: Rows) -> float:
 
 @np.errstate(all="ignore")
 def unaccepted(keys: Keys, gradients: Rows) -> list[tuple[int, NDArray[np.float32]]]:
-    """Return each key whose gradient an update must refuse, with the gradient, in the order of
-    keys.
+    """Return each key whose gradient must be refused, with the gradient, in the order of keys.
 
     A gradient is accepted if its squares have a finite sum over dim (rules 9 and 3).
 

@@ -1,5 +1,4 @@
-"""XXH3-64 of many short values at once (contract.md, "Hashed ids"), equal to the hashes of xxHash
-0.8.
+"""XXH3-64 of many short values at once (contract.md, "Hashed ids"), equal to xxHash 0.8's.
 
 A value is a range of bytes of a buffer. Values of up to 16 bytes are hashed here: all values of one
 class of lengths together, with as many NumPy operations as XXH3 needs for one value. Longer values

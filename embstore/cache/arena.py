@@ -57,7 +57,7 @@ class Member(Protocol):
 
     def release_slice(self) -> None:
         """Evict the rows of a part of the last slab and free that part, but never the first slab.
-        The part is as large as the time that a waiting call can be delayed allows."""
+        The part is small enough that calls wait for it only briefly."""
 
 
 class Arena:

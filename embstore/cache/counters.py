@@ -58,8 +58,7 @@ class Counters:
     parts: int = counter("Parts that those calls were processed in.")
 
     def count_lookup(self, *, keys: int, missing: int, accesses: int, hits: int) -> None:
-        """Count a lookup's unique keys, the absent ones, its accesses, and how many of these
-        hit."""
+        """Count a lookup's unique keys, the absent ones, its accesses, and its hits."""
         self.unique_keys += keys
         self.unique_hits += keys - missing
         self.accesses += accesses
@@ -84,8 +83,7 @@ class Counters:
 
     @property
     def misses_below(self) -> int:
-        """Rows that were brought in from anywhere, once a row has gone down to level two; else
-        0."""
+        """Rows that were brought in, once a row has gone down to level two; else 0."""
         if not self.evictions_host:
             return 0
         return self.misses_host + self.misses_log + self.misses_base + self.misses_initializer

@@ -120,8 +120,7 @@ class Evictor:
     # Slots
 
     def ask_victims(self, count: int) -> Answer[Victims] | None:
-        """Add slabs for `count` rows, and ask which rows leave for the rest; None if none has
-        to."""
+        """Add slabs for `count` rows, and ask which rows leave for the rest; None if none."""
         needed = self.needed(count)
         return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 
@@ -191,11 +190,11 @@ class Evictor:
         self.counters.evictions_host += kept
 
     def _sink(self, level_two: LevelBelow, slots: Slots, here: SlotContents) -> tuple[int, int]:
-        """Have level two take the rows that leave slots, as many of the last ones as it has room
-        for. Return how many of the other rows were logged, and how many rows level two has taken.
+        """Have level two take the rows that leave slots. If it has too little room, it takes only
+        the last rows, and the first rows are logged. Return how many rows were logged, and how many
+        level two has taken.
 
-        Level two takes its rows after the others are logged, so that a refused call has moved no
-        row.
+        Rows are logged before level two takes its rows, so that a refused call has moved no row.
         """
         places = level_two.make_room(len(slots))
         left = len(slots) - len(places)

@@ -9,7 +9,7 @@ moved no row.
 
     missing keys   | absent from both    | found in level two                    |
     slots          | free ones  | victims of level one                           |
-    go to          |            | places     | the slots that the others leave   |
+    go to          |            | places     | the slots that these rows leave   |
 
 The host waits once, to learn how many keys are absent and how many rows are dirty. If earlier calls
 missed rows and had to evict others, this question is asked (`ask`) together with the batch, before
@@ -87,8 +87,7 @@ class _Plan:
     left: Slots
     """Slots of victims that leave for absent keys. They are free after the moves."""
     logged: int
-    """The number of those victims that are logged and leave the cache; they come first in
-    `left`."""
+    """The number of those victims that are logged and leave the cache: the first of `left`."""
     dirty_down: int
 
 
@@ -114,8 +113,8 @@ class Exchange:
     """The `_arena_state` at which no slab was available for missing rows."""
 
     def ask(self, batch: Batch, counts: Counts | None, *, is_lookup: bool) -> None:
-        """Queue the questions about a batch that is not synchronized yet. Nothing is asked unless
-        such calls usually miss rows, and no slab is available for these.
+        """Queue the questions about a batch that is not synchronized yet, if calls of this kind
+        usually miss rows and no slab is available for missing rows.
 
         counts : accesses that each position of a lookup stands for; None: 1 each
         """
@@ -186,8 +185,8 @@ class Exchange:
             instead
         missed_rows : a counter of missing keys by table, which is added to
         asked : the question about these keys
-        ceiling : rows of this score or a higher score do not leave. If they would have to, no row
-            is moved, and None is returned
+        ceiling : rows of this score or a higher score do not leave. If such a row would have to
+            leave, no row is moved, and None is returned
 
         Raises
         ------

@@ -48,8 +48,7 @@ class SlotIndex:
         self._inserted: tuple[Answer[bool], SlotMemory, int] | None = None
 
     def synchronize(self) -> IndexArrays:
-        """Return the index on the device with all placed keys, rebuilt first if its stash is
-        full."""
+        """Return the index on the device with all placed keys, rebuilt if its stash was full."""
         if self._inserted is not None:
             with self._irreversible:
                 (is_whole, memory, slot_count), self._inserted = self._inserted, None
@@ -91,8 +90,7 @@ class SlotIndex:
     def exchange(
         self, erased: Array, keys: Array, slots: Array, memory: SlotMemory, slot_count: int
     ) -> None:
-        """Remove keys that are in the index, and add absent keys that are already in their
-        slots."""
+        """Remove keys that are in the index, and add absent keys, whose slots already have them."""
         arrays = self.synchronize()
         self._device.keys.erase(arrays, erased)
         self._inserted = self._device.keys.insert(arrays, keys, slots), memory, slot_count

@@ -9,9 +9,9 @@
   its initializer computes it.
 
 A pool is checked one range of slots at a time, and commands may change slots between two ranges.
-The invariants concern one slot at a time, so a range is right or wrong independently of the others.
-If a key has two slots, the index has only one of them, so the other slot is found to be wrong. Only
-counts over all slots are checked at once.
+The invariants concern one slot at a time, so a range is right or wrong independently of other
+ranges. If a key has two slots, the index has only one of them, so the other slot is found to be
+wrong. Only counts over all slots are checked at once.
 """
 
 from collections.abc import Iterator

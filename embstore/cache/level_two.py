@@ -129,8 +129,7 @@ class LevelTwo:
         return self.device.memory.download(self.finder.locate(self.device.memory.upload(keys))[0])
 
     def dirty_of(self, keys: Keys) -> tuple[NDArray[np.int64], Rows]:
-        """Return which of the unique row keys have a dirty row in this level, and copies of
-        these."""
+        """Return which of the unique row keys have a dirty row here, and copies of these rows."""
         slots = self.find(keys)
         here = np.flatnonzero(slots >= 0)
         dirty = here[self.device.slots.read_slots(self.slots.memory, slots[here])().dirty]

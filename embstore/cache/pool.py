@@ -5,11 +5,11 @@ Tables of one layout (`embstore.layout`) share slots, so a call over many tables
 probe, gather and apply once. A pool is made of
 
     slots       slabs of slots, the index, the free list          slots.py
-    pins        slots that may not be evicted                    pins.py
+    pins        slots that must not be evicted                    pins.py
     finder      the batch of a call, and the slots of its keys    finder.py
-    scores      the order in which rows leave                            scores.py, policies.py
-    evictor     slots for new rows; rows that leave         eviction.py
-    residency   rows brought to slots                             residency.py
+    scores      the order in which rows leave                     scores.py, policies.py
+    evictor     slots for new rows; rows that leave               eviction.py
+    residency   rows that are read into slots                     residency.py
     level two   rows that left level one's slots                  level_two.py
     exchange    rows that change levels                           exchange.py
     reader      rows gathered for calls                           reading.py
@@ -129,14 +129,14 @@ class Pool:
         return self.scores.policy
 
     def set_policy(self, policy: Policy) -> None:
-        """Change the eviction policy; the caller then sets the counts of all slots
-        (`rank_again`)."""
+        """Change the eviction policy; the caller then sets all slots' counts (`rank_again`)."""
         self.ranks.tables.clear()
         self.scores.set_policy(policy)
 
     @property
     def room(self) -> int:
-        """The rows that can come before one has to leave, if the arena grants as much as it can."""
+        """The number of rows that can be added before a row must leave, if the arena grants all
+        slabs that the budget allows."""
         slots = self.slots
         grown = slots.sizes.slots_max if slots.may_grow else slots.count
         return grown - slots.count + slots.free_count
@@ -149,7 +149,7 @@ class Pool:
         return self.slots.sizes.below_bytes // self.level_two.slots.sizes.slot_bytes
 
     def add_table(self, table_id: int, parameters: TableParameters) -> None:
-        """Add a table; `parameters` has one entry, that of this table."""
+        """Add a table; `parameters` has one entry, for this table."""
         number = self.row_keys.number(table_id)
         missing = number + 1 - len(self.parameters.seeds)
         for name, value in vars(parameters).items():

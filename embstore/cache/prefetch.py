@@ -13,8 +13,8 @@ that is under way, and no row is fetched twice. A victim is logged before any ro
 read returns content older than the victim's. Other calls that need a pending row wait for it
 (finder.py), so that the order of calls decides which content they see.
 
-A step whose turn has not come gets only slots of rows whose score is below a **ceiling**. These are
-rows that would also leave for it at its turn (lookahead/foresight.py).
+A step whose turn has not come gets only slots of rows whose score is below a **ceiling**. Such rows
+would also leave for the step at its turn (lookahead/foresight.py).
 
 A row is pinned once for each step in flight that uses it (pins.py). A step that does not fit is not
 pinned: the planner tries again later, or does the step in parts. Pins decide where rows are and
@@ -39,8 +39,7 @@ from embstore.storage.stored_rows import Located
 _OTHER_PINS = 2
 """Pins that a slot may have in addition to the pins of steps: of a collection and of a hot set."""
 EVICTED_ROWS_MAX = 1024
-"""The most rows that are evicted at once ahead of a plan: under a millisecond of the engine
-thread."""
+"""The most rows evicted at once ahead of a plan: under a millisecond of the engine thread."""
 _FOUND_MAX = 64
 """The most batches whose slots are remembered until the batches are planned."""
 _BUFFERS_MAX = 4

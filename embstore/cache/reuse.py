@@ -14,8 +14,8 @@ sample** of the keys, chosen by a hash, so that all lookups of a sampled key are
 Waldspurger et al., FAST 2015). When the sample has too many keys, it drops the keys that were not
 used for longer than a row stays in the largest possible cache: their next use is a miss at any
 size. If that is not enough, the sample is halved. The number of lookups is counted exactly. Where
-the sample's estimate of it differs, a few hot keys are usually the reason, and these hit in any
-cache (SHARDS_adj).
+the sample's estimate differs from this number, a few hot keys are usually the reason, and hot keys
+hit in any cache (SHARDS_adj).
 
 Other policies miss other rows than LRU, and look-ahead misses fewer rows. With these, the curve
 shows which pool needs slots more, but not the number of misses.
@@ -42,8 +42,7 @@ _FADING_SHIFT = 2
 
 
 def _first_times() -> Floats:
-    """Return the first time of each place except NEVER, and the end of the last
-    (note_reuses.py)."""
+    """Return the first time of each place except NEVER, and the last place's end."""
     places = np.arange(1, PLACES + 1)
     shifts = np.maximum(places // 8 - 1, 0)
     times: Floats = np.ldexp(np.where(places < 16, places, 8 + places % 8), shifts)

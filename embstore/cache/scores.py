@@ -152,8 +152,8 @@ class Scores:
         self._queued_scores = np.empty(0, np.int64)
 
     def victims(self, count: int, begun: Answer[Victims] | None = None) -> Victims:
-        """Return `count` resident slots of lowest score that the running call has not touched, and
-        their contents.
+        """Return the `count` resident slots of lowest score that the running call has not touched,
+        with their contents.
 
         begun : the answer of `ask_victims` for the same count in this call, asked after all its
             touches
@@ -212,8 +212,7 @@ class Scores:
         return int(here.scores[-1]) if len(slots) == count else PIN_ONE
 
     def _ask(self, count: int, *, with_rows: bool = False) -> Answer[Victims]:
-        """Ask for the contents of the next slots of the queue, and some more, as some have
-        changed."""
+        """Ask for the contents of the next slots of the queue, and some more: some have changed."""
         queue, begin = self._queue, self._next
         seen = slice(begin, begin + _seen(count))
         slots, scores = queue[seen], self._queued_scores[seen]

@@ -80,8 +80,8 @@ class PoolSlots:
         return Sizes.of(self._layout, budget_bytes, self._device, self._below_bytes, self.row_keys)
 
     def expect(self, memory_bytes: int | None) -> None:
-        """Limit the index to the size that `memory_bytes` of slots need, as long as there are not
-        more slots. If None, the limit is the size that the whole budget needs."""
+        """Limit the index to the size for `memory_bytes` of slots, unless the pool has more slots.
+        If None, the limit is the size for the whole budget."""
         most = self.sizes.slots_max
         if memory_bytes is not None:
             most = min(most, int(memory_bytes / self.slot_bytes))

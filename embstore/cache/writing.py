@@ -167,7 +167,7 @@ class PoolWriter:
 
     def dirty_range(self, at: Place) -> tuple[Place | None, Keys]:
         """Return the row keys in dirty slots from a position on, and the next position, None at the
-        end. As many slots are read as takes well under a millisecond.
+        end. A call reads slots for well under a millisecond.
 
         at : FIRST, or the position returned before; there may be fewer slots since
         """
@@ -187,7 +187,8 @@ class PoolWriter:
         return min(here.dirty_max, here.slots.resident_count)
 
     def _dirtied(self, level: int) -> int:
-        """Return an upper bound of the rows that ever became dirty in a level, or came dirty."""
+        """Return an upper bound of the rows that ever became dirty in a level, or entered it
+        dirty."""
         counters = self.evictor.counters
         return counters.evictions_host if level else self._changed + counters.misses_host
 

@@ -76,8 +76,7 @@ class DeviceKeys(Protocol):
         """
 
     def distinct(self, segments: Sequence[tuple[int, int, Keys]]) -> Batch:
-        """Encode the keys of a call as `unique` does; the caller knows that they are unique and in
-        range.
+        """Encode the keys of a call as `unique` does, if they are known to be unique and in range.
 
         The batch is valid as long as there is a reference to it. It is used through `again`. Its
         `inverse` may be read-only.
@@ -124,8 +123,7 @@ class DeviceKeys(Protocol):
     def count_accesses(
         self, batch: Batch, slots: Array, low: int, high: int, counts: Counts | None
     ) -> Answer[tuple[int, int]]:
-        """Return the accesses to ids [low, high), whose slots are `slots`, and how many of them
-        hit.
+        """Return the accesses to ids [low, high), whose slots are `slots`, and how many hit.
 
         counts : (n,), accesses that each position stands for; None: 1 each
         """
@@ -148,8 +146,7 @@ class DeviceRows(Protocol):
     """
 
     look_up_keys_max: int
-    """The most keys of a lookup without a batch. With more keys it is faster to make them
-    unique."""
+    """The most keys of a lookup without a batch; with more it is faster to make keys unique."""
 
     def gather(
         self, rows: Array, slots: Array, batch: Batch, dim: int, outs: Sequence[Rows]
@@ -259,8 +256,7 @@ class DeviceRows(Protocol):
     def initialize(
         self, rows: Array, slots: Slots, keys: Keys, parameters: TableParameters, layout: Layout
     ) -> None:
-        """Write the initial row (contract.md rule 10) of keys[i] to rows[slots[i]], with zeros as
-        padding."""
+        """Write the initial row (contract.md rule 10) of keys[i] to rows[slots[i]], zero-padded."""
 
     def gather_rows(self, rows: Array, slots: Array, out: Array, first: int) -> None:
         """out[first + i] = rows[slots[i]], whole rows of `allocate_rows`; -1 is skipped."""
@@ -274,8 +270,7 @@ class DeviceRows(Protocol):
         """Return a copy of the rows of slots, without -1. Waits."""
 
     def row_pieces(self, rows: Array, slots: Slots) -> Iterator[tuple[slice, Rows, Slots]]:
-        """Yield the rows of slots piece by piece: a slice of `slots`, host rows, positions in
-        these.
+        """Yield the rows of slots in pieces: a slice of `slots`, host rows, positions in these.
 
         The host rows are valid until the next piece is requested.
         """
@@ -326,8 +321,7 @@ class DeviceSlots(Protocol):
         *,
         always: bool = False,
     ) -> None:
-        """Set the scores of a call's slots to count << 40 | clock; -1 is skipped. The clock is
-        below 2**40.
+        """Set the scores of a call's slots to count << 40 | clock, clock < 2**40; -1 is skipped.
 
         batch : the batch for which the slots are being probed, where work is queued. The slots are
             scored only if no key of it turns out to be missing or outside its table; with `always`,
@@ -394,8 +388,7 @@ class DeviceLevels(Protocol):
 
     @property
     def below(self) -> "Device":
-        """The device of level two: this device with other memory, whose kernels access rows in
-        pinned memory."""
+        """The device of level two: this device, whose kernels access rows in pinned memory."""
 
     def look(
         self,
@@ -450,8 +443,7 @@ class Device(Protocol):
 
     @property
     def levels(self) -> DeviceLevels | None:
-        """The device's work between two levels; None: the cache has one level, in the host's
-        memory."""
+        """The device's work between two levels; None if the cache has one level, on the host."""
 
     @property
     def is_lost(self) -> bool:

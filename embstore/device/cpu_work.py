@@ -39,8 +39,7 @@ class CpuWork(Workers):
         return list(pairwise(ends))
 
     def take(self, name: str, count: int, dtype: Any, zeroed: bool = False) -> NDArray[Any]:
-        """Return (count,) scratch memory with this name; it is a new array if the last was too
-        short.
+        """Return (count,) scratch memory with this name, a new array if the last was too short.
 
         zeroed : a new array is zeros; an old array has its last content
         """

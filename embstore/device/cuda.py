@@ -48,8 +48,7 @@ from embstore.kernels.sources import OPTIONS, VERBS, kernels_of, source
 _CALLERS_MISTAKES = (1, 400)
 """cudaErrorInvalidValue, cudaErrorInvalidResourceHandle: neither harms the device."""
 _CAPTURED = range(900, 909)
-"""cudaErrorStreamCapture...: a caller is capturing a graph. The graph may be lost; the device is
-not."""
+"""cudaErrorStreamCapture...: a caller captures a graph, which may be lost; the device is not."""
 _OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation."""
 _NOT_EXPORTED = (1, 2, 205, 801)
@@ -95,8 +94,7 @@ def open_runtime(ordinal: int) -> "CudaRuntime":
 def _on_device(
     call: Callable[Concatenate["CudaRuntime", P], R],
 ) -> Callable[Concatenate["CudaRuntime", P], R]:
-    """Run a method on the runtime's device; errors of CUDA and of its compiler become
-    DeviceErrors."""
+    """Run a method on the runtime's device; errors of CUDA or its compiler become DeviceErrors."""
 
     @wraps(call)
     def called(self: "CudaRuntime", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -123,8 +121,7 @@ def _on_device(
 
 
 class CudaRuntime:
-    """The Runtime protocol (`runtime.py`) on the CUDA device `ordinal`. One thread calls it at a
-    time."""
+    """The Runtime protocol (`runtime.py`) on the CUDA device `ordinal`. One thread at a time."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal

@@ -139,7 +139,7 @@ class GpuMemory:
     ) -> DeviceArray | None:
         try:
             interface = getattr(array, "__cuda_array_interface__", None)
-        except Exception as exc:  # of its library, for example PyTorch's for tensors with gradients
+        except Exception as exc:  # raised by its library, as by PyTorch for tensors with gradients
             raise InvalidArgumentError(f"expected an array that may be read: {exc}") from exc
         if interface is None:
             return None

@@ -210,8 +210,7 @@ class GpuRows:
         return answer
 
     def _update(self, part: PoolUpdate, summed: Summed, gates: Sequence[int]) -> _Launch:
-        """Return the launch that applies the sums, unless a gate (the findings of a part) is
-        closed."""
+        """Return the launch that applies the sums, unless a gate (a part's findings) is closed."""
         (call,) = self._work.send_numbers([
             part.clock, part.counting, summed.findings.address, summed.starts.address,
             summed.positions.address, summed.of_segments.address, summed.segments,
@@ -250,7 +249,7 @@ class GpuRows:
         parameters: TableParameters,
         call: Argument,
     ) -> _Launch:
-        """Return the launch of an optimizer over n rows; with a `call`, over the rows that are
+        """Return the launch of an optimizer over n rows; with a `call`, over those that are
         found."""
         d_scalars = self._work.send_changed((kind, dim), parameters.scalars)
         return (

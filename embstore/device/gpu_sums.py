@@ -72,7 +72,8 @@ def summed(
     )
     of_ids = (ids, np.int64(n))
     of_sums = (np.int32(dim), np.int32(keeps_all), findings)
-    # A group gets a stretch of positions. Keys differ in length, and waiting blocks even this out.
+    # Each group gets a stretch of positions. Stretches differ in work, and blocks that wait for a
+    # free multiprocessor even this out.
     work.runtime.launch(
         "sum_chunks", -(-n // BLOCK_THREADS), starts, positions, *of_ids, of_segments,
         np.int32(len(gradients)), scale, sums, more, *of_sums,

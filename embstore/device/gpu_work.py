@@ -43,7 +43,7 @@ FINDINGS_BYTES = 8 * len(NOTHING_FOUND)
 NULL = np.uint64(0)
 _KEPT_MAX = 16
 TILE = 8 * BLOCK_THREADS
-"""The number of items of a tile, which blocks draw one after the other (`tiles.cuh`)."""
+"""The number of items of a tile; blocks draw tiles one after the other (`tiles.cuh`)."""
 _SECURED_BYTES, _SECURED_BYTES_LEAST = 192, 8 << 20
 """Scratch bytes for each slot whose row changes (keys, slots and places, in blocks of `Scratch`),
 and for a call in any case."""
@@ -63,8 +63,7 @@ class GpuBatch(Batch):
 
     findings: DeviceArray | None = field(default=None)
     groups: Groups | None = None
-    """The groups of its positions, if they were grouped by slot; in this case `inverse` has their
-    slots."""
+    """The groups of its positions, if grouped by slot; in this case `inverse` has their slots."""
     answer: Buffer | None = None
     """The host buffer for the findings, which precede outputs that are being copied."""
 
@@ -90,8 +89,7 @@ class GpuWork:
         self._kept: dict[tuple[tuple[int, ...], ...], list[DeviceArray]] = {}
 
     def close(self) -> None:
-        """End the threads, wait for all work unless the device is lost, and free the scratch
-        memory."""
+        """End the threads, wait for all work unless the device is lost, and free scratch memory."""
         self._workers.close()
         if not self.runtime.is_lost:
             self.wait()
@@ -173,8 +171,7 @@ class GpuWork:
     def join(
         self, parts: Sequence[NDArray[Any] | DeviceArray], dtype: DTypeLike, width: int = 1
     ) -> DeviceArray:
-        """Return arrays joined on the device. A single array that is on the device is returned as
-        it is."""
+        """Return arrays joined on the device; a single array of the device is returned as it is."""
         if len(parts) == 1 and isinstance(parts[0], DeviceArray):
             return parts[0]
         on_host = [np.ascontiguousarray(p) for p in parts if not isinstance(p, DeviceArray)]
@@ -204,8 +201,7 @@ class GpuWork:
         return target
 
     def send_changed(self, name: Any, array: NDArray[Any]) -> DeviceArray:
-        """Return an array on the device. It is sent if it differs from the last array with this
-        name."""
+        """Return an array on the device; it is sent if it differs from the last with this name."""
         content = array.tobytes()
         sent, d_sent = self._sent.get(name, (b"", None))
         if d_sent is None or sent != content:
@@ -311,8 +307,7 @@ class Outputs:
         return self._work.staging.begin_small(findings if self._come is None else self._come)
 
     def end(self, buffer: Buffer) -> None:
-        """Fill the outputs on the host. The copies that `begin` queued must have been waited
-        for."""
+        """Fill the outputs on the host. The copies that `begin` queued have been waited for."""
         come = [] if self._come is None else self._host_outs
         self._work.staging.end_small(buffer, FINDINGS_BYTES, come)
         if self._host_outs and not come:

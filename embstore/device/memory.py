@@ -20,8 +20,7 @@ class DeviceMemory(Protocol):
     frees_parts: bool
     """Whether `drop_slots` can free parts of slabs, and not only whole slabs."""
     staging_bytes_max: int
-    """The most bytes of the buffer through which missing rows of a pool are read; 0: there is
-    none."""
+    """The most bytes of the buffer through which a pool's missing rows are read; 0: no buffer."""
 
     def cache_bytes_max(self) -> int:
         """Return the bytes that a first cache can have: on a GPU the free memory minus the memory

@@ -171,8 +171,7 @@ class Recorder:
         return self._runtime.facts()
 
     def close(self) -> None:
-        """Submit the recorded work to the runtime, unless the device is lost, and close the
-        runtime."""
+        """Submit the recorded work, unless the device is lost, and close the runtime."""
         if self.is_lost:
             self._work.clear()
         self.submit()

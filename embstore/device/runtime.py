@@ -68,8 +68,7 @@ class Adopted(NamedTuple):
 
     array: Any
     stream: int | None = None
-    """The stream in which the caller uses the array, a cudaStream_t; None: its library names
-    none."""
+    """The stream in which the caller uses the array, a cudaStream_t; None: it is not known."""
 
 
 class Exported(NamedTuple):
@@ -81,8 +80,7 @@ class Exported(NamedTuple):
     memory: bytes
     """A cudaIpcMemHandle_t, 64 bytes."""
     event: Any
-    """Our event, which the process that opened it records. An event never recorded counts as
-    reached."""
+    """Our event, which the other process records. An event never recorded counts as reached."""
     event_handle: bytes
     """A cudaIpcEventHandle_t, 64 bytes."""
 
@@ -146,7 +144,7 @@ class Runtime(Protocol):
         """Run a kernel of `embstore/kernels` with `blocks` blocks of BLOCK_THREADS, in COMPUTE."""
 
     def upload(self, source: NDArray[Any], target: DeviceArray, *, stream: int = COMPUTE) -> None:
-        """Copy host to device. `source` can be changed at once, unless it is from
+        """Copy host to device. `source` is free again at once, unless it is from
         `allocate_host`."""
 
     def download(self, source: DeviceArray, target: NDArray[Any], *, stream: int = COMPUTE) -> None:
@@ -183,8 +181,7 @@ class Runtime(Protocol):
         """
 
     def compile(self, verbs: Iterable[str]) -> None:
-        """Compile the kernels of verbs (`.cu` files), so that no later launch waits for a
-        compiler."""
+        """Compile the kernels of verbs (`.cu` files): no later launch waits for a compiler."""
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the device for operators.

@@ -63,8 +63,7 @@ class Located(NamedTuple):
     """The slots of the keys of a lookup."""
 
     moves: int
-    """The number of moves of rows to and from slots so far. If it has grown, rows may be
-    elsewhere."""
+    """The number of moves of rows to and from slots. If it has grown, rows may be elsewhere."""
     tables: list[tuple[int, int]]
     """The table id and the number of keys of each table, as in the call."""
     keys: DeviceArray  # (n,) int64

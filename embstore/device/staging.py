@@ -207,8 +207,7 @@ class Staging:
     # Down
 
     def download(self, source: DeviceArray, targets: Sequence[NDArray[Any]]) -> None:
-        """Copy a large array that COMPUTE writes into host arrays, one after the other; wait for
-        the copy."""
+        """Copy a large array that COMPUTE writes into host arrays, in order; wait for the copy."""
         parts = [_bytes_of(target) for target in targets]
         for low, piece in self._pieces_of(source.view(np.uint8)):
             self._spread(piece, low, parts)

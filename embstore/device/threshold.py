@@ -4,7 +4,7 @@ Victims are the candidates of lowest score in [0, PIN_ONE): a slot with a higher
 slot with a lower score has no row yet. The range of all scores is cut into bins of a power of two,
 and the scores in each bin are counted. Then the bin with the score of rank `count` is cut in the
 same way, until a bin is one score, or the number of scores up to its end is exactly `count`. Each
-counting reads all scores. Two are enough under LRU if the oldest score is at most four million
+count reads all scores. Two counts are enough under LRU if the oldest score is at most four million
 calls old. `select_victims.cu` does the same on a GPU.
 """
 
@@ -21,8 +21,8 @@ class Candidates(Protocol):
     """The scores of candidates, as the CPU counts them."""
 
     def extent(self, floor: int, ceiling: int) -> tuple[int, int, int]:
-        """Return how many candidates have floor <= score < ceiling, and their lowest and highest
-        score."""
+        """Return how many candidates have floor <= score < ceiling, their lowest and their
+        highest."""
 
     def bins(self, floor: int, ceiling: int, shift: int) -> NDArray[np.int64]:
         """Return the counts of these candidates in 2**BIN_BITS bins of 2**shift scores each; the

@@ -121,8 +121,7 @@ class PoolUpdate:
     """The clock that scores get; 0: scores do not change."""
     counting: int
     sums: Array
-    """Memory for the sums of keys that occur again, (positions / 2, dim) or more; void after the
-    call."""
+    """Memory for sums of keys that occur again, (positions / 2, dim) or more; void afterwards."""
 
 
 SlotMemory = Any
@@ -163,7 +162,7 @@ class Selected:
     slots: Slots
     scores: NDArray[np.int64]
     contents: Callable[[Slots], SlotContents]
-    """A function that returns the contents of those of the slots that were read."""
+    """A function that returns the contents of slots; they must be among those that were read."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class Missing:
     absent: int
     """The number of keys that are in neither level."""
     dirty: int
-    """The number of dirty rows in level two among the other keys."""
+    """The number of keys whose rows are dirty in level two."""
     dirty_victims: int
     by_table: NDArray[np.int64]
     """The number of missing keys of each table, by table number."""

@@ -11,7 +11,7 @@ includes the headers whose names it uses, and headers do not include each other 
     types         integers, threads, the type of an element
     keys          row keys             score     its fields
     slabs         addresses of slots   index     the slot of a key
-    segments      a batch              findings  what the host is told
+    segments      a batch              findings  results for the host
     floats        NaN, large sums      pieces    rows, moved by groups of lanes
     block_sums    over a block         tiles     over all items, in one pass
     search        for victims

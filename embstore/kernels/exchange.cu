@@ -2,24 +2,19 @@
 // level one go down into the slots that these rows leave. Rows of level two are in pinned host
 // memory, and are read and written over the bus.
 //
-//     find_below    the i with slots[i] < 0, ascending, keys[i] of each, and its slot in level two,
-//     -1
-//                   where it has none; *missing = their number
+//     find_below    the i with slots[i] < 0, ascending, keys[i] of each, and its slot in level
+//                   two, -1 where it has none; *missing = their number
 //     part_missing  the same keys, parted: those without a slot in level two first, in their order,
-//                   the others from the end on backwards; *absent = the number of the former. It
-//                   also
-//                   begins the search for victims (select_victims.cu): their number is the number
-//                   of
-//                   missing keys beyond `free`
+//                   the others from the end on backwards; *absent = the number of the former.
+//                   It also begins the search for victims (select_victims.cu): their number is
+//                   the number of missing keys beyond `free`
 //     count_dirty   *count += the number of dirty slots among `slots`; -1 is skipped
 //     count_tables  counts[t] += keys of table t
 //     exchange      for pair i: from first_up on, the row of below[i] is copied to slots[i], for
 //                   keys[i]; from first_down on, the row that was in slots[i] is copied to
-//                   below[i],
-//                   or nowhere where that is -1, and left_keys[i] = its key. A slot that loses its
-//                   row
-//                   and gets none becomes free. In level two a dirty row has a count of 1 in its
-//                   score: clean rows leave first.
+//                   below[i], or nowhere where that is -1, and left_keys[i] = its key. A slot
+//                   that loses its row and gets none becomes free. In level two a dirty row has a
+//                   count of 1 in its score: clean rows leave first.
 //
 // Grid: in exchange, a group takes ROWS_TOGETHER consecutive pairs. All their pieces, in both
 // directions, are loaded before the first is stored, so that the bus carries both directions at

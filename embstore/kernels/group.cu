@@ -14,8 +14,7 @@
 //     count   totals[pass][digit] += items of the tile with that digit
 //     sort    a pass for each digit of 8 bits, from the lowest up: a stable sort of the last pass's
 //             result. The place of the r-th item of a digit in a tile is the number of items of
-//             lower
-//             digits (totals), plus the number of items of its digit in earlier tiles, plus r
+//             lower digits (totals), plus the number of items of its digit in earlier tiles, plus r
 //     number  for sorted items: ids, starts, and for each group its slot and row key
 //
 // A ticket waits for all tickets of the phase before, and for the counts of earlier tiles in its

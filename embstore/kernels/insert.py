@@ -39,8 +39,7 @@ from embstore.kernels.probe import (
 )
 
 FIRST_FREE_MIN = 2
-"""The least number of free places at which a key's first bucket is used without reading its
-second."""
+"""The free places with which a key's first bucket is used without reading its second."""
 
 
 @building_block
@@ -92,8 +91,7 @@ def insert(
     keys: jit.Int64sIn,  # (n,)
     slots: jit.Int64sIn,  # (n,)
 ) -> bool:
-    """Insert all keys. Return False if the stash has no room for a key; earlier keys stay
-    inserted."""
+    """Insert all keys. Return False if the stash has no room for a key; earlier keys stay."""
     firsts, seconds = np.empty(BLOCK_KEYS, np.int64), np.empty(BLOCK_KEYS, np.int64)
     keys_start, slots_start = bucket_keys.ctypes.data, bucket_slots.ctypes.data
     for begin in range(0, keys.shape[0], BLOCK_KEYS):

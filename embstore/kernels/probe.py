@@ -46,8 +46,7 @@ def buckets_of(key: np.int64, bucket_count: int) -> tuple[int, int]:
 
 @building_block
 def place_in(start: int, bucket: int, key: np.int64) -> int:
-    """Return bucket * 8 + the key's place in the bucket, or -1; the keys begin at address
-    `start`."""
+    """Return bucket * 8 + the key's place in the bucket, or -1; keys begin at address `start`."""
     equal: int = equal_among_8(start + bucket * 64, key)
     return bucket * BUCKET_WIDTH + lowest_bit(equal) if equal else -1
 

@@ -14,8 +14,7 @@
 // once, and waits for one answer. Then
 //
 //     count_victims    counts[b], counts[ranges + b] = the number of candidates of range b below
-//     the
-//                      threshold, and at it
+//                      the threshold, and at it
 //     collect_victims  the candidates below the threshold and the first TIES at it, ascending:
 //                      victims[v] = the slot that v of them precede, with its score
 //

@@ -43,8 +43,7 @@ def form_of(coefficients: Any, divide: bool) -> int:
 
 
 def columns_of(gradients: Any) -> tuple[Any, Any, Any, int]:
-    """Return the arrays and the form of a segment's `Gradients`: rows, source, coefficients,
-    form."""
+    """Return the fields of a segment's `Gradients`: rows, source, coefficients, form."""
     form = form_of(gradients.coefficients, gradients.divide)
     return gradients.rows, gradients.source, gradients.coefficients, form
 
