@@ -56,11 +56,12 @@ class Batch:
 class Gradients:
     """Gradients of one segment. Occurrence i, counted from the segment's start, receives
 
-    rows[i]                                    where `source` is None (one gradient per key), else
-    rows[source[i]]                            with `coefficients` None        (bags, sum)
-    rows[source[i]] / coefficients[i]          with `divide`                   (bags, mean)
-    coefficients[i] * rows[source[i]]          otherwise                       (bags, weights) each
-    rounded once to fp32 (contract.md, rule 8).
+        rows[i]                              if `source` is None (one gradient per key), else
+        rows[source[i]]                      if `coefficients` is None       (bags, sum)
+        rows[source[i]] / coefficients[i]    with `divide`                   (bags, mean)
+        coefficients[i] * rows[source[i]]    otherwise                       (bags, weights)
+
+    Each product or quotient is rounded once to fp32 (contract.md, rule 8).
     """
 
     rows: Rows  # (n or bags, dim)

@@ -8,8 +8,8 @@
 //
 //     unique_enter    enters every key into a hash table of place_count entries, together with the
 //                     lowest position that has it; places[p] = the key's entry
-//     unique_number   the id of an entry = the number of positions before its lowest position that
-//                     are the lowest of a key
+//     unique_number   the id of an entry = the number of entries whose lowest position precedes its
+//                     own
 //     unique_inverse  inverse[p] = the id of p's entry
 //
 // A hot key, some percent of a batch, must cost reads, and not atomics that queue at one address.
