@@ -75,7 +75,7 @@ def is_portable() -> bool:
 
 
 def _target() -> str:
-    """Return a name of the processors whose code this process runs."""
+    """Return the name of the processors whose code this process runs."""
     if is_portable():
         return CPU
     named = (os.environ.get(name, "") for name in VARIABLES)

@@ -46,7 +46,7 @@ _ByShard = Callable[
 
 
 class Implementation(NamedTuple):
-    """The functions that exist in both versions, as the docstrings of NumPy's define them."""
+    """The functions that exist in both versions; NumPy's docstrings apply to both."""
 
     unique: Callable[[Keys], tuple[Keys, NDArray[np.int32]]]
     """Return the distinct keys in order of first occurrence, and the index of each key in them."""

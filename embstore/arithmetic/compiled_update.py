@@ -101,9 +101,9 @@ def _own_scalars(of_table: jit.Float32s) -> Any:
 @building_block
 def decayed(address: int, record: jit.Elements, of_table: jit.Float32s, room: jit.Float32s) -> int:
     """Return the address of a row's gradient after weight decay: the address of `room` (dim,) if
-    the table has such decay, else the given address. The result is an address because Numba would
-    count references to an array that is one of two, which takes longer than the update of a short
-    row."""
+    the table has weight decay, else the given address. The result is an address because Numba would
+    count references to an array that is either of two, which takes longer than the update of a
+    short row."""
     if not of_table[DECAY] > 0:
         return address
     dim = room.shape[0]

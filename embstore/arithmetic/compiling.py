@@ -173,7 +173,7 @@ def _converse(
     waiting: "deque[Kernel]",
     answers: "SimpleQueue[Compiled | str | None]",
 ) -> None:
-    """Send names to a process, and pass its answers on; None at the end."""
+    """Send names to a process, and pass on its answers, then None."""
     assert process.stdin is not None
     assert process.stdout is not None
     kernel = None

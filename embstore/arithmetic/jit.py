@@ -165,7 +165,7 @@ def compile_kernels(progress: Progress | None = None) -> None:
 
 
 def address(array: NDArray[Any] | None) -> int:
-    """Return the address of a C-contiguous array, 0 for None. Kernels take lists of arrays so."""
+    """Return the address of a C-contiguous array, 0 for None; kernels take lists of addresses."""
     if array is None:
         return 0
     assert array.flags.c_contiguous, "a kernel would read another array"

@@ -83,7 +83,7 @@ class Counters:
 
     @property
     def misses_below(self) -> int:
-        """Rows that were brought in, once a row has gone down to level two; else 0."""
+        """The number of rows brought in, or 0 as long as no row has gone down to level two."""
         if not self.evictions_host:
             return 0
         return self.misses_host + self.misses_log + self.misses_base + self.misses_initializer

@@ -30,7 +30,7 @@ _VACATED_SLOTS_MAX = 1 << 16
 
 
 class LevelBelow(Protocol):
-    """A lower level for rows that leave between calls (level_two.py); in calls see exchange.py."""
+    """The level below, for rows that leave between calls; exchange.py moves rows within calls."""
 
     def make_room(self, count: int) -> Slots:
         """Return slots of this level for up to `count` rows, for `keep`. Raises CapacityError."""
@@ -94,8 +94,8 @@ class Evictor:
     def _vacate(self, low: int) -> None:
         """Evict the rows of all slots from `low` on.
 
-        The work is done piece by piece. Arrays of many megabytes would stay with the allocator
-        after use, at the moment when memory is to be freed.
+        The work is done piece by piece. The allocator would keep arrays of many megabytes after
+        their use, although memory is to be freed.
 
         Only pins of these slots are dropped. But if pins would take more than half of the remaining
         slots, all pins are dropped, and their owners pin again as many rows as fit.
@@ -120,7 +120,7 @@ class Evictor:
     # Slots
 
     def ask_victims(self, count: int) -> Answer[Victims] | None:
-        """Add slabs for `count` rows, and ask which rows leave for the rest; None if none."""
+        """Add slabs for `count` rows, and ask which rows must leave; None if no row must."""
         needed = self.needed(count)
         return self.scores.ask_victims(needed, with_rows=self.dirty_max > 0) if needed else None
 

@@ -217,7 +217,7 @@ class Exchange:
         return absent
 
     def _known(self, found: Missing, free: int) -> tuple[Absent, Slots]:
-        """Return the absent keys, and the slots of the victims that leave for them. It waits."""
+        """Return the absent keys, and the slots of the victims that leave for them. Waits."""
         if not found.absent:
             return Absent(np.empty(0, np.int64), _NO_SLOTS), _NO_SLOTS
         victims = max(found.absent - free, 0)

@@ -141,7 +141,7 @@ class Finder:
 
     def looked_at(self, batch: Batch) -> Array | None:
         """Return the array with the slots of a batch, which may still be being written. Return None
-        where rows are under way or missing, which the caller must know first."""
+        if rows are under way or missing; the caller must synchronize the batch first."""
         is_known = batch.unique_keys is self._found_for and self._is_right and not self._missing
         is_asked = self._found_for is batch and not self.arriving
         return self._found if is_known or is_asked else None
@@ -261,7 +261,7 @@ class Finder:
                 self._find_again(keys)
 
     def _room_for(self, count: int) -> Array:
-        """Return the output array of probing, which makes earlier results void."""
+        """Return the output array of probing. Earlier results become void."""
         self.forget()
         if len(self._room) < count:
             self._room = self._device.memory.allocate(count + count // 4, np.int64)

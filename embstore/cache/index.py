@@ -5,8 +5,8 @@ module keeps it usable: the index grows with the slots, and is rebuilt, larger, 
 that its stash is full. Where the device's work is queued, the stash is checked when the index is
 next used, since by then the device has usually been waited for. The call that filled the stash can
 no longer be refused then, so an error of the rebuild is irreversible. A call that only looks up
-keys makes this check after it has waited for the slots (`Finder.synchronize`): at worst, keys that
-are not in the index are not found.
+keys makes this check after it has waited for the slots (`Finder.synchronize`): at worst, keys for
+which the full index had no room are reported as absent.
 
 A full stash is found in the middle of a call, whose rows may be in their slots already. Therefore
 the budget is not checked for the larger index. The arena is notified (`grew`), and releases the

@@ -10,11 +10,11 @@ Level two has the parts of a pool: slots in slabs, under a budget of their own (
 an index, and scores. By these scores clean rows leave first, and among clean rows those that left
 level one longest ago. Only the row of a slot is in the host's memory. Its key, its score, its flag
 and the index are in the GPU's memory, about 40 bytes a slot, which count against the budget of
-level one (`sizes.py`). An index that grows because its stash is full (`index.py`) is not counted:
-level one could give up slabs for it, but level one counts the most that level two's slots can take,
-not their current memory. Since keys and scores are on the GPU, it alone finds rows, chooses victims
-and moves rows between the levels (`exchange.py`), in the order of all its other work. So no row is
-torn, and the host waits only for a few numbers.
+level one (`sizes.py`). Level one counts the most that these slots can take, not their current
+memory. Therefore it does not count the growth of an index whose stash was full (`index.py`),
+although it could release slabs for that. Since keys and scores are on the GPU, it alone finds rows,
+chooses victims and moves rows between the levels (`exchange.py`), in the order of all its other
+work. So no row is torn, and the host waits only for a few numbers.
 
 Level two is usually far larger than the rows that one call moves. Where it is smaller, it keeps the
 last of a call's victims. Where memory is refused, rows are logged and not kept: no call fails

@@ -35,7 +35,7 @@ class PinnedSlots:
 
 
 class Reclaimer(Protocol):
-    """An owner of pins that can do without its pins."""
+    """An owner of pins that can continue without its pins."""
 
     def reclaim(self, pins: "PoolPins", pinned: PinnedSlots | None) -> None:
         """Remove its pins of a pool: at least those of `pinned`, or all if None. Engine thread."""
@@ -46,7 +46,7 @@ class PoolPins:
 
     def __init__(self, device: Device, slots: PoolSlots) -> None:
         self.known_count = 0
-        """The number of slots with a pin, perhaps outdated: too high by slots unpinned of late. Any
+        """The number of slots with a pin; it may include slots that were unpinned recently. Any
         thread may read it."""
         self._asked: list[Answer[int]] = []  # the numbers of slots that lost their last pin
         self._device = device

@@ -50,7 +50,7 @@ from embstore.storage.storage import PoolStorage
 
 
 class PoolName(NamedTuple):
-    """The properties that all tables of a pool share; no two pools have the same."""
+    """The properties that all tables of a pool share. They differ between pools."""
 
     layout: Layout
     row_keys: RowKeys

@@ -126,10 +126,10 @@ class PoolReader:
         self, batch: Batch, counts: Counts | None = None, *, count: bool = True
     ) -> tuple[Array, Array]:
         """Return rows and slots for a batch: the pool's own rows, or copies of parts that were made
-        resident one after the other. If no row can leave, for example on a full disk, the batch is
-        peeked.
+        resident one after the other. If no row can leave, for example on a full disk, the rows are
+        read without changing the cache (`peek_rows`).
 
-        count : whether hits and misses are counted; a peek counts none
+        count : whether hits and misses are counted; `peek_rows` counts none
         """
         try:
             return self._made_resident(batch, counts, count=count)

@@ -144,7 +144,7 @@ class Residency:
         return slots
 
     def _count_missed(self, keys: Keys) -> None:
-        """Count the row keys that a lookup brings in by table; a table's keys are consecutive."""
+        """Count, by table, the row keys that a lookup brings in; a table's keys are consecutive."""
         numbers = (keys & ~self.parameters.key_mask) >> KEY_BITS
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keys)]
         for low, high in pairwise(cuts):

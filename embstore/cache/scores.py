@@ -40,7 +40,7 @@ _LOWERED_SHARE = 64
 """Foreseen rows stay queued until 1/n of the slots have been touched."""
 _DIGIT_BITS = 16
 _SPARE_SHARE, _SPARE_LEAST = 8, 8
-"""For n needed slots, n / 8 more and 8 more queued slots are read, since some have changed."""
+"""For n needed slots, n + n / 8 + 8 queued slots are read, since some have changed."""
 
 Victims = tuple[Slots, SlotContents]
 """The slots of victims, and their contents."""
@@ -117,8 +117,8 @@ class Scores:
         """Score slots that were just given to rows. The running call touches `touched` of them,
         which have `first_score`; the others are pending.
 
-        The count of the next victim is given to new rows only if no slot is free: else there is no
-        victim.
+        The count of the next victim is given to new rows only if no slot is free; else no row is
+        about to leave.
         """
         if touched:
             self.count_touches(touched)
@@ -142,7 +142,7 @@ class Scores:
         self.device.slots.set_counts(self.slots.memory, slots, levels)
 
     def foresee(self, slots: Array | Slots, ranks: NDArray[np.int64]) -> None:
-        """Score slots by their next use, or as touched now; see `DeviceSlots.foresee`."""
+        """Score slots by their next use, or as if touched now; see `DeviceSlots.foresee`."""
         self._lowered = self.slots.count
         self.device.slots.foresee(self.slots.memory, slots, ranks, self.clock)
 

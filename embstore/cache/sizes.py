@@ -12,7 +12,7 @@ and on a GPU that copies all rows.
 
 If the cache has a level two, the rows of level two are in the host's memory. The rest of its slots,
 some 40 bytes each, is in the device's memory, and counts here as well: each slot of level one
-includes its share. Together that is at most half of the budget beyond one slab, which limits level
+includes a share of it. All of it is at most half of the budget beyond one slab, which limits level
 two where rows are short.
 """
 

@@ -20,12 +20,12 @@ UNITS = 64
 
 
 def best_split(misses: Sequence[Floats], least: Sequence[int]) -> list[int]:
-    """Return the units of each pool, `UNITS` together.
+    """Return the units of each pool; their sum is `UNITS`.
 
     Parameters
     ----------
-    misses : of each pool (UNITS + 1,), its misses with 0, 1, ... units
-    least : of each pool the units that it must have; `UNITS` together at most
+    misses : for each pool an array (UNITS + 1,): its misses with 0, 1, ... units
+    least : for each pool the least units that it gets; their sum is at most `UNITS`
     """
     fewest, choices = np.full(UNITS + 1, np.inf), []
     fewest[0] = 0

@@ -379,7 +379,8 @@ class DeviceSlots(Protocol):
         Among slots of equal score the lowest slots are taken. Slots that are pinned or PENDING are
         never taken: 0 <= score < PIN_ONE.
 
-        first, with_rows : the `first` slots of lowest score are read as by `read_slots`
+        first, with_rows : the contents of the `first` slots of lowest score are read, as in
+            `read_slots`
         """
 
 
@@ -404,8 +405,8 @@ class DeviceLevels(Protocol):
         parameters: TableParameters,
     ) -> Answer[Missing]:
         """For the keys with -1 in `slots`, search level two, whose index and slots are `index` and
-        `below`. Also select victims in level one, as `DeviceSlots.select_victims` does, for the
-        number of these keys beyond `free`.
+        `below`. Also select victims in level one, as `DeviceSlots.select_victims` does: one for
+        each of these keys beyond the first `free`.
 
         batch : the batch of the keys, which is not synchronized yet; None: all `keys` are valid
         parameters : parameters of the tables, by which missing keys are counted

@@ -25,9 +25,8 @@ from embstore.layout import Layout
 METADATA_BYTES = 8 + 8 + 1
 """Bytes of a slot without its row: key, score and flag."""
 _SHARED = mmap.PAGESIZE
-"""The number of slots after the dropped ones that are released as well. A page that dropped slots
-share with slots dropped earlier is thereby released too; a page has at most as many slots as
-bytes."""
+"""The number of slots after the dropped ones that are released with them. The last page of the
+dropped slots may also have slots that were dropped earlier, at most one per byte of the page."""
 
 
 @dataclass

@@ -15,8 +15,8 @@ from embstore.kernels.select_victims import BINS, DONE, HIGHEST, STATE, VICTIMS
 from embstore.score import PIN_ONE
 
 _RANGE_SLOTS, _RANGES = 4096, 1024
-"""The slots of which a block counts or collects victims, and the most such ranges; in larger caches
-ranges are larger."""
+"""The number of slots in which a block counts or collects victims, and the most ranges of this
+size; in larger caches ranges are larger."""
 _ROUNDS = 3
 """Rounds after which a threshold is usually found. If scores are very far apart, more such rounds
 follow."""

@@ -3,7 +3,7 @@
 Sums are checked to be finite in the pass that computes them, and applied by another pass. A kernel
 that did both would save writing and reading the sums, a third of the gradients' bytes where each
 key occurs three times. But an update must be known to be valid before the first row changes, so
-this kernel would have to read all gradients once more before, which is three times as much.
+this kernel would first have to read all gradients an additional time, three times as many bytes.
 """
 
 from collections.abc import Sequence

@@ -79,7 +79,7 @@ class Recorder:
 
     def launch_over(self, kernel: str, items: int, *arguments: Argument) -> None:
         """Run a kernel over `items` items, or lanes of rows. There is a block for every 256 of
-        them, but no more blocks than keep the device busy; kernels loop over the rest."""
+        them, but no more blocks than keep the device busy. Kernels loop over the rest."""
         blocks = -(-items // BLOCK_THREADS)
         if self._runtime.is_lost:
             self._refuse()

@@ -175,7 +175,7 @@ class Runtime(Protocol):
         """
 
     def is_reached(self, event: Any) -> bool:
-        """Return whether the work before the last record of an event by another process is done.
+        """Return whether the work is done that preceded another process's last record of the event.
 
         Any thread. Work queued from now on sees the result of that work.
         """

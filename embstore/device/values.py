@@ -87,7 +87,7 @@ class TableParameters:
     seeds: NDArray[np.uint64]
     initial_state: NDArray[np.float32]
     key_mask: int = KEY_MASK
-    """The bits of a row key that have the key; the others have the table's number (`RowKeys`)."""
+    """The bits of a row key that contain the key; the others contain the table's number."""
 
 
 @dataclass
@@ -168,8 +168,8 @@ class Selected:
 
 @dataclass(frozen=True)
 class Missing:
-    """The keys of a call that have no slot in level one, (m,), on the device; first the keys that
-    have no slot in level two either."""
+    """The keys of a call that have no slot in level one, (m,), on the device. Keys that have no
+    slot in level two either are first."""
 
     keys: Array  # int64
     places: Array  # int32, ids in the call
