@@ -39,7 +39,7 @@ from embstore.kernels.probe import (
 )
 
 FIRST_FREE_MIN = 2
-"""The free places with which a key's first bucket is used without reading its second."""
+"""The free places that suffice to use a key's first bucket without reading its second."""
 
 
 @building_block
