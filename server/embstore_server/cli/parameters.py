@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from inspect import Parameter
+from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def check_output(flag: str, path: Path, others: Iterable[Path | None] = ()) -> N
     """
     from embstore.profiles.archive import why_not_replaced
 
-    if any(path.resolve() == other.resolve() for other in others if other is not None):
+    if realpath(path) in {realpath(other) for other in others if other is not None}:
         raise InvalidArgumentError(
             f"{flag}: expected a file of its own, found {path}, which the command also reads or "
             "writes: give another name"
