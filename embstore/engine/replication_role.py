@@ -24,7 +24,7 @@ class ReplicationRole:
         """The promotion by which another store has replaced this one; empty if none has."""
         self.asks = ""
         """The address of the server that this leader has replaced, while this leader asks it
-        whether it was promoted again.
+        whether it has replaced this leader in turn.
 
         This leader takes no writes meanwhile. Empty if it does not ask.
         """

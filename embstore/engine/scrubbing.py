@@ -25,7 +25,7 @@ PASS_S = 3600.0
 
 @dataclass
 class Scrubbed:
-    """The findings up to now. Written by one thread, read by any."""
+    """The findings up to now. One thread writes them, any thread reads them."""
 
     rows: int = 0
     passes: int = 0

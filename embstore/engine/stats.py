@@ -115,7 +115,7 @@ class CountedTable(NamedTuple):
 
 @dataclass
 class TableStats:
-    """One table."""
+    """The stats of one table."""
 
     rows: int = gauge("Number of rows: 0 <= key < rows.", lambda t: t.state.rows)
     dim: int = gauge("Elements of a row's weights.", lambda t: t.state.dim)

@@ -37,7 +37,7 @@ _OWNER_CHARACTERS = 16
 
 @dataclass(frozen=True)
 class Principal:
-    """A caller. `rights` are by pattern; `name` is empty on a server without tokens."""
+    """A caller, and its rights by pattern; `name` is empty on a server without tokens."""
 
     name: str
     rights: Mapping[str, Right]
