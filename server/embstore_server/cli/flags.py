@@ -30,7 +30,7 @@ def option(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:
 def with_options(
     options: Iterable[Parameter],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that puts flags in the place of a command's `**values`."""
+    """Return a decorator that replaces a command's `**values` by flags."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         *own, _ = signature(command).parameters.values()
