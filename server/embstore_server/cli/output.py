@@ -135,7 +135,7 @@ def is_terminal() -> bool:
 
 @contextmanager
 def screen(first: "RenderableType") -> Iterator[Callable[["RenderableType"], None]]:
-    """Draw on the whole terminal inside the with block; yield the function that redraws it."""
+    """Draw on the whole terminal inside the block; yield the function that redraws it."""
     from rich.live import Live
 
     with Live(first, console=_console(), screen=True, auto_refresh=False) as live:

@@ -105,8 +105,10 @@ class Calls:
 
     @asynccontextmanager
     async def answered(self, verb: str, call: Incoming) -> AsyncIterator[Caller]:
-        """Yield the caller, which has to be `let_in`; an exception of the block ends the call by an
-        error."""
+        """Yield the caller, which must still be `let_in`.
+
+        An exception of the block ends the call with an error.
+        """
         service = self._service
         caller = call.caller(verb)
         service.count_calls(1)

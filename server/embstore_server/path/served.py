@@ -183,7 +183,7 @@ class Served:
 
     @property
     def stopping(self) -> bool:
-        """Whether new calls are refused for good; calls that wait for others end then."""
+        """Whether new calls are refused for good; calls that wait for other calls then end."""
         return self._stopping
 
     @stopping.setter
