@@ -1,7 +1,7 @@
 """The size of a call's arrays, results included.
 
 A command brings its own arrays. It returns the rows that it `reads`: one per key, or one per bag.
-Pooled calls also need a row per key in between.
+Pooled calls also need memory for a row per key while they are executed.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ The effect decides how a server treats a verb:
 
     READS    executed on the engine, in order
     WRITES   likewise; rows, t or tables change, so the command takes a number (rule 5)
-    TUNES    likewise; no row changes, but the location of rows does, or which rows are durable
+    TUNES    likewise; rows do not change, but their location or their durability does
     LONG     takes long: on a thread of its own, which uses the engine for one piece at a time
     PROMPT   needs no engine: answered on arrival, before all waiting work
 

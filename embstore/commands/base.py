@@ -51,7 +51,7 @@ class Right(IntEnum):
     """The rights of a caller; each right includes the rights before it."""
 
     KNOWN = auto()
-    """Can be recognized by the server, and no more."""
+    """Is known to the server, and has no other right."""
     READ = auto()
     """Can read rows, and descriptions of tables."""
     WRITE = auto()
@@ -83,8 +83,8 @@ class Trait(Flag):
     WITHOUT_COMMIT = auto()
     """A standby answers it even before it has received a commit of its leader."""
     ON_DEVICE = auto()
-    """Its keys and gradients can be in the memory of the store's device, and its rows are too
-    then."""
+    """Its keys and gradients can be in the memory of the store's device, which then gets its
+    rows."""
     BEGINS_EPOCH = auto()
     """Begins another epoch of the store, with other rows if it writes."""
 
@@ -104,7 +104,7 @@ COMMANDS: dict[str, type["Command[Any]"]] = {}
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 class Part(Value):
-    """Base of the parts of commands; each is made a frozen dataclass."""
+    """Base of the parts of commands; each subclass becomes a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

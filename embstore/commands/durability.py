@@ -90,5 +90,5 @@ class Promote(
 
 
 def metadata_json(metadata: dict[str, Any]) -> str:
-    """Return a checkpoint's metadata as the JSON whose size is limited."""
+    """Return a checkpoint's metadata as JSON; the size of this text is limited."""
     return json.dumps(metadata, allow_nan=False)

@@ -72,7 +72,7 @@ class Executor(Protocol):
     def prefetch(self, command: LookupStep) -> "Prefetched | None":
         """Request a step's rows, and return at once an object that waits for them.
 
-        None: nothing is gained by a request ahead.
+        Returns None if a request ahead would gain nothing.
         """
 
     def warm_up(self) -> None:

@@ -106,7 +106,7 @@ class LookupPooled(
 
 
 class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECORDS):
-    """Return weights and optimizer state; the cache does not change by it."""
+    """Return weights and optimizer state; the cache does not change."""
 
     keys: TableKeys
 
@@ -148,7 +148,7 @@ class DeleteRows(Command[Deleted], effect=Effect.WRITES):
     """Delete rows: they are as if they had never been written (rule 7).
 
     The answer contains the number of deleted rows that had been written. `moved`: as in `PutRows`;
-    `member`: a member of the session that has the table, if one does.
+    `member`: a member of the session that is the table's only writer, if there is one.
     """
 
     keys: TableKeys
@@ -160,8 +160,8 @@ class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.AD
     """Set weights and state of rows that were trained elsewhere, and add to t (rule 7).
 
     `moved`: the rows are in partitions that another shard still owns, so they are not read on this
-    shard. The command is then executed even while writes are paused, or while a session has the
-    table.
+    shard. The command is then executed even while writes are paused, or while a session is the
+    table's only writer.
     """
 
     keys: TableKeys

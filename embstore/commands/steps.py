@@ -107,8 +107,8 @@ class UpdateStep(
 
     `rows_checksum` covers the rows from which the gradients were computed: all rows that the rank
     announced (`embstore.arithmetic.checksum`). If the store's rows differ, no gradient is applied.
-    `is_finite` is the sender's result of the test of rule 9 for the whole update, of all ranks and
-    shards; None: the store receives the whole update and tests it.
+    `is_finite`: whether rule 9 accepts the whole update, of all ranks and shards, if the sender
+    knows it; None: the store that receives the whole update checks it.
     """
 
     member: str

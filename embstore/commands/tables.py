@@ -65,8 +65,8 @@ class GrowTable(
 ):
     """Give a table more rows.
 
-    `members` are the sender's memberships in any sessions; one of these sessions can have the
-    table.
+    `members` are the secrets of the sender in its sessions. If a session is the table's only
+    writer, the sender must be its member.
     """
 
     table: str
@@ -96,7 +96,7 @@ class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ, r
 class GetLeaves(Command[results.Leaves], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
     """Return some leaves of a table's digest, from block `low` on.
 
-    Clients compare stores that differ by them, and combine the digests of shards.
+    Clients use them to find where two stores differ, and to combine the digests of shards.
     """
 
     table: str

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> results.ServerInfo:
-    """Return the store's facts, even once it is closed. Needs no turn: it reads whole values."""
+    """Return the store's facts, even once it is closed. Needs no turn: it reads values that are
+    replaced as a whole."""
     tables, place = engine.tables, engine.shard
     return results.ServerInfo(
         context=context(engine),
@@ -216,7 +217,8 @@ def prepare_checkpoint(
 
 
 def _check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
-    """Refuse a checkpoint that cannot be kept. The caller has the engine, or looks at the frame."""
+    """Refuse a checkpoint that cannot be kept. The caller has the engine, or is in
+    `Frame.looking`."""
     storage, limits = engine.storage, engine.tables.limits
     storage.check_usable(write=True)
     size = len(c.metadata_json(given(command.metadata)))

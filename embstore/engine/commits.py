@@ -9,8 +9,8 @@ between:
     commit   with the engine: the rows that have changed since, and the log records of these rows
 
 Rows that every step changes are dirty again at the end of a pass. Another pass follows as long as
-it finds at most half as many dirty rows as the previous pass. The stats show the time whose changes
-a crash would lose.
+it finds at most half as many dirty rows as the previous pass. The stats show the time since the
+last commit, whose changes a crash would lose.
 
 A commit has no label: the store opens at it, and `restore` cannot go back to it. A store that has
 not changed since its last commit makes none. A checkpoint is made in the same way, except that its
@@ -124,8 +124,8 @@ class OwnCommits:
     def _are_rows_many(self) -> bool:
         """Whether enough rows left the cache for a fold of the log, which needs a commit.
 
-        A commit writes all dirty rows of the cache. Therefore none is due before the log has as
-        many bytes.
+        A commit writes all dirty rows of the cache. Therefore it is not due before as many bytes
+        have left the cache.
         """
         tables = self._tables
         log = tables.storage.log

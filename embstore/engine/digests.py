@@ -34,7 +34,8 @@ class Digests:
 
         Raises
         ------
-        TableNotFoundError, StoreClosedError, CorruptTableError : or an error of `progress`.
+        TableNotFoundError, StoreClosedError, CorruptTableError : there is no digest; an error of
+            `progress` is raised, too.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.after_others(self._lock):

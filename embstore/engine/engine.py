@@ -125,8 +125,7 @@ class Engine:
         shard."""
         self._is_abandoned = False
         self.is_left_to_log = False
-        """Whether `close` makes no commit because the command log contains all uncommitted
-        changes."""
+        """Whether `close` leaves uncommitted changes to the command log, without a commit."""
         self.scans = Scans(self.tables, self.commits)
         # They refer to the frame, so the frame holds only weak references to them.
         hear = self.commits.consider, self.scans.expire
@@ -264,11 +263,9 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Do several lookups with the same `admit` as one, if every row is in the cache.
-
-        Returns the results that `begin` would return; None: a row is missing, so the lookups would
-        take longer. The caller has the engine.
-        """
+        """Do several lookups with one `admit` as one, with the results of `begin`, if all rows are
+        cached. None: a row is missing, so the lookups would take longer. The caller has the
+        engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
@@ -280,10 +277,8 @@ class Engine:
         return HANDLERS[type(command)](self, command, into)
 
     def _go_on_splitting(self) -> None:
-        """Move pools nearer to their target sizes; the command does not depend on it.
-
-        If a failure of this work fails the store, the command raises that error.
-        """
+        """Move pools nearer to their target sizes. The command does not depend on it, unless an
+        error here fails the store; then the command raises it."""
         with suppress(EmbstoreError), self.tables.reading():
             if self.tables.splitting.decide():
                 self.storage.begin_change()
@@ -329,11 +324,8 @@ class Engine:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a call of a few keys waits for nothing.
-
-        It would wait for a merge, for a commit of the store itself, for a GPU, or for a disk on
-        which the command log depends.
-        """
+        """Whether a call of a few keys need not wait: for a merge, for a commit of the store
+        itself, for a GPU, or for the disk of the command log."""
         is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
         return not is_busy and (self.log is None or self.log.files.is_prompt)
 
@@ -359,8 +351,7 @@ class Engine:
             part.stop()
         self.scans.end_all()
         self.tables.frame.close(self._commit_and_free)
-        # else a call of this thread is still running, and ends them
-        if self.tables.frame.is_closed:
+        if self.tables.frame.is_closed:  # else a running call of this thread ends them
             for part in parts:
                 part.join_threads()
 
@@ -391,5 +382,4 @@ class Engine:
             stack.callback(self.storage.close)
             if self.log is not None:
                 stack.callback(self.log.close)
-            # before another process can lock the directory
-            stack.callback(self.frequencies.kept.close)
+            stack.callback(self.frequencies.kept.close)  # before the directory is unlocked

@@ -1,7 +1,7 @@
 """Recovery: after a crash the uncommitted commands are executed again.
 
-The executor that executed them first executes them again. By the contract they have the same bits
-as result, and the same table ids, t and command numbers. Limits that were lowered in the meantime
+The executor that executed them first executes them again. By the contract their results are equal
+to the bit, and so are table ids, t and command numbers. Limits that were lowered in the meantime
 are ignored: every acknowledged command is executed. When the commands were executed first, there
 were commits and folds between them. Without these the row log can become full; then recovery makes
 a commit.

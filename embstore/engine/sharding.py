@@ -4,10 +4,10 @@ A store's place among the shards is durable before it is acknowledged (`embstore
 While writes are paused, the frame refuses every command that writes when the command's turn comes.
 Therefore no write is applied after the answer to the pause, not even one that was queued before.
 
-**Commands by a map.** A command that was split by a map is executed if the shard's map splits
-alike; the check happens in the same turn. Otherwise it is refused, and its sender fetches the
-newest map. A session's commands are split by the map with which its ranks have joined: the session
-ends with that map.
+**Commands by a map.** A command that was split by a map is executed if the shard's map splits it in
+the same way; the check happens in the same turn. Otherwise it is refused, and its sender fetches
+the newest map. A session's commands are split by the map with which its ranks have joined: the
+session ends with that map.
 """
 
 from collections.abc import Callable

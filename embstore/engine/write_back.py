@@ -10,11 +10,11 @@ all dirty rows. Therefore dirty bytes have a **ceiling**:
                       the command before made dirty: each call becomes a little slower, and dirty
                       bytes exceed the ceiling by about one command's changes
 
-The writer also begins when rows leave to level two faster than they return, so that soon all
-victims there would be dirty. It continues until three quarters of level two are free or clean. Then
-calls themselves log nothing. If both levels together have space for all rows, as many rows leave as
-return, and the writer has nothing to do. If merges lag, the writer waits for them as calls do
-(`Merges.delay_s`); dirty rows then reach the ceiling, and calls become slower.
+The writer also begins when rows move down to level two faster than they return to level one, so
+that soon all victims there would be dirty. It continues until three quarters of level two are free
+or clean. Then calls themselves log nothing. If both levels together have space for all rows, as
+many rows move down as return, and the writer has nothing to do. If merges lag, the writer waits for
+them as calls do (`Merges.delay_s`); dirty rows then reach the ceiling, and calls become slower.
 
 **The default** ceiling counts the rows of level two alone. It is the number of bytes that storage
 writes in SECONDS, as measured in slices and syncs. Rows of level one do not count: if a table fits

@@ -3,7 +3,7 @@
 A process that serves has a descriptor per connection, and a client that connects often enough uses
 them up. The store must still be able to open files then: half a commit fails the store, and
 everything acknowledged since the last commit is lost. Therefore some descriptors are kept open
-without a use, and one is closed when a file of the store gets none.
+without a use, and one of them is closed when the store needs a descriptor and finds no other.
 """
 
 import errno

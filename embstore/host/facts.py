@@ -73,7 +73,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _least(name: str, root: Path = _ROOT) -> int:
-    """Return the least limit in the files of this name in all control groups."""
+    """Return the least limit that files of this name contain, over all control groups."""
     limits = (_number(group / name) for group in _groups(root))
     return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
@@ -87,7 +87,7 @@ def _number(path: Path) -> int | None:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Return the bytes in the lines of a file, by the first word of each line."""
+    """Return the numbers of bytes in the lines of a file, by the first word of each line."""
     words = (line.split() for line in _lines(path))
     return {w[0]: int(w[1]) << (10 if w[2:] == ["kB"] else 0) for w in words if len(w) > 1}
 

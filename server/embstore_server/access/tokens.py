@@ -43,7 +43,7 @@ _VERSION = 2
 _NOT_ONE = "is no file of tokens, which `embstore token add --tokens FILE` makes"
 _FIRST = "admin"
 LOCK_WAIT_S = 60.0
-"""The longest wait of a change for changes of other processes, which take milliseconds."""
+"""The longest time that a change waits for changes by other processes, which take milliseconds."""
 _LOOK_S = 0.02
 LIMITS = (
     "queue_calls",
@@ -82,8 +82,8 @@ class Entry:
 
 _NO_HASH = "sha256:"
 NOBODY = Entry("", None)
-"""The entry that is checked for a name that is not in the file, so that the answer takes as
-long."""
+"""The entry that is checked for an unknown name, so that the answer takes as long as for a known
+one."""
 
 
 def _hashed(secret: str) -> str:

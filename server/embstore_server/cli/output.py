@@ -71,8 +71,7 @@ def show_hint(message: str) -> None:
 
 
 def ask(question: str, what: str, done: str) -> None:
-    """Ask for confirmation, and end the command if the answer is no. The flag --yes avoids the
-    call.
+    """Ask for confirmation, and end the command if the answer is no; --yes avoids the call.
 
     Raises
     ------

@@ -43,8 +43,8 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         """Serve a store by gRPC, and by REST to operators.
 
         Each setting is a flag, an environment variable (EMBSTORE_CACHE_BYTES for --cache-bytes) or
-        a key of the TOML file (cache_bytes); the first of these that has it wins. --help-all shows
-        all settings.
+        a key of the TOML file (cache_bytes); if several contain it, the first of these wins.
+        --help-all shows all settings.
 
         SIGTERM and SIGINT stop the server. When the device fails, it ends with status 70; started
         again, it opens the store at its last checkpoint.

@@ -43,7 +43,7 @@ def shown(title: str, of: type, document: Mapping[str, Any]) -> "RenderableType"
 
 
 def by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) -> "RenderableType":
-    """Return documents as the rows of a table, after their names."""
+    """Return documents as the rows of a table; each row begins with the document's name."""
     stats = declared(of)
     return output.rows(
         (label, *map(_name, stats)),
@@ -52,7 +52,8 @@ def by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) ->
 
 
 def side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> "RenderableType":
-    """Return documents as the columns of a table, below their labels."""
+    """Return documents as the columns of a table; each column has the document's labels at its
+    top."""
     stats = declared(of)
     labels = [stat.name for stat in stats if stat.kind == "label"]
     return output.rows(

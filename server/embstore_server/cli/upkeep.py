@@ -58,8 +58,8 @@ def set_policy(
 def check_integrity(connect: Connect) -> Shown:
     """Check the invariants of cache and storage while the store is used.
 
-    Status 1: one is violated. This checks the server's memory; `embstore verify` reads the files of
-    a store that no server has open.
+    Status 1: an invariant is violated. This checks the server's memory; `embstore verify` reads the
+    files of a store that no server has open.
     """
     from embstore.commands import CheckIntegrity
 

@@ -1,8 +1,8 @@
 """The data directory: its file system, its free space, and its speed.
 
 The speed is measured with a file of MEASURED_BYTES in the directory itself. The file is written and
-synced as a whole. Then small writes are synced one by one, as a command log syncs its records. At
-last 4 KiB are read at random offsets, from pages that the kernel was asked to forget, as missed
+synced as a whole. Then small writes are synced one by one, as a command log syncs its records.
+Finally 4 KiB are read at random offsets, from pages that the kernel was asked to forget, as missed
 rows are read. The measurement takes about a second.
 """
 
@@ -28,7 +28,8 @@ ROOM_SMALL_BYTES = 8 << 30
 space for the files that they rewrite."""
 FILES_FEW = 10_000
 SLOW_SYNC_S, SLOW_READ_S, SLOW_WRITE_BYTES_PER_S = 0.01, 0.002, 100 << 20
-"""The speed of a rotating disk; a disk without moving parts is at least five times as fast."""
+"""Bounds of the speed, those of a rotating disk; a disk without moving parts is at least five times
+as fast."""
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre"}
 _OF_MEMORY = {"tmpfs", "ramfs"}

@@ -1,4 +1,5 @@
-"""Limits of the process: each connection needs a descriptor, each file of the store a map."""
+"""Limits of the process: each connection needs a descriptor, and each file of the store needs a
+map."""
 
 import resource
 from collections.abc import Iterator

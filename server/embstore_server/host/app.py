@@ -7,7 +7,7 @@
    `drain_s`. Then the store is committed and closed, and the process ends with status 0. A second
    signal changes nothing. If there is no disk space for the commit, it is tried again until
    `drain_s` is over (`path.disk_space`). A signal that arrives while the store is being opened
-   takes effect when it is open. A signal that arrives before, while kernels are compiled, ends the
+   takes effect when it is open. A signal that arrives earlier, while kernels are compiled, ends the
    process at once: nothing is open. On SIGHUP, tokens and certificates are read again.
 4. If the device is lost, the rows that existed only on it are lost. Health and /readyz report the
    loss, running and waiting calls are refused within `drain_s`, and nothing is committed. The
@@ -59,7 +59,7 @@ def serve(settings: Settings) -> int:
     Raises DeviceError if the device was lost; the store then opens at its last checkpoint. Raises
     EmbstoreError if the store or a port could not be opened, or if not everything was committed.
     """
-    if sys.stderr is not None:  # the only report about a file that was truncated below its map
+    if sys.stderr is not None:  # only this reports a file that was truncated while it was mapped
         faulthandler.enable()
     raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

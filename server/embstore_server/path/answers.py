@@ -21,7 +21,7 @@ from embstore_server.path.caller import Caller
 from embstore_server.telemetry.logs import event
 
 ENGINE_STAGE = "engine"
-"""The name of the whole time of a call on the engine, among the seconds of its stages."""
+"""The stage name for the whole time of a call on the engine."""
 
 Work = Callable[[Engine], Any]
 
@@ -36,7 +36,7 @@ class Answered(NamedTuple):
     """The mark up to which the command log must be durable before the answer is sent."""
 
     def finished(self, done: AcknowledgedUpdate) -> "Answered":
-        """Return the answer of a call that had to wait for other ranks, now that they have
+        """Return the answer of a call that waited for other ranks, after the last rank has
         called."""
         return self._replace(value=done, context=replace(self.context, command=done.command))
 

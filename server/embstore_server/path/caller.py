@@ -53,13 +53,14 @@ class Caller:
     brief: bool = False  # a call of a few keys, which may be done at once
     principal: Principal = ANYBODY
     shared_client: str = ""
-    """The client that callers without a name count as; empty: each counts as its peer."""
+    """The client name that callers without a name share; empty: each caller counts by its
+    address."""
     audited: str = ""
     is_let_in: bool = False
     """Whether it has the right to its command.
 
-    Callers can send other calls as often as they like. The log has at most one such call per minute
-    for each verb, code and token.
+    A caller can send calls without the right as often as it likes. Therefore the log contains at
+    most one of them per minute for each verb, code and token.
     """
     gone: Callable[[], Awaitable[None]] | None = None
     """Waits until its client has disconnected; None: the call is cancelled when the client does."""

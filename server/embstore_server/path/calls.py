@@ -1,14 +1,14 @@
 """A call, the same for all transports: a message arrives, an answer or an error is sent.
 
-The table of verbs (`embstore_proto.verbs`) contains how each verb is sent and answered:
+The table of verbs (`embstore_proto.verbs`) defines how each verb is sent and answered:
 
     control, bulk        one message each way
     LookupStep           answered by one message of rows or two
     LookupStepPooled     one message each way; never on the event loop
-    ReadStep             one message each way, when its rows are in the cache
+    ReadStep             one message each way; the answer is sent when its rows are in the cache
     a document           one message each way, one of which takes long
     ReadScan             answered by one message; a thread of its own reads the rows
-    WarmCache            answered by its progress, repeatedly
+    WarmCache            answered by several messages about its progress
 
 A transport passes an `Incoming`: the caller, the deadline, and the functions that send an answer or
 an error. Rows are written straight to the transport's send buffer (`Blank`), so that protobuf never
@@ -157,7 +157,7 @@ class Calls:
         """Return the reply to a request that has one reply; see `answer`."""
         service, is_step = self._service, verb.command.retry is Retry.STEP
         if verb.command.effect is Effect.LONG and (verb.is_bulk or verb.is_streamed):
-            if verb.document:  # do not read the message in vain
+            if verb.document:  # checked before the message is read, which takes long
                 caller.principal.check(verb.command.right, [EVERYTHING])
                 service.check_document(len(payload_of(request[0])), verb.document)
                 reservation.add(service.parsing_bytes(reservation.reserved_bytes))
@@ -209,7 +209,7 @@ class Calls:
 
         return await service.run_in_thread(verb.name, work, caller)
 
-    # Answers by several messages, or from long works
+    # Answers by several messages, or from long jobs
 
     async def _document(
         self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]

@@ -13,8 +13,8 @@ before they are read, and count until the client has received them; a client tha
 disconnected. The rest of a reply is never refused, because its work is done.
 
 A rank's share of a session's step counts until the session has received it. The session keeps it
-until the shares of the other ranks arrive. If it counted during that time, shares that together
-exceed the bound would block each other, and their step would never end.
+until the shares of the other ranks arrive. If a share counted during that time, shares that
+together exceed the bound would block each other, and their step would never end.
 
 A step that arrived before its **turn** waits for calls that arrive later, and must not block them.
 Its bytes count as lent meanwhile, see below. If too much is lent, the step is refused, and sent
@@ -102,7 +102,7 @@ class Reservation:
 
     def add(self, count: int) -> None:
         """Reserve `count` bytes more, or raise OverloadedError."""
-        if self._inflight.reserved_bytes != self.reserved_bytes:  # other calls have some
+        if self._inflight.reserved_bytes != self.reserved_bytes:  # other calls have reserved bytes
             self.check_room(count)
         self.add_unchecked(count)
 
@@ -128,7 +128,7 @@ class Reservation:
             self._note_lent(-count)
 
     def check_may_lend(self, count: int) -> None:
-        """Raise OverloadedError if too much is lent to lend `count` bytes more."""
+        """Raise OverloadedError if `count` bytes more would exceed the bound of lent bytes."""
         inflight, owner = self._inflight, self._owner
         lent, most = inflight.lent_bytes, inflight.bytes_max
         _check_lent(lent, count, most, "limits.inflight_bytes_max")

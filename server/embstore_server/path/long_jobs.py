@@ -7,9 +7,9 @@ caller has disconnected; otherwise a client that cancels and calls again could t
 Callers without a name share all threads.
 
 A thread cannot be stopped. But long jobs work piece by piece, and check between two pieces whether
-they are still wanted (`Progress`). A job ends there when its call was cancelled, its deadline has
-passed or its connection was closed, or when the server's time to drain is over. Jobs of the server
-itself, such as a warm-up, have no caller that could disconnect.
+they are still wanted (`Progress`). A job ends at such a check when its call was cancelled, its
+deadline has passed or its connection was closed, or when the server's time to drain is over. Jobs
+of the server itself, such as a warm-up, have no caller that could disconnect.
 """
 
 import asyncio

@@ -18,8 +18,8 @@ cancelled before it started, found the queue full, or its deadline passed in the
 attempt then runs.
 
 A further attempt that is *not* remembered has two possible causes. If the call was never received,
-it is run. But it may belong to another life of the server or another epoch of the store; there it
-may have been applied before the resulting rows were rolled back. The client names the instance and
+it is run. Otherwise it belongs to another life of the server or another epoch of the store, in
+which it may have been applied before its rows were rolled back. The client names the instance and
 epoch to which it first sent the call. If they differ from the present ones, the outcome cannot be
 known, and the answer is OutcomeUnknownError.
 
@@ -176,7 +176,7 @@ class ReplayWindow:
         They are sent when the log is durable up to a mark.
         """
         self._clients.clear()
-        self._bytes = Counter()  # running calls count in the former counter
+        self._bytes = Counter()  # calls that still run count in the old counter
         self._ages = Ages(answers.clients)
         self._forgotten = set(answers.forgotten)
         for name, remembered in answers.clients.items():
@@ -214,7 +214,7 @@ class ReplayWindow:
                     "commands in a crash: what it changed may be gone; read t and the command "
                     "number, then decide"
                 )
-            # in this case it is run for this attempt, or for a third one
+            # the call was not applied: it is run for this attempt, or for a third one
             with suppress(*_NOT_APPLIED):
                 return await self._join(client, origin.sequence, call), call.task
         self._check_first(client, origin, epoch)

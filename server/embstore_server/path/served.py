@@ -151,7 +151,7 @@ class Served:
         self.recall()
 
     def recall(self) -> None:
-        """Answer repeated calls from the command log."""
+        """Take the answers to repeated calls from the command log."""
         log = self.engine.log
         assert log is not None
         self.instance = log.memory.instance
@@ -177,7 +177,7 @@ class Served:
             self.idle.set()
 
     def cut_off(self) -> None:
-        """End long works and queued calls: the time to drain is over."""
+        """End long jobs and queued calls: the time to drain is over."""
         self.long_jobs.cut_off()
         self.worker.cut_off(StoreClosedError("the server is stopping; send the call again later"))
 

@@ -218,7 +218,7 @@ class Service(Served):
             caller.waited("durable", began)
 
     async def finished(self, caller: Caller, answered: Answered) -> Answered:
-        """Return an answer for which other ranks had to do their part, when they have."""
+        """Wait for the other ranks that an answer depends on, and return the answer."""
         if isinstance(answered.value, StepOutcome):
             began = monotonic()
             answered = answered.finished(await self.until(answered.value, answered.value.poll))

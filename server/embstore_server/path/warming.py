@@ -20,7 +20,7 @@ from embstore.results import Warmed
 from embstore_proto.status import message_of
 from embstore_server.telemetry.logs import event
 
-if TYPE_CHECKING:  # which has one of these
+if TYPE_CHECKING:  # it imports this module
     from embstore_server.path.served import Served
 
 _LOOK_S = 0.25

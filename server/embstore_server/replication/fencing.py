@@ -1,11 +1,11 @@
 """The fencing of a replaced leader: this server asks the server that it has replaced.
 
 The message notifies the other server that it was replaced, and asks whether it has replaced this
-server in turn. A leader that was replaced while it was down has no file that shows that. If two
+server in turn. A leader that was replaced while it was down has no file that shows it. If two
 servers follow each other, its successor is the server that it has replaced itself, at an earlier
 time. Therefore it asks that server before it accepts writes. A single message does both: it
-contains this server's promotions. The other server was replaced if these continue its own
-promotions, and it answers with its own. If its promotions continue this server's, this server was
+contains this server's promotions. If these continue the other server's promotions, the other server
+was replaced. It answers with its own promotions. If those continue this server's, this server was
 replaced.
 
 A server that refuses connections is not running. A server that does not answer may be running, so

@@ -3,8 +3,9 @@
 Only the durable part of the log is sent, so a standby never has a command that its leader could
 lose. A leader may have lost commands all the same, or its directory may have been replaced by an
 older copy. Then the lives of both stores show that (`embstore.storage.lives`), even if both have
-used the same command numbers since. Such a standby is refused: it keeps its store, reports the
-reason, and can be promoted. A commit replaces only commands that a promotion has given up.
+used the same command numbers since. In this case the standby is refused: it keeps its store,
+reports the reason, and can be promoted. A commit replaces only commands that a promotion has given
+up.
 
 A commit's files are open while they are sent, so a merge may remove them meanwhile. A commit does
 not remove segments of the command log that a standby has not received yet, up to LAG_BYTES_MAX.
@@ -319,7 +320,7 @@ class Standbys:
     async def _send_log(
         self, feed: Feed, context: Any, acknowledging: "asyncio.Task[None]"
     ) -> None:
-        """Send the log as it grows, until the standby's acknowledgement is invalid.
+        """Send the log as it grows, until an acknowledgement is invalid or this server stops.
 
         The first message contains the position of the beginning and no bytes: the standby
         acknowledges its earlier commands, too.

@@ -153,9 +153,9 @@ class Settings:
     warm_up: float = _cache("warm_up", kinds.SHARE)
     # A counted lookup takes about twice as long.
     count_rate: float = _cache("count_rate", kinds.SHARE, 0.01)
-    # This costs 6 % of a trainer's rate on two cores, independently of the disk's sync time;
-    # `commands`
-    # costs 18 to 40 %. A crash loses a second of work; with `checkpoint` it loses ten minutes.
+    # This costs 6 % of a trainer's rate on two cores, independently of the disk's sync time, and
+    # `commands` costs 18 to 40 %. A crash loses a second of work; with `checkpoint` it loses ten
+    # minutes.
     durability: str = _durability("durability", one_of(*LEVELS), "interval", is_common=True)
     sync_every_s: float = _durability("sync_every_s", kinds.SECONDS)
     recovery_s: float = _durability("recovery_s", kinds.SECONDS)
@@ -374,7 +374,7 @@ def load(
 
 
 class _Loading:
-    """The values of each source by the settings' names, with their places; and the problems."""
+    """The given values with their sources, by the settings' names; and the problems found."""
 
     def __init__(self, known: Mapping[str, Setting]) -> None:
         self.known = known

@@ -75,7 +75,8 @@ def begun(environ: Mapping[str, str]) -> "Traces | None":
     """Return the traces that the environment requests; None if it requests none, or they cannot be
     made.
 
-    In the second case the log contains the reason. The server serves even without a collector.
+    In the second case the log contains the reason. A missing collector does not keep the server
+    from serving.
     """
     variable = variable_of(environ)
     if not variable:

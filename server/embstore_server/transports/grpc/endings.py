@@ -1,8 +1,8 @@
 """The end of a gRPC call by an error: its status is sent, and no object of the call is kept.
 
-The traceback of an error refers to the frames of the call, and these to the message and the reply.
-The error may be remembered, and its status may wait for a client that does not read. Reference
-cycles are freed only by the garbage collector, which runs rarely.
+The traceback of an error refers to the frames of the call, and the frames refer to the message and
+the reply. The error may be remembered, and its status may wait for a client that does not read.
+Reference cycles are freed only by the garbage collector, which runs rarely.
 """
 
 import asyncio

@@ -44,7 +44,7 @@ def make_rest(service: Service) -> FastAPI:
         title="embstore",
         description=_DESCRIPTION,
         version=embstore.__version__,
-        docs_url=None,  # these pages load foreign scripts into an origin that may checkpoint
+        docs_url=None,  # these pages load foreign scripts into the origin of an API that can write
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,

@@ -88,7 +88,7 @@ class Call:
     def permitted(self, command: T) -> T:
         """Return a command, if the caller has the right, and a single shard can execute it.
 
-        A route without a command passes a command that reveals as much. Any thread.
+        A route without a command passes a command whose result reveals as much. Any thread.
         """
         command = self.service.permitted(self.caller, command)
         check_alone(command, lambda: self.service.engine.shard)
@@ -101,7 +101,7 @@ class Call:
     def check_may_read_stats(self) -> None:
         """Refuse a caller without the right to read the store's stats.
 
-        This is for routes that have no command, and reveal as much.
+        This is for routes that have no command, and reveal as much as the stats do.
         """
         self.permitted(GetStats())
 

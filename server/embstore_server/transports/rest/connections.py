@@ -37,11 +37,9 @@ class Listener(socket.socket):
 
     def __init__(self, address: tuple[str, int], family: int, connections_max: int) -> None:
         made = socket.create_server(address, family=family)
-        # The protocol is given by its number: for sockets without one, asyncio does not turn off
-        # Nagle's
-        # algorithm, and the second packet of an answer would wait 40 ms for the acknowledgement of
-        # the
-        # first.
+        # The protocol is given by its number. For sockets without one, asyncio does not turn off
+        # Nagle's algorithm, and the second packet of an answer would wait 40 ms for the
+        # acknowledgement of the first.
         super().__init__(made.family, made.type, socket.IPPROTO_TCP, made.detach())
         self._connections_max = connections_max
         self._hosts: WeakKeyDictionary[socket.socket, str] = WeakKeyDictionary()

@@ -10,7 +10,7 @@ sends for a page of another site:
 - a `Host` that could be a page's own name: the name resolves to this machine (DNS rebinding), and
   its page has the same origin. On a loopback address every name but localhost is refused. On other
   addresses a name with a dot is refused, as public names have one, except names that no public
-  server can resolve. `allowed_hosts` contains further names that are right.
+  server can resolve. `allowed_hosts` contains further names that are accepted.
 
 **Framing.** A body with a length and in chunks is refused: a proxy may see another request in it.
 

@@ -176,7 +176,7 @@ class ServerStats:
 def process_stats(service: "Service", store: dict[str, Any] | None) -> dict[str, Any]:
     """Return the stats of the process, by the names in `ServerStats`.
 
-    Without stats of the store there are none of memory.
+    Without stats of the store there are no stats of memory.
     """
     found = {
         "service": document(ServiceStats, service),

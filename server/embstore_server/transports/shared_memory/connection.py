@@ -1,7 +1,7 @@
 """One client's connection: frames arrive, one call runs at a time, frames are sent.
 
-The socket never blocks. Each call has a task, except lookups: one that need not wait is answered
-where it was read, together with lookups of other connections that arrived at the same time
+The socket never blocks. Each call has a task, except lookups: a lookup that need not wait is
+answered where it was read, together with lookups of other connections that arrived at the same time
 (`Calls.merged_lookups`). Frames that arrive during a call wait, within a bound, for its end; the
 end of the connection cancels the call. Rows are written into the segment after the request:
 `expect` reserves their space before the engine's turn. If they do not fit after all, because a

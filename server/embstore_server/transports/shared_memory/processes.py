@@ -14,8 +14,8 @@ of such commands keeps its member.
 
 **Callers left to the lease.** A process whose end cannot be observed counts as process 0, which
 never ends. This is a caller over gRPC or REST, a caller in another PID namespace (a container), or
-a caller for which the server has no descriptor left, or its sandbox no pidfd. Clients do not send
-their process id.
+a caller whose pidfd the server cannot open, because no descriptor is left or its sandbox forbids
+it. Clients do not send their process id.
 
 Event loop only.
 """
