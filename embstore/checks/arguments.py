@@ -1,5 +1,4 @@
-"""Checks of single arguments: each returns the value as Python's own, or raises
-InvalidArgumentError."""
+"""Checks of single arguments: each returns the value, as Python's own, or raises an error."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast

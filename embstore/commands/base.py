@@ -131,8 +131,7 @@ class Command(Part, Generic[R]):
         traits: Trait | None = None,
         join: Join | None = None,
     ) -> None:
-        """Declare a command; the answer of a command that writes is remembered unless `retry`
-        differs.
+        """Declare a command; a command that writes is remembered unless `retry` differs.
 
         `join` makes the cluster's answer from the answers of its shards; each shard is sent the
         whole command. None: the router has a handler for the command.

@@ -102,8 +102,7 @@ class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WR
 class UpdateStep(
     Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP, traits=Trait.ON_DEVICE
 ):
-    """Send one rank's gradients of a step; when the last rank has sent its own, all are applied
-    (rule 6).
+    """Send one rank's gradients of a step; the last rank's command applies them all (rule 6).
 
     `rows_checksum` covers the rows from which the gradients were computed: all rows that the rank
     announced (`embstore.arithmetic.checksum`). If the store's rows differ, no gradient is applied.

@@ -54,8 +54,7 @@ def open(
     limits: Limits | None = StoreOptions.limits,
     files: Files | None = None,
 ) -> "Store":
-    """Open the store in directory `path` at its last commit; the directory is made if it is
-    missing.
+    """Open the store in directory `path` at its last commit; make the directory if it is missing.
 
     The options are the fields of `embstore.options.StoreOptions`. `device` can be a device that is
     already open, which the store closes. `files` are the file operations, by which tests inject

@@ -1,5 +1,4 @@
-"""Scrubbing: a thread slowly reads the files of a running store, again and again, and checks every
-row.
+"""Scrubbing: a thread slowly and repeatedly reads a running store's files, and checks every row.
 
 Damage of a record that is never looked up could stay unnoticed for months, until the backups that
 contain the record are deleted. The thread reads the catalogue's files in pieces of some megabytes,

@@ -23,8 +23,7 @@ def new_table(places: int) -> Int64Rows:
 
 @kernel
 def lower(table: Int64Rows, limit: Int, amount: Int) -> int:
-    """Free the places of values up to `limit`, and subtract `amount` from the other values, in
-    place.
+    """Free the places of values up to `limit`, and subtract `amount` from the other values.
 
     Returns the number of entries that stay. The loop begins at a free place and goes once around
     the table. It takes each entry out and enters it again. All places between the home place of the

@@ -110,8 +110,7 @@ class Principal:
     # Calls that are sent again
 
     def origin(self, origin: Origin) -> Origin:
-        """Return an origin that no other principal can have; an invalid origin is returned as it
-        is.
+        """Return an origin that no other principal can have; return an invalid origin as it is.
 
         Its owner (`tables.owners`) is a hash of the principal's name, because a name can take all
         characters of the id. A principal without a name is no owner, whatever the client id.

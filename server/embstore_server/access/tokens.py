@@ -223,8 +223,7 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def make_first(path: Path) -> str:
-    """Make a token `admin` with every right, and return it; empty if a name has every right
-    already.
+    """Make and return a token `admin` with every right; empty if a name has every right already.
 
     This is for a server whose ports other machines can reach from its first start on. Durable on
     return.

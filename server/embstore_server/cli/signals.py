@@ -19,10 +19,10 @@ def _end(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM and a closed terminal raise SystemExit in the block, as Ctrl-C raises
-    KeyboardInterrupt.
+    """Make SIGTERM and a closed terminal raise SystemExit in the block.
 
-    An ignored signal (after nohup, for example) stays ignored.
+    Ctrl-C raises KeyboardInterrupt as always. An ignored signal (after nohup, for example) stays
+    ignored.
     """
     heard = [n for n in _ENDING if signal.getsignal(n) is not signal.SIG_IGN]
     with _handled(heard, _end):

@@ -1,5 +1,4 @@
-"""Limits of the process: each connection needs a descriptor, and each file of the store needs a
-map."""
+"""Limits of the process: a connection needs a descriptor, and a file of the store needs a map."""
 
 import resource
 from collections.abc import Iterator

@@ -72,8 +72,7 @@ def protocol_problem(environ: Mapping[str, str]) -> str:
 
 
 def begun(environ: Mapping[str, str]) -> "Traces | None":
-    """Return the traces that the environment requests; None if it requests none, or they cannot be
-    made.
+    """Return the traces that the environment requests; None: it requests none, or they fail.
 
     In the second case the log contains the reason. A missing collector does not keep the server
     from serving.

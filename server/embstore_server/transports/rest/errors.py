@@ -1,5 +1,4 @@
-"""Refusals: all have one form, {"error", "message", "request"}, and one function finds their
-status.
+"""Refusals: all have the form {"error", "message", "request"}; one function finds their status.
 
 Errors of the tree have the status that `embstore_proto.status` assigns. Requests that HTTP itself
 refuses (no such route, another method, a large body, another media type) keep HTTP's status. A body

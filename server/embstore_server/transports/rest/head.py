@@ -1,4 +1,4 @@
-"""HEAD: answered as GET is, without the body (RFC 9110, 9.3.2). FastAPI's routes answer only
+"""HEAD: answered like GET, but without a body (RFC 9110, 9.3.2). FastAPI's routes answer only
 GET."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

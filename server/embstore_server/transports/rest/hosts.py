@@ -1,5 +1,4 @@
-"""The name in a `Host` header, parsed strictly, so that no other parser finds another name in
-it."""
+"""The name in a `Host` header, parsed strictly, so that no parser finds another name in it."""
 
 import re
 from ipaddress import ip_address

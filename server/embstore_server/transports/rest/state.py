@@ -1,5 +1,4 @@
-"""GET /api/v1/server, /api/v1/stats and /api/v1/frequency: the state and the stats of the
-server."""
+"""GET /api/v1/server, /api/v1/stats and /api/v1/frequency: the server's state and stats."""
 
 from dataclasses import asdict
 from typing import Any
