@@ -40,7 +40,7 @@ class PinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
 
 
 class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
-    """Pin no hot set any longer."""
+    """Unpin the hot set: its rows can be evicted again."""
 
 
 class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):

@@ -10,7 +10,8 @@ class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ,
     `scan` is its name, a secret of 16 to 255 characters (a server puts the caller's name and a
     colon before it). `label` is a kept checkpoint; None: the store commits, and the scan reads that
     commit. `since` leaves out rows that were not written after another checkpoint. `moved` is for a
-    shard: the scan reads the rows that it has in partitions of other shards, and not its own.
+    shard: the scan reads the rows that it has in partitions of other shards, and not the rows of
+    its own partitions.
     """
 
     scan: str

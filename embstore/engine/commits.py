@@ -13,8 +13,8 @@ it finds at most half as many dirty rows as the previous pass. The stats show th
 last commit, whose changes a crash would lose.
 
 A commit has no label: the store opens at it, and `restore` cannot go back to it. A store that has
-not changed since its last commit makes none. A checkpoint is made in the same way, except that its
-last piece is a command in its turn, which makes the label.
+not changed since its last commit makes no commit. A checkpoint is made in the same way, except that
+its last piece is a command in its turn, which makes the label.
 
 Measured on two cores, with a million dirty rows of 64 elements: 3,300 to 4,000 updates of 64 keys
 ran during a commit, and the longest took 29 to 87 ms. A checkpoint in one piece made an update wait

@@ -34,8 +34,8 @@ class Digests:
 
         Raises
         ------
-        TableNotFoundError, StoreClosedError, CorruptTableError : there is no digest; an error of
-            `progress` is raised, too.
+        TableNotFoundError, StoreClosedError, CorruptTableError : there is no digest.
+        Exception : an error of `progress`.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.after_others(self._lock):

@@ -19,7 +19,7 @@ from embstore.storage.storage import Storage
 from embstore.storage.verify import affected_by, entries_of
 
 PASS_S = 3600.0
-"""Least seconds between the ends of two passes: a small store needs no more."""
+"""Seconds between the end of a pass and the next pass: a small store needs no more."""
 
 
 @dataclass

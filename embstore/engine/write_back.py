@@ -12,9 +12,9 @@ all dirty rows. Therefore dirty bytes have a **ceiling**:
 
 The writer also begins when rows move down to level two faster than they return to level one, so
 that soon all victims there would be dirty. It continues until three quarters of level two are free
-or clean. Then calls themselves log nothing. If both levels together have space for all rows, as
-many rows move down as return, and the writer has nothing to do. If merges lag, the writer waits for
-them as calls do (`Merges.delay_s`); dirty rows then reach the ceiling, and calls become slower.
+or clean. Then calls themselves log nothing. If both levels together have space for all rows, rows
+return as often as they move down, and the writer has nothing to do. If merges lag, the writer waits
+for them as calls do (`Merges.delay_s`); dirty rows then reach the ceiling, and calls become slower.
 
 **The default** ceiling counts the rows of level two alone. It is the number of bytes that storage
 writes in SECONDS, as measured in slices and syncs. Rows of level one do not count: if a table fits
@@ -138,8 +138,8 @@ class WriteBack:
 
     @property
     def _sunk_bytes(self) -> int:
-        """Bytes of rows that have moved down to level two, less those that returned to level
-        one."""
+        """Bytes of rows that have moved down to level two, less the bytes of rows that returned to
+        level one."""
         pools = [(p.counters, p.layout.row_bytes) for p in list(self._tables.pools.values())]
         return sum((of.evictions_host - of.misses_host) * size for of, size in pools)
 

@@ -27,8 +27,8 @@ faster."""
 SPLIT_BYTES = 1 << 20
 """Bytes that a call must move to make a second thread worth it."""
 _THREADS_PER_SPLIT = 4
-"""Threads for a call of SPLIT_BYTES, so that each works for some 0.1 ms; as many more for each
-further SPLIT_BYTES."""
+"""Threads for a call of SPLIT_BYTES, so that each works for some 0.1 ms; the same number more for
+each further SPLIT_BYTES."""
 Range = tuple[int, int]
 Work = Callable[[int, int], Any]
 """work(low, high) does the part [low, high) of a call."""

@@ -1,6 +1,6 @@
 """The output of commands: tables for people, one JSON document for scripts, and progress.
 
-Progress is drawn on standard error, and only on a terminal, so a log file contains none. If
+Progress is drawn on standard error, and only on a terminal, so a log file contains no progress. If
 standard output is no terminal, tables are as wide as they need, so that no cell is cut.
 """
 

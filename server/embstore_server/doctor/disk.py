@@ -28,8 +28,8 @@ ROOM_SMALL_BYTES = 8 << 30
 space for the files that they rewrite."""
 FILES_FEW = 10_000
 SLOW_SYNC_S, SLOW_READ_S, SLOW_WRITE_BYTES_PER_S = 0.01, 0.002, 100 << 20
-"""Bounds of the speed, those of a rotating disk; a disk without moving parts is at least five times
-as fast."""
+"""Bounds of the speed, chosen for a rotating disk; a disk without moving parts is at least five
+times as fast."""
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre"}
 _OF_MEMORY = {"tmpfs", "ramfs"}

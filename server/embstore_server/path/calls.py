@@ -154,7 +154,7 @@ class Calls:
         request: list[Any],
         reservation: Reservation,
     ) -> Framed:
-        """Return the reply to a request that has one reply; see `answer`."""
+        """Return the reply to a request with a single reply; see `answer`."""
         service, is_step = self._service, verb.command.retry is Retry.STEP
         if verb.command.effect is Effect.LONG and (verb.is_bulk or verb.is_streamed):
             if verb.document:  # checked before the message is read, which takes long

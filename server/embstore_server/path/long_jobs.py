@@ -77,7 +77,8 @@ class LongJobs:
         """Return the result of `work`.
 
         gone : waits until the caller has disconnected; None: this coroutine is cancelled then
-        client : the name of the client; empty: it has none, and waits only for a free thread
+        client : the name of the client; empty: the caller has no name, and waits only for a free
+            thread
         client_calls_max : number of jobs of the client that can wait, of all verbs
 
         Raises OverloadedError if no more jobs of the client can wait.
@@ -148,7 +149,8 @@ class LongJobs:
         return await asyncio.wrap_future(result)
 
     def cut_off(self) -> None:
-        """End jobs that run or wait for a thread, and begin none: the server's time is over."""
+        """End jobs that run or wait for a thread, and begin no others: the server's time is
+        over."""
         self.is_cut_off = True
         for wanted in self._wanted:
             wanted.end(_cut_off(wanted.verb))

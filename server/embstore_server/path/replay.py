@@ -20,8 +20,8 @@ attempt then runs.
 A further attempt that is *not* remembered has two possible causes. If the call was never received,
 it is run. Otherwise it belongs to another life of the server or another epoch of the store, in
 which it may have been applied before its rows were rolled back. The client names the instance and
-epoch to which it first sent the call. If they differ from the present ones, the outcome cannot be
-known, and the answer is OutcomeUnknownError.
+epoch to which it first sent the call. If the present instance or epoch differs, the outcome cannot
+be known, and the answer is OutcomeUnknownError.
 
 **Restarts.** If the store has a command log, the log contains the answers, too (`recall`). The
 deduplication window then continues where it was when the server was killed, under the same

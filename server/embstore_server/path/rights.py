@@ -60,7 +60,7 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
     if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
-        caller.is_let_in = bool(principal.rights)  # otherwise it can only ask who it is
+        caller.is_let_in = bool(principal.rights)  # without rights it can only ask for facts
         return command
     is_named = session is not None and names == (EVERYTHING,)
     member = None if is_named else getattr(command, "member", None)

@@ -92,8 +92,8 @@ class Warming:
         return last
 
     async def joined(self, share: float) -> WarmUp:
-        """Return the running warm-up of this share; if another share is being warmed, wait for its
-        end."""
+        """Return the warm-up of this share: the running one, or one that begins after another
+        share's."""
         while True:
             last = self._last
             if last is None or last.done.done() or last.share == share:

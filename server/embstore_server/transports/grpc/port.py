@@ -31,8 +31,8 @@ _FRAME_BYTES = 1 << 10
 PINGS_APART_MS = 10_000
 """A client can ask at these intervals whether the server is alive, while its call waits.
 
-gRPC's own default of 5 minutes would disconnect clients, ours and those of other frameworks, that
-wait for minutes with a reason.
+gRPC's own default of 5 minutes would disconnect clients of this project and of other frameworks
+that wait for minutes with a reason.
 """
 
 _MOST = 2**31 - 1

@@ -8,9 +8,9 @@ sends for a page of another site:
 - a POST whose body is not declared application/json: a page can send it without a preflight; a PUT,
   whose body may be a document (application/octet-stream), always needs a preflight
 - a `Host` that could be a page's own name: the name resolves to this machine (DNS rebinding), and
-  its page has the same origin. On a loopback address every name but localhost is refused. On other
-  addresses a name with a dot is refused, as public names have one, except names that no public
-  server can resolve. `allowed_hosts` contains further names that are accepted.
+  its page has the same origin. On a loopback address, every name is refused that is no loopback
+  name or address. On other addresses a name with a dot is refused, as public names have one, except
+  names that no public server can resolve. `allowed_hosts` contains further names that are accepted.
 
 **Framing.** A body with a length and in chunks is refused: a proxy may see another request in it.
 

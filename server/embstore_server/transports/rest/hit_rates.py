@@ -3,10 +3,10 @@
 A prediction takes seconds of a core, as long as training many steps takes. Therefore at most one
 prediction runs at a time, on a thread of its own, for all callers. The answer to a request is the
 last prediction. The request begins a new one if the last one is old, and waits for it only if the
-caller asks for that. A prediction is **old** after FRESH_S, or after REST times the time that it
-took, so that predicting takes a small part of a core for any number of rows and pages. A prediction
-that failed (which is logged), or found no counted accesses, is old after RETRY_S. A prediction of
-another policy or budget is old at once.
+caller asks for that. A prediction is **old** after FRESH_S, or, if that is longer, after REST times
+the time that it took, so that predicting takes a small part of a core for any number of rows and
+pages. A prediction that failed (which is logged), or found no counted accesses, is old after
+RETRY_S. A prediction of another policy or budget is old at once.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from embstore.stats import Stat, declared, document, gauge, text
 
 _EXAMPLES: dict[Any, Any] = {int: 1000, float: 0.5, bool: False}
 _KEYS = {"table": "ads", "verb": "Lookup", "code": "OK", "stage": "gather"}
-"""Examples for the keys of a dict, by its label."""
+"""Examples of a dict's keys, by the label of its stat."""
 
 
 class Request(BaseModel):

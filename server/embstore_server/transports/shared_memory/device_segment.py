@@ -3,8 +3,8 @@
 A client on the same host that has its arrays in a GPU's memory requests a *device segment*: an
 allocation on the engine's device, to which it receives handles (embstore_proto.device_segment
 defines the protocol, embstore.device.shared the client's rights and their consequences). It
-requests another segment when a call needs more. The bytes are lent within the same bounds as those
-of a segment of the host (`Inflight.lend`).
+requests another segment when a call needs more. The bytes are lent within the same bounds as the
+bytes of a host segment (`Inflight.lend`).
 
 **Freeing.** The end of the connection or of its call does not free the segment: arrays of results
 may outlive both, and memory that another process has open must not be freed. It is freed when no
@@ -51,8 +51,8 @@ VERBS = (
 
 _ROWS = np.dtype("<f4")
 _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
-"""First and longest pause in seconds between two polls of an event; a pause is at most 1/n of the
-time waited so far."""
+"""First and longest pause in seconds between two polls of an event; between them a pause is 1/n of
+the time waited so far."""
 
 
 class DeviceSegment:
