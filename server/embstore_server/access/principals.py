@@ -4,8 +4,8 @@
 `train` of the token `ads` is the session `ads:train`, whose position no other token can take or
 read. A principal with the right to write everything can also use the full names, as lists show
 them; in this way an operator can end any session. A session that was opened when the server had no
-tokens has the full name `:train`. If the server gets tokens later, such a principal continues the
-session by that name.
+tokens has the full name `:train`. If the server gets tokens later, a principal with the right to
+write everything continues the session by that name.
 
 **Scans** likewise belong to their opener alone.
 

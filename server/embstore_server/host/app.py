@@ -49,8 +49,8 @@ _LOST = (
 )
 _PROGRESS_EVERY_S = 2.0
 _SWITCH_INTERVAL_S = 1e-4
-"""With the default of 5 ms, the engine thread that returns from a kernel waits while the loop is
-busy."""
+"""Seconds between two switches of Python threads. With the default of 5 ms, the engine thread that
+returns from a kernel waits while the loop is busy."""
 
 
 def serve(settings: Settings) -> int:
