@@ -1,18 +1,19 @@
-"""The form of commands, checked in one place for every way in.
+"""Checks of the form of commands, in one place for all layers through which a command arrives.
 
-`checked` returns a command in normal form: keys and rows as contiguous arrays of the dtype of the
-wire, numbers as Python's own, parts as tuples. What is refused here needs no table to be refused:
-dtypes, dimensions, lengths that do not go together, numbers out of range, a table named twice. Keys
-out of range, widths of rows and names of tables that are not there are the executor's to refuse.
+`checked` returns a command in normal form: keys and rows are contiguous arrays of the dtype that is
+sent over the wire, numbers are Python's own, and parts are tuples. The checks here need no table:
+they refuse wrong dtypes and dimensions, lengths that do not match, numbers out of range, and a
+table that is named twice. The executor refuses keys out of range, rows of the wrong width, and
+names of tables that do not exist.
 
-Every executor begins with it. A command in normal form is returned as it is, so that a command that
-crosses several executors is converted once. Arrays in a device's memory
-(`__cuda_array_interface__`) are left as they are: only the engine can tell whether they fit.
+Every executor begins with `checked`. A command in normal form is returned as it is, so that a
+command that passes through several executors is converted once. Arrays in a device's memory
+(`__cuda_array_interface__`) are left as they are: only the engine can check them.
 
 arguments    single values
 parts        keys, rows, gradients and bags of a table
-rows, admin, sessions    the commands of each
-call_bytes   how large a call may be
+rows, admin, sessions    the commands of each subject
+call_bytes   how large a call can be
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ from embstore.sharding import ShardMap
 C = TypeVar("C", bound=c.Command[Any])
 
 _CHECKS: Checks = ROWS | ADMIN | SESSIONS
-"""Of commands whose fields need more than `_by_field` does."""
+"""Checks of commands that need more than `_by_field` does, by class."""
 _BY_NAME: dict[str, Callable[[Any], object]] = {
     "label": kept_label,
     "table": table_name,
@@ -58,11 +59,11 @@ _BY_TYPE: dict[Any, Callable[[Any, str], object]] = {
     dict[str, str]: names_of_names,
 }
 _KINDS = TableConfig, ShardMap, Barrier, Profile, HotSet
-"""Of values that commands hold, and that are checked when they are made."""
+"""Classes of values that commands contain and that are checked when they are made."""
 
 
 def _by_field(command: Any) -> Any:
-    """Check fields by what they are called, else by their types; a default is right as it is."""
+    """Check each field by its name, or else by its type; a default needs no check."""
     for field in fields(command):
         value = getattr(command, field.name)
         if isinstance(value, str | None) and value == field.default:
@@ -76,7 +77,7 @@ def _by_field(command: Any) -> Any:
 
 @cache
 def _of_type(hint: Any) -> Callable[[Any, str], object] | None:
-    """Return the check of values of a type; None: there is none."""
+    """Return the check of values of a type; None: no check is needed."""
     if get_origin(hint) is Literal:
         return partial(one_of, names=get_args(hint))
     kinds = [kind for kind in _KINDS if hint in (kind, kind | None)]
@@ -88,8 +89,8 @@ def checked(command: C) -> C:
 
     Raises
     ------
-    InvalidArgumentError : what was expected, and what was found.
-    TableNotFoundError, CheckpointNotFoundError, SessionExpiredError : for what no table, label or
-        member can be called.
+    InvalidArgumentError : an argument is not as expected; the message contains both.
+    TableNotFoundError, CheckpointNotFoundError, SessionExpiredError : an argument cannot be the
+        name of any table, label or member.
     """
     return cast(C, _CHECKS.get(type(command), _by_field)(command))

@@ -12,10 +12,10 @@ from embstore.errors import CapacityError, InvalidArgumentError
 
 _PATH_CHARACTERS_MAX = 4096
 _METADATA_DEPTH_MAX = 32
-"""The catalogue is read with whatever recursion limit a process has."""
+"""Bounded because the process that reads the catalogue can have any recursion limit."""
 
 _MEMBERS_MAX = 4096
-"""Of one client's sessions: far more than it has."""
+"""Most session members that a command can name; a client has far fewer."""
 
 
 def _resize_cache(command: c.ResizeCache) -> c.ResizeCache:

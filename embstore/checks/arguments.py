@@ -1,4 +1,4 @@
-"""Single arguments: a value of the right kind, as Python's own, or InvalidArgumentError."""
+"""Checks of single arguments: each returns the value, as Python's own, or raises an error."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -8,20 +8,20 @@ import numpy as np
 from embstore.errors import CheckpointNotFoundError, InvalidArgumentError
 
 Checks = dict[type[Any], Callable[[Any], Any]]
-"""By command, what returns it in normal form."""
+"""For each class of commands, the function that returns a command in normal form."""
 
 UINT64_MAX = 2**64 - 1
 _TEXT_CHARACTERS_MAX = 255
 
 
 def expect(is_so: bool, expected: str, found: object) -> None:
-    """Raise InvalidArgumentError unless it is so."""
+    """Raise InvalidArgumentError unless the condition holds."""
     if not is_so:
         raise InvalidArgumentError(f"expected {expected}, found {found!r}")
 
 
 def integer(value: Any, what: str, low: int, high: int = UINT64_MAX) -> int:
-    """Return an integer of a range as Python's own."""
+    """Return an integer between two bounds, both included, as Python's own."""
     expect(is_integer(value), f"{what} to be an integer", value)
     bound = f">= {low}" if high == UINT64_MAX else f"from {low} to {high}"
     expect(low <= value <= high, f"{what} to be an integer {bound}", value)
@@ -33,7 +33,7 @@ def is_integer(value: Any) -> bool:
 
 
 def number(value: Any, what: str, low: float, high: float) -> float:
-    """Return a number of a range, both ends included, as a float."""
+    """Return a number between two bounds, both included, as a float."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     expect(is_number and low <= value <= high, f"{what} to be from {low:g} to {high:g}", value)
     return float(value)
@@ -46,7 +46,7 @@ def flag(value: Any, what: str) -> bool:
 
 
 def text(value: Any, what: str) -> str:
-    """Return 1 to 255 printable characters."""
+    """Return a text of 1 to 255 printable characters."""
     is_text = isinstance(value, str) and 0 < len(value) <= _TEXT_CHARACTERS_MAX
     expected = f"{what} of 1 to {_TEXT_CHARACTERS_MAX} printable characters"
     expect(is_text and value.isprintable(), expected, value)
@@ -54,7 +54,7 @@ def text(value: Any, what: str) -> str:
 
 
 def one_of(value: Any, what: str, names: tuple[str, ...]) -> Any:
-    """Return one of some words."""
+    """Return a word that is one of `names`."""
     if not (isinstance(value, str) and value in names):
         quoted = " or ".join(f'"{name}"' for name in names)
         expect(False, f"{what} to be {quoted}", value)
@@ -69,7 +69,7 @@ def mapping(value: Any, what: str) -> Mapping[Any, Any]:
 
 
 def instance(value: Any, what: str, kind: Any, called: str) -> Any:
-    """Return an object of a class, or None where `kind` allows it."""
+    """Return an object of a class, or None where `kind` includes None."""
     if not isinstance(value, kind):
         found = type(value).__name__
         raise InvalidArgumentError(f"expected {what} to be a {called}, found a {found}")
@@ -86,7 +86,7 @@ def names_of_names(value: Any, what: str) -> Any:
 
 
 def kept_label(label: Any) -> str:
-    """Return what a kept checkpoint can be called."""
+    """Return a label if a kept checkpoint can have that name."""
     if not isinstance(label, str) or not label.isprintable():
         raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
     return label

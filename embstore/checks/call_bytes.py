@@ -1,7 +1,7 @@
-"""How large the arrays of a call are, results included.
+"""The size of a call's arrays, results included.
 
-What a call brings are the arrays of its command. What it returns are the rows that the command
-`reads`: one a key, or one a bag. Pooled calls need a row for each key as well, on the way.
+A command brings its own arrays. It returns the rows that it `reads`: one per key, or one per bag.
+Pooled calls also need memory for a row per key while they are executed.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,14 @@ from embstore.layout import VALUE_BYTES
 from embstore.parts import arrays_of, tables_of
 
 ConfigOf = Callable[[str, int | None], TableConfig]
-"""What returns the configuration of a table, by name and id."""
+"""A function that returns the configuration of a table, by name and id."""
 
 
 def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limits) -> int:
-    """Refuse a command whose arrays, results included, are too large to be held; return the bytes
-    of the rows that it is answered with, as `reply_bytes`."""
+    """Refuse a command whose arrays, results included, take too much memory.
+
+    Returns the bytes of the rows in its answer, as `reply_bytes` does.
+    """
     rows = reply_bytes(command, config_of)
     size = rows + _brought_bytes(command, config_of)
     if size > limits.call_bytes_max:
@@ -32,13 +34,13 @@ def check_call_bytes(command: c.Command[Any], config_of: ConfigOf, limits: Limit
 
 
 def check_size(command: c.Command[Any], config_of: ConfigOf, most: int, name: str) -> None:
-    """Do the same for a bound of another name."""
+    """Refuse a command whose arrays take more bytes than the bound `name` allows."""
     size = reply_bytes(command, config_of) + _brought_bytes(command, config_of)
     refuse_more(size, most, name)
 
 
 def refuse_more(size: int, most: int, name: str = "limits.call_bytes_max") -> None:
-    """Refuse a call of more bytes than the bound of a name."""
+    """Refuse a call of more than `most` bytes; the message contains the bound's name."""
     if size > most:
         raise InvalidArgumentError(
             f"expected a call of at most {most} bytes of keys and rows ({name}), found {size}; "
@@ -47,13 +49,15 @@ def refuse_more(size: int, most: int, name: str = "limits.call_bytes_max") -> No
 
 
 def keyed_bytes(elements: int) -> int:
-    """Return the bytes of a key and of a row of so many elements."""
+    """Return the bytes of a key and of a row of this many elements."""
     return 8 + VALUE_BYTES * elements
 
 
 def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    """Return the bytes of the rows that a command is answered with, as far as its arguments tell:
-    0 of a step's, which the session knows."""
+    """Return the bytes of the rows in a command's answer, as far as its arguments show them.
+
+    The result is 0 for a command of a step, whose rows only the session knows.
+    """
     reads, total = command.reads, 0
     if reads is c.Reads.ROWS or reads is c.Reads.RECORDS:
         for part in tables_of(command):
@@ -65,13 +69,13 @@ def reply_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
 
 
 def _brought_bytes(command: c.Command[Any], config_of: ConfigOf) -> int:
-    """Return the bytes of a command's arrays, and of the rows that are pooled on the way."""
+    """Return the bytes of a command's arrays, and of the rows that it pools."""
     total = 0
     for array, spec in arrays_of(command):
         is_plain = type(array) is np.ndarray
         total += array.nbytes if is_plain else prod(shape_of(array)) * np.dtype(spec.dtype).itemsize
     for part in tables_of(command):
-        is_of_step = not hasattr(part, "table_id")  # whose rows the session knows
+        is_of_step = not hasattr(part, "table_id")  # the session knows its rows
         if not is_of_step and getattr(part, "bags", None) is not None:
             dim = config_of(part.table, part.table_id).dim
             total += VALUE_BYTES * dim * length(part.keys)

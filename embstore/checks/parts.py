@@ -1,4 +1,4 @@
-"""Parts of commands in normal form: keys, rows, gradients, bags, each table named once."""
+"""Parts of commands in normal form: keys, rows, gradients and bags; each table is named once."""
 
 from collections.abc import Callable, Iterable
 from operator import is_
@@ -24,7 +24,7 @@ P = TypeVar("P")
 
 
 def table_name(name: Any) -> str:
-    """Return what can name a table; whether there is one is the executor's to say."""
+    """Return a name that a table can have; the executor checks whether the table exists."""
     if not isinstance(name, str) or not name.isprintable():
         raise TableNotFoundError(f"no table {name!r}; the name of a table is text")
     return name
@@ -38,7 +38,7 @@ def _each_once(tables: Iterable[Any]) -> None:
 
 
 def parts_of(parts: tuple[P, ...], check: Callable[[P], P]) -> tuple[P, ...]:
-    """Return parts in normal form; the same tuple if they were."""
+    """Return parts in normal form; the same tuple if they already were."""
     found = tuple(map(check, parts))
     is_same = len(found) == len(parts) and all(map(is_, found, parts))
     return parts if is_same else found
@@ -56,7 +56,7 @@ _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 def _is_plain(array: Any, dtype: np.dtype[Any], dimensions: int) -> bool:
-    """Tell at one look whether an array is in normal form; False: it takes more looks."""
+    """Return whether a quick test finds an array in normal form; False: a full check is needed."""
     if type(array) is not np.ndarray or array.dtype is not dtype or array.ndim != dimensions:
         return False
     flags = array.flags
@@ -85,7 +85,7 @@ def gradients_of(part: c.TableGradients) -> c.TableGradients:
 
 
 def checked_bags(bags: c.Bags, key_count: int, table: str) -> c.Bags:
-    """Return the bags of so many keys in normal form."""
+    """Return the bags of `key_count` keys in normal form."""
     offsets = as_offsets(bags.offsets, key_count, table)
     if bags.mode not in ("sum", "mean"):
         raise refusal(table, 'mode "sum" or "mean"', repr(bags.mode))

@@ -19,7 +19,7 @@ from embstore.checks.sessions import member_name
 from embstore.sharding import SHARDS_MAX
 
 RANKS_MAX = 4096
-"""More trainers than step together; a call of empty ranks would keep a server busy."""
+"""More trainers than ever step together; a call of many empty ranks would keep a server busy."""
 SCAN_CHARACTERS = range(16, 256)
 
 
@@ -96,7 +96,7 @@ def _put_rows(command: c.PutRows) -> c.PutRows:
 
 
 def _scan(command: Any) -> Any:
-    """Check what names a scan."""
+    """Check the name of a scan and of its table."""
     name, most = command.scan, SCAN_CHARACTERS.stop - 1
     is_name = isinstance(name, str) and len(name) in SCAN_CHARACTERS and name.isascii()
     expected = f"the name of a scan, {SCAN_CHARACTERS.start} to {most} printable ASCII characters"

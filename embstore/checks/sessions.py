@@ -20,25 +20,26 @@ from embstore.checks.parts import added_t, checked_bags, options_of, table_name,
 from embstore.errors import InvalidArgumentError, SessionExpiredError, StepNotFoundError
 
 LOOKAHEAD_STEPS_MAX = 1024
-"""Of a session; a slot counts 2,047 pins."""
+"""Most steps that a session looks ahead: the pin counter of a cache slot ends at 2,047."""
 WORLD_SIZE_MAX = 1024
 GROUP_MAX = 1024
 MS_MAX = 86_400_000
 LEASE_MS_MAX = 600_000
-"""A trainer that has gone holds its tables no longer; one that lives renews its lease."""
+"""Longest lease. A trainer that has died keeps its tables for at most this long; a live trainer
+renews its lease."""
 WAITS = get_args(c.Waits)
 MEMBER_CHARACTERS = range(16, 65)
 
 
 def member_name(member: Any) -> str:
-    """Return what can name a member of a session."""
+    """Return a secret that a member of a session can have."""
     if not isinstance(member, str) or not member.isascii() or not member.isprintable():
         raise SessionExpiredError(f"no session has a member {member!r}; open it and join again")
     return member
 
 
 def check_planner(planner: Any) -> tuple[str, int]:
-    """Return the kind of a planner and how many steps it plans as one."""
+    """Return the kind of a planner, and the number of steps that it plans together."""
     match str(planner).partition(":"):
         case ("per_step" | "window" as kind, "", ""):
             return kind, 1
@@ -97,7 +98,7 @@ def _join_session(command: c.JoinSession) -> c.JoinSession:
 
 
 def step_number(step: Any) -> int:
-    """Return the number of a step; whether it was announced is the session's to say."""
+    """Return the number of a step; the session checks whether the step was announced."""
     if is_integer(step) and not 0 <= step <= UINT64_MAX:
         raise StepNotFoundError(f"expected the number of a step from 0 to 2**64 - 1, found {step}")
     return integer(step, "the number of a step", 0)
@@ -110,7 +111,7 @@ def _of_step(command: Any) -> Any:
 
 
 def _step_part(name: Any) -> str:
-    """Return the name of a table; whether it is one of the session's is the session's to say."""
+    """Return the name of a table; the session checks whether the table is one of its tables."""
     if not isinstance(name, str) or not name.isprintable():
         raise InvalidArgumentError(f"expected tables of the session, found {name!r}")
     return name
@@ -150,10 +151,10 @@ def _step_bags(part: c.StepBags) -> c.StepBags:
 
 
 def _inverse(given: Any, table: str) -> Inverse:
-    """Return which announced key each occurrence is; how many there are is checked later."""
+    """Return the index of the announced key of each occurrence; its bound is checked later."""
     inverse: Any = given
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype == np.int32:
-        inverse = given.view(np.uint32)  # a negative one is too large then
+        inverse = given.view(np.uint32)  # a negative index becomes too large
     elif not (isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype == np.uint32):
         inverse = as_keys(given, table)
     if len(inverse) and not (0 <= inverse.min() and inverse.max() < 2**31):
@@ -212,7 +213,7 @@ def _step_gradients(part: c.StepGradients) -> c.StepGradients:
 
 
 def _positions(given: Any, count: int, table: str) -> Any:
-    """Return positions of announced keys in normal form; how many there are is checked later."""
+    """Return positions of announced keys in normal form; their bound is checked later."""
     positions: Any = given
     if not (isinstance(given, np.ndarray) and given.dtype == np.uint32 and given.ndim == 1):
         try:

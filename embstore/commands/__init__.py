@@ -1,27 +1,35 @@
 """Commands: every verb of a store, as a value.
 
 A store is a pure function of the ordered commands that it acknowledged (docs/contract.md, rule 5).
-A command is a frozen dataclass: its arguments, with dtype and shape said once in the annotations;
-its result type (the argument of `Command`); the kind of its effect (`effect`); how it is sent a
-second time (`retry`); the right of its sender (`right`; `embstore.rights` says on which tables);
-the rows that it `reads`; how the answers of shards are joined (`join`); and rarer properties
-(`traits`). `embstore.parts` finds its tables and arrays. Code that passes commands on asks for
-these, and not which verb it is. An **Executor** executes commands: the engine of an embedded store,
-a client over a transport, and any other layer between a caller and the rows. The handles
-(`embstore.handles`) make commands of a user's calls; `checks` brings their arguments into normal
-form; the wire (`embstore_proto.verbs`) sends any command by its fields.
+A command is a frozen dataclass, which declares everything that other layers need to know:
+
+- its arguments, whose annotations contain dtype and shape
+- the type of its result (the argument of `Command`)
+- the kind of its effect (`effect`)
+- the condition for sending it again (`retry`)
+- the right that its sender needs (`right`; `embstore.rights` finds the tables for which)
+- the rows that it `reads`
+- the function that joins the answers of shards (`join`)
+- rarer properties (`traits`)
+
+`embstore.parts` finds the tables and arrays of a command. Code that passes commands on uses these
+properties, and does not depend on the verb. An **Executor** executes commands: the engine of an
+embedded store, a client over a transport, and any other layer between a caller and the rows. The
+handles (`embstore.handles`) make commands from a user's calls; `checks` brings their arguments into
+normal form; the wire format (`embstore_proto.verbs`) encodes any command by its fields.
 
 The effect decides how a server treats a verb:
 
-    READS    in its turn on the engine
-    WRITES   likewise; rows, t or tables change, so the command is counted (rule 5)
-    TUNES    likewise; where rows are changes, or which are durable, but no row
-    LONG     takes long: on a thread of its own, which takes the engine piece by piece
-    PROMPT   needs no engine: answered on arrival, before all work that waits
+    READS    executed on the engine, in order
+    WRITES   likewise; rows, t or tables change, so the command takes a number (rule 5)
+    TUNES    likewise; rows do not change, but their location or their durability does
+    LONG     takes long: on a thread of its own, which uses the engine for one piece at a time
+    PROMPT   needs no engine: answered on arrival, before all waiting work
 
-A field that names a table has `table` and `table_id`: where the id is given, the command is refused
-unless the name still means that table. A session is named by `name`, one of its members by
-`member`; `members` are the sender's own.
+A command that names a table has the fields `table` and `table_id`. If the id is given, the command
+is refused unless the name still belongs to that table. The field `name` is the name of a session,
+and `member` is the secret of one of its members; `members` are the secrets that the sender itself
+has.
 
     base         the properties of commands
     joins        answers of shards as one

@@ -11,7 +11,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Effect(Enum):
-    """The kind of change that a command makes, and its way to the engine."""
+    """The kind of change that a command makes, and with it how the engine executes the command."""
 
     READS = auto()
     WRITES = auto()
@@ -21,68 +21,72 @@ class Effect(Enum):
 
 
 class Retry(Enum):
-    """The condition for sending a command again, when it is unknown whether it was executed."""
+    """The condition for sending a command again when it is unknown whether it was executed."""
 
     FREE = auto()
-    """No condition: executed twice, it leaves the same state as executed once."""
+    """No condition: a second execution changes nothing."""
     WINDOW = auto()
-    """The server remembers its answer by client and sequence."""
+    """The server must still remember the answer, by client and sequence number."""
     STEP = auto()
-    """The session remembers it by member and step."""
+    """The session must still remember the answer, by member and step."""
 
 
 class Reads(Enum):
-    """The rows that a command reads: one a key or bag, so that its own arguments give their number,
-    or all of a table."""
+    """The rows that a command reads.
+
+    For ROWS and RECORDS the command's own arguments show how many: one row per key or bag.
+    """
 
     NOTHING = auto()
     ROWS = auto()
     RECORDS = auto()
     """Weights and optimizer state."""
     TABLE = auto()
-    """The rows of the table at the command's turn."""
+    """All rows of the table, as of the moment when the command is executed."""
     OF_STEP = auto()
-    """A step's rows, whose number its session knows."""
+    """The rows of a step; their number is known to its session."""
 
 
 class Right(IntEnum):
-    """The rights of a caller; each right includes those below it."""
+    """The rights of a caller; each right includes the rights before it."""
 
     KNOWN = auto()
-    """Be a caller that the server knows."""
+    """Is known to the server, and has no other right."""
     READ = auto()
-    """Read rows, and descriptions of tables."""
+    """Can read rows, and descriptions of tables."""
     WRITE = auto()
-    """Do a trainer's work: create tables, train, keep checkpoints."""
+    """Can do a trainer's work: create tables, train, keep checkpoints."""
     ADMIN = auto()
-    """Do an operator's work: commands that lose data for good, or concern other clients."""
+    """Can do an operator's work: commands that lose data for good, or affect other clients."""
 
 
 class Trait(Flag):
     """Further properties of a command, for the layers that they concern."""
 
     ADDS = auto()
-    """Executed twice, it leaves other rows than executed once, whichever commands come between."""
+    """A second execution changes rows again, whichever commands are executed in between."""
     OF_ANY_MAP = auto()
-    """No cluster's map splits it: a shard executes it whichever map its sender has."""
+    """Not split by the map of a cluster: a shard executes it whichever map its sender has."""
     OF_THE_LEADER = auto()
-    """A standby refuses it, as it refuses commands that write."""
+    """Refused by a standby, as commands that write are."""
     ON_ITS_LABEL = auto()
-    """Its right is needed on its label, as if that were a table's name."""
+    """Its sender needs the right for the name of its label, as if the label were a table."""
     AUDITED = auto()
-    """The log names its sender, as for every command that needs the right to administrate."""
+    """The server's log names its sender, as for every command that needs the ADMIN right."""
     JOINS = auto()
-    """Its sender is not yet the member that it names."""
+    """Its sender is not yet the member that the command names."""
     LEAVES = auto()
-    """Its sender is no member any more after it, even if it fails."""
+    """Its sender is no longer a member after it, even if it fails."""
     OF_ALL_SHARDS = auto()
-    """It changes a property that a cluster has alike on all shards, as commands that write do."""
+    """Changes a property that must be equal on all shards of a cluster, as commands that write
+    do."""
     WITHOUT_COMMIT = auto()
-    """A standby answers it also before it has a commit of its leader."""
+    """A standby answers it even before it has received a commit of its leader."""
     ON_DEVICE = auto()
-    """Its keys and gradients may be in the memory of the store's device; its rows come there."""
+    """Its keys and gradients can be in the memory of the store's device, which then gets its
+    rows."""
     BEGINS_EPOCH = auto()
-    """Another epoch of the store begins with it, and with other rows if it writes."""
+    """Begins another epoch of the store, with other rows if it writes."""
 
 
 _RIGHTS = {
@@ -92,7 +96,7 @@ _RIGHTS = {
     Effect.TUNES: Right.ADMIN,
     Effect.LONG: Right.ADMIN,
 }
-"""The rights of commands that do not name one."""
+"""The rights for commands that declare none."""
 
 COMMANDS: dict[str, type["Command[Any]"]] = {}
 """All commands by name."""
@@ -100,7 +104,7 @@ COMMANDS: dict[str, type["Command[Any]"]] = {}
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 class Part(Value):
-    """Base of the parts of commands; each is made a frozen dataclass."""
+    """Base of the parts of commands; each subclass becomes a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -127,29 +131,29 @@ class Command(Part, Generic[R]):
         traits: Trait | None = None,
         join: Join | None = None,
     ) -> None:
-        """Make a command; one that writes is remembered unless `retry` says otherwise.
+        """Declare a command; a command that writes is remembered unless `retry` differs.
 
-        `join` makes a cluster's answer from the answers of its shards, each of which is sent the
-        command as it is; None: the router has a handler for it.
+        `join` makes the cluster's answer from the answers of its shards; each shard is sent the
+        whole command. None: the router has a handler for the command.
         """
         super().__init_subclass__()
         cls.effect, cls.reads, cls.traits = effect, reads, traits or Trait(0)
-        cls.join = None if join is None else staticmethod(join)  # given answers alone
+        cls.join = None if join is None else staticmethod(join)  # called with answers alone
         cls.right = right or _RIGHTS[effect]
         cls.retry = retry or (Retry.WINDOW if effect is Effect.WRITES else Retry.FREE)
         COMMANDS[cls.__name__] = cls
 
     def short_answer(self, result: Any) -> Any:
-        """Return a result without the parts that the command has: it is remembered like this."""
+        """Return a result without the parts that are in the command; this form is remembered."""
         return result
 
     def full_answer(self, short: Any) -> Any:
-        """Return the result of which `short` is the short answer."""
+        """Return the whole result from its short form."""
         return short
 
 
 def after_timeout(command: type[Command[Any]]) -> str:
-    """Return advice about a command whose answer did not come in time; "": none is needed."""
+    """Return advice about a command whose answer was late; an empty text if none is needed."""
     if command.effect is Effect.WRITES:
         return "; it may have been applied: read t and the command number before another try"
     if command.retry is not Retry.FREE:

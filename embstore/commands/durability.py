@@ -12,7 +12,7 @@ from embstore.results import Acknowledged
 
 
 class Flush(Command[int], effect=Effect.LONG, join=joins.total):
-    """Write the dirty rows of a table, or of all, to the log; the result is how many."""
+    """Write the dirty rows of a table, or of all tables, to the log; the result is their number."""
 
     table: str = ""
     table_id: int | None = None
@@ -31,7 +31,8 @@ class Checkpoint(
     metadata: dict[str, Any]
 
     def short_answer(self, result: results.KeptCheckpoint) -> results.KeptCheckpoint:
-        """Leave out the metadata: each commit writes all answers that may be asked for again."""
+        """Leave out the metadata: each commit writes all answers that a client can ask for
+        again."""
         return result.without_metadata
 
     def full_answer(self, short: results.KeptCheckpoint) -> results.KeptCheckpoint:
@@ -42,8 +43,8 @@ class Checkpoint(
 class ListCheckpoints(
     Command[tuple[results.KeptCheckpoint, ...]], effect=Effect.READS, right=Right.KNOWN
 ):
-    """The kept checkpoints, oldest first; of a server, the part of them that the caller may
-    read."""
+    """Return the kept checkpoints, oldest first; a server returns the checkpoints that the caller
+    can read."""
 
 
 class SetRetention(
@@ -53,8 +54,11 @@ class SetRetention(
     right=Right.ADMIN,
     traits=Trait.OF_THE_LEADER | Trait.OF_ALL_SHARDS | Trait.ON_ITS_LABEL,
 ):
-    """Protect a kept checkpoint, make it a routine one again, which newer ones push out, or drop
-    it; the result is the checkpoint, as it is after the change, or was before a drop."""
+    """Protect a kept checkpoint, make it a routine one again, or drop it.
+
+    Newer checkpoints replace routine ones. The result is the checkpoint after the change, or before
+    a drop.
+    """
 
     label: str
     retention: Retention
@@ -63,14 +67,14 @@ class SetRetention(
 class Restore(
     Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, traits=Trait.BEGINS_EPOCH
 ):
-    """Restore a kept checkpoint. `force`: open sessions are ended first; else they forbid it."""
+    """Restore a kept checkpoint. Open sessions forbid it; with `force` they are ended first."""
 
     label: str
     force: bool = False
 
 
 class Backup(Command[results.BackupFacts], effect=Effect.LONG):
-    """Copy a kept checkpoint to a path or URL of the server; no label: the present state."""
+    """Copy a kept checkpoint to a path or URL of the server; without a label, the present state."""
 
     destination: str
     label: str | None = None
@@ -82,9 +86,9 @@ class Promote(
     traits=Trait.OF_ANY_MAP | Trait.BEGINS_EPOCH,
     join=joins.nothing,
 ):
-    """Make a standby the leader: it stops following its leader, and takes writes."""
+    """Make a standby the leader: it stops following its leader and accepts writes."""
 
 
 def metadata_json(metadata: dict[str, Any]) -> str:
-    """Return a checkpoint's metadata as the JSON whose size is limited."""
+    """Return a checkpoint's metadata as JSON; the size of this text is limited."""
     return json.dumps(metadata, allow_nan=False)

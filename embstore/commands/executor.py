@@ -10,10 +10,10 @@ from embstore.commands.steps import LookupStep
 
 
 class RowsIn(Enum):
-    """The place where a lookup makes its rows."""
+    """The memory in which a lookup makes its rows."""
 
     DEVICE = auto()
-    """In the memory of the device that has the tables."""
+    """The memory of the device that has the tables."""
 
 
 ON_DEVICE: Final = RowsIn.DEVICE
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 
 class Executor(Protocol):
-    """An object that executes commands. Any thread."""
+    """An object that executes commands. Any thread can call it."""
 
     def execute(
         self,
@@ -37,51 +37,54 @@ class Executor(Protocol):
 
         Parameters
         ----------
-        out : for a command that reads rows: arrays for them, one a table (None: a new one); of
-            `ReadRows` weights and state; of `LookupStep` and `LookupStepPooled` also ON_DEVICE: new
-            ones in the memory of the device that has the tables
+        out : for a command that reads rows: arrays for them, one per table (None: a new one); for
+            `ReadRows` weights and state; for `LookupStep` and `LookupStepPooled` also ON_DEVICE:
+            new arrays in the memory of the device that has the tables
         timeout_s : how long to wait for an answer, or for the other ranks of a step; None: the
             executor's timeout, or the session's
-        progress : for a command that takes long: called between its pieces with the work done, and
-            the whole; an error that it raises ends some of them (`GetDigest`, say)
+        progress : for a command that takes long: called between its pieces with the work done and
+            the whole work; an error that it raises ends some commands (`GetDigest`, for example)
         map_version : for a shard: the version of the map by which the command was split; 0: the
-            command is for this shard, with any map
+            command is for this shard under any map
 
         Raises
         ------
-        EmbstoreError : unless its docstring says otherwise, nothing has changed.
+        EmbstoreError : nothing has changed, unless the docstring of the error's class differs.
         """
 
     rounds_rows: bool
-    """Rows of lookups come rounded, as by `connect(wire_dtype="float16")`."""
+    """Rows of lookups arrive rounded, as with `connect(wire_dtype="float16")`."""
 
     is_embedded: bool
-    """Commands are executed in this process: their arrays are passed, and not sent."""
+    """Commands are executed in this process: their arrays are passed without a copy over a wire."""
 
     def check_device(self, name: str | None = None) -> None:
-        """Check that rows of steps may come ON_DEVICE.
+        """Check that rows of steps can be returned ON_DEVICE.
 
-        name : a device's name in this process, if it must be that one
+        name : the device's name in this process, if a certain device is required
 
         Raises
         ------
-        InvalidArgumentError : this process does not reach the memory of the device that has the
-            tables, or it is another device; it says why.
+        InvalidArgumentError : this process cannot reach the memory of the device that has the
+            tables, or that device is not `name`; the message contains the reason.
         """
 
     def prefetch(self, command: LookupStep) -> "Prefetched | None":
-        """Ask for a step's rows, and return at once an object that waits for them; None: there is
-        nothing to gain by it."""
+        """Request a step's rows, and return at once an object that waits for them.
+
+        Returns None if a request ahead would gain nothing.
+        """
 
     def warm_up(self) -> None:
         """Compile every kernel that commands of this executor need."""
 
     def close(self) -> None:
-        """End: the engine commits and releases its directory; a client ends its connection."""
+        """Close the executor: the engine commits and releases its directory; a client
+        disconnects."""
 
 
 class Prefetched(Protocol):
-    """The rows of a step, on their way."""
+    """The rows of a step that were requested and have not arrived yet."""
 
     def result(self, timeout_s: float | None = None) -> dict[str, Rows]:
-        """Wait for the rows of the announced keys, by table."""
+        """Wait for the rows of the announced keys, and return them by table."""

@@ -12,35 +12,35 @@ ProfileSource = Literal["counted", "imported"]
 
 
 WARM_SHARE = 0.7
-"""The share of the slots that a warm-up fills, where it names none: the rest is for rows that no
-profile foresaw."""
+"""The default share of the slots that a warm-up fills; the rest is for rows that no profile
+foresaw."""
 
 
 class ExportProfile(Command[Profile], effect=Effect.LONG, right=Right.READ):
-    """How often rows are accessed: as counted, or as imported."""
+    """Return how often each row is accessed, as counted or as imported."""
 
     source: ProfileSource = "counted"
 
 
 class ImportProfile(Command[None], effect=Effect.LONG):
-    """Rank rows by a profile. `rename` maps its tables' names to the store's."""
+    """Rank rows by a profile. `rename` maps the profile's names of tables to the store's names."""
 
     profile: Profile
     rename: dict[str, str]
 
 
 class GetHotSet(Command[HotSet | None], effect=Effect.LONG, right=Right.READ):
-    """The hot set that is pinned."""
+    """Return the hot set that is pinned."""
 
 
 class PinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
-    """Keep the rows of a hot set in the cache, in place of the one before."""
+    """Keep the rows of a hot set in the cache, in place of the previous hot set."""
 
     hot_set: HotSet
 
 
 class UnpinHotSet(Command[results.HotSetFacts], effect=Effect.LONG):
-    """Pin no hot set any more."""
+    """Unpin the hot set: its rows can be evicted again."""
 
 
 class ClearCounts(Command[None], effect=Effect.TUNES, join=joins.nothing):

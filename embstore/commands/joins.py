@@ -1,8 +1,8 @@
-"""Joins: a cluster's answer made from its shards' answers, where these suffice.
+"""Joins: functions that make a cluster's answer from the answers of its shards.
 
-Every shard is sent the command as it is. A join is given the answers, in the order of the shards. A
-command that is split by keys, or joined in another way, has none: a handler of its own does both
-(`embstore_client.shards`).
+Every shard is sent the command as it is. A join receives the answers in the order of the shards.
+Commands that are split by keys, or joined in another way, have no join: a handler in
+`embstore_client.shards` splits and joins them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def nothing(_: Sequence[Any]) -> None:
 
 
 def first(answers: Sequence[Any]) -> Any:
-    """Return the first shard's answer: all shards have had the same commands."""
+    """Return the first shard's answer: all shards have executed the same commands."""
     return answers[0]
 
 
@@ -35,7 +35,7 @@ def first_found(answers: Sequence[Any]) -> Any:
 
 
 def total(answers: Sequence[Any]) -> Any:
-    """Add numbers; for mappings and dataclasses, each entry by its name; a flag is set if all
+    """Add numbers; in mappings and dataclasses, add each entry by its name. A flag is set if all
     are."""
     one = answers[0]
     if isinstance(one, bool):
@@ -50,7 +50,7 @@ def total(answers: Sequence[Any]) -> Any:
 
 
 def first_with_sum(attribute: str) -> Join:
-    """Return a join that gives the first shard's answer, with the sum of this attribute."""
+    """Return a join: the first shard's answer, with this attribute summed over the shards."""
 
     def join(answers: Sequence[Any]) -> Any:
         return replace(answers[0], **{attribute: sum(map(attrgetter(attribute), answers))})
@@ -59,14 +59,14 @@ def first_with_sum(attribute: str) -> Join:
 
 
 def least(attribute: str) -> Join:
-    """Return a join that gives the answer with the least value of this attribute."""
+    """Return a join: the answer with the least value of this attribute."""
     return lambda answers: min(answers, key=attrgetter(attribute))
 
 
 def same(attribute: str) -> Join:
-    """Return a join that gives the first shard's answer, if this attribute is the same in all.
+    """Return a join: the first shard's answer, if this attribute is equal in all answers.
 
-    Raises EmbstoreError: it is not.
+    The join raises EmbstoreError if the attribute differs.
     """
     of = attrgetter(attribute)
 

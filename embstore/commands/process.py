@@ -1,4 +1,4 @@
-"""The process: its facts, its stats, and its settings."""
+"""Commands about the process: its facts, its stats and its settings."""
 
 from typing import Any
 
@@ -8,20 +8,20 @@ from embstore.commands.base import Command, Effect, Right, Trait
 
 
 class GetServerInfo(Command[results.ServerInfo], effect=Effect.PROMPT, traits=Trait.OF_ANY_MAP):
-    """The store's version, device and limits."""
+    """Return the store's version, device and limits."""
 
 
 class GetStats(
     Command[dict[str, Any]], effect=Effect.READS, traits=Trait.OF_ANY_MAP | Trait.WITHOUT_COMMIT
 ):
-    """The stats of one table, or of the store where no table is named."""
+    """Return the stats of one table, or of the store if no table is named."""
 
     table: str = ""
     table_id: int | None = None
 
 
 class ResizeCache(Command[None], effect=Effect.TUNES):
-    """Give the cache another budget."""
+    """Set the size of the cache."""
 
     cache_bytes: int
 
@@ -33,4 +33,4 @@ class SetPolicy(Command[None], effect=Effect.LONG, join=joins.nothing):
 
 
 class CheckIntegrity(Command[str], effect=Effect.LONG, right=Right.ADMIN, join=joins.first_found):
-    """Check the invariants of cache and storage; the result is the violation, "" for none."""
+    """Check the invariants of cache and storage; the result is the violation, or an empty text."""

@@ -1,4 +1,4 @@
-"""Rows: read, and written. Parts of these commands name a table each."""
+"""Commands that read and write rows. Each of their parts names a table."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -14,7 +14,7 @@ OnNonfinite = Literal["refuse", "skip"]
 
 
 class TableKeys(Part):
-    """Keys of one table; of a lookup, also how many accesses each stands for."""
+    """Keys of one table; in a lookup, also the number of accesses that each key stands for."""
 
     table: str
     table_id: int | None
@@ -32,7 +32,10 @@ class TableGradients(Part):
 
 
 class Bags(Part):
-    """How keys are pooled: bag b has keys[offsets[b]:offsets[b + 1]]. Weights go with "sum"."""
+    """The bags by which keys are pooled: bag b has keys[offsets[b]:offsets[b + 1]].
+
+    Weights are for the mode "sum" only.
+    """
 
     offsets: Offsets
     mode: Pooling = "sum"
@@ -59,7 +62,8 @@ class PooledGradients(Part):
 
 
 LearningRate = float | Mapping[str, float]
-"""The learning rate of an update, one for all its tables or by table; others keep their own."""
+"""The learning rate of an update: one for all its tables, or by table; other tables use their
+own."""
 
 
 class UpdateOptions(Part):
@@ -69,11 +73,11 @@ class UpdateOptions(Part):
     gradient_scale: float = 1.0
     on_nonfinite: OnNonfinite = "refuse"
     learning_rates: dict[str, float] = field(default_factory=dict)
-    """By table, in place of `learning_rate`. Rates of tables that are not updated have no
+    """Rates by table, in place of `learning_rate`. Rates of tables that are not updated have no
     effect."""
 
     def rate_of(self, table: str) -> float | None:
-        """Return the learning rate that is given for a table; None: its own."""
+        """Return the learning rate that is given for a table; None: the table's own rate."""
         return self.learning_rates.get(table, self.learning_rate)
 
 
@@ -86,7 +90,7 @@ class Rank(Part):
 class Lookup(
     Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS, traits=Trait.ON_DEVICE
 ):
-    """Rows of several tables. `admit` keeps missed rows in the cache."""
+    """Return rows of several tables. `admit` keeps missed rows in the cache."""
 
     tables: tuple[TableKeys, ...]
     admit: bool = True
@@ -95,14 +99,14 @@ class Lookup(
 class LookupPooled(
     Command[results.RowsRead], effect=Effect.READS, reads=Reads.ROWS, traits=Trait.ON_DEVICE
 ):
-    """Pooled rows of bags of several tables (rule 8)."""
+    """Return pooled rows of bags of several tables (rule 8)."""
 
     tables: tuple[PooledKeys, ...]
     admit: bool = True
 
 
 class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECORDS):
-    """Weights and optimizer state; leaves no trace in the cache."""
+    """Return weights and optimizer state; the cache does not change."""
 
     keys: TableKeys
 
@@ -110,7 +114,7 @@ class ReadRows(Command[results.RowsRead], effect=Effect.READS, reads=Reads.RECOR
 class Update(
     Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS | Trait.ON_DEVICE
 ):
-    """One update of several tables, all or none (rules 2 and 4)."""
+    """Update several tables once: all of them or none (rules 2 and 4)."""
 
     tables: tuple[TableGradients, ...]
     options: UpdateOptions = UpdateOptions()
@@ -119,29 +123,33 @@ class Update(
 class UpdatePooled(
     Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS | Trait.ON_DEVICE
 ):
-    """One update of several tables by the gradients of bags, all or none (rule 8)."""
+    """Update several tables once by the gradients of bags: all tables or none (rule 8)."""
 
     tables: tuple[PooledGradients, ...]
     options: UpdateOptions = UpdateOptions()
 
 
 class UpdateRanks(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
-    """One update from several ranks, added in rank order (rule 6)."""
+    """Update several tables once, by the gradients of several ranks, added in rank order (rule
+    6)."""
 
     ranks: tuple[Rank, ...]
     options: UpdateOptions = UpdateOptions()
 
 
 class Assign(Command[AcknowledgedUpdate], effect=Effect.WRITES):
-    """Set rows, the last of repeated keys winning; optimizer state starts anew (rule 7)."""
+    """Set rows; the last of repeated keys wins, and optimizer state starts anew (rule 7)."""
 
     keys: TableKeys
     rows: Rows
 
 
 class DeleteRows(Command[Deleted], effect=Effect.WRITES):
-    """Delete rows: they are as if they had never been written (rule 7); the answer counts those
-    that had been. `moved`: as in `PutRows`; `member`: of the session that holds the table."""
+    """Delete rows: they are as if they had never been written (rule 7).
+
+    The answer contains the number of deleted rows that had been written. `moved`: as in `PutRows`;
+    `member`: a member of the session that is the table's only writer, if there is one.
+    """
 
     keys: TableKeys
     moved: bool = False
@@ -149,9 +157,12 @@ class DeleteRows(Command[Deleted], effect=Effect.WRITES):
 
 
 class PutRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
-    """Set weights and state, and add to t: rows trained elsewhere (rule 7). `moved`: the rows are
-    in partitions that another shard still has, which are not read here: so also while writes are
-    paused, or a session holds the table."""
+    """Set weights and state of rows that were trained elsewhere, and add to t (rule 7).
+
+    `moved`: the rows are in partitions that another shard still owns, so they are not read on this
+    shard. The command is then executed even while writes are paused, or while a session is the
+    table's only writer.
+    """
 
     keys: TableKeys
     weights: Rows

@@ -1,4 +1,4 @@
-"""Scans: the rows of a table in order."""
+"""Commands that read the rows of a table in order."""
 
 from embstore import results
 from embstore.commands.base import Command, Effect, Reads, Right
@@ -8,10 +8,10 @@ class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ,
     """Make the written rows of a table readable in order, as of one command.
 
     `scan` is its name, a secret of 16 to 255 characters (a server puts the caller's name and a
-    colon before it). `label` is a kept checkpoint; None: the
-    store commits, and that commit is read. `since` leaves out rows that were not written after
-    another checkpoint. `moved`: for a shard, the rows that it has in partitions of other shards, in
-    place of its own.
+    colon before it). `label` is a kept checkpoint; None: the store commits, and the scan reads that
+    commit. `since` leaves out rows that were not written after another checkpoint. `moved` is for a
+    shard: the scan reads the rows that it has in partitions of other shards, and not the rows of
+    its own partitions.
     """
 
     scan: str
@@ -23,8 +23,11 @@ class OpenScan(Command[results.ScanFacts], effect=Effect.LONG, right=Right.READ,
 
 
 class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.READ):
-    """The first rows of a scan, at most `rows`, whose key is not below `low`; or, `deleted`, the
-    first keys of rows that were deleted since its other checkpoint, with rows of no elements."""
+    """Return at most `rows` rows of a scan, the first whose key is at least `low`.
+
+    With `deleted`, return the first keys of rows that were deleted since the scan's other
+    checkpoint; the rows have no elements.
+    """
 
     scan: str
     table: str
@@ -35,7 +38,7 @@ class ReadScan(Command[results.ScannedRows], effect=Effect.LONG, right=Right.REA
 
 
 class CloseScan(Command[None], effect=Effect.LONG, right=Right.READ):
-    """End a scan; one that is not there is no error."""
+    """End a scan; it is no error if the scan does not exist."""
 
     scan: str
     table: str

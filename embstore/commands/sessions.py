@@ -1,4 +1,4 @@
-"""Look-ahead sessions: opened, joined, left; and the announcement of their steps."""
+"""Commands that open, join and leave look-ahead sessions, and that announce steps."""
 
 from typing import Literal
 
@@ -12,12 +12,12 @@ LOOKAHEAD, LEASE_MS, RANK_TIMEOUT_MS = 16, 10_000, 60_000
 
 Waits = results.Waits
 RowsWhere = Literal["auto", "host", "device"]
-"""The place of rows of a session's steps: the host's memory, the memory of the store's device, or
-the same as the keys of their batch."""
+"""The memory for rows of a session's steps: the host's, the device's, or, with "auto", the memory
+in which the keys of the batch are."""
 
 
 class StepTable(Part):
-    """The keys of one table that a step will use, each once."""
+    """The keys of one table that a step will use; each key appears once."""
 
     table: str
     keys: Keys
@@ -52,7 +52,10 @@ class OpenSession(
 class JoinSession(
     Command[results.Membership], effect=Effect.PROMPT, right=Right.WRITE, traits=Trait.JOINS
 ):
-    """Take the place of a rank. `member` is a secret of 16 to 64 characters; "": one is made."""
+    """Take a rank of a session.
+
+    `member` is a secret of 16 to 64 characters; if it is empty, the server makes one.
+    """
 
     name: str
     rank: int
@@ -65,7 +68,7 @@ class RenewLease(
     right=Right.WRITE,
     join=joins.least("last_step"),
 ):
-    """Renew the lease of a rank, as every other command of it does."""
+    """Renew the lease of a rank; every other command of the rank renews it too."""
 
     member: str
 
@@ -73,7 +76,8 @@ class RenewLease(
 class CloseSession(
     Command[None], effect=Effect.TUNES, right=Right.WRITE, traits=Trait.LEAVES, join=joins.nothing
 ):
-    """Leave a session; the last rank's leaving ends it. `forget`: delete its place, too."""
+    """Leave a session; it ends when the last rank leaves. `forget` deletes its resume position,
+    too."""
 
     member: str
     forget: bool = False
@@ -85,15 +89,19 @@ class EndSession(
     right=Right.WRITE,
     traits=Trait.AUDITED | Trait.OF_ALL_SHARDS,
 ):
-    """End a session for all its ranks, which get an error; its place stays. For operators: ranks
-    close theirs."""
+    """End a session for all its ranks, which get an error; its resume position stays.
+
+    This command is for operators: ranks close their own sessions.
+    """
 
     name: str
 
 
 class Announce(Command[results.Announced], effect=Effect.LONG, right=Right.WRITE):
-    """Announce the keys that coming steps will use; `is_last`: the rank has no steps after them, so
-    that the other ranks' steps do not wait for it any more."""
+    """Announce the keys that coming steps will use.
+
+    `is_last`: the rank has no steps after these, so the other ranks' steps no longer wait for it.
+    """
 
     member: str
     steps: tuple[StepKeys, ...]

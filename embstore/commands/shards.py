@@ -1,4 +1,4 @@
-"""A store as a shard of a cluster."""
+"""Commands to a store that is a shard of a cluster."""
 
 from embstore import results
 from embstore.commands import joins
@@ -7,22 +7,28 @@ from embstore.sharding import ShardMap
 
 
 class SetShardMap(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
-    """Give a shard the next map of its cluster; later commands are split by that map, and it takes
-    writes again. It is durable when it is acknowledged. Where the map has other owners or shards,
-    sessions end, as with a restart. `barrier` is for a shard that has no partition yet: it starts
-    there, with the tables and places of the other shards."""
+    """Set the next map of the cluster on a shard, which accepts writes again.
+
+    Later commands are split by that map. The map is durable when the command is acknowledged. If
+    the new map has other owners or shards, sessions end, as after a restart. `barrier` is for a
+    shard that has no partition yet: the shard starts at that position, with the tables and resume
+    positions of the other shards.
+    """
 
     shard_map: ShardMap
     barrier: results.Barrier | None = None
 
 
 class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP):
-    """Have a shard refuse commands that write, and return its position. A step that waits for other
-    ranks is not applied either, and is sent again. The pause lasts until `ResumeWrites`, or the
-    next map, also over a restart. `by` names the client: another name is refused. `until` is a
-    barrier that other shards have reached: the shard still applies the commands up to there that
-    it has not yet received; the answer is its position now. With `lease_ms` the pause ends by
-    itself when that time is over, and with the process."""
+    """Make a shard refuse commands that write, and return its position in the order of commands.
+
+    A step that waits for other ranks is not applied either; its ranks send it again. The pause
+    lasts until `ResumeWrites` or the next map, even over a restart. `by` names the client that
+    pauses; another name is refused while the pause lasts. `until` is a barrier that other shards
+    have reached: the shard still applies the commands up to that position that it has not yet
+    received, and the answer is its position now. With `lease_ms` the pause ends by itself after
+    that time, and when the process ends.
+    """
 
     by: str
     until: results.Barrier | None = None
@@ -30,7 +36,9 @@ class PauseWrites(Command[results.Barrier], effect=Effect.TUNES, traits=Trait.OF
 
 
 class ResumeWrites(Command[None], effect=Effect.TUNES, traits=Trait.OF_ANY_MAP, join=joins.nothing):
-    """Have a shard take writes again, if they are paused `by` this name; "": by any name. It is no
-    error if they are not paused."""
+    """Make a shard accept writes again, if they are paused under the name `by`.
+
+    An empty name stands for any name. It is no error if writes are not paused.
+    """
 
     by: str = ""

@@ -1,4 +1,4 @@
-"""Steps of sessions: their rows, and how they end."""
+"""Commands of a session's steps: they return its rows, and end it."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -11,12 +11,13 @@ from embstore.results import AcknowledgedUpdate
 
 
 class StepGradients(Part):
-    """One gradient for each announced key of a table, (u, dim), in announced order.
+    """Gradients of one table in a step.
 
-    Or for some of them: `positions` (n,) says which, ascending, and gradients are (n, dim). Or for
-    each occurrence: `inverse` (n,) has the index of its key, in any order and repeated, and
-    gradients are (n, dim), or (bags, dim) for the bags that the occurrences lie in; they are summed
-    by key (rules 2, 8). Keys without a gradient are not updated.
+    Without `positions` and `inverse`: one gradient per announced key, (u, dim), in announced order.
+    With `positions`, (n,), ascending: the indices of the keys that have a gradient; gradients are
+    (n, dim). With `inverse`, (n,): the index of the key of each occurrence, in any order and
+    repeated; gradients are (n, dim), or (bags, dim) for the bags of the occurrences. They are
+    summed by key (rules 2, 8). Keys without a gradient are not updated.
     """
 
     table: str
@@ -28,18 +29,21 @@ class StepGradients(Part):
 
 @runtime_checkable
 class RowsChecksum(Protocol):
-    """The checksum of a step's rows; each shard is sent the checksum of its own. Any thread."""
+    """The checksum of a step's rows; each shard is sent the checksum of its own rows. Any
+    thread."""
 
     def __index__(self) -> int:
         """Return the checksum of all rows (`embstore.arithmetic.checksum`)."""
 
     def of(self, positions: Mapping[str, Inverse]) -> int:
-        """Return the checksum of the rows at some positions, (n,) ascending, of every table."""
+        """Return the checksum of the rows at these positions, (n,) ascending, of every table."""
 
 
 class StepBags(Part):
-    """Occurrences of announced keys of one table, and the bags that they lie in; without bags, a
-    row is read for each occurrence."""
+    """Occurrences of announced keys of one table, and the bags that contain them.
+
+    Without bags, a row is read for each occurrence.
+    """
 
     table: str
     inverse: Inverse
@@ -66,7 +70,7 @@ class StepPut(Part):
 class LookupStep(
     Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
 ):
-    """The rows of an announced step, in announced order, when its turn has come."""
+    """Return the rows of an announced step, in announced order, when its turn has come."""
 
     member: str
     step: int
@@ -76,7 +80,7 @@ class LookupStep(
 class LookupStepPooled(
     Command[results.RowsRead], effect=Effect.READS, right=Right.WRITE, reads=Reads.OF_STEP
 ):
-    """Rows of occurrences of announced keys, pooled by bags where they lie in some."""
+    """Return rows of occurrences of announced keys; occurrences in bags are pooled."""
 
     member: str
     step: int
@@ -84,8 +88,11 @@ class LookupStepPooled(
 
 
 class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WRITE):
-    """Weights and state of some announced keys, as soon as they are in the cache, at any step's
-    turn: for a session whose trainer does not wait for updates."""
+    """Return weights and state of some announced keys, as soon as they are in the cache.
+
+    The command does not wait for the step's turn: it is for a session whose trainer does not wait
+    for updates.
+    """
 
     member: str
     step: int
@@ -95,12 +102,12 @@ class ReadStep(Command[results.StepRecords], effect=Effect.READS, right=Right.WR
 class UpdateStep(
     Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.STEP, traits=Trait.ON_DEVICE
 ):
-    """One rank's gradients of a step; the last rank's applies them all (rule 6).
+    """Send one rank's gradients of a step; the last rank's command applies them all (rule 6).
 
-    `rows_checksum` is of the rows that the gradients were computed with, all that the rank
+    `rows_checksum` covers the rows from which the gradients were computed: all rows that the rank
     announced (`embstore.arithmetic.checksum`). If the store's rows differ, no gradient is applied.
-    `is_finite` says whether rule 9 accepts the whole update, of all ranks and shards, where the
-    sender knows; None: the store that has all of it checks it.
+    `is_finite`: whether rule 9 accepts the whole update, of all ranks and shards, if the sender
+    knows it; None: the store that receives the whole update checks it.
     """
 
     member: str
@@ -126,7 +133,7 @@ class SkipStep(Command[AcknowledgedUpdate], effect=Effect.WRITES, retry=Retry.ST
 
 
 class PutStepRows(Command[AcknowledgedUpdate], effect=Effect.WRITES, traits=Trait.ADDS):
-    """Rows of a hot replica, of several tables of the member's session."""
+    """Write rows of a hot replica, of several tables of the member's session."""
 
     member: str
     tables: tuple[StepPut, ...]

@@ -1,4 +1,4 @@
-"""Tables: made, described, dropped, and digested."""
+"""Commands that create, describe, change, drop and digest tables."""
 
 from embstore import results
 from embstore.commands import joins
@@ -13,7 +13,7 @@ class CreateTable(
     traits=Trait.AUDITED,
     join=joins.same("table_id"),
 ):
-    """Create a table, or find the one of the same configuration."""
+    """Create a table, or find a table with the same configuration."""
 
     config: TableConfig
 
@@ -21,8 +21,11 @@ class CreateTable(
 class GetTable(
     Command[results.TableDescription], effect=Effect.READS, join=joins.least("config.rows")
 ):
-    """Describe a table; in a cluster with the rows that it has on every shard, as one shard may
-    grow before another."""
+    """Describe a table.
+
+    A cluster's answer has the number of rows that exist on every shard, because one shard can grow
+    before another.
+    """
 
     table: str
     table_id: int | None = None
@@ -31,7 +34,7 @@ class GetTable(
 class ListTables(
     Command[tuple[results.TableDescription, ...]], effect=Effect.READS, right=Right.KNOWN
 ):
-    """Describe all tables, by name; of a server, those that the caller may read."""
+    """Describe all tables, by name; a server describes the tables that the caller can read."""
 
 
 class DropTable(Command[Acknowledged], effect=Effect.WRITES, right=Right.ADMIN, join=joins.first):
@@ -47,8 +50,10 @@ class ClearTable(
     traits=Trait.AUDITED,
     join=joins.first_with_sum("rows"),
 ):
-    """Delete all rows of a table: they are as if they had never been written (rule 7); `member` as
-    in `DeleteRows`."""
+    """Delete all rows of a table: they are as if they had never been written (rule 7).
+
+    `member`: as in `DeleteRows`.
+    """
 
     table: str
     table_id: int | None = None
@@ -60,7 +65,8 @@ class GrowTable(
 ):
     """Give a table more rows.
 
-    `members` are the sender's own, of any sessions: one of them may hold the table.
+    `members` are the secrets of the sender in its sessions. If a session is the table's only
+    writer, the sender must be its member.
     """
 
     table: str
@@ -72,7 +78,7 @@ class GrowTable(
 class SetLearningRate(
     Command[Acknowledged], effect=Effect.WRITES, traits=Trait.AUDITED, join=joins.first
 ):
-    """Set the learning rate of updates that do not give one; `members` as in `GrowTable`."""
+    """Set the learning rate of updates that do not contain one. `members`: as in `GrowTable`."""
 
     table: str
     table_id: int | None
@@ -81,15 +87,17 @@ class SetLearningRate(
 
 
 class GetDigest(Command[results.Digest], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
-    """The digest of a table's content (rule 11), at the command's turn."""
+    """Return the digest of a table's content (rule 11) as of the command's turn."""
 
     table: str
     table_id: int | None = None
 
 
 class GetLeaves(Command[results.Leaves], effect=Effect.LONG, right=Right.READ, reads=Reads.TABLE):
-    """Some leaves of a table's digest, from block `low` on: to compare stores that differ, and to
-    combine the digests of shards."""
+    """Return some leaves of a table's digest, from block `low` on.
+
+    Clients use them to find where two stores differ, and to combine the digests of shards.
+    """
 
     table: str
     table_id: int | None = None

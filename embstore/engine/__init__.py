@@ -1,8 +1,8 @@
 """The embedded executor, which executes commands on the tables of this process.
 
-engine   the executor: tables, look-ahead and access frequencies composed; its life
+engine   the executor, composed of tables, look-ahead and access frequencies; opens and closes
 rows     the handlers of commands that read and write rows
-admin    the handlers of tables, durability, the cache, stats
+admin    the handlers of commands on tables, durability, the cache and stats
 stats    the store's state and counters
 opening  `embstore.open`
 """

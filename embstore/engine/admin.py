@@ -1,4 +1,4 @@
-"""Handlers of commands about tables, durability, the cache and the process."""
+"""Handlers of commands on tables, durability, the cache and the process."""
 
 import shlex
 from collections.abc import Callable
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> results.ServerInfo:
-    """Return the store's facts, also once it is closed. Takes no turn: it reads whole values."""
+    """Return the store's facts, even once it is closed. Needs no turn: it reads values that are
+    replaced as a whole."""
     tables, place = engine.tables, engine.shard
     return results.ServerInfo(
         context=context(engine),
@@ -48,14 +49,14 @@ def get_server_info(engine: "Engine", command: c.GetServerInfo, _: None) -> resu
 
 
 def context(engine: "Engine", instance: str = "") -> results.Context:
-    """Return the state and store of an answer; `instance` is the server's, if any."""
+    """Return the state and store that an answer belongs to; `instance` names the server, if any."""
     catalogue = engine.storage.catalogue
     number = engine.tables.frame.command_number
     return results.Context(catalogue.store_id, catalogue.epoch, number, instance)
 
 
 def get_stats(engine: "Engine", command: c.GetStats, _: None) -> dict[str, Any]:
-    """Stats of a table, or of the store."""
+    """Return the stats of a table, or of the store."""
     with engine.tables.reading():
         if command.table:
             return table_stats(engine.tables.find(command.table, command.table_id))
@@ -66,7 +67,7 @@ def get_stats(engine: "Engine", command: c.GetStats, _: None) -> dict[str, Any]:
 
 
 def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
-    """Give the cache another budget; no row changes."""
+    """Set the size of the cache; no row changes."""
     tables = engine.tables
     with tables.reading():
         engine.sessions.release_ended()
@@ -83,7 +84,7 @@ def resize_cache(engine: "Engine", command: c.ResizeCache, _: None) -> None:
 def check_integrity(
     engine: "Engine", command: c.CheckIntegrity, progress: c.Progress | None
 ) -> str:
-    """The invariant that does not hold."""
+    """Return the first invariant that does not hold; an empty text if all hold."""
     try:
         engine.tables.check_integrity(Slices(engine.tables.frame, progress))
     except AssertionError as exc:
@@ -100,7 +101,7 @@ def describe(table: TableState) -> TableDescription:
 
 
 def create_table(engine: "Engine", command: c.CreateTable, _: None) -> TableDescription:
-    """Make a table, or find it."""
+    """Create a table, or find it."""
     with engine.tables.writing(command):
         table, is_new = engine.tables.create(command.config)
         if is_new:
@@ -109,7 +110,7 @@ def create_table(engine: "Engine", command: c.CreateTable, _: None) -> TableDesc
 
 
 def get_table(engine: "Engine", command: c.GetTable, _: None) -> TableDescription:
-    """Describe a table, also of a store that has failed."""
+    """Describe a table, even if the store has failed."""
     with engine.tables.frame.looking():
         return describe(engine.tables.find(command.table, command.table_id))
 
@@ -121,7 +122,7 @@ def list_tables(engine: "Engine", command: c.ListTables, _: None) -> tuple[Table
 
 
 def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
-    """Forget a table. Kept checkpoints still have it."""
+    """Forget a table. Kept checkpoints still contain it."""
     tables = engine.tables
     with tables.writing(command):
         table = tables.find(command.table, command.table_id)
@@ -136,7 +137,7 @@ def drop_table(engine: "Engine", command: c.DropTable, _: None) -> Acknowledged:
 
 
 def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
-    """Let a table have more rows."""
+    """Increase the number of rows of a table."""
     members, command = command.members, replace(command, members=())  # they are not logged
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
@@ -152,13 +153,13 @@ def grow_table(engine: "Engine", command: c.GrowTable, _: None) -> Acknowledged:
 
 
 def _check_own(engine: "Engine", table: TableState, members: tuple[str, ...]) -> None:
-    """Refuse a change of a table that a session is the writer of, except by its own members."""
+    """Refuse a change of a table that a session is writing, except by the session's own members."""
     if table.writer:
         check_writer([table], table.writer if engine.sessions.has(table.writer, members) else "")
 
 
 def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> Acknowledged:
-    """Set the rate of updates that do not give one."""
+    """Set the rate of updates that do not contain one."""
     members, command = command.members, replace(command, members=())
     with engine.tables.writing(command):
         table = engine.tables.find(command.table, command.table_id)
@@ -174,14 +175,14 @@ def set_learning_rate(engine: "Engine", command: c.SetLearningRate, _: None) -> 
 def get_digest(
     engine: "Engine", command: c.GetDigest, progress: c.Progress | None
 ) -> results.Digest:
-    """A table's digest, in the caller's thread."""
+    """Return a table's digest; runs in the caller's thread."""
     return engine.digests.compute(command.table, command.table_id, progress)
 
 
 def get_leaves(
     engine: "Engine", command: c.GetLeaves, progress: c.Progress | None
 ) -> results.Leaves:
-    """Some leaves of a table's digest, in the caller's thread."""
+    """Return some leaves of a table's digest; runs in the caller's thread."""
     return engine.digests.leaves(command.table, command.table_id, command.low, progress)
 
 
@@ -193,12 +194,12 @@ def _acknowledged(engine: "Engine", t: int) -> Acknowledged:
 
 
 def flush(engine: "Engine", command: c.Flush, progress: c.Progress | None) -> int:
-    """Write the currently dirty rows to the log, in the caller's thread."""
+    """Write the currently dirty rows to the log; runs in the caller's thread."""
     return engine.commits.flush(command.table, command.table_id, progress)
 
 
 def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.KeptCheckpoint:
-    """Commit, and keep it under a label."""
+    """Commit, and keep the commit under a label."""
     with engine.tables.reading():
         _check_checkpoint(engine, command)
         engine.tables.commit(command.label, command.metadata)
@@ -208,14 +209,16 @@ def checkpoint(engine: "Engine", command: c.Checkpoint, _: None) -> results.Kept
 def prepare_checkpoint(
     engine: "Engine", command: c.Checkpoint, progress: c.Progress | None
 ) -> None:
-    """Log and sync the currently dirty rows, so that the turn of a checkpoint has little to do."""
+    """Log and sync the currently dirty rows ahead, so that a checkpoint has little to do in its
+    turn."""
     with engine.tables.frame.looking():
         _check_checkpoint(engine, command)
     engine.commits.prepare(progress)
 
 
 def _check_checkpoint(engine: "Engine", command: c.Checkpoint) -> None:
-    """Refuse a checkpoint that cannot be kept. With the engine, or for a look."""
+    """Refuse a checkpoint that cannot be kept. The caller has the engine, or is in
+    `Frame.looking`."""
     storage, limits = engine.storage, engine.tables.limits
     storage.check_usable(write=True)
     size = len(c.metadata_json(given(command.metadata)))
@@ -242,18 +245,18 @@ def set_retention(engine: "Engine", command: c.SetRetention, _: None) -> results
 def list_checkpoints(
     engine: "Engine", command: c.ListCheckpoints, _: None
 ) -> tuple[results.KeptCheckpoint, ...]:
-    """The kept checkpoints."""
+    """Return the kept checkpoints."""
     with engine.tables.reading():
         return tuple(one.described() for one in engine.storage.catalogue.checkpoints)
 
 
 def backup(engine: "Engine", command: c.Backup, progress: c.Progress | None) -> results.BackupFacts:
-    """Copy a state elsewhere, in the caller's thread."""
+    """Copy a state to another place; runs in the caller's thread."""
     return engine.backups.back_up(command.destination, command.label, progress)
 
 
 def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
-    """Go back to a kept checkpoint: tables, rows, t. Newer changes are lost; handles stay valid."""
+    """Restore a kept checkpoint: tables, rows, t. Newer changes are lost; handles stay valid."""
     tables = engine.tables
     if command.force:
         _end_sessions(engine, command)
@@ -284,7 +287,7 @@ def restore(engine: "Engine", command: c.Restore, _: None) -> Acknowledged:
 
 
 def _check_restore(engine: "Engine", label: str) -> None:
-    """Refuse a checkpoint that cannot be gone back to."""
+    """Refuse a checkpoint that cannot be restored."""
     checkpoint = engine.storage.kept(label)
     if engine.shard is not None:
         engine.shard.check_label(checkpoint.label, checkpoint.state.commit)
@@ -303,19 +306,19 @@ def _end_sessions(engine: "Engine", command: c.Restore) -> None:
 
 
 def promote(engine: "Engine", command: c.Promote, _: None) -> None:
-    """A leader stays the leader; a server promotes its standby before the command gets here."""
+    """Do nothing on a leader; a server promotes its standby before the command arrives here."""
     if engine.replication.replaced_by:
         raise PermissionDeniedError(engine.replication.refusal)
 
 
 def clear_counts(engine: "Engine", command: c.ClearCounts, _: None) -> None:
-    """Count accesses from zero; the old counts do not come back with a restart either."""
+    """Count accesses from zero; the old counts do not return with a restart either."""
     with engine.tables.reading():
         engine.frequencies.clear_counts()
 
 
 PREPARATIONS: dict[Any, Callable[[Any, Any, Any], None]] = {c.Checkpoint: prepare_checkpoint}
-"""preparation(engine, command, progress): work done before a command's turn."""
+"""For a command, the function preparation(engine, command, progress): work before its turn."""
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     c.GetServerInfo: get_server_info,

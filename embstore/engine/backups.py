@@ -1,9 +1,10 @@
 """Backups of a running store: in the calling thread, concurrently with all other calls.
 
-The engine is needed twice, for moments: a backup without a label begins with a commit, in pieces as
-the store's own (commits.py), and the files get their second names in one turn, in which nothing can
-replace them. Copying, the long part, needs no engine (`embstore.storage.backup`). A server starts
-without the modules that copy: the first backup imports them.
+A backup needs the engine twice, for moments. A backup without a label begins with a commit, which
+is made in pieces like the store's own commits (commits.py). Then the files get their second names
+in one turn, in which no file can be replaced. Copying, the long part, needs no engine
+(`embstore.storage.backup`). A server starts without the modules that copy: the first backup imports
+them.
 """
 
 import threading
@@ -27,8 +28,8 @@ class Backups:
 
     def __init__(self, tables: Tables, commits: OwnCommits) -> None:
         self.within: str | None = ANYWHERE
-        """The path or URL below which destinations are names; ANYWHERE: they are paths or URLs;
-        None: no backup may be made."""
+        """The path or URL below which destinations are names; ANYWHERE: destinations are paths or
+        URLs; None: backups are forbidden."""
         self.count = 0
         self.is_running = False
         self.bytes = self.of_bytes = 0
@@ -47,8 +48,8 @@ class Backups:
         Raises
         ------
         CheckpointNotFoundError, InvalidArgumentError, PermissionDeniedError : nothing has changed.
-        CapacityError, StorageError : no room, or no access; earlier backups are unchanged.
-        StoreClosedError : the store was closed meanwhile; likewise.
+        CapacityError, StorageError : no space, or no access; earlier backups are unchanged.
+        StoreClosedError : the store was closed during the backup; earlier backups are unchanged.
         Exception : an error of `progress`, which is called with the bytes done; likewise.
         """
         place, below = self._place_of(destination)
@@ -73,7 +74,7 @@ class Backups:
         storage = self._tables.storage
         if label is not None:
             with self._tables.reading():
-                found = storage.kept(label)  # before anything is made
+                found = storage.kept(label)  # before any file is written
                 if (shard := shards.read(storage.files)) is not None:
                     shard.check_label(label, found.state.commit)
         store_id = storage.catalogue.store_id
@@ -103,7 +104,7 @@ class Backups:
             progress(done, of)
 
     def _place_of(self, destination: str) -> tuple[str, str]:
-        """Return a path or URL, and the folder there, of a destination that is allowed."""
+        """Return the path or URL of an allowed destination, and the folder below it."""
         if self.within is None:
             raise PermissionDeniedError(
                 "this server writes no backups for clients: start it with the directory or URL "
@@ -116,10 +117,10 @@ class Backups:
         return self.within, name_within(destination, self.within)
 
     def stop(self) -> None:
-        """Have the running backup end soon, and begin none."""
+        """Make the running backup end soon, and refuse further backups."""
         self._stopping.set()
 
     def join_threads(self) -> None:
-        """Wait for the end of the running backup. Not with the engine."""
+        """Wait for the end of the running backup. The caller must not have the engine."""
         with self._lock:
             pass

@@ -1,24 +1,27 @@
-"""Commits that a store makes by itself, to bound the time that a crash loses.
+"""Commits that a store makes by itself, to bound the work that a crash loses.
 
-A commit logs every dirty row, syncs the log and renames the catalogue (storage.py). All of it at
-once would make calls wait for seconds. Therefore it is done in pieces, between which calls get on:
+A commit logs every dirty row, syncs the log and renames the catalogue (storage.py). In one piece it
+would make calls wait for seconds. Therefore it is made in pieces, and other calls are executed in
+between:
 
-    flush    the dirty rows of one range of slots after the other, a few milliseconds each
+    flush    the dirty rows of one range of slots after another, a few milliseconds each
     sync     the log up to its current end, in this thread and without the engine
-    commit   with the engine: the rows that have changed since, and the log records that they added
+    commit   with the engine: the rows that have changed since, and the log records of these rows
 
-Rows that every step changes are dirty again by the end of a pass; another pass is made while it
-finds at most half as many as the previous one. The stats show the time that a crash would lose.
+Rows that every step changes are dirty again at the end of a pass. Another pass follows as long as
+it finds at most half as many dirty rows as the previous pass. The stats show the time since the
+last commit, whose changes a crash would lose.
 
-A commit has no label: the store opens at it, and `restore` cannot go back to it. A store without a
-change since its last commit makes none. A checkpoint is made in the same way, except that its last
-piece is a command in its turn, which makes the label.
+A commit has no label: the store opens at it, and `restore` cannot go back to it. A store that has
+not changed since its last commit makes no commit. A checkpoint is made in the same way, except that
+its last piece is a command in its turn, which makes the label.
 
-Measured on two cores, a million dirty rows of 64: the longest of 3,300 to 4,000 updates of 64 keys
-that ran during a commit took 29 to 87 ms, where a checkpoint made one wait for 600 to 750 ms.
+Measured on two cores, with a million dirty rows of 64 elements: 3,300 to 4,000 updates of 64 keys
+ran during a commit, and the longest took 29 to 87 ms. A checkpoint in one piece made an update wait
+for 600 to 750 ms.
 
-Rejected: a copy-on-write snapshot of the rows as of the commit's begin. It would end the passes,
-and cost every command a look at each of its rows.
+Rejected: a copy-on-write snapshot of the rows as of the begin of the commit. It would save the
+passes, but every command would have to look at each of its rows.
 """
 
 import threading
@@ -40,24 +43,25 @@ LOG_BYTES_MAX = 4 << 30
 """Length of the command log at which a commit is made, even if its replay would be short."""
 ROWS_BYTES_LEAST = 256 << 20
 ROWS_LEAST = 1 << 20
-"""Rows that left the cache since the last commit: fewer cause no commit by themselves."""
+"""Bounds for rows that left the cache since the last commit; fewer rows cause no commit."""
 _PASSES_MAX = 4
 _SEALED_LEAST = 1 << 15
-"""Records of a segment for which it pays to write its index before the last piece."""
+"""Records of a segment for which it is worth writing its index before the last piece."""
 _LOOK_S = 60.0
 """Seconds after which the thread checks whether the store is still referenced."""
 _PAUSE_S = 10.0
-"""After a commit that failed, where the log is long."""
+"""Seconds between a failed commit and the next try, if a log is long."""
 
 
 class OwnCommits:
-    """Commits every so often, on a thread of its own. Any thread.
+    """Makes commits at intervals, on a thread of its own. Any thread.
 
     Parameters
     ----------
-    options : every `commit_every_s` after the last commit of any kind; where there is a command
-        log, when executing it again would take `recovery_s`, or it has LOG_BYTES_MAX; and between
-        commits this thread logs the rows of `WriteBack`, the ceiling of which is `dirty_bytes`
+    options : a commit is made `commit_every_s` after the last commit of any kind. With a command
+        log it is also made when its replay would take `recovery_s`, or when it has LOG_BYTES_MAX
+        bytes. Between commits this thread logs the rows of `WriteBack`, whose ceiling is
+        `dirty_bytes`
     """
 
     def __init__(self, tables: Tables, options: StoreOptions) -> None:
@@ -68,22 +72,23 @@ class OwnCommits:
         self.seconds = 0.0
         self.error: str | None = None
         self.after_each: Callable[[], None] = lambda: None
-        """Called after each, in that thread; a server logs it."""
+        """Called after each commit, in that thread; a server logs the commit."""
         self._tables = tables
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._tried_at = monotonic()
-        self._seen: tuple[object, int, int] = None, 0, 0  # log, its changes, uncommitted bytes then
+        # the log, its changes, and its uncommitted bytes at that time
+        self._seen: tuple[object, int, int] = None, 0, 0
 
     @property
     def age_s(self) -> float:
-        """Time since the last commit; 0 if it has everything."""
+        """Time since the last commit; 0 if it contains all changes."""
         tables = self._tables
         return 0.0 if tables.is_committed else monotonic() - tables.storage.committed_at
 
     def start(self) -> None:
-        """Begin, where there is anything to do."""
+        """Start the thread, if it has anything to do."""
         has_cause = self.every_s or self._tables.frame.log is not None or self.write_back.is_on
         if has_cause and not self._tables.storage.read_only:
             # The thread does not keep a store alive.
@@ -93,20 +98,22 @@ class OwnCommits:
             self._thread.start()
 
     def stop(self) -> None:
-        """Begin no further commit; the running one ends with its next piece."""
+        """Begin no further commit; a running commit ends with its next piece."""
         self._stopping.set()
         self._wake.set()
 
     def consider(self) -> None:
-        """Commit now if a log has become long; write back if much is dirty. With the engine, after
-        a command that wrote."""
+        """Commit now if a log has become long; write back if there are many dirty rows.
+
+        Called with the engine, after a command that wrote.
+        """
         is_due = self.write_back.note()
         if not self._wake.is_set() and (is_due or self._is_log_long):
             self._wake.set()
 
     @property
     def _is_log_long(self) -> bool:
-        """Whether a log is long, where the last commit does not hold everything."""
+        """Whether a log is long, and the last commit does not contain everything."""
         log = self._tables.frame.log
         if log is not None:
             if log.replay_s > self.recovery_s or log.files.segments.bytes > LOG_BYTES_MAX:
@@ -115,9 +122,10 @@ class OwnCommits:
 
     @property
     def _are_rows_many(self) -> bool:
-        """Whether enough rows left the cache for a fold of the log, which takes a commit.
+        """Whether enough rows left the cache for a fold of the log, which needs a commit.
 
-        A commit writes all that is dirty in the cache: so not before the log has as much.
+        A commit writes all dirty rows of the cache. Therefore it is not due before as many bytes
+        have left the cache.
         """
         tables = self._tables
         log = tables.storage.log
@@ -128,12 +136,12 @@ class OwnCommits:
             return False
         dirty = max(ROWS_BYTES_LEAST, tables.cache_bytes_used)
         rows = max(ROWS_LEAST, tables.storage.log_rows_max // 2)
-        # Where folds are behind, another commit only adds to their work.
+        # If folds lag, another commit only adds to their work.
         is_worth = uncommitted > log.bytes // 2
         return uncommitted > dirty or (log.index.size > rows and is_worth)
 
     def join_threads(self) -> None:
-        """Wait for the end of the thread. Not with the engine."""
+        """Wait for the end of the thread. The caller must not have the engine."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -144,12 +152,15 @@ class OwnCommits:
 
     @property
     def storage_failure(self) -> EmbstoreError | None:
-        """The error that failed the store, so that no commit can be made any more; or None."""
+        """The error that failed the store, after which no commit can be made; None: it has not
+        failed."""
         return self._tables.storage.failure
 
     def due_in_s(self) -> float | None:
-        """Return when the next is due: after the last commit, or the last that was tried; None:
-        when the log is long."""
+        """Return the seconds until the next commit is due; None: only a long log will cause one.
+
+        The time counts from the last commit, or from the last failed try.
+        """
         now = monotonic()
         is_long = not self._tables.is_committed and self._is_log_long
         if is_long and (self.error is None or now - self._tried_at > _PAUSE_S):
@@ -164,9 +175,9 @@ class OwnCommits:
 
         Raises
         ------
-        CapacityError : no room; flushed rows stay flushed.
+        CapacityError : no space; flushed rows stay flushed.
         StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
-        Exception : an error of `progress`; likewise.
+        Exception : an error of `progress`; flushed rows stay flushed.
         """
         begun = self._tried_at = monotonic()
         if self._tables.is_committed:
@@ -183,7 +194,7 @@ class OwnCommits:
         return is_done
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Log and sync in pieces, which a commit would otherwise do in one; raises as `commit`."""
+        """Log and sync in pieces, which a commit would otherwise do at once. Raises as `commit`."""
         slices = Slices(self._tables.frame, progress)
         flushed = self._flush(slices)
         for _ in range(1, _PASSES_MAX):
@@ -193,7 +204,7 @@ class OwnCommits:
             flushed = again
         self._sync(slices)
         if (command_log := self._tables.frame.log) is not None:
-            command_log.files.sync()  # the rest of the sync holds the engine
+            command_log.files.sync()  # the remaining sync needs the engine
 
     def _commit(self) -> bool:
         with self._tables.background():
@@ -203,12 +214,13 @@ class OwnCommits:
         return True
 
     def write_dirty(self) -> bool:
-        """Log dirty rows in slices until they are few, or a commit is due; return False: no commit
-        was made.
+        """Log dirty rows in slices until they are few, or a commit is due.
+
+        Returns False: no commit was made.
 
         Raises
         ------
-        CapacityError : no room; logged rows stay logged.
+        CapacityError : no space; logged rows stay logged.
         StoreClosedError, StorageError, DeviceError : the store is closed, or has failed.
         """
         slices = Slices(self._tables.frame)
@@ -231,13 +243,15 @@ class OwnCommits:
 
     @property
     def may_write(self) -> bool:
-        """Whether `write_dirty` has something to do, and the last failure was a while ago."""
+        """Whether `write_dirty` has work, and the last failure is long enough ago."""
         is_time = self.error is None or monotonic() - self._tried_at > _PAUSE_S
         return is_time and self.write_back.is_due
 
     def flush(self, name: str, table_id: int | None, progress: Progress | None) -> int:
-        """Log in pieces the dirty rows of a table, or of all where the name is ""; return how many
-        were."""
+        """Log in pieces the dirty rows of a table; return how many rows were dirty.
+
+        An empty name stands for all tables.
+        """
         slices = Slices(self._tables.frame, progress)
         if not name:
             flushed = self._flush(slices)
@@ -269,17 +283,17 @@ class OwnCommits:
         return flushed
 
     def _sync(self, slices: Slices) -> None:
-        """Sync the log so far; a failure fails the store, as it does in a commit.
+        """Sync the log up to its present end; a failure fails the store, as it does in a commit.
 
-        It opens its own descriptors: the system reports an error once for each opening, and a
-        concurrent commit must get it, too.
+        The method opens descriptors of its own: the system reports an error once per opened file,
+        and a concurrent commit must get the error, too.
         """
         storage = self._tables.storage
         with ExitStack() as opened:
             with self._tables.background():
                 if storage.log.appending_records > _SEALED_LEAST:
                     with storage.irreversible:
-                        storage.log.seal()  # its index is synced here, too
+                        storage.log.seal()  # this syncs its index, too
                 files = [
                     opened.enter_context(closing(storage.files.open(path)))
                     for path in storage.log.unsynced()
@@ -308,7 +322,7 @@ def _run(ref: "weakref.ref[OwnCommits]", stopping: threading.Event, wake: thread
 
 
 def _tried(commits: OwnCommits, work: Callable[[], bool]) -> bool:
-    """Do a work, which returns whether it was a commit; return whether it is worth to try again."""
+    """Call `work`, which returns whether it made a commit; return whether to try again later."""
     try:
         is_new = work()
         commits.error = None

@@ -1,8 +1,8 @@
-"""Digests of a running store: one at a time, in the calling thread, concurrently with all other
-calls.
+"""Digests of a running store: one at a time, in the calling thread, concurrently with other calls.
 
-A digest is of the table as of the digest's begin; its result has the command number. Where the
-table is restored meanwhile, it begins again with the restored rows.
+A digest describes the table as of the moment when the digest began; its result contains the command
+number of that moment. If the table is restored meanwhile, the digest begins again with the restored
+rows.
 """
 
 import threading
@@ -15,11 +15,11 @@ from embstore.tables.state import TableState
 from embstore.tables.tables import Tables
 
 LEAVES_MAX = 1 << 14
-"""Leaves of a page: 640 KiB."""
+"""Leaves in one answer: 640 KiB."""
 
 
 class _GoneError(Exception):
-    """The table was dropped, or restored."""
+    """The table was dropped or restored."""
 
 
 class Digests:
@@ -34,7 +34,8 @@ class Digests:
 
         Raises
         ------
-        TableNotFoundError, StoreClosedError, CorruptTableError : or an error of `progress`.
+        TableNotFoundError, StoreClosedError, CorruptTableError : there is no digest.
+        Exception : an error of `progress`.
         """
         slices = Slices(self._tables.frame, progress)
         with slices.after_others(self._lock):
@@ -43,8 +44,10 @@ class Digests:
     def leaves(
         self, name: str, table_id: int | None, low: int, progress: Progress | None
     ) -> Leaves:
-        """Return the digest of a table and its first leaves whose block is not below `low`, at most
-        LEAVES_MAX. Raises as `compute`."""
+        """Return the digest of a table, and its first leaves whose block is at least `low`.
+
+        There are at most LEAVES_MAX leaves. Raises as `compute`.
+        """
         slices = Slices(self._tables.frame, progress)
         with slices.after_others(self._lock):
             digest, table = self._current(name, table_id, slices, progress)
@@ -53,7 +56,7 @@ class Digests:
     def _current(
         self, name: str, table_id: int | None, slices: Slices, progress: Progress | None
     ) -> tuple[Digest, TableState]:
-        """Return the digest as of now, and the table that keeps its leaves."""
+        """Return the digest as of now, and the table, which keeps the leaves."""
         while True:
             with slices.one():
                 table = self._tables.find(name, table_id)

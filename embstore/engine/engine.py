@@ -2,12 +2,12 @@
 
 It composes the packages below it: the tables with their cache and storage (`tables`), look-ahead
 sessions (`lookahead`), and the uses of access frequencies (`hotness`). Each command has a handler,
-found by the command's type, in which these work together. Handlers take their turn on the tables
-themselves (`Frame`), since some wait first, and some need none.
+found by the command's type, which calls these packages. Handlers acquire the engine themselves
+(`Frame`), because some handlers wait first, and some do not need it.
 
-`execute` waits for a command to be done. A command of a look-ahead step may have to wait, for other
-ranks or for the steps before; `begin` then returns a handle to poll, for a server that holds no
-thread while it waits.
+`execute` waits until a command is done. A command of a look-ahead step may have to wait for other
+ranks or for earlier steps. In that case `begin` returns a handle that a server polls, so that no
+thread of the server waits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -85,7 +85,7 @@ The handler of a command that may have to wait returns a handle.
 
 
 class Engine:
-    """The executor of an embedded store. Any thread; commands wait for each other."""
+    """The executor of an embedded store. Any thread; commands are executed one at a time."""
 
     rounds_rows = False
     is_embedded = True
@@ -103,7 +103,7 @@ class Engine:
         self.storage = storage
         self.device = device
         self.device_facts = device.facts()
-        """The device's facts, as of the store's opening or its last stats."""
+        """The device's facts, as of the store's opening or of its last stats."""
         self.frequencies = Frequencies(
             storage.files,
             device,
@@ -121,12 +121,13 @@ class Engine:
         self.commits = OwnCommits(self.tables, options)
         self.replication = ReplicationRole()
         self.shard: ShardPlace | None = None
-        """The store's place in a cluster; replaced whole, by `sharding`. None: it is no shard."""
+        """The store's position in a cluster, replaced as a whole by `sharding`; None: it is no
+        shard."""
         self._is_abandoned = False
         self.is_left_to_log = False
-        """Whether `close` makes no commit, since the command log has all that no commit has."""
+        """Whether `close` leaves uncommitted changes to the command log, without a commit."""
         self.scans = Scans(self.tables, self.commits)
-        # The frame, which they refer to, must not keep them.
+        # They refer to the frame, so the frame holds only weak references to them.
         hear = self.commits.consider, self.scans.expire
         self.tables.frame.after_writes += map(WeakMethod, hear)
         self.digests = Digests(self.tables)
@@ -134,15 +135,16 @@ class Engine:
         self.scrubber = Scrubber(storage, options.scrub_bytes_per_s)
         self.recovered_commands, self.recovered_s = 0, 0.0
         self.lost = ""
-        """Why acknowledged commands may be lost: of a command log that was cut short."""
+        """Why acknowledged commands can be lost: a command log was cut short; empty if none was."""
         if not storage.read_only:
             self._recover(codec, options)
 
     def _recover(self, codec: Callable[[], Codec], options: StoreOptions) -> None:
-        """Execute the logged, uncommitted commands, then log new ones, if commands are logged."""
+        """Execute the logged, uncommitted commands again; then log new commands, if `options` say
+        so."""
         memory, read, self.recovered_commands, self.recovered_s = recover(self, codec)
         self.lost = "; ".join(read.cut.values())
-        if self.lost:  # first: then the segment gets its length back
+        if self.lost:  # first, because the segment gets its length back afterwards
             self.storage.begin_epoch(self.storage.catalogue.epoch + 1)
         frame = self.tables.frame
         if options.durability == "checkpoint":
@@ -179,12 +181,12 @@ class Engine:
     ) -> R:
         """Execute a command and return its result; see `embstore.commands.Executor`.
 
-        `timeout_s` bounds waits for other ranks or steps; the rest runs to its end.
+        `timeout_s` bounds waits for other ranks or steps; everything else runs to its end.
         """
         if type(command) in admin.PREPARATIONS:
             self.prepare(command, progress)
         out = self._empty_rows if out is c.ON_DEVICE else out
-        if hasattr(command, "members"):  # all sessions are the caller's
+        if hasattr(command, "members"):  # all sessions belong to the caller
             own: Any = command
             command = cast(Command[R], replace(own, members=self.sessions.members_on(own.table)))
         try:
@@ -208,7 +210,7 @@ class Engine:
         return cast(R, result)
 
     def prepare(self, command: Command[Any], progress: Progress | None = None) -> None:
-        """Do a command's long work in slices before its turn; an error of `progress` ends it."""
+        """Do a command's long work in slices, before its turn; an error of `progress` ends it."""
         if self.is_prepared(command):
             self.replication.check(checked(command))
             admin.PREPARATIONS[type(command)](self, command, progress)
@@ -227,10 +229,11 @@ class Engine:
         map_version: int = 0,
         is_checked: bool = False,
     ) -> Any | StepOutcome | StepLookup:
-        """Execute a command; return a handle for one that waits for ranks or steps.
+        """Execute a command; return a handle if it waits for ranks or steps.
 
-        It is acknowledged when the log's `mark` is durable. `origin` names its client and call, if
-        the server remembers its answer; `is_checked`: the command is in normal form.
+        The command can be acknowledged when the log's `mark` is durable. `origin` names the client
+        and the call, if the server remembers the answer. `is_checked`: the command is in normal
+        form.
         """
         if not is_checked:
             command = checked(command)
@@ -260,8 +263,9 @@ class Engine:
     def look_up_resident(
         self, commands: Sequence[c.Lookup], outs: Sequence[Any], map_versions: Iterable[int] = ()
     ) -> list[RowsRead] | None:
-        """Do several lookups with one `admit` as one, with the results of `begin`, if every row is
-        in the cache; else return None: it would take longer. The caller has the engine."""
+        """Do several lookups with one `admit` as one, with the results of `begin`, if all rows are
+        cached. None: a row is missing, so the lookups would take longer. The caller has the
+        engine."""
         for version in map_versions:
             sharding.check_version(self, version)
         for command in commands:
@@ -269,12 +273,12 @@ class Engine:
         return rows.lookup_resident(self, list(map(checked, commands)), outs)
 
     def execute_here(self, command: Command[Any], into: Any = None) -> Any:
-        """Execute a command whose form was checked, without a check of the replication role."""
+        """Execute a command whose form was checked, without checking the replication role."""
         return HANDLERS[type(command)](self, command, into)
 
     def _go_on_splitting(self) -> None:
-        """Move pools nearer to their target sizes; the command does not depend on it. If it fails
-        the store, the command raises that."""
+        """Move pools nearer to their target sizes. The command does not depend on it, unless an
+        error here fails the store; then the command raises it."""
         with suppress(EmbstoreError), self.tables.reading():
             if self.tables.splitting.decide():
                 self.storage.begin_change()
@@ -282,21 +286,21 @@ class Engine:
 
     @property
     def log(self) -> CommandLog | None:
-        """Where commands are logged; None: nowhere."""
+        """The command log; None: commands are not logged."""
         return self.tables.frame.log
 
     def prefetch(self, command: c.LookupStep) -> None:
-        """Nothing is gained by it: rows are read where they are."""
+        """Do nothing: rows are read where they are, so a request ahead gains nothing."""
 
     def check_device(self, name: str | None = None) -> None:
-        """Refuse another device: rows are made in this process."""
+        """Refuse another device than this engine's: rows are made in this process."""
         if name not in (None, self.device.name):
             raise InvalidArgumentError(
                 f"expected a request for rows on {self.device.name}, found one for rows on {name}"
             )
 
     def lend_device(self) -> Lent:
-        """Return the device for rows that a trainer in this process has there."""
+        """Return the device, for a trainer in this process that has rows on it."""
         return Lent(self.device, self.tables.reading)
 
     def _empty_rows(self, tables: list[str], shapes: list[tuple[int, int]]) -> list[Any]:
@@ -315,30 +319,31 @@ class Engine:
 
     @property
     def is_merging(self) -> bool:
-        """Whether a fold or compaction runs, or waits for the next call to install it."""
+        """Whether a fold or compaction is running, or waits for the next call to install it."""
         return self.storage.merges.running
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a call of a few keys waits for nothing: no merge, no own commit, no GPU, no disk
-        that the command log has to wait for."""
+        """Whether a call of a few keys need not wait: for a merge, for a commit of the store
+        itself, for a GPU, or for the disk of the command log."""
         is_busy = self.is_merging or self.commits.is_running or self.device.is_queued
         return not is_busy and (self.log is None or self.log.files.is_prompt)
 
     def look_for_files(self) -> None:
-        """Fail the store if somebody has removed a file that it needs. Any thread."""
+        """Fail the store if a file that it needs has been removed. Any thread."""
         log = "" if self.log is None else self.log.files.segments.missing()
         if (missing := self.storage.missing() or log) and not self.tables.frame.is_closed:
             self.storage.fail(removed(missing))
 
     def close(self) -> None:
-        """Commit uncommitted changes, unless the command log has them, and release everything.
+        """Commit uncommitted changes, unless the command log contains them, and release everything.
+
         Closing twice is harmless.
 
         Raises
         ------
         CapacityError, StorageError, DeviceError : not everything could be committed; the store is
-            closed all the same, and opens at its last commit.
+            closed nevertheless, and opens at its last commit.
         """
         background = (self.commits, self.backups, self.scrubber)
         parts = (self.sessions, self.warming, self.hot_pins, *background)
@@ -346,12 +351,12 @@ class Engine:
             part.stop()
         self.scans.end_all()
         self.tables.frame.close(self._commit_and_free)
-        if self.tables.frame.is_closed:  # else a call of this thread is still running, and ends it
+        if self.tables.frame.is_closed:  # else a running call of this thread ends them
             for part in parts:
                 part.join_threads()
 
     def abandon(self) -> None:
-        """Close, and commit nothing: the store's changes are not needed any more."""
+        """Close without a commit: the store's changes are no longer needed."""
         self._is_abandoned = True
         self.close()
 
@@ -370,11 +375,11 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        with ExitStack() as stack:  # each, even if others fail
+        with ExitStack() as stack:  # each one, even if others fail
             stack.callback(self.device.close)
             for pool in self.tables.pools.values():
                 stack.callback(pool.close)
             stack.callback(self.storage.close)
             if self.log is not None:
                 stack.callback(self.log.close)
-            stack.callback(self.frequencies.kept.close)  # before the directory is another's
+            stack.callback(self.frequencies.kept.close)  # before the directory is unlocked

@@ -1,6 +1,6 @@
-"""`embstore.open`: options checked, storage and device opened, the engine made of both.
+"""`embstore.open`: checks options, opens storage and device, and makes the engine of both.
 
-A server has the engine alone (`open_engine`).
+A server opens the engine alone (`open_engine`).
 """
 
 import os
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from embstore.handles.store import Store
 
 _HOST_BYTES_MIN = 64 << 20
-"""Less has hardly a slab for each of many row layouts, and no open is to fail for a default."""
+"""A smaller level two has hardly a slab for each of many row layouts; a default must not make the
+open fail."""
 
 
 @describing(StoreOptions)
@@ -53,19 +54,20 @@ def open(
     limits: Limits | None = StoreOptions.limits,
     files: Files | None = None,
 ) -> "Store":
-    """Open the store in directory `path`, made if need be, at its last commit.
+    """Open the store in directory `path` at its last commit; make the directory if it is missing.
 
-    The options are the fields of `embstore.options.StoreOptions`. A `device` may be one that is
-    open already, which the store closes; `files` are the file operations, where tests inject
+    The options are the fields of `embstore.options.StoreOptions`. `device` can be a device that is
+    already open, which the store closes. `files` are the file operations, by which tests inject
     faults.
 
     Raises
     ------
-    StoreInUseError : another process, or this one, holds the directory.
-    TableMismatchError : another format, version or byte order.
+    StoreInUseError : another process, or this process, has the store open.
+    TableMismatchError : the store has another format, version or byte order.
     CorruptTableError : a file is missing or damaged.
     CapacityError : the device has no memory for the cache.
-    InvalidArgumentError : a bad option, no such device, or a directory that is no store.
+    InvalidArgumentError : an option is wrong, there is no such device, or the directory is no
+        store.
     """
     given = {name: value for name, value in locals().items() if name not in ("path", "files")}
     from embstore.handles.store import Store  # imported here, because a server has none
@@ -76,14 +78,14 @@ def open(
 def open_engine(
     path: str | os.PathLike[str], options: StoreOptions, files: Files | None = None
 ) -> Engine:
-    """Return the engine of a store that was just opened; see `open`."""
+    """Open a store, and return its engine; see `open`."""
     threads, limits = options.threads, options.limits or Limits()
     if "\0" in os.fsdecode(path):
         raise InvalidArgumentError(f"expected a path that a file can have, found {path!r}")
-    with saying_how_to_mend(path), ExitStack() as undo:  # where the engine cannot be made
+    with saying_how_to_mend(path), ExitStack() as undo:  # undone if the engine cannot be made
         made = open_device(options.device, threads)
         undo.callback(made.close)
-        jit.compile_kernels()  # the device's, too, and none in the middle of training
+        jit.compile_kernels()  # the device's, too, so that none compiles during training
         budget = _budget(made, options.cache_bytes)
         host_cache = _host_cache(made, options.host_cache_bytes)
         storage = Storage(
@@ -105,7 +107,7 @@ def open_engine(
 
 @contextmanager
 def saying_how_to_mend(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Have an error of a damaged file say what to do about it."""
+    """Add advice about repair to an error about a damaged file."""
     try:
         yield
     except CorruptTableError as exc:
@@ -116,7 +118,7 @@ def saying_how_to_mend(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _budget(device: Device, cache_bytes: int | str) -> int:
-    """Return the bytes of the cache, which the device has."""
+    """Return the bytes of the cache, after a check that the device has them."""
     share = memory_share(cache_bytes)
     budget = int(cache_bytes if share is None else share * device.memory.cache_bytes_max())
     if not budget:
@@ -129,7 +131,7 @@ def _budget(device: Device, cache_bytes: int | str) -> int:
 
 
 def _host_cache(device: Device, asked: int | None) -> HostCache:
-    """Return how large level two of the cache may be."""
+    """Return the size that level two of the cache can have."""
     if device.levels is None:
         if asked:
             raise InvalidArgumentError(
@@ -148,7 +150,7 @@ def _host_cache(device: Device, asked: int | None) -> HostCache:
 
 
 def _wire_codec() -> Codec:
-    """Return the codec of a command log; loaded when there is one."""
+    """Return the codec of a command log, imported on demand."""
     from embstore_proto.records import WireRecords
 
     return WireRecords()

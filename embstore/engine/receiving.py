@@ -1,8 +1,8 @@
-"""A standby executes the records of its leader's log, as recovery does, on an open store.
+"""Execution of the leader's records on a standby, as in recovery, but on an open store.
 
-A record is executed and appended to the standby's own log as it came, in one turn, so that no
-commit comes in between. A label is made again, at the same command; so a leader's restore finds it.
-A label that the leader has dropped or protected is dropped or protected here.
+A record is executed and appended to the standby's own log as it arrived, in one turn, so that no
+commit happens in between. A label is made again at the same command, so that a later restore of the
+leader finds it. A label that the leader has dropped or protected is dropped or protected here, too.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 def receive(engine: "Engine", records: Iterable[Record]) -> int:
     """Execute records in order; return the mark up to which the log must be durable to keep them.
 
-    Raises CorruptTableError: this store is not at the command before, or its result differs from
-    the leader's.
+    Raises CorruptTableError if this store is not at the preceding command, or if its result differs
+    from the leader's.
     """
     log = engine.log
     assert log is not None
     for record in records:
         if record.kind == CHECKPOINT:
-            engine.commits.prepare()  # in slices: lookups get on; nothing is executed meanwhile
+            # in slices, so that lookups continue; no record is executed meanwhile
+            engine.commits.prepare()
         with engine.tables.frame.having(None), executing_again(engine):
             logged = log.read(record)
             if logged.label is not None:
@@ -48,7 +49,7 @@ def receive(engine: "Engine", records: Iterable[Record]) -> int:
 
 
 def _take_epoch(engine: "Engine", logged: Logged) -> None:
-    """Begin the epoch that the leader has begun here, by a promotion or after a crash."""
+    """Begin the epoch that the leader began at this record, by a promotion or after a crash."""
     is_here = logged.number == engine.tables.frame.command_number
     if is_here and logged.epoch > engine.storage.catalogue.epoch:
         engine.storage.begin_epoch(logged.epoch)
@@ -74,8 +75,10 @@ def _make_label(engine: "Engine", logged: Logged, label: Label) -> None:
 
 
 def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
-    """Keep the leader's labels, and protect its protected ones. The record itself is appended as it
-    came. A record that comes twice changes nothing."""
+    """Keep only the leader's labels, and protect the labels that the leader protects.
+
+    The record itself is appended as it arrived. A record that arrives twice changes nothing.
+    """
     storage = engine.storage
     before = storage.catalogue.checkpoints
     kept = [one for one in before if one.label in labels]
@@ -86,9 +89,9 @@ def _keep_labels(engine: "Engine", labels: dict[str, bool]) -> None:
 
 
 def begin_epoch(engine: "Engine", epoch: int) -> int:
-    """Begin the epoch of a promoted standby; return the mark up to which the log has to be durable.
+    """Begin the epoch of a promoted standby; return the mark up to which the log must be durable.
 
-    Earlier answers to clients hold in it: none of their commands was undone.
+    Earlier answers to clients are valid in it: none of their commands was undone.
     """
     log = engine.log
     with engine.tables.frame.having(None):
@@ -103,7 +106,7 @@ def begin_epoch(engine: "Engine", epoch: int) -> int:
                     client.calls[sequence] = answer._replace(context=context)
         number = engine.tables.frame.command_number
         log.append_answers(number)
-        # Labels of the old leader alone are not in this history, and it will follow.
+        # Labels that only the old leader has are not in this history; it will follow this store.
         checkpoints = engine.storage.catalogue.checkpoints
         log.reserve_labels(checkpoints)
         log.append_labels(checkpoints, number)

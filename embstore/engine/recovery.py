@@ -1,13 +1,14 @@
-"""Opening after a crash: the uncommitted commands are executed again.
+"""Recovery: after a crash the uncommitted commands are executed again.
 
-They go through the executor that executed them first, so by the contract they give the same bits:
-table ids, t and command numbers too. Limits that have been lowered since do not count: acknowledged
-commands are executed. Where the row log is full, because commits and folds came between the
-commands when they were first executed, a commit is made now.
+The executor that executed them first executes them again. By the contract their results are equal
+to the bit, and so are table ids, t and command numbers. Limits that were lowered in the meantime
+are ignored: every acknowledged command is executed. When the commands were executed first, there
+were commits and folds between them. Without these the row log can become full; then recovery makes
+a commit.
 
-The log's answers to calls are restored with it: a call that a client sends again is answered as it
-would have been. For a committed command whose answer was lost with the crash, only the fact that it
-was done is known.
+The log's answers to calls are restored with it: a call that a client sends again gets the answer
+that it would have got. If a command was committed, and its answer was lost in the crash, only the
+fact that it was done is known.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ class Recovered(NamedTuple):
 def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
     """Execute the commands of the log that follow the last commit.
 
-    Raises CorruptTableError: commands are missing, or have other results than before.
+    Raises CorruptTableError if commands are missing, or have other results than before.
     """
     storage = engine.storage
     memory, begun, executed = Memory(), perf_counter(), 0
@@ -62,8 +63,10 @@ def recover(engine: "Engine", codec: Callable[[], Codec]) -> Recovered:
 
 @contextmanager
 def executing_again(engine: "Engine") -> Iterator[None]:
-    """Let commands be executed that were acknowledged before: limits do not count, and each is of
-    its own life."""
+    """Allow the execution of commands that were acknowledged before.
+
+    Limits are ignored, and each command keeps the life (the process) that it is recorded with.
+    """
     tables = engine.tables
     limits, tables.limits = tables.limits, _unlimited(tables.limits)
     frame = tables.frame
@@ -75,7 +78,7 @@ def executing_again(engine: "Engine") -> Iterator[None]:
 
 
 def execute_again(engine: "Engine", logged: Logged, memory: Memory) -> bool:
-    """Execute an entry of a log, in its turn; return whether it was a command that is new here."""
+    """Execute an entry of a log in its turn; return whether it was a command that is new here."""
     tables = engine.tables
     now = tables.frame.command_number
     if logged.number > now + logged.is_counted:
@@ -125,9 +128,10 @@ def _result(engine: "Engine", logged: Logged) -> Any:
 
 
 def _create_table(engine: "Engine", command: c.CreateTable, logged: Logged) -> TableDescription:
-    """Make a table with the id that it had."""
+    """Create a table with the id that it had."""
     storage = engine.storage
-    before = storage.next_table_id  # more than then, where tables made then are still there
+    # larger than the logged id if tables that were created then still exist
+    before = storage.next_table_id
     storage.next_table_id = logged.next_table_id
     try:
         made: TableDescription = engine.execute_here(command)
@@ -140,7 +144,7 @@ _AGAIN: dict[Any, Callable[[Any, Any, Logged], Any]] = {
     c.CreateTable: _create_table,
     c.PutStepRows: lambda engine, command, _: rows.put_step_rows_again(engine, command),
 }
-"""Functions that execute a command again, where its first execution depended on more than the
+"""Functions that execute a command again, if its first execution depended on more than the
 command."""
 
 

@@ -1,7 +1,7 @@
 """The replication role of a store: leader, standby, or replaced.
 
 An embedded store is always the leader. A server (`embstore_server.replication.following`) sets the
-role here, so that commands that write are refused where they would be lost, and stats show it.
+role here. Commands that write are then refused where they would be lost, and stats show the role.
 """
 
 from time import monotonic
@@ -12,47 +12,51 @@ from embstore.errors import PermissionDeniedError, StoreClosedError
 
 
 class ReplicationRole:
-    """Whether commands may write, and how far a standby is. Any thread.
+    """The role, and how far a standby has followed its leader. Any thread.
 
-    standbys_needed : standbys that must have a command before it is acknowledged
+    standbys_needed : number of standbys that must have a command before it is acknowledged
     """
 
     def __init__(self, standbys_needed: int = 0) -> None:
         self.leader = ""
-        """The address of the leader that is followed; "": none is."""
+        """The address of the leader that this store follows; empty if it follows none."""
         self.replaced_by = ""
-        """The promotion that has replaced this store; "": none has."""
+        """The promotion by which another store has replaced this one; empty if none has."""
         self.asks = ""
-        """The address of the server that this leader has replaced, and asks whether it was replaced
-        in turn; it takes no writes meanwhile. "": it does not ask."""
+        """The address of the server that this leader has replaced, while this leader asks it
+        whether it has replaced this leader in turn.
+
+        This leader takes no writes meanwhile. Empty if it does not ask.
+        """
         self.is_empty = False
-        """A standby that has not the first commit of its leader yet."""
+        """Whether this store is a standby that has not received the first commit of its leader
+        yet."""
         self.is_connected = False
         self.reason = ""
         """Why it is not connected."""
         self.commands_behind = 0
         self.even_at = monotonic()
-        """When the standby had all commands of its leader for the last time."""
+        """The last time at which the standby had all commands of its leader, by `monotonic`."""
         self.commits_taken = 0
         self.standbys_needed = standbys_needed
         self.standbys = 0
-        """Connected ones."""
+        """The number of connected standbys."""
         self.standbys_dropped = 0
         self.writes_waiting = 0
-        """Commands that wait for standbys."""
+        """The number of commands that wait for standbys."""
 
     @property
     def role(self) -> str:
-        """In one word."""
+        """The role as one word."""
         return "replaced" if self.replaced_by else "standby" if self.leader else "leader"
 
     @property
     def seconds_behind(self) -> float:
-        """Time since a standby had all commands of its leader."""
+        """Seconds since a standby last had all commands of its leader; 0 for a leader."""
         return max(monotonic() - self.even_at, 0.0) if self.leader else 0.0
 
     def check(self, command: Command[Any]) -> None:
-        """Refuse a command that is not this store's to execute."""
+        """Refuse a command that this store cannot execute in its role."""
         if not self.leader and not self.replaced_by and not self.asks:
             return
         if self.is_empty and Trait.WITHOUT_COMMIT not in command.traits:
@@ -69,12 +73,12 @@ class ReplicationRole:
 
     @property
     def asking(self) -> str:
-        """What this leader awaits before it takes writes."""
+        """The answer that this leader awaits before it takes writes."""
         return f"{self.asks} is asked whether it has replaced this server"
 
     @property
     def refusal(self) -> str:
-        """Why nothing can be written here."""
+        """Why this store accepts no writes."""
         if self.replaced_by:
             return (
                 f"this server was replaced by {self.replaced_by}: it takes no more writes; send "

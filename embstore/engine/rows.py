@@ -1,8 +1,8 @@
 """Handlers of commands that read and write rows.
 
-The form of a command has been checked (`embstore.checks`). Here its parts become shares of tables,
-which reads and writes take, and meet the table: rows must be as wide as the table's, arrays in the
-device's memory must be this device's.
+The form of a command has been checked (`embstore.checks`). The handlers turn its parts into shares
+of tables, which `reads` and `writes` expect, and check them against the table: rows must have the
+table's width, and arrays in device memory must be in the memory of this device.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def _check_bytes(engine: "Engine", command: c.Command[Any]) -> None:
 
 
 def lookup(engine: "Engine", command: c.Lookup, out: Out) -> RowsRead:
-    """Rows of several tables."""
+    """Return rows of several tables."""
     found = _lookup(engine, [command], [out])
     assert found is not None
     return found[0]
@@ -54,8 +54,11 @@ def lookup(engine: "Engine", command: c.Lookup, out: Out) -> RowsRead:
 def lookup_resident(
     engine: "Engine", commands: Sequence[c.Lookup], outs: Sequence[Out]
 ) -> list[RowsRead] | None:
-    """Rows of several commands with one `admit`, in one turn, if all are in the cache: without a
-    wait for the disk. A table may be named in each."""
+    """Return the rows of several lookups with the same `admit`, all executed at once.
+
+    None: a row is not in the cache, so the lookups would wait for the disk. Several commands can
+    read the same table.
+    """
     return _lookup(engine, commands, outs, resident_only=True)
 
 
@@ -93,7 +96,7 @@ def _rows_read(shares: Sequence[Share], rows: Sequence[Any]) -> RowsRead:
 
 
 def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRead:
-    """Pooled rows of bags of several tables."""
+    """Return pooled rows of bags of several tables."""
     tables = engine.tables
     with tables.reading():
         _check_bytes(engine, command)
@@ -119,7 +122,7 @@ def lookup_pooled(engine: "Engine", command: c.LookupPooled, out: Out) -> RowsRe
 
 
 def _check_ranges(shares: Sequence[Share]) -> None:
-    """Refuse keys of the host beyond their tables, before rows of any table are written out."""
+    """Refuse keys in host memory that are out of range, before rows of any table are written."""
     for share in shares:
         if isinstance(share.keys, np.ndarray) and len(share.keys):
             error = outside(share.keys, share.table.rows, share.table.name)
@@ -128,7 +131,7 @@ def _check_ranges(shares: Sequence[Share]) -> None:
 
 
 def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:
-    """Weights and optimizer state."""
+    """Return weights and optimizer state."""
     tables = engine.tables
     with tables.reading():
         _check_bytes(engine, command)
@@ -146,7 +149,7 @@ def read_rows(engine: "Engine", command: c.ReadRows, out: Out) -> RowsRead:
 
 
 def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
-    """One update of several tables."""
+    """Update several tables once."""
     frame = engine.tables.frame
     with frame.writing(LATER):
         shares = gradient_shares(engine.tables, command.tables)
@@ -162,13 +165,13 @@ def update(engine: "Engine", command: c.Update, _: None) -> AcknowledgedUpdate:
 
 
 def _check_named(engine: "Engine", options: c.UpdateOptions) -> None:
-    """Raise TableNotFoundError where a learning rate is of no table, as one that is misspelt."""
+    """Raise TableNotFoundError if a learning rate names no table, for example a misspelt one."""
     for name in options.learning_rates:
         engine.tables.find(name)
 
 
 def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> AcknowledgedUpdate:
-    """One update of several tables by the gradients of bags."""
+    """Update several tables once by the gradients of bags."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         shares = [_bag_share(engine, part) for part in command.tables]
@@ -179,7 +182,7 @@ def update_pooled(engine: "Engine", command: c.UpdatePooled, _: None) -> Acknowl
 
 
 def update_ranks(engine: "Engine", command: c.UpdateRanks, _: None) -> AcknowledgedUpdate:
-    """One update from several ranks."""
+    """Update several tables once by the gradients of several ranks."""
     with engine.tables.writing(command):
         _check_bytes(engine, command)
         ranks = [gradient_shares(engine.tables, rank.tables) for rank in command.ranks]
@@ -200,9 +203,9 @@ def assign(engine: "Engine", command: c.Assign, _: None) -> AcknowledgedUpdate:
 
 
 def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
-    """Have rows be as if they had never been written."""
+    """Delete rows: they are as if they had never been written."""
     moved, member = command.moved, command.member
-    command = replace(command, moved=False, member=None)  # that is not logged
+    command = replace(command, moved=False, member=None)  # these fields are not logged
     with engine.tables.writing(command, even_paused=moved):
         _check_bytes(engine, command)
         share = _share(engine, command.keys)
@@ -214,8 +217,8 @@ def delete_rows(engine: "Engine", command: c.DeleteRows, _: None) -> Deleted:
 
 
 def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
-    """Have all rows of a table be as if they had never been written."""
-    member, command = command.member, replace(command, member=None)  # that is not logged
+    """Delete all rows of a table: they are as if they had never been written."""
+    member, command = command.member, replace(command, member=None)  # this field is not logged
     with engine.tables.writing(command):
         table, owns = engine.tables.find(command.table, command.table_id), engine.scans.owns
         session = _deleting(engine, table, member)
@@ -224,13 +227,13 @@ def clear_table(engine: "Engine", command: c.ClearTable, _: None) -> Deleted:
 
 
 def _deleting(engine: "Engine", table: TableState, member: str | None) -> str:
-    """Return the session whose member deletes rows of a table; "": no member does."""
+    """Return the session whose member deletes rows of a table; empty if no member does."""
     return "" if member is None else engine.sessions.check_may_delete(member, table)
 
 
 def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdate:
     """Set weights and state of one table's rows."""
-    moved, command = command.moved, replace(command, moved=False)  # that is not logged
+    moved, command = command.moved, replace(command, moved=False)  # this field is not logged
     with engine.tables.writing(command, even_paused=moved):
         _check_bytes(engine, command)
         table = engine.tables.find(command.keys.table, command.keys.table_id)
@@ -243,9 +246,9 @@ def put_rows(engine: "Engine", command: c.PutRows, _: None) -> AcknowledgedUpdat
 
 
 def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> AcknowledgedUpdate:
-    """Set weights and state of rows of a session's tables, as its only writer.
+    """Set weights and state of rows of a session's tables; the session is their only writer.
 
-    Steps that are announced may have been sent early; so all must be finished before.
+    All announced steps must be finished before: their rows may have been sent early.
     """
     with engine.tables.writing(command):
         session = engine.sessions.check_may_put(command.member)
@@ -253,7 +256,7 @@ def put_step_rows(engine: "Engine", command: c.PutStepRows, _: None) -> Acknowle
 
 
 def put_step_rows_again(engine: "Engine", command: c.PutStepRows) -> AcknowledgedUpdate:
-    """Repeat a PutStepRows from the command log, whose session is gone."""
+    """Repeat a PutStepRows from the command log; its session no longer exists."""
     with engine.tables.writing(command):
         return _put_tables(engine, command, engine.tables.find, "")
 
@@ -281,7 +284,8 @@ def _acknowledged(
 
 
 def _share(engine: "Engine", part: c.TableKeys | c.PooledKeys) -> Share:
-    """Return a share of keys, which must be in the host's or this device's memory."""
+    """Return the share of a table for keys, which must be in the memory of the host or of this
+    device."""
     table = engine.tables.find(part.table, part.table_id)
     return Share(table, keys_of(table, part.keys))
 

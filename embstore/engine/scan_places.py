@@ -1,8 +1,9 @@
-"""What open scans take, and its bounds: of all scans, and of those of one owner.
+"""The memory of open scans and its bounds, for all scans and for the scans of one owner.
 
-A scan has a place from the beginning of its opening to its end, and the bytes that it holds are
-counted there before they are taken. The only scan of an owner (`embstore.tables.owners`) may always
-have its bytes, however large its table is: the scans of others cannot keep it out.
+A scan is registered as a `ScanPlace` from the beginning of its opening to its end. The bytes that
+it needs are counted there before they are allocated. An owner (`embstore.tables.owners`) that has
+only one scan always gets its bytes, however large the table is: scans of other owners cannot
+prevent it.
 """
 
 import threading
@@ -18,25 +19,26 @@ _MEND = "close one, or read it to its end"
 
 @dataclass(eq=False)
 class ScanPlace:
-    """The place of one scan."""
+    """The registration of one scan."""
 
     owner: str
     bytes: int = 0
 
 
 class ScanPlaces:
-    """The places of all scans. Any thread."""
+    """The registrations of all scans. Any thread."""
 
     def __init__(self, bytes_max: int) -> None:
         self.owner_scans_max: Callable[[str], int | None] = lambda _: None
         self.owner_bytes_max: Callable[[str], int | None] = lambda _: None
-        """How many scans, and bytes of them, one owner may have; None: as all together."""
+        """How many scans, and how many bytes for scans, one owner can have; None: no bound of its
+        own."""
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._taken: set[ScanPlace] = set()
 
     def used(self, owner: str | None = None) -> tuple[int, int]:
-        """Return how many scans there are, of all or of one owner, and the bytes they hold."""
+        """Return the number of scans of all owners, or of one owner, and their bytes."""
         with self._lock:
             own = self._of(owner, None)
         return len(own), sum(place.bytes for place in own)
@@ -46,9 +48,11 @@ class ScanPlaces:
         return [place for place in taken if owner is None or place.owner == owner]
 
     def take(self, scan: str, replaced: ScanPlace | None) -> ScanPlace:
-        """Return the place of a new scan; `replaced`, which will end, does not count.
+        """Register a new scan, and return its registration.
 
-        Raises CapacityError.
+        `replaced` is the registration of a scan that will end, so it does not count.
+
+        Raises CapacityError if there are too many scans.
         """
         place = ScanPlace(owner_of(scan))
         with self._lock:
@@ -64,7 +68,7 @@ class ScanPlaces:
         return place
 
     def reserve(self, place: ScanPlace, replaced: ScanPlace | None, more: int) -> None:
-        """Count bytes that a scan will hold. Raises CapacityError."""
+        """Count bytes that a scan will need. Raises CapacityError if they exceed a bound."""
         with self._lock:
             own = self._of(place.owner, replaced)
             if len(own) > 1:
@@ -75,7 +79,7 @@ class ScanPlaces:
             place.bytes += more
 
     def leave(self, places: Iterable[ScanPlace]) -> None:
-        """Give up places; those that were given up before are no error."""
+        """Remove registrations; it is no error if they were removed before."""
         with self._lock:
             self._taken.difference_update(places)
 

@@ -1,17 +1,17 @@
 """Scans of a running store: a table's written rows by ascending key, all as of one command.
 
 A scan is a snapshot of a commit (`embstore.storage.snapshot`): of a kept checkpoint, or, without a
-label, of a commit that is made for it, in pieces as the store's own (commits.py). It does not see
-later commands, merges and drops, and it delays no call; pages are read in the caller's thread,
-without the engine.
+label, of a commit that is made for the scan, in pieces like the store's own commits (commits.py).
+Later commands, merges and drops do not change it, and it delays no call. Its pages are read in the
+caller's thread, without the engine.
 
-Rejected: a copy-on-write snapshot of the head, as a digest has (row_snapshot.py). A page would need
-the engine, the copies would grow for as long as a client takes to read, and the rows would be of no
-commit, so that they could not be read again.
+Rejected: a copy-on-write snapshot of the head, as a digest uses (row_snapshot.py). Each page would
+need the engine, and the copies would grow for as long as a client takes to read. The rows would
+belong to no commit, so that they could not be read again.
 
 **The end.** A client closes its scan. A scan that is not read for IDLE_S is ended by the next
-command that writes, or the next scan: until then it may keep the space of files that merges have
-replaced. A restore ends all scans: their commands have been undone.
+command that writes, or by the next scan. Until then it can occupy the space of files that merges
+have replaced. A restore ends all scans, because the commands that they show have been undone.
 """
 
 import threading
@@ -46,11 +46,11 @@ from embstore.tables.slices import Slices
 from embstore.tables.tables import Tables
 
 IDLE_S = 600.0
-"""Seconds, far longer than a client takes to process a page."""
+"""Seconds without a read after which a scan is ended: far longer than a client needs for a page."""
 _KEY_BYTES = 8
 
 Out = Callable[[Sequence[str], Sequence[tuple[int, int]], Sequence[Any]], Sequence[Rows]]
-"""Makes the arrays for rows of these shapes, in a message that has other arrays too."""
+"""Makes the arrays for rows of these shapes, in a message that contains other arrays, too."""
 
 
 @dataclass
@@ -76,23 +76,27 @@ class Scans:
         self._open: dict[str, _Scan] = {}
         self.places = ScanPlaces(tables.limits.scan_bytes_max)
         self.owns: Callable[[TableConfig, Keys], NDArray[np.bool_]] | None = None
-        """On a shard: the function that selects a table's keys of its partitions. Rows of other
-        keys were moved away, or are arriving; a scan leaves them out."""
-        self._openings = 0  # so far; each has its number as of its snapshot
-        self._ended_at = 0  # scans taken up to this opening have ended
+        """On a shard: the function that selects the keys of a table that are in the shard's
+        partitions.
+
+        Rows of other keys were moved away, or are arriving; a scan leaves them out.
+        """
+        self._openings = 0  # openings so far; each opening takes its number with its snapshot
+        self._ended_at = 0  # all scans up to this opening have ended
 
     def __len__(self) -> int:
         return len(self._open)
 
     def open(self, command: c.OpenScan, progress: Progress | None = None) -> ScanFacts:
-        """Open a scan; an open one of its name ends.
+        """Open a scan; an open scan of the same name is ended.
 
         Raises
         ------
-        TableNotFoundError : there is no such table, or there was not at one of the checkpoints.
+        TableNotFoundError : there is no such table, or it did not exist at one of the checkpoints.
         CheckpointNotFoundError : a label is not kept.
         InvalidArgumentError : `since` is newer than the scanned state.
-        CapacityError : too many scans are open, or hold too much; no room for a commit.
+        CapacityError : too many scans are open, or they need too much memory; or a commit has no
+            space.
         StoreClosedError : the store was closed meanwhile.
         Exception : an error of `progress`.
         """
@@ -101,7 +105,7 @@ class Scans:
         with self._tables.reading():
             self._tables.find(command.table, command.table_id)
             for label in filter(None, (command.label, command.since)):
-                if storage.catalogue.checkpoint(label) is None:  # before anything is written
+                if storage.catalogue.checkpoint(label) is None:  # before any write
                     raise CheckpointNotFoundError(f"no checkpoint {label!r} is kept")
         before = self._open.get(command.scan)
         replaced = None if before is None else before.place
@@ -146,7 +150,7 @@ class Scans:
         return replace(facts, rows=count, deleted=deleted)
 
     def _taken(self, command: c.OpenScan) -> tuple[ScanFacts, Snapshot]:
-        """Return the facts and snapshot of a scan. With the engine."""
+        """Return the facts and snapshot of a scan. The caller has the engine."""
         storage, since = self._tables.storage, State()
         table_id = self._tables.find(command.table, command.table_id).table_id
         state = storage.catalogue.head
@@ -169,7 +173,8 @@ class Scans:
     def _wanted(
         self, config: TableConfig, *, moved: bool
     ) -> Callable[[Keys], NDArray[np.bool_]] | None:
-        """Return the function that selects a scan's keys of a table; None: all."""
+        """Return the function that selects a scan's keys of a table; None: the scan has all
+        keys."""
         owns = self.owns
         if moved:
             return lambda keys: ~owns(config, keys) if owns else np.zeros(len(keys), np.bool_)
@@ -180,7 +185,7 @@ class Scans:
 
         Raises
         ------
-        SessionExpiredError : there is no such scan (any more).
+        SessionExpiredError : there is no such scan, or it has ended.
         InvalidArgumentError : the page is too large.
         CorruptTableError : a record is damaged.
         """
@@ -202,7 +207,7 @@ class Scans:
         return ScannedRows(keys, found[0], found[1] if len(found) > 1 else None, after)
 
     def _page(self, scan: _Scan, command: c.ReadScan) -> tuple[Keys, list[Rows]]:
-        """Return the row keys of a page, and their weights, and state if it was requested."""
+        """Return the row keys of a page, their weights, and their state if it was requested."""
         config, snapshot = scan.config, scan.snapshot
         if command.deleted:
             row_keys = snapshot.deleted_from(command.low, command.rows)
@@ -214,7 +219,7 @@ class Scans:
         return located.keys, [whole[:, low:high] for low, high in pairwise(ends)]
 
     def reply_bytes(self, command: c.ReadScan) -> int:
-        """Return the bytes of a page, at most; raises as `read`."""
+        """Return an upper bound for the bytes of a page. Raises as `read`."""
         scan = self._found(command)
         if command.deleted:
             return min(command.rows, scan.deleted) * _KEY_BYTES
@@ -247,13 +252,13 @@ class Scans:
                 self.places.leave([scan.place])
 
     def expire(self) -> None:
-        """End scans that are not read any more."""
+        """End scans that were not read for IDLE_S."""
         if self._open:
             before = monotonic() - IDLE_S
             self._end({name for name, scan in self._open.copy().items() if scan.read_at < before})
 
     def end_all(self) -> None:
-        """End every scan, also those that are being opened. With the engine."""
+        """End every scan, even scans that are being opened. The caller has the engine."""
         with self._lock:
             self._ended_at = self._openings
         self._end(set(self._open.copy()))
@@ -262,8 +267,8 @@ class Scans:
         with self._lock:
             ended = [self._open.pop(name) for name in names if name in self._open]
             self.places.leave(scan.place for scan in ended)
-        if ended:  # to unmap files takes long
-            with suppress(RuntimeError):  # the system gives no more threads
+        if ended:  # unmapping files takes long
+            with suppress(RuntimeError):  # the system starts no more threads
                 threading.Thread(target=ended.clear, name="scans", daemon=True).start()
 
 
@@ -273,7 +278,7 @@ def _row_bytes(config: TableConfig, command: c.ReadScan) -> int:
 
 
 def _entry(state: State, table_id: int, name: str, label: str | None) -> TableEntry:
-    """Return a table as of a state."""
+    """Return a table's entry in a state."""
     found = next((entry for entry in state.tables if entry.table_id == table_id), None)
     if found is None:
         where = "the last commit" if label is None else f"the checkpoint {label!r}"

@@ -1,9 +1,10 @@
-"""Scrubbing: the files of a running store are read slowly, again and again, and every row checked.
+"""Scrubbing: a thread slowly and repeatedly reads a running store's files, and checks every row.
 
 Damage of a record that is never looked up could stay unnoticed for months, until the backups that
-had it are deleted. A thread reads the catalogue's files in pieces of some megabytes, at a rate that
-costs little; stats and log report damage. It needs no engine: these files never change, and one
-that a merge has removed meanwhile is skipped. The files' pages do not stay in memory.
+contain the record are deleted. The thread reads the catalogue's files in pieces of some megabytes,
+at a rate that costs little; stats and log report damage. It needs no engine: these files never
+change, and a file that a merge has removed meanwhile is skipped. The files' pages do not stay in
+memory.
 """
 
 import threading
@@ -18,21 +19,21 @@ from embstore.storage.storage import Storage
 from embstore.storage.verify import affected_by, entries_of
 
 PASS_S = 3600.0
-"""A pass begins so long after the one before, at the earliest: a small store needs no more."""
+"""Seconds between the end of a pass and the next pass: a small store needs no more."""
 
 
 @dataclass
 class Scrubbed:
-    """The findings up to now. Written by one thread, read by any."""
+    """The findings up to now. One thread writes them, any thread reads them."""
 
     rows: int = 0
     passes: int = 0
     ended_at: float | None = None
-    """When the last pass ended; None: none has."""
+    """The end of the last pass, by `monotonic`; None: no pass has ended."""
     problems: dict[str, list[str]] = field(default_factory=dict)
-    """The problems found when a file of the catalogue was last read, by path."""
+    """By path, the problems that were found when a file of the catalogue was last read."""
     after_problem: Callable[[list[str]], None] = lambda found: None
-    """Called with the problems of a file, in the thread; a server logs them."""
+    """Called with the problems of a file, in the scrubbing thread; a server logs them."""
 
 
 class Scrubber:
@@ -49,11 +50,11 @@ class Scrubber:
 
     @property
     def age_s(self) -> float:
-        """Time since the last pass ended; 0: none has."""
+        """Seconds since the last pass ended; 0: no pass has ended."""
         return 0.0 if self.found.ended_at is None else monotonic() - self.found.ended_at
 
     def start(self) -> None:
-        """Begin, where a rate is given."""
+        """Start the thread, if a rate is given."""
         if self.bytes_per_s and not self._read_only:
             # The thread does not keep a store alive.
             arguments = weakref.ref(self), self._stopping
@@ -62,7 +63,7 @@ class Scrubber:
             self._thread.start()
 
     def step(self) -> float:
-        """Check the next piece; return the seconds until the one after it is due."""
+        """Check the next piece; return the seconds until the piece after it is due."""
         begun = monotonic()
         size = next(self._work)
         if size is None:
@@ -90,10 +91,12 @@ def _run(ref: "weakref.ref[Scrubber]", stopping: threading.Event) -> None:
 
 
 def _passes(storage: Storage, found: Scrubbed) -> Generator[int | None]:
-    """Yield the bytes of each piece, None at the end of a pass. Refers to no scrubber: it would
-    keep itself."""
+    """Yield the bytes of each piece, and None at the end of a pass.
+
+    The generator refers to no scrubber, which would otherwise keep itself alive.
+    """
     while True:
-        catalogue = storage.catalogue  # replaced whole
+        catalogue = storage.catalogue  # replaced as a whole
         for entry in entries_of(catalogue):
             if entry.path in _paths(storage.catalogue):
                 yield from _check(storage, catalogue, entry, found)

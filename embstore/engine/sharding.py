@@ -1,13 +1,13 @@
-"""A store as a shard of a cluster: its map, writes that are paused, rows that are moved.
+"""A store as a shard of a cluster: its map, the pause of its writes, rows that are moved.
 
 A store's place among the shards is durable before it is acknowledged (`embstore.storage.shard`).
-While its writes are paused, the frame of calls refuses every command that writes, in its turn: so
-after the answer none is applied, not even one queued before.
+While writes are paused, the frame refuses every command that writes when the command's turn comes.
+Therefore no write is applied after the answer to the pause, not even one that was queued before.
 
-**Commands by a map.** A command that was split by a map is executed if the shard's map splits
-alike, in one turn with the check; else it is refused, and its sender fetches the newest map. A
-session's commands are split by the map with which its ranks have joined: the session ends with that
-map.
+**Commands by a map.** A command that was split by a map is executed if the shard's map splits it in
+the same way; the check happens in the same turn. Otherwise it is refused, and its sender fetches
+the newest map. A session's commands are split by the map with which its ranks have joined: the
+session ends with that map.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def be(engine: "Engine", place: ShardPlace | None) -> None:
-    """Have a store be this shard, or none, from now on. Inside a call, or before the first."""
+    """Make a store this shard, or no shard, from now on. Inside a call, or before the first one."""
     engine.shard = place
     engine.scans.owns = None if place is None else place.owns
     engine.tables.frame.pause("" if place is None else place.refusal)
@@ -53,8 +53,7 @@ def _place_of(engine: "Engine") -> ShardPlace:
 
 
 def check_version(engine: "Engine", version: int) -> None:
-    """Raise MovedError unless a command that was split by the map of a version is split as by that
-    of this shard."""
+    """Raise MovedError unless this shard's map splits commands as the map `version` does."""
     place = engine.shard
     if place is not None and not place.is_split_as(version):
         raise MovedError(
@@ -66,11 +65,11 @@ def check_version(engine: "Engine", version: int) -> None:
 def by_map(
     engine: "Engine", command: c.Command[Any], version: int, begin: Callable[[], Any]
 ) -> Any:
-    """Begin a command that was split by the map of a version.
+    """Begin a command that its sender split by version `version` of the cluster's map.
 
-    Raises MovedError: it is split in another way by now; nothing has changed.
+    Raises MovedError if the shard's map splits it in another way; nothing has changed then.
     """
-    if Trait.JOINS in command.traits:  # takes no turn: so it is looked at once more
+    if Trait.JOINS in command.traits:  # takes no turn, so the version is checked again afterwards
         check_version(engine, version)
         joined = begin()
         try:
@@ -93,7 +92,7 @@ def by_map(
 
 
 def set_shard_map(engine: "Engine", command: c.SetShardMap, _: None) -> None:
-    """Take the next map, once it is on the disk."""
+    """Use the next map, once it is on the disk."""
     tables, place = engine.tables, _place_of(engine)
     with tables.reading():
         commit = engine.storage.catalogue.head.commit
@@ -121,7 +120,7 @@ def _end_sessions(engine: "Engine") -> None:
 
 
 def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
-    """Have a shard without a partition stand where the others stand. Inside a call."""
+    """Give a shard without a partition the position of the other shards. Inside a call."""
     own, tables, storage = _place_of(engine), engine.tables, engine.storage
     if own.partitions or place.partitions:
         raise InvalidArgumentError(
@@ -129,7 +128,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
             "are"
         )
     engine.sessions.release_ended()
-    before = list(tables.by_id.values())  # of an earlier try, or of a shard that had left
+    before = list(tables.by_id.values())  # of an earlier try, or of a shard that has left
     tables.check_unheld("give it the tables of a cluster", before)
     storage.begin_change()
     engine.hot_pins.release_tables(before, are_dropped=True)
@@ -137,7 +136,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
         storage.drop_table(table.table_id)
         tables.remove(table)
         engine.frequencies.forget(table)
-    for described in sorted(barrier.tables, key=lambda one: one.table_id):  # as they were made
+    for described in sorted(barrier.tables, key=lambda one: one.table_id):  # in order of creation
         storage.next_table_id = described.table_id
         table, _ = tables.create(described.config)
         table.t = described.t
@@ -155,7 +154,7 @@ def _adopt(engine: "Engine", place: ShardPlace, barrier: Barrier) -> None:
 
 
 def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
-    """Take no writes from now on, and return where the store stands."""
+    """Refuse writes from now on, and return the store's position."""
     with engine.tables.reading():
         place, frame = _place_of(engine).paused(command.by), engine.tables.frame
         if frame.lease is not None and frame.lease.is_live and frame.lease.by != command.by:
@@ -172,8 +171,11 @@ def pause_writes(engine: "Engine", command: c.PauseWrites, _: None) -> Barrier:
 
 
 def _is_before(engine: "Engine", until: Barrier, place: SessionPlace | None) -> bool:
-    """Return whether a writing command is to be applied up to a barrier: a step of a session by its
-    number, another command as long as a table lacks updates. Inside a call."""
+    """Return whether a writing command must still be applied to reach a barrier. Inside a call.
+
+    A step of a session is compared by its number; another command is applied as long as a table
+    lacks updates.
+    """
     if place is not None:
         return any(
             one.session == place.session and place.place.step <= one.step for one in until.places
@@ -183,7 +185,7 @@ def _is_before(engine: "Engine", until: Barrier, place: SessionPlace | None) -> 
 
 
 def resume_writes(engine: "Engine", command: c.ResumeWrites, _: None) -> None:
-    """Take writes again."""
+    """Accept writes again."""
     with engine.tables.reading():
         _become(engine, _place_of(engine).resumed(command.by))
         frame = engine.tables.frame
@@ -199,7 +201,7 @@ def _become(engine: "Engine", place: ShardPlace) -> None:
 
 
 def barrier(engine: "Engine") -> Barrier:
-    """Return where a store stands. Inside a call."""
+    """Return a store's position. Inside a call."""
     tables = engine.tables
     return Barrier(
         tables.frame.command_number,
@@ -216,8 +218,10 @@ def barrier(engine: "Engine") -> Barrier:
 
 
 def check_moved(engine: "Engine", table: TableState, keys: Any) -> None:
-    """Raise InvalidArgumentError, if a row that is moved here is one that the shard has. Inside a
-    call."""
+    """Raise InvalidArgumentError if a row that is moved here is in a partition of this shard.
+
+    Inside a call.
+    """
     place = _place_of(engine)
     own = np.flatnonzero(place.owns(table.config, np.asarray(keys)))
     if len(own):

@@ -1,9 +1,9 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The stats of an open store, in one document: `Store.stats()`. In its turn on the engine.
+"""The stats of an open store as one document: `Store.stats()`. Made on the engine, in its turn.
 
-REST shows the same document, with the server's own stats, and metrics and `embstore stats` are made
-of it. Resident and dirty rows are counted in one pass over the slots of each level of a pool for
-all of its tables: a pass for each table would stall training at every request.
+REST returns the same document with the server's own stats; metrics and `embstore stats` are made
+from it. Resident and dirty rows are counted in one pass over the slots of each level of a pool, for
+all of its tables: a pass per table would stall training at every request.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class CountedLevel(NamedTuple):
 
 
 class CountedPool(NamedTuple):
-    """A pool, with the rows of its level one and of its level two."""
+    """A pool, with the counted rows of its level one and its level two."""
 
     pool: "Pool"
     levels: tuple[CountedLevel, CountedLevel]
@@ -68,7 +68,7 @@ class CountedPool(NamedTuple):
 
     @property
     def host(self) -> "PoolSlots | None":
-        """The slots of level two."""
+        """The slots of level two; None: the pool has no level two."""
         return self.pool.level_two.slots if self.pool.level_two else None
 
     @property
@@ -85,20 +85,20 @@ class CountedPool(NamedTuple):
 
 
 class CountedTable(NamedTuple):
-    """A table, and the rows of its pool."""
+    """A table, and the counted rows of its pool."""
 
     state: "TableState"
     levels: tuple[CountedLevel, CountedLevel]
 
     @property
     def resident(self) -> tuple[int, int]:
-        """Resident rows in both levels, and those in level two."""
+        """Resident rows of both levels, and of level two alone."""
         one, two = (level.resident.get(self.state.table_id, 0) for level in self.levels)
         return one + two, two
 
     @property
     def dirty(self) -> tuple[int, int]:
-        """Dirty rows in both levels, and those in level two."""
+        """Dirty rows of both levels, and of level two alone."""
         one, two = (level.dirty.get(self.state.table_id, 0) for level in self.levels)
         return one + two, two
 
@@ -109,13 +109,13 @@ class CountedTable(NamedTuple):
 
     @property
     def missed_rows(self) -> int:
-        """Rows that lookups have brought in."""
+        """Rows that lookups have read into the cache."""
         return self.state.pool.residency.missed_rows[self.state.number]
 
 
 @dataclass
 class TableStats:
-    """One table."""
+    """The stats of one table."""
 
     rows: int = gauge("Number of rows: 0 <= key < rows.", lambda t: t.state.rows)
     dim: int = gauge("Elements of a row's weights.", lambda t: t.state.dim)
@@ -151,7 +151,8 @@ class TableStats:
 
 @dataclass
 class PoolStats:
-    """The rows of all tables of one layout, which share slots. Counts are since it was made."""
+    """The rows of all tables of one layout, which share slots. Counts begin when the pool is
+    made."""
 
     dim: int = label("Elements of a row's weights.", lambda p: p.pool.layout.dim)
     optimizer: str = label("Kind of optimizer.", lambda p: p.pool.layout.optimizer)
@@ -176,8 +177,10 @@ class PoolStats:
 
 @dataclass
 class SplitStats:
-    """One pool's part of the cache, as last decided by the estimated misses of its lookups. 0:
-    nothing was decided since pools came or went, or the cache's size was changed."""
+    """One pool's part of the cache, as last decided by the estimated misses of its lookups.
+
+    Values are 0 if nothing was decided since the last change of the pools or of the cache's size.
+    """
 
     dim: int = label("Elements of a row's weights.", lambda p: p.pool.layout.dim)
     optimizer: str = label("Kind of optimizer.", lambda p: p.pool.layout.optimizer)
@@ -198,7 +201,7 @@ class SplitStats:
 
 @dataclass
 class SplittingStats:
-    """How the cache is split between pools."""
+    """The division of the cache between pools."""
 
     how: str = text("By what lookups would miss (measured), or by who came first (demand).")
     decisions: int = counter("Changes of the split.")
@@ -247,7 +250,7 @@ class CacheStats:
 
 @dataclass
 class CommandLogStats:
-    """The commands that no commit has yet, where they are logged."""
+    """The log of the commands that no commit contains yet."""
 
     durability: str = text(
         "What survives a crash: the last commit, all but the last moments, or every command.",
@@ -345,7 +348,7 @@ def _counted_tables(tables: "Tables") -> dict[str, CountedTable]:
 
 
 def _rows_of(slots: "PoolSlots") -> CountedLevel:
-    """Return how many rows of each table id are resident, and how many of those are dirty."""
+    """Return the number of resident rows of each table id, and of dirty rows."""
     here = slots.contents()
     ids = slots.row_keys.table_ids(here.keys)  # -1 where the slot is free
     return CountedLevel(_counts_of(ids[ids >= 0]), _counts_of(ids[here.dirty]))
@@ -354,6 +357,6 @@ def _rows_of(slots: "PoolSlots") -> CountedLevel:
 def _counts_of(ids: Any) -> dict[int, int]:
     if not len(ids):
         return {}
-    lowest = int(ids.min())  # ids only grow, and a pool's ids are often close together
+    lowest = int(ids.min())  # ids only grow, and the ids of a pool are often close together
     counts = np.bincount(ids - lowest)
     return {lowest + int(i): int(counts[i]) for i in np.flatnonzero(counts)}

@@ -1,9 +1,9 @@
-"""File descriptors: as many as the system grants, and some that only storage may use.
+"""File descriptors: as many as the system grants, and some that only storage can use.
 
-A process that serves has a descriptor for each connection, and whoever connects often enough takes
-them all. What then cannot open a file must not be the store: half a commit fails it, and what was
-acknowledged since the last one is lost. So some descriptors are kept open for nothing, and given up
-when a file of the store finds none.
+A process that serves has a descriptor per connection, and a client that connects often enough uses
+them up. The store must still be able to open files then: half a commit fails the store, and
+everything acknowledged since the last commit is lost. Therefore some descriptors are kept open
+without a use, and one of them is closed when the store needs a descriptor and finds no other.
 """
 
 import errno
@@ -21,7 +21,7 @@ _MOST = 1 << 20
 
 
 class Spare:
-    """Descriptors that are kept for files. Any thread."""
+    """Descriptors that are reserved for files. Any thread."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -31,30 +31,34 @@ class Spare:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()  # another thread may have had it
+        self._lock = threading.Lock()  # another thread may have held it
 
     def begin(self) -> None:
-        """Keep descriptors from now on, until each who has begun has called `end`."""
+        """Reserve descriptors from now on, until each user that has called `begin` has called
+        `end`."""
         with self._lock:
             self._users += 1
         self.fill()
 
     def end(self) -> None:
-        """Keep none any more, if nobody else needs them."""
+        """Release the reserved descriptors, unless another user needs them."""
         with self._lock:
             self._users -= 1
             while not self._users and self._kept:
                 os.close(self._kept.pop())
 
     def fill(self) -> None:
-        """Keep as many as there should be, or as many as there are."""
+        """Reserve descriptors up to the count, as far as the system has any."""
         with self._lock, suppress(OSError):
             while self._users and len(self._kept) < self._count:
                 self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def having(self, work: Callable[[], T]) -> T:
-        """Return what work returns that opens one file, with a descriptor that was kept if there is
-        no other; else OSError."""
+        """Return the result of `work`, which opens one file.
+
+        If the process has no other descriptor, a reserved one is released for it; without one
+        `work` raises OSError.
+        """
         while True:
             try:
                 return work()
@@ -71,14 +75,14 @@ class Spare:
 
 
 SPARE = Spare(32)
-"""Of this process. A commit, a merge and a segment of each log open a dozen files."""
+"""The reserve of this process. A commit, a merge and a segment of each log open a dozen files."""
 
 
 def raise_limit() -> int:
-    """Let this process have as many descriptors as it may, and return how many that are."""
+    """Raise this process's limit of descriptors as far as allowed, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # it stays as it was
+        with suppress(OSError, ValueError):  # the limit stays as it was
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,7 +1,7 @@
-"""Facts about the host: processor and memory, as far as this process may have it.
+"""Facts about the host: its processor, and the memory that this process can use.
 
-A container's memory is limited by control groups, of version 1 or 2. A process is in one, and each
-of those above it has a limit as well; a container may see its own as the root.
+A container's memory is limited by control groups, of version 1 or 2. A process is in one group, and
+each group above it has a limit as well; a container can see its own group as the root.
 """
 
 import os
@@ -12,21 +12,24 @@ from pathlib import Path
 from typing import Any
 
 THREADS_MAX = 256
-"""More are a mistake: the system may have no room for their stacks."""
+"""Most threads that a user can set: the system may have no memory for the stacks of more."""
 HOST_PARTS = 4
-"""Of the host's free memory, one part in so many is level two of a GPU's cache by default: the
+"""By default level two of a GPU's cache takes one part in this many of the host's free memory: the
 trainer, the page cache and storage's indexes need the rest."""
 _ROOT = Path("/")
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of versions 2 and 1: limit, use, and which line of memory.stat is page cache to be dropped."""
+"""For versions 2 and 1: the files of limit and use, and the line of memory.stat with page cache
+that can be dropped."""
 
 
 def host_facts() -> dict[str, Any]:
-    """Return the processor's model, and memory in bytes: all that the process may have (a container
-    may be limited), and the part that is free."""
+    """Return the processor's model, and memory in bytes.
+
+    Memory is the whole that the process can use (a container can be limited), and its free part.
+    """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_least(limit) for limit, _, _ in _GROUP_FILES]
     return {
@@ -37,8 +40,10 @@ def host_facts() -> dict[str, Any]:
 
 
 def free_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes of memory that this process can still have without swapping: the system's
-    MemAvailable, or less where a control group leaves less."""
+    """Return the bytes of memory that this process can still allocate without swapping.
+
+    This is the system's MemAvailable, or less if a control group leaves less.
+    """
     free = _sizes(root / "proc/meminfo").get("MemAvailable:")
     if free is None:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -52,12 +57,12 @@ def free_bytes(root: Path = _ROOT) -> int:
 
 
 def swap_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that the memory of this process can be swapped to."""
+    """Return the bytes of swap space that this process can use."""
     return min(_sizes(root / "proc/meminfo").get("SwapTotal:", 0), _least("memory.swap.max", root))
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the directories of the control groups that this process is in, and of those above."""
+    """Yield the directories of this process's control groups, and of the groups above them."""
     top = root / "sys/fs/cgroup"
     yield from (top, top / "memory")
     for line in _lines(root / "proc/self/cgroup"):
@@ -68,13 +73,13 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _least(name: str, root: Path = _ROOT) -> int:
-    """Return the least limit that files of this name give, as control groups have them."""
+    """Return the least limit that files of this name contain, over all control groups."""
     limits = (_number(group / name) for group in _groups(root))
     return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None: there is none, or it is "max"."""
+    """Return the number in a file; None: there is no file, or it contains "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -82,7 +87,7 @@ def _number(path: Path) -> int | None:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Return the bytes that the lines of a file give, by their first word."""
+    """Return the numbers of bytes in the lines of a file, by the first word of each line."""
     words = (line.split() for line in _lines(path))
     return {w[0]: int(w[1]) << (10 if w[2:] == ["kB"] else 0) for w in words if len(w) > 1}
 

@@ -1,9 +1,9 @@
-"""Tables of (key, value) in host memory, and the loops that all of them share.
+"""Hash tables of (key, value) in host memory, and the loops that all of them share.
 
-    table[place] = (key, value), or (anything, 0): free
+    table[place] = (key, value), or (anything, 0): the place is free
 
-A place is found by linear probing from the key's home; the table is a power of two in size, and
-never full. Any int64 may be a key. No device has a twin of these loops.
+The place of a key is found by linear probing from its home place. The size of the table is a power
+of two, and it is never full. Any int64 can be a key. No device has a twin of these loops.
 """
 
 import numpy as np
@@ -23,11 +23,12 @@ def new_table(places: int) -> Int64Rows:
 
 @kernel
 def lower(table: Int64Rows, limit: Int, amount: Int) -> int:
-    """Free the places of values up to `limit`, and take `amount` from the others, in place.
+    """Free the places of values up to `limit`, and subtract `amount` from the other values.
 
-    Returns how many entries stay. From one free place round to it again, each entry is taken out
-    and entered anew. All places between its home and where it was are done by then, so it comes to
-    lie there or before, and nothing is moved that still has to be seen.
+    Returns the number of entries that stay. The loop begins at a free place and goes once around
+    the table. It takes each entry out and enters it again. All places between the home place of the
+    entry and its old place have been visited by then, so the entry lands in one of these places,
+    and no entry moves to a place that the loop has yet to visit.
     """
     mask = np.uint64(table.shape[0] - 1)
     first, kept = np.uint64(0), 0
@@ -49,7 +50,7 @@ def lower(table: Int64Rows, limit: Int, amount: Int) -> int:
 
 @kernel
 def carry(table: Int64RowsIn, other: Int64Rows) -> None:
-    """Enter every entry into an empty table that has room for them."""
+    """Enter every entry into an empty table that has space for all."""
     mask = np.uint64(other.shape[0] - 1)
     for old in range(table.shape[0]):
         if table[old, 1] != 0:

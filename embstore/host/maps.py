@@ -1,6 +1,6 @@
-"""Shared, read-only maps of files as arrays, unmapped with their last reference.
+"""Shared, read-only maps of files as arrays, which are unmapped with their last reference.
 
-Not mmap.mmap, which keeps a descriptor for every map: a store has a map for every segment.
+mmap.mmap is not used, because it keeps a descriptor per map: a store has a map for every segment.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(descriptor: int, length: int) -> NDArray[np.uint8]:
-    """Return the first `length` bytes of a file, which are read at random."""
+    """Return the first `length` bytes of a file; the system is advised that reads are random."""
     return np.asarray(_Mapping(descriptor, length))
 
 
 class _Mapping:
-    """The memory of a map, as NumPy takes it."""
+    """The memory of a map, in the form that NumPy can view."""
 
     def __init__(self, descriptor: int, length: int) -> None:
         address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)

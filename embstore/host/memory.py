@@ -1,9 +1,9 @@
 """Anonymous memory whose pages are allocated when first written, and freed when released.
 
-Address space is reserved for the most that a budget may use, so that a pool grows without moving
+Address space is reserved for the most that a budget can use. Therefore a pool grows without moving,
 and its arrays keep their addresses until the budget itself is raised. Huge pages matter: two
-million rows of 272 bytes are 133,000 small pages, far more than a TLB holds, and random reads would
-pay for a page walk each.
+million rows of 272 bytes are 133,000 small pages, far more than a TLB holds, and each random read
+would cost a page walk.
 """
 
 import mmap
@@ -18,12 +18,12 @@ from embstore.errors import CapacityError
 
 HUGE_PAGE_BYTES = 2 << 20
 _PIECE_BYTES = 32 * HUGE_PAGE_BYTES
-"""What `move` has in memory twice: small compared to a cache."""
-_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # named by the mmap module from 3.13 on
+"""Bytes that exist twice during `move`: few compared to a cache."""
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # the mmap module names it from 3.13 on
 
 
 def reserve(byte_count: int) -> NDArray[np.uint8]:
-    """Return (byte_count,) zeros in a mapping of their own, which ends with the last view.
+    """Return (byte_count,) zeros in a mapping of their own, which is unmapped with its last view.
 
     The first byte is aligned to a huge page if `byte_count` reaches one, else to a page.
     """
@@ -44,7 +44,8 @@ def reserve(byte_count: int) -> NDArray[np.uint8]:
 
 
 def release(array: NDArray[Any]) -> None:
-    """Free the whole pages inside a contiguous view of a reserved array; they read as zeros."""
+    """Free the whole pages inside a contiguous view of a reserved array; they then read as
+    zeros."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -60,8 +61,8 @@ def release(array: NDArray[Any]) -> None:
 def move(source: NDArray[Any], target: NDArray[Any]) -> None:
     """Copy a reserved array to the beginning of another, and free it piece by piece.
 
-    Rejected: mremap, which moves pages and no bytes. Python refuses it while a view exists, and the
-    result is not aligned to huge pages.
+    Rejected: mremap, which moves pages without a copy. Python refuses it while a view exists, and
+    the result is not aligned to huge pages.
     """
     step = max(1, _PIECE_BYTES // max(1, source[:1].nbytes))
     for low in range(0, len(source), step):
@@ -75,7 +76,7 @@ def lengthened(array: NDArray[Any], used: int, length: int) -> NDArray[Any]:
 
     Raises
     ------
-    CapacityError : no address space; `array` is as it was.
+    CapacityError : there is no address space; `array` is unchanged.
     """
     longer = reserve(length * array.itemsize).view(array.dtype)
     move(array[:used], longer)

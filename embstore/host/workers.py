@@ -1,13 +1,14 @@
 """A few threads that share the ranges of one call with its caller.
 
 `run` calls `work(low, high)` once per range, in the calling thread and in the workers, and returns
-the results in the order of the ranges. The work is a kernel that runs without the GIL; ranges are
-taken from a shared iterator, so a thread that the system starts late takes fewer, and the caller
-never waits for one that has not begun.
+the results in the order of the ranges. The work is a kernel that runs without the GIL. Ranges are
+taken from a shared iterator: a thread that the system starts late takes fewer ranges, and the
+caller never waits for a thread that has not begun.
 
 Threads are daemons, started at the first call that needs them, and keep no reference to a finished
-call. One thread calls `run` at a time. Rejected: concurrent.futures (16 us for an empty call, where
-this takes 1) and Numba's prange (its threading layers are not safe from several Python threads).
+call. One thread calls `run` at a time. Rejected: concurrent.futures (an empty call takes 16 us,
+here it takes 1) and Numba's prange (its threading layers are not safe when several Python threads
+call).
 """
 
 import itertools
@@ -19,26 +20,28 @@ from typing import Any, NoReturn
 from embstore.errors import DeviceError, EmbstoreError
 
 COPY_THREADS_MAX = 8
-"""That copy rows between pinned buffers and the cache: more do not copy faster."""
+"""Most threads that copy rows between pinned buffers and the cache: more do not copy faster."""
 READ_THREADS_MAX = 16
-"""That read rows of storage, at random: each waits for memory, so that more of them read faster."""
+"""Most threads that read rows of storage, at random: each waits for memory, so more threads read
+faster."""
 SPLIT_BYTES = 1 << 20
-"""Bytes that a call moves before a second thread pays."""
+"""Bytes that a call must move to make a second thread worth it."""
 _THREADS_PER_SPLIT = 4
-"""Threads that pay then, so that each has some 0.1 ms to do; and as many for as many bytes more."""
+"""Threads for a call of SPLIT_BYTES, so that each works for some 0.1 ms; the same number more for
+each further SPLIT_BYTES."""
 Range = tuple[int, int]
 Work = Callable[[int, int], Any]
 """work(low, high) does the part [low, high) of a call."""
 
 
 def equal_ranges(count: int, pieces: int) -> list[Range]:
-    """Cut [0, count) into so many ranges of nearly the same length."""
+    """Cut [0, count) into `pieces` ranges of nearly the same length."""
     cuts = [count * i // pieces for i in range(pieces + 1)]
     return list(itertools.pairwise(cuts))
 
 
 class _Job:
-    """One call: its ranges, and what became of them. Any number of threads take part."""
+    """One call: its ranges, and their results or errors. Any number of threads take part."""
 
     def __init__(self, work: Work, ranges: Sequence[Range]) -> None:
         self._work = work
@@ -63,7 +66,7 @@ class _Job:
                 self._done.release()
 
     def results(self) -> list[Any]:
-        """Wait for every range, then return the results, or raise what went wrong."""
+        """Wait for every range, then return the results, or raise the first error."""
         self._done.acquire()
         for error in self._errors:
             _fail(error)
@@ -71,7 +74,8 @@ class _Job:
 
 
 def _fail(error: BaseException) -> NoReturn:
-    """Raise an error of a call's work; DeviceError for one that a kernel should not have."""
+    """Raise an error of a call's work; an error that no kernel should raise becomes a
+    DeviceError."""
     if isinstance(error, (EmbstoreError, MemoryError)) or not isinstance(error, Exception):
         raise error
     raise DeviceError(f"a kernel failed: {error!r}") from error
@@ -83,14 +87,14 @@ def _serve(jobs: "queue.SimpleQueue[_Job | None]") -> None:
         if job is None:
             return
         job.take_part()
-        del job  # Its arrays are the caller's; do not keep them until the next call.
+        del job  # Its arrays belong to the caller; do not keep them until the next call.
 
 
 class Workers:
-    """`threads` - 1 worker threads; the caller is the last one.
+    """`threads` - 1 worker threads; the calling thread is the last one.
 
-    ranges_per_thread : more than one, so that a thread that starts late leaves its share to the
-        others
+    ranges_per_thread : with more than one, a thread that starts late leaves its ranges to the other
+        threads
     """
 
     def __init__(self, threads: int, ranges_per_thread: int = 1) -> None:
@@ -101,14 +105,14 @@ class Workers:
         self._workers: list[threading.Thread] = []
 
     def ranges(self, count: int, item_bytes: int) -> list[Range]:
-        """Cut [0, count) into equal ranges, if what they move is worth a second thread."""
+        """Cut [0, count) into equal ranges, if the bytes to move are worth a second thread."""
         if self.threads == 1 or count * item_bytes < self.split_bytes:
             return [(0, count)]
         pay = _THREADS_PER_SPLIT * count * item_bytes // max(self.split_bytes, 1)
         return equal_ranges(count, min(max(pay, 2), self._ranges_max))
 
     def share(self, work: Work, count: int, item_bytes: int) -> list[Any]:
-        """Return the results of `work` on the ranges that [0, count) is cut into."""
+        """Cut [0, count) into ranges, and return the results of `work` on each of them."""
         return self.run(work, self.ranges(count, item_bytes))
 
     def run(self, work: Work, ranges: Sequence[Range]) -> list[Any]:
@@ -116,7 +120,7 @@ class Workers:
 
         Raises
         ------
-        DeviceError : a call raised; every range has been tried.
+        DeviceError : a call of `work` raised; every range has been tried.
         """
         if len(ranges) == 1:
             try:
@@ -144,6 +148,6 @@ class Workers:
             worker = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
             try:
                 worker.start()
-            except RuntimeError:  # the system gives no more threads: there are fewer
+            except RuntimeError:  # the system starts no more threads: fewer must do
                 return
             self._workers.append(worker)

@@ -1,10 +1,10 @@
-"""Authentication: from a token or a certificate to its principal.
+"""Authentication: finds the principal of a token or a certificate.
 
 Every call is authenticated anew, which takes microseconds: the server keeps no state about failed
 attempts.
 
-SIGHUP reads the file again. A token that was removed is refused at its next call; an invalid file
-is logged, and changes nothing. Event loop only.
+SIGHUP makes the server read the file of tokens again. A removed token is refused from its next call
+on; an invalid file is logged, and changes nothing. Event loop only.
 """
 
 import logging
@@ -21,7 +21,7 @@ _SCHEME = "bearer "
 
 
 def names_of_peer(auth_context: Mapping[str, Sequence[bytes]]) -> tuple[str, ...]:
-    """Return the names in the certificate that gRPC has verified of a peer; none without."""
+    """Return the names in the certificate of a peer that gRPC has verified; none without one."""
     if not (found := auth_context.get("x509_pem_cert", ())):
         return ()
     from embstore_server.access.certificate_names import names_in_pem  # few servers need it
@@ -30,7 +30,7 @@ def names_of_peer(auth_context: Mapping[str, Sequence[bytes]]) -> tuple[str, ...
 
 
 class Callers:
-    """The callers that a server accepts; without a file of tokens, all."""
+    """The callers that a server accepts; without a file of tokens, all callers."""
 
     def __init__(self, path: Path | None, limits: Mapping[str, int]) -> None:
         """Read the file; raises InvalidArgumentError. `limits` are the default limits."""
@@ -54,11 +54,11 @@ class Callers:
         return self._principals.values()
 
     def named(self, name: str) -> Principal | None:
-        """Return the principal of a name, None if there is none. Any thread."""
+        """Return the principal with this name; None if there is none. Any thread."""
         return self._principals.get(name)
 
     def reload(self) -> None:
-        """Read the file again, for calls from now on."""
+        """Read the file again; calls from now on use it."""
         if self._path is None:
             return
         try:
@@ -76,8 +76,10 @@ class Callers:
         return self.principal(str(authorization), names_of_peer(context.auth_context()))
 
     def principal(self, authorization: str, certificate_names: Collection[str]) -> Principal:
-        """Return the principal of a call: by the header that was sent, "" for none, else by the
-        name in a certificate that was verified; one of several different names is refused.
+        """Return the principal of a call.
+
+        The header `authorization` decides if it was sent ("": it was not). Without it the name in a
+        verified certificate decides; a certificate with several different names is refused.
 
         Raises UnauthenticatedError.
         """

@@ -1,10 +1,11 @@
-"""The names in a client's certificate, by RFC 6125: those of its subject alternative names alone,
-where it has some that can name a caller (DNS names, mail addresses); else its common names. A name
-that occurs twice is one.
+"""The names in a client's certificate, by RFC 6125.
 
-A certificate comes as DER, verified by the TLS of its port, and both ports ask this one reader:
-what gRPC and Python's `ssl` tell of a certificate differs (of two common names one has the first,
-the other both).
+If subject alternative names contain names of callers (DNS names, mail addresses), only these count;
+otherwise the common names count. A name that occurs twice counts once.
+
+A certificate arrives as DER, verified by the TLS of its port. Both ports use this one reader,
+because gRPC and Python's `ssl` return different names for a certificate: of two common names one
+returns the first, the other both.
 """
 
 import ssl
@@ -16,19 +17,19 @@ _COMMON_NAME, _ALTERNATIVE_NAMES = b"\x55\x04\x03", b"\x55\x1d\x11"
 _MAIL, _DNS = 0x81, 0x82
 _VERSION, _EXTENSIONS = 0xA0, 0xA3
 _SUBJECT = 4
-"""Of a certificate's fields, after the version."""
+"""Index of the subject among a certificate's fields, after the version."""
 _WIDE = 0x1E
-"""A text of UTF-16 (BMPString); all others are read as UTF-8: names of tokens are ASCII."""
+"""Tag of a text in UTF-16 (BMPString). Other texts are read as UTF-8: names of tokens are ASCII."""
 
 
 @lru_cache(maxsize=1024)
 def names_in_pem(pem: bytes) -> tuple[str, ...]:
-    """Return the different names in a certificate in the form of PEM."""
+    """Return the different names in a certificate in PEM form."""
     return names_in(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 
 def names_in(der: bytes) -> tuple[str, ...]:
-    """Return the different names in a certificate; of one that is none, no names."""
+    """Return the different names in a certificate; no names if the bytes are no certificate."""
     try:
         ((_, certificate),) = _elements(der)
         fields = list(_elements(next(_elements(certificate))[1]))

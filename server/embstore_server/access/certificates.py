@@ -1,6 +1,6 @@
-"""The server's certificate, and the authorities of its clients': read again at SIGHUP.
+"""The server's certificate, and the authorities for certificates of clients; read again at SIGHUP.
 
-Both ports ask for them with each new connection, so that a certificate that is about to run out is
+Both ports look them up for each new connection, so that a certificate that is about to expire is
 replaced without a restart. Invalid files are logged, and change nothing.
 """
 
@@ -15,7 +15,7 @@ from embstore_server.telemetry.logs import event
 
 
 class Served(NamedTuple):
-    """Key and certificates of a handshake, as PEM and as a context of Python's."""
+    """Key and certificates of a handshake, as PEM and as a context of Python's `ssl`."""
 
     key: bytes
     chain: bytes
@@ -32,7 +32,7 @@ class Certificates:
         self.served = _read(settings)
 
     def reload(self) -> None:
-        """Read the files again, for connections from now on."""
+        """Read the files again; connections from now on use them."""
         try:
             self.served = _read(self._settings)
         except InvalidArgumentError as exc:
@@ -46,14 +46,14 @@ class Certificates:
             event(logging.INFO, "certificate read")
 
     def context(self) -> ssl.SSLContext:
-        """Return a context that takes the current certificates at each handshake."""
+        """Return a context that uses the current certificates at each handshake."""
 
         def take(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
             connection.context = self.served.context
 
         first = _read(self._settings).context
-        first.sni_callback = take  # called of clients, too, that name no server
-        # A resumed connection would use the authorities of the earlier one.
+        first.sni_callback = take  # also called for clients that name no server
+        # A resumed connection would use the authorities of the earlier connection.
         first.options |= ssl.OP_NO_TICKET
         first.num_tickets = 0
         return first

@@ -1,19 +1,20 @@
 """A caller: its name, its rights by pattern (`embstore.rights`), its sessions and call ids.
 
-**Sessions** belong to the principal that opened them. Their names are the principal's own: `train`
-of the token `ads` is the session `ads:train`, whose position no other token can take or read. A
-principal that may write everything may also use the full names, as they are listed: in this way an
-operator can end any session. A session of a server that had no tokens is `:train` then, and a store
-that gets tokens later goes on there.
+**Sessions** belong to the principal that opened them. Their full names begin with the principal:
+`train` of the token `ads` is the session `ads:train`, whose position no other token can take or
+read. A principal with the right to write everything can also use the full names, as lists show
+them; in this way an operator can end any session. A session that was opened when the server had no
+tokens has the full name `:train`. If the server gets tokens later, a principal with the right to
+write everything continues the session by that name.
 
-**Scans** are their opener's alone, in the same way.
+**Scans** likewise belong to their opener alone.
 
 **Calls that are sent again** are remembered by client and principal, so that no principal gets or
-takes the answer of another; and a client's id includes its owner, so that the many clients of one
-principal do not push out those of another.
+replaces the answer of another. A client's id includes its owner, so that the many clients of one
+principal do not evict the clients of another.
 
-**Other principals' tables** are refused by name, before anything is looked up, so that the answer
-is the same whether there is such a table or not.
+**Tables of other principals** are refused by name, before anything is looked up. The answer is
+therefore the same whether such a table exists or not.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,12 +32,12 @@ from embstore_proto.envelope import CLIENT_ID_CHARACTERS_MAX, Origin
 
 _REMEMBERED_MAX = 4096
 _OWNER_CHARACTERS = 16
-"""Length of a client id's owner part, in characters; the rest is a hash of 188 bits."""
+"""Characters of the owner in a client id; the rest is a hash of 188 bits."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """A caller. `rights` are by pattern; `name` is empty on a server without tokens."""
+    """A caller, and its rights by pattern; `name` is empty on a server without tokens."""
 
     name: str
     rights: Mapping[str, Right]
@@ -45,7 +46,8 @@ class Principal:
     _found: dict[str, Right] = field(default_factory=dict, compare=False, repr=False)
 
     def right_on(self, name: str) -> Right:
-        """Return the highest right on a table or session of this name; KNOWN, if there is none."""
+        """Return the highest right on a table or session of this name; KNOWN if no other is
+        granted."""
         right = self._found.get(name)
         if right is None:
             granted = (r for pattern, r in self.rights.items() if matches(name, pattern))
@@ -65,7 +67,7 @@ class Principal:
                 )
 
     def check_somewhere(self, right: Right) -> None:
-        """Raise PermissionDeniedError, unless `right` is granted on some name."""
+        """Raise PermissionDeniedError, unless `right` is granted on at least one name."""
         if right > max(self.rights.values(), default=Right.KNOWN):
             raise PermissionDeniedError(
                 f"expected the right to {right.name.lower()} on some table; {self._granted}"
@@ -84,7 +86,7 @@ class Principal:
 
     def session(self, name: str) -> str:
         """Return the full name of this principal's session `name`."""
-        if not self.name or not name:  # which the engine refuses
+        if not self.name or not name:  # an empty name, which the engine refuses
             return name
         if ":" in name and self._has_all_sessions:
             return name.removeprefix(":")
@@ -108,10 +110,10 @@ class Principal:
     # Calls that are sent again
 
     def origin(self, origin: Origin) -> Origin:
-        """Return an origin that no other principal can have; of a bad one, the same.
+        """Return an origin that no other principal can have; return an invalid origin as it is.
 
-        Its owner (`tables.owners`) is the principal: by a hash, as a name may take all of the
-        characters. A principal without a name is no owner, for any client id.
+        Its owner (`tables.owners`) is a hash of the principal's name, because a name can take all
+        characters of the id. A principal without a name is no owner, whatever the client id.
         """
         client_id = origin.client_id
         is_bad = not 0 < len(client_id) <= CLIENT_ID_CHARACTERS_MAX
@@ -124,9 +126,9 @@ class Principal:
     # Results
 
     def visible(self, value: Any, kept: Callable[[str], KeptState | None]) -> Any:
-        """Return the part of a command's result that the principal may see.
+        """Return the part of a command's result that the principal can read.
 
-        `kept` returns the kept checkpoint of a label, None if it is not kept any more.
+        `kept` returns the kept checkpoint of a label, or None if it is no longer kept.
         """
         if self.right_on(EVERYTHING) >= Right.READ:
             return value

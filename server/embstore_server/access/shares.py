@@ -1,24 +1,24 @@
-"""The limits of one token on resources that all share, by name.
+"""The limits of one token on resources that all callers share, by name.
 
     queue_calls, inflight_bytes, sessions   at any time; half of the server's own bound, unless the
-                                            file of tokens says otherwise
+                                            file of tokens contains another limit
     announced_bytes                         of all sessions of the token; half of the store's bound.
-                                            Tokens that may write everything have one share
+                                            Tokens with the right to write everything have one share
                                             together: their sessions have no owner
-    scans, scan_bytes                       open scans of the token, and the bytes that they hold;
+    scans, scan_bytes                       open scans of the token, and the bytes that they need;
                                             half of the server's, and of the store's bound
-    call_bytes                              keys and rows of one call, bounded where the file says
-                                            so: calls of other tokens may wait for one to end
-    cache_bytes                             of the cache, what the pools of tables that it may write
-                                            take before they have a row; half of the store's, but
-                                            for tokens that may write everything
-    tables, rows, disk_bytes                of the tables that it may write, together; bounded where
-                                            the file says so. disk_bytes is what those rows take at
-                                            most, so that it is known when a table is made
+    call_bytes                              keys and rows of one call, bounded if the file contains
+                                            a limit: calls of other tokens can wait for one to end
+    cache_bytes                             bytes of the cache that the pools of the token's
+                                            writable tables take before they have a row; half of the
+                                            cache, or no limit for tokens that can write everything
+    tables, rows, disk_bytes                of the token's writable tables, together; bounded if the
+                                            file contains a limit. disk_bytes is the most that the
+                                            rows can take: it is known when a table is created
 
-Pins need no limit: sessions of several owners divide the slots among them (`lookahead.planner`).
+Pins need no limit: sessions of several owners divide the slots between them (`lookahead.planner`).
 
-A server without tokens has its own bounds alone.
+A server without tokens has only its own bounds.
 """
 
 from contextlib import suppress
@@ -37,7 +37,7 @@ from embstore_server.access.callers import Callers
 from embstore_server.access.principals import Principal
 
 SHARE = 0.5
-"""A second owner finds as much as the first one has."""
+"""With half of a bound, a second owner finds as much as the first owner has."""
 
 
 def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
@@ -51,8 +51,10 @@ def defaults(queue_calls_max: int, inflight_bytes_max: int) -> dict[str, int]:
 
 
 def share_of(callers: Callers, limit: str, most: int, owner: str) -> int | None:
-    """Return how much of a store's bound, `most`, is for one owner, by the name of the limit; None:
-    there are no owners. Any thread."""
+    """Return the part of a store's bound `most` that one owner can use, by the name of the limit.
+
+    None: there are no owners. Any thread.
+    """
     if not callers.known:
         return None
     default = max(int(SHARE * most), 1)
@@ -61,18 +63,18 @@ def share_of(callers: Callers, limit: str, most: int, owner: str) -> int | None:
 
 
 def check_call(principal: Principal, command: Command[Any], engine: Engine) -> None:
-    """Refuse a call that is larger than its caller's may be. Any thread.
+    """Refuse a call that exceeds its caller's limit of bytes. Any thread.
 
     Raises InvalidArgumentError.
     """
     most = principal.limits.get("call_bytes")
     if most is not None:
-        with suppress(TableNotFoundError):  # the engine says so
+        with suppress(TableNotFoundError):  # the engine raises it again
             check_size(command, engine.tables.config_of, most, f"call_bytes of {principal.name!r}")
 
 
 def used(principal: Principal, engine: Engine) -> dict[str, int]:
-    """Return a principal's usage of a store. With the engine, or for a look at it."""
+    """Return a principal's usage of a store. The caller has the engine, or looks at its frame."""
     sessions = [n for n in engine.sessions.names() if owner_of(n) == principal.name]
     announced = engine.sessions.announcing.announced_bytes(principal.name)
     scans, scan_bytes = engine.scans.places.used(principal.name)
@@ -96,7 +98,7 @@ def _cache_bytes(principal: Principal, engine: Engine) -> int:
 
 
 def cache_bytes_max(principal: Principal, engine: Engine) -> int | None:
-    """Return the bytes of the cache that a principal's pools may take before they have a row."""
+    """Return the bytes of the cache that a principal's pools can take before they have a row."""
     if not principal.name or principal.right_on(EVERYTHING) >= Right.WRITE:
         return principal.limits.get("cache_bytes")
     default = int(SHARE * engine.tables.arena.budget_bytes)
@@ -126,7 +128,7 @@ def _of_tables(principal: Principal, engine: Engine) -> dict[str, int]:
 
 
 def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
-    """Refuse a command that would take more than a principal's share of a store. With the engine.
+    """Refuse a command that would exceed a principal's share of a store. The caller has the engine.
 
     Raises CapacityError.
     """
@@ -142,7 +144,7 @@ def check(principal: Principal, command: Command[Any], engine: Engine) -> None:
             more = _rows(max(rows - state.rows, 0), state.config)
     more = {name: count for name, count in more.items() if name in principal.limits}
     if not more:
-        return  # to look at all tables takes longer than to make one
+        return  # adding up all tables takes longer than creating one
     now = used(principal, engine)
     for name, count in more.items():
         most = principal.limits[name]

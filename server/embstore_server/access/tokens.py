@@ -4,16 +4,16 @@
         "ads":  {"secret": "sha256:HASH", "rights": {"ads/*": "write"}},
         "dash": {"certificate": true, "rights": {"*": "read"}, "limits": {"queue_calls": 8}}}}
 
-A token is `NAME.SECRET`, of which the file has a hash alone. The secret is always 32 random bytes,
-made by `embstore token add`: it cannot be guessed, so a hash that is slow on purpose (scrypt,
-argon2) would protect nothing, and would let attackers keep the server busy. With scrypt of 8 ms,
-guesses took every core and kept tokens out that were right, and 500 entries held the event loop for
-4 s at SIGHUP; SHA-256 takes a microsecond. A name with a `certificate` has no secret: its entry
-shows a certificate of that name instead.
+A token is `NAME.SECRET`. The file contains only a hash of the secret. The secret is always 32
+random bytes, made by `embstore token add`: it cannot be guessed. A hash that is slow on purpose
+(scrypt, argon2) would therefore protect nothing, and would let attackers keep the server busy. With
+scrypt of 8 ms, guesses occupied every core and kept valid tokens out, and 500 entries blocked the
+event loop for 4 s at SIGHUP; SHA-256 takes a microsecond. A name with a `certificate` has no
+secret: its caller shows a certificate with that name instead.
 
-The file is replaced whole, and readable for its owner alone; a writer holds a lock file in the same
-directory. Only `embstore token` writes it: the checksum of the entries detects damage and edits,
-which would change a right or a name. A running server reads it again at SIGHUP.
+The file is replaced as a whole, and only its owner can read it; a writer holds a lock file in the
+same directory. Only `embstore token` writes the file: the checksum of the entries detects damage
+and edits, which could change a right or a name. A running server reads the file again at SIGHUP.
 """
 
 import errno
@@ -43,7 +43,7 @@ _VERSION = 2
 _NOT_ONE = "is no file of tokens, which `embstore token add --tokens FILE` makes"
 _FIRST = "admin"
 LOCK_WAIT_S = 60.0
-"""The longest time that a change waits for other processes' changes, which take milliseconds."""
+"""The longest time that a change waits for changes by other processes, which take milliseconds."""
 _LOOK_S = 0.02
 LIMITS = (
     "queue_calls",
@@ -65,7 +65,8 @@ RIGHTS = {right.name.lower(): right for right in (Right.READ, Right.WRITE, Right
 
 @dataclass(frozen=True)
 class Entry:
-    """One name of the file. `secret` is the hash of its secret; None: it shows a certificate."""
+    """One name of the file. `secret` is the hash of its secret; None: the caller shows a
+    certificate."""
 
     name: str
     secret: str | None
@@ -75,13 +76,14 @@ class Entry:
     """Limits by name (`LIMITS`)."""
 
     def has(self, secret: str) -> bool:
-        """Return whether this is the entry's secret; it takes as long if not."""
+        """Return whether this is the entry's secret; both answers take equally long."""
         return hmac.compare_digest(_hashed(secret), self.secret or _NO_HASH)
 
 
 _NO_HASH = "sha256:"
 NOBODY = Entry("", None)
-"""The entry checked for a name that is not in the file: the answer takes as long."""
+"""The entry that is checked for an unknown name, so that the answer takes as long as for a known
+one."""
 
 
 def _hashed(secret: str) -> str:
@@ -101,7 +103,7 @@ def split_token(token: str) -> tuple[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidArgumentError, unless a token can be called so."""
+    """Raise InvalidArgumentError, unless a token can have this name."""
     if not _NAME.fullmatch(name):
         raise InvalidArgumentError(
             "expected a token's name of at most 64 letters, digits, and _ . @ - after the first, "
@@ -110,14 +112,14 @@ def check_name(name: str) -> None:
 
 
 def right_named(text: str) -> Right:
-    """Return the right that is called so."""
+    """Return the right with this name."""
     if text not in RIGHTS:
         raise InvalidArgumentError(f"expected a right of {', '.join(RIGHTS)}, found {text!r}")
     return RIGHTS[text]
 
 
 def check_pattern(text: str) -> str:
-    """Return a pattern of names, if it is one."""
+    """Return `text` if it is a pattern of names; raise InvalidArgumentError otherwise."""
     if not is_pattern(text):
         raise InvalidArgumentError(
             f"expected a name of tables, or a pattern as 'team/*' or '*', found {text!r}"
@@ -126,7 +128,7 @@ def check_pattern(text: str) -> str:
 
 
 def check_limit(name: str) -> str:
-    """Return the name of a limit, if there is one of this name."""
+    """Return `name` if it is the name of a limit; raise InvalidArgumentError otherwise."""
     if name not in LIMITS:
         raise InvalidArgumentError(f"expected a limit of {', '.join(LIMITS)}, found {name!r}")
     return name
@@ -141,11 +143,11 @@ def _count(name: str, value: Any) -> int:
 def read(path: Path) -> dict[str, Entry]:
     """Return the entries of a file, by name.
 
-    Raises InvalidArgumentError: there is no such file, or not all of it is understood; a right that
-    was misread would be one too many.
+    Raises InvalidArgumentError if there is no such file, or if any part of it is not understood: a
+    right that was misread could grant too much.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait
             raise InvalidArgumentError(f"tokens {path}: expected a regular file")
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -197,7 +199,7 @@ def _check_keys(where: str, found: Any, known: set[str]) -> None:
 
 
 def write(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Put a file of these entries in the place of the one before; durable on return."""
+    """Replace the file by one with these entries; durable on return."""
     tokens = {
         name: ({"certificate": True} if one.secret is None else {"secret": one.secret})
         | {"rights": {pattern: right.name.lower() for pattern, right in one.rights.items()}}
@@ -221,9 +223,10 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def make_first(path: Path) -> str:
-    """Return a new token `admin` of every right; "": the file has a name with every right already.
+    """Make and return a token `admin` with every right; empty if a name has every right already.
 
-    For a server whose ports others reach from its first start on. Durable on return.
+    This is for a server whose ports other machines can reach from its first start on. Durable on
+    return.
     """
     rights = {EVERYTHING: Right.ADMIN}
     with _named(path):
@@ -238,9 +241,10 @@ def make_first(path: Path) -> str:
 
 
 def change(path: Path, how: Callable[[dict[str, Entry]], Any], *, may_be_new: bool = False) -> None:
-    """Change the entries of a file, one process after the other; durable on return.
+    """Change the entries of a file, one process at a time; durable on return.
 
-    A link is followed: a server that reads its tokens through it reads the changed ones.
+    A symbolic link is followed, so that a server that reads its tokens through the link reads the
+    change.
     """
     path = Path(os.path.realpath(path))
     with _named(path):
@@ -271,8 +275,11 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let no other process change a file inside. A link in the lock's place is not followed: it
-    would make a file elsewhere; and a pipe would be waited for."""
+    """Keep other processes from changing a file inside the block.
+
+    A symbolic link in place of the lock file is not followed, because that would create a file
+    elsewhere; a pipe is refused, because opening it would wait.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     place = path.with_name(f"{path.name}.lock")
     lock = os.open(place, flags, 0o600)

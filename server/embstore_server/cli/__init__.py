@@ -1,9 +1,9 @@
 """The command line: `embstore serve`, commands for a running server, and the tools.
 
-Results go to standard output, everything else to standard error, so that `--json` can be piped.
-A command's module is imported when the command is called, and heavy modules (NumPy, gRPC, the
-engine) when it runs: `embstore --help` is fast. Commands for a running server need the extra `cli`
-alone; one that needs more says which (`extras`).
+Results go to standard output, everything else to standard error, so that `--json` can be piped. A
+command's module is imported when the command is called, and heavy modules (NumPy, gRPC, the engine)
+when it runs, so that `embstore --help` is fast. Commands for a running server need only the extra
+`cli`; a command that needs another extra names it in its error (`extras`).
 """
 
 import sys
@@ -15,9 +15,9 @@ from embstore.errors import EmbstoreError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status.
 
-    An EmbstoreError is an answer: its message is shown without a trace. A standard output that
-    takes no more is treated in the same way. Any other exception is a bug, and is raised.
-    `arguments` are the words after `embstore`; None: those of the process.
+    An EmbstoreError is an answer: its message is shown without a traceback. If standard output can
+    no longer be written, the command ends in the same way. Any other exception is a bug, and is
+    raised. `arguments` are the words after `embstore`; None: the process's own arguments.
     """
     from embstore_server.cli import exits
     from embstore_server.cli.standard_output import OutputLostError, standing_in
@@ -41,7 +41,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         with needing("cli"):
             from embstore_server.cli.commands import app
-    except EmbstoreError as exc:  # what shows errors is lacking, too
+    except EmbstoreError as exc:  # the packages that draw errors are missing, too
         sys.stderr.write(f"error: {exc}\n")
         return exits.FAILED
     try:

@@ -71,7 +71,7 @@ _TABLE_COMMANDS = {
 def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[TyperGroup]:
     """Return a class of groups that import a command when it is called.
 
-    default : the command that is meant where none is named; "": there has to be one
+    default : the command that is run if none is named; empty: a command must be named
     """
     places = {name: module for module, names in commands_of.items() for name in names}
 
@@ -101,12 +101,12 @@ def _lazy(commands_of: Mapping[str, list[str]], default: str = "") -> type[Typer
 
 
 def _paragraphs(command: Any) -> str:
-    """Return the text of a command's help, a line for each paragraph: Rich keeps line ends."""
+    """Return the text of a command's help, one line per paragraph: Rich keeps line ends."""
     return "\n\n".join(" ".join(text.split()) for text in (getdoc(command) or "").split("\n\n"))
 
 
 def _panel(name: str) -> str | None:
-    """Return the heading of a command, unless its group has one for all."""
+    """Return the heading of a command; None if its group has one heading for all."""
     return next((panel for panel, names in _PANELS.items() if name in names.split()), None)
 
 
@@ -117,7 +117,7 @@ app = typer.Typer(
     epilog=exits.LEGEND,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,  # a trace is for developers: as Python prints it
+    pretty_exceptions_enable=False,  # a traceback is for developers: as Python prints it
     context_settings={"help_option_names": _HELP},
 )
 _TABLE_HELP = "Create, list, show, grow and drop tables."
@@ -156,4 +156,4 @@ def above(
         ),
     ] = False,
 ) -> None:
-    """Take the flags that stand before the command."""
+    """Take the flags that precede the command."""

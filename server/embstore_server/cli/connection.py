@@ -23,9 +23,9 @@ Connect = Callable[[], AbstractContextManager["Store"]]
 ADDRESS = "127.0.0.1:50051"
 TIMEOUT_S = 60.0
 LONG_TIMEOUT_S = 3600.0
-"""For commands that read or write whole tables."""
+"""The timeout of commands that read or write whole tables."""
 CONNECT_TIMEOUT_S = 5.0
-"""Time for a server that is starting. A port without a server is an error at once."""
+"""The wait for a server that is starting. A port without a server is an error at once."""
 EVERY_S = 2.0
 _PANEL = "Connection (each also as a variable: EMBSTORE_ADDRESS for --address)"
 _connection = partial(flag, rich_help_panel=_PANEL, show_envvar=False)
@@ -35,7 +35,7 @@ FILES = {
     "client_key": "PEM file of the key of that certificate.",
     "token_file": "File with the token. Default: EMBSTORE_TOKEN has the token.",
 }
-"""The flags that name files."""
+"""The flags whose values are files."""
 _INSECURE = _connection("Send a token to other hosts in clear text.", envvar="EMBSTORE_INSECURE")
 _WATCH = flag("Repeat until Ctrl-C; with --json a line each time.", None, "--watch")
 EVERY_FLAG = flag("Time between two looks.", "SECONDS", "--every", min=0.1)
@@ -44,14 +44,15 @@ EVERY_FLAG = flag("Time between two looks.", "SECONDS", "--every", min=0.1)
 def on_server(
     timeout_s: float = TIMEOUT_S, *, is_watched: bool = False, of_one: bool = False
 ) -> Callable[[Callable[..., Shown]], Any]:
-    """Return a decorator that gives a command the flags of a connection, and --json.
+    """Return a decorator that adds to a command the flags of a connection, and --json.
 
     The command's first parameter, `connect`, is not a flag: calling it connects to the server that
-    the flags name, so a command checks its own arguments before. The command's return value is
-    shown. `timeout_s` is the default of --timeout. `is_watched`: it can be shown again and again.
-    `of_one`: it concerns the server at the address alone, also where that is a shard of a cluster.
+    the flags name. A command can therefore check its own arguments before. The command's return
+    value is shown. `timeout_s` is the default of --timeout. `is_watched`: the command can be
+    repeated and its result shown each time. `of_one`: the command concerns only the server at the
+    address, even if that server is a shard of a cluster.
 
-    SIGTERM and a closed terminal end it as an error does: it cleans up after itself.
+    SIGTERM and a closed terminal end the command as an error does: it cleans up first.
     """
     seconds = _connection("Deadline of each call.", "SECONDS", envvar="EMBSTORE_TIMEOUT", min=0.001)
     flags = [
@@ -91,7 +92,7 @@ def on_server(
                 if not given.pop("watch", False):
                     output.show(*command(connect=connect, **given), as_json=as_json)
                     return
-                with connect() as store:  # one connection for all looks
+                with connect() as store:  # one connection for all repetitions
                     look = partial(command, connect=partial(nullcontext, store), **given)
                     watch(look, every_s, as_json=as_json)
 
@@ -108,9 +109,11 @@ def connected(
     insecure: bool,
     of_one: bool = False,
 ) -> AbstractContextManager["Store"]:
-    """Connect to a server, or to all shards of its cluster unless `of_one`; raises EmbstoreError,
-    at once where the port is closed."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report why there is no connection
+    """Connect to a server, or to all shards of its cluster unless `of_one`.
+
+    Raises EmbstoreError, at once if the port is closed.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own error contains the reason
     from embstore_client.connecting import connect, connect_one
 
     token = files["token_file"]

@@ -1,4 +1,4 @@
-"""`embstore verify`, `embstore restore-from`: for directories that no server has open."""
+"""`embstore verify`, `embstore restore-from`: commands for directories that no server has open."""
 
 from dataclasses import asdict
 from pathlib import Path

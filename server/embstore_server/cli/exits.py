@@ -1,9 +1,9 @@
 """The exit statuses of commands; `embstore_proto.status` assigns them to errors.
 
-DEVICE_FAILED is EX_SOFTWARE of sysexits.h, the nearest standard status: the rows that only the
-device had are lost, and a supervisor may start the server again, which opens its last checkpoint.
-A status above 128 is 128 plus the number of a signal, as a shell shows it of a program that a
-signal has ended: here the command has caught the signal, and cleaned up.
+DEVICE_FAILED is EX_SOFTWARE of sysexits.h, the nearest standard status. Rows that existed only on
+the device are lost. A supervisor may start the server again, which then opens its last checkpoint.
+A status above 128 is 128 plus the number of a signal, as a shell shows it for a program that a
+signal has ended; but here the command has caught the signal, and cleaned up.
 """
 
 from signal import SIGINT, SIGPIPE, SIGTERM
@@ -27,4 +27,4 @@ MEANINGS = {
 }
 
 LEGEND = "Exit status:\n" + ";\n".join(f"{n}  {text}" for n, text in MEANINGS.items()) + "."
-"""For the help, which may join the lines."""
+"""The text for the help, which may join the lines."""

@@ -1,4 +1,4 @@
-"""Packages that a command needs beyond the base: the message that names their extra."""
+"""Optional packages: the error that names the extra to install if a package is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from embstore.version import pip_install
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Say which extra to install where a package that it brings is missing; also a decorator."""
+    """Turn the error about a missing package into one that names the extra; also a decorator."""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -103,7 +103,7 @@ def import_(
 
 
 def _created(store: "Store", name: str, file: str, names: dict[str, Any]) -> "Table":
-    """Return a table, made as a file says if there is none of the name."""
+    """Return a table; if it does not exist, create it as the file describes it."""
     from embstore_client.files import about_file
 
     try:

@@ -1,7 +1,7 @@
-"""Flags of commands: how they are written, and those made from declarations elsewhere.
+"""Flags of commands: how they are written, and flags that are made from declarations elsewhere.
 
-Typer reads the flags of a command from its signature. A command that takes `**values` is given a
-signature in which each of them is a flag: settings, parameters of optimizers.
+Typer reads the flags of a command from its signature. A command that takes `**values` gets a
+signature with a flag for each value: settings, or parameters of optimizers.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ YES = flag("Do not ask.", None, "--yes", "-y")
 
 
 def option(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:
-    """Return a flag of a signature: `info` is Typer's, `kind` the type of the value."""
+    """Return a flag for a signature: `info` is Typer's, `kind` is the type of the value."""
     return Parameter(
         name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
@@ -30,7 +30,7 @@ def option(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:
 def with_options(
     options: Iterable[Parameter],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that puts flags in the place of a command's `**values`."""
+    """Return a decorator that replaces a command's `**values` by flags."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         *own, _ = signature(command).parameters.values()
@@ -42,7 +42,7 @@ def with_options(
 def replace_parameters(
     command: Callable[..., Any], parameters: Iterable[Parameter]
 ) -> Callable[..., Any]:
-    """Give a command another signature, and return it."""
+    """Give a command another signature, and return the command."""
     command.__signature__ = Signature(list(parameters))  # type: ignore[attr-defined]
-    command.__annotations__ = {}  # Typer takes those of the signature
+    command.__annotations__ = {}  # Typer uses the signature's annotations
     return command

@@ -84,7 +84,7 @@ def warm(
 ) -> Shown:
     """Bring the most frequent rows into the cache of a running server.
 
-    Other calls go on meanwhile. If this command is interrupted, the server goes on.
+    Other calls continue meanwhile. If this command is interrupted, the server continues.
     """
     given: dict[str, Any] = {} if share is None else {"share": share}
     with connect() as store, output.progress_of("rows") as progress:

@@ -1,7 +1,7 @@
 """The output of commands: tables for people, one JSON document for scripts, and progress.
 
-Progress is drawn on standard error and only on a terminal: a log file gets none. Where standard
-output is no terminal, tables are as wide as they need, so that no cell is cut.
+Progress is drawn on standard error, and only on a terminal, so a log file contains no progress. If
+standard output is no terminal, tables are as wide as they need, so that no cell is cut.
 """
 
 import json
@@ -23,15 +23,15 @@ _WIDTH_UNBOUNDED = 10_000
 
 JSON_FLAG = typer.Option("--json", help="One JSON document on standard output, nothing else.")
 AsJson = Annotated[bool, JSON_FLAG]
-"""The flag of every command that has something to show."""
+"""The flag of every command that shows a result."""
 
 Shown = tuple[Any, "str | Callable[[], RenderableType]"]
-"""The output of a command: a JSON document, and the same for people, as text or drawn by Rich."""
+"""The output of a command: a JSON document, and its form for people, as text or drawn by Rich."""
 
 Advance = Callable[[int], None]
-"""Takes the number of items done since the last call."""
+"""A function of the number of items done since the last call."""
 Progressed = Callable[[int, int], None]
-"""Takes the number of items done so far, and the number of all, 0: unknown."""
+"""A function of the number of items done so far, and of all items (0: unknown)."""
 
 
 def show_json(document: Any) -> None:
@@ -40,7 +40,7 @@ def show_json(document: Any) -> None:
 
 
 def show_json_line(document: Any) -> None:
-    """Write a JSON document to standard output as one line: others follow."""
+    """Write a JSON document to standard output as one line, so that others can follow."""
     typer.echo(json.dumps(document))
 
 
@@ -50,7 +50,7 @@ def show_text(text: str) -> None:
 
 
 def show(document: Any, text: "str | Callable[[], RenderableType]", *, as_json: bool) -> None:
-    """Write a JSON document, or its version for people: a text, or a drawing."""
+    """Write a JSON document, or its form for people: a text, or a drawing."""
     if as_json:
         show_json(document)
     elif callable(text):
@@ -60,18 +60,18 @@ def show(document: Any, text: "str | Callable[[], RenderableType]", *, as_json: 
 
 
 def show_error(message: str) -> None:
-    """Write each line of a message to standard error behind "error: "."""
+    """Write each line of a message to standard error after "error: "."""
     for line in message.splitlines() or ["failed without a message"]:
         typer.echo(f"error: {line}", err=True)
 
 
 def show_hint(message: str) -> None:
-    """Write a line to standard error behind "hint: "."""
+    """Write a line to standard error after "hint: "."""
     typer.echo(f"hint: {message}", err=True)
 
 
 def ask(question: str, what: str, done: str) -> None:
-    """Ask whether to go on, and end the command where the answer is no; --yes is not to ask.
+    """Ask for confirmation, and end the command if the answer is no; --yes avoids the call.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def show_rows(columns: Iterable[str], lines: Iterable[Iterable[Any]]) -> None:
 
 
 def rows(columns: Iterable[str], lines: Iterable[Iterable[Any]]) -> "RenderableType":
-    """Return a table; numbers are grouped by thousands and stand to the right."""
+    """Return a table; numbers are grouped by thousands and aligned to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -107,7 +107,7 @@ def rows(columns: Iterable[str], lines: Iterable[Iterable[Any]]) -> "RenderableT
 
 
 def parts(named: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> "RenderableType":
-    """Return named parts of names and values, one below the other."""
+    """Return named parts, each with names and values, one part below the other."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -121,20 +121,20 @@ def parts(named: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> "Renderable
 
 
 def drawn(text: "str | Callable[[], RenderableType]") -> "RenderableType":
-    """Return the output of a command for people, to be drawn."""
+    """Return a command's output for people in a form that Rich draws."""
     from rich.text import Text
 
     return text() if callable(text) else Text(text)
 
 
 def is_terminal() -> bool:
-    """Return whether standard output can be drawn over."""
+    """Return whether standard output is a terminal, which can be drawn over."""
     return _console().is_terminal
 
 
 @contextmanager
 def screen(first: "RenderableType") -> Iterator[Callable[["RenderableType"], None]]:
-    """Draw on the whole terminal inside the with block; yield the function that redraws it."""
+    """Draw on the whole terminal inside the block; yield the function that redraws it."""
     from rich.live import Live
 
     with Live(first, console=_console(), screen=True, auto_refresh=False) as live:
@@ -143,7 +143,7 @@ def screen(first: "RenderableType") -> Iterator[Callable[["RenderableType"], Non
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Advance]:
-    """Show progress inside the with block; `total` None: unknown."""
+    """Show progress inside the block; `total` None: unknown."""
     with _drawing(is_counted=total is not None) as drawn:
         task = drawn.add_task(what, total=total)
         yield lambda count: drawn.advance(task, count)
@@ -151,7 +151,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Advance]:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Progressed]:
-    """Show progress of which the server reports both numbers."""
+    """Show progress inside the block, where the server reports both numbers."""
     with _drawing(is_counted=True) as drawn:
         task = drawn.add_task(what, total=None)
         yield lambda done, of: drawn.update(task, completed=done, total=of or None)

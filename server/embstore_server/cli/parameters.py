@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def byte_count(flag: str, text: str | None) -> int | None:
-    """Return the number of bytes of 1073741824 or "1GiB"; None stays None."""
+    """Return the number of bytes in a text like 1073741824 or 1GiB; None stays None."""
     if text is None:
         return None
     try:
@@ -29,11 +29,11 @@ def byte_count(flag: str, text: str | None) -> int | None:
 
 
 def check_output(flag: str, path: Path, others: Iterable[Path | None] = ()) -> None:
-    """Refuse a file that could not be written, before the work that it is for.
+    """Refuse an output file that cannot be written, before the work for it begins.
 
-    An existing file that is not regular, a device or a pipe, is refused too: it would be replaced;
-    and so is one of `others`, which the command reads, or writes besides. Raises
-    InvalidArgumentError.
+    An existing file that is not regular, such as a device or a pipe, is refused too, because it
+    would be replaced. The same holds for a file among `others`, which the command also reads or
+    writes. Raises InvalidArgumentError.
     """
     from embstore.profiles.archive import why_not_replaced
 
@@ -50,7 +50,7 @@ def check_output(flag: str, path: Path, others: Iterable[Path | None] = ()) -> N
 
 
 def initializer_forms() -> str:
-    """Return how initializers are written: uniform:LOW,HIGH, ..."""
+    """Return the forms in which initializers are written: uniform:LOW,HIGH, ..."""
     from embstore.config import INITIALIZERS
 
     forms = [
@@ -61,7 +61,7 @@ def initializer_forms() -> str:
 
 
 def initializer(text: str) -> "Initializer":
-    """Return the initializer that is written "uniform:-0.01,0.01"."""
+    """Return the initializer that a text like "uniform:-0.01,0.01" describes."""
     from embstore.config import INITIALIZERS
 
     kind, _, written = text.partition(":")
@@ -77,7 +77,7 @@ def initializer(text: str) -> "Initializer":
 
 
 def optimizer_options() -> Iterator[Parameter]:
-    """Yield an option for each parameter of an optimizer, except the learning rate."""
+    """Yield a flag for each parameter of an optimizer, except the learning rate."""
     from embstore.config import OPTIMIZERS
 
     defaults: dict[str, dict[str, Any]] = {}
@@ -98,7 +98,7 @@ def optimizer_options() -> Iterator[Parameter]:
 
 
 def optimizer(kind: str, **parameters: float | bool | None) -> "Optimizer":
-    """Return the optimizer of a kind; parameters that are None have their defaults."""
+    """Return the optimizer of a kind; parameters that are None get their defaults."""
     from embstore.config import OPTIMIZERS
 
     if kind not in OPTIMIZERS:

@@ -1,7 +1,7 @@
 """`embstore serve`: every setting as a flag.
 
-The value of a flag goes to `embstore_server.setup.settings` as text, to be read there with
-environment and file, so that a bad value is refused in the same way wherever it comes from.
+The value of a flag is passed to `embstore_server.setup.settings` as text. It is read there together
+with the environment and the file, so that a bad value is refused in the same way from each source.
 
 --help shows the dozen settings that most servers need, each with the first clause of its text, so
 that it fits a screen; --help-all shows all settings with their whole text.
@@ -43,19 +43,19 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
         """Serve a store by gRPC, and by REST to operators.
 
         Each setting is a flag, an environment variable (EMBSTORE_CACHE_BYTES for --cache-bytes) or
-        a key of the TOML file (cache_bytes); the first of these that has it wins. --help-all shows
-        all settings.
+        a key of the TOML file (cache_bytes); if several contain it, the first of these wins.
+        --help-all shows all settings.
 
         SIGTERM and SIGINT stop the server. When the device fails, it ends with status 70; started
         again, it opens the store at its last checkpoint.
         """
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in our own log
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own log contains its errors
         from embstore_server.path.memory_trim import (
             share_freed_memory,  # asyncio is nothing for --help
         )
 
         share_freed_memory()
-        os.umask(0o077)  # no other user may read rows, under any umask
+        os.umask(0o077)  # no other user may read rows, whatever the umask was
         with _ending_at_once():
             with needing("server"):
                 _look_for_packages()
@@ -71,14 +71,14 @@ def serving(of: type[Settings] = Settings) -> Callable[..., None]:
 
 
 def _look_for_packages() -> None:
-    """Raise ModuleNotFoundError where a package of the extra is not installed; imports none."""
+    """Raise ModuleNotFoundError if a package of the extra is missing; imports no package."""
     for name in ("numba", "fastapi", "grpc_health", "grpc_reflection", "prometheus_client"):
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _show_first_token(settings: Settings) -> None:
-    """Make the first token where that is requested; show it on standard output, not in the log."""
+    """Make the first token if it is requested; show it on standard output, and not in the log."""
     if not settings.first_token or settings.tokens is None:
         return
     from embstore_server.access.tokens import make_first
@@ -134,10 +134,10 @@ def _help_all(of: type[Settings]) -> Any:
 
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """End the process with 0 on a signal, until the server has handlers of its own.
+    """End the process with status 0 on a signal, until the server has handlers of its own.
 
-    Nothing has been opened by then. Process 1 of a container would otherwise ignore SIGTERM, and be
-    killed after its grace period.
+    Nothing has been opened by then. Without a handler, process 1 of a container would ignore
+    SIGTERM, and would be killed after its grace period.
     """
     before = {n: signal.signal(n, lambda *_: sys.exit(0)) for n in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -1,4 +1,4 @@
-"""Signals that end a command: it cleans up first, as after an error."""
+"""Signals that end a command: the command cleans up first, as after an error."""
 
 import signal
 import sys
@@ -19,8 +19,11 @@ def _end(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and a closed terminal raise SystemExit in the block, as Ctrl-C raises
-    KeyboardInterrupt. A signal that is ignored, as by nohup, stays so."""
+    """Make SIGTERM and a closed terminal raise SystemExit in the block.
+
+    Ctrl-C raises KeyboardInterrupt as always. An ignored signal (after nohup, for example) stays
+    ignored.
+    """
     heard = [n for n in _ENDING if signal.getsignal(n) is not signal.SIG_IGN]
     with _handled(heard, _end):
         yield

@@ -1,9 +1,10 @@
-"""Standard output that takes no more: a pipe whose reader has gone, a full disk.
+"""Standard output that can no longer be written: a pipe whose reader has ended, or a full disk.
 
-A command then ends with one line at most and without a trace. All output, Typer's help and Rich's
-tables too, goes to `sys.stdout`: for the time of a command that is a stand-in here, which turns the
-error of the operating system into OutputLostError. It is no OSError, so no handler on the way takes
-it for another error. It is no EmbstoreError either: the command itself may well have succeeded.
+A command then ends with at most one line and without a traceback. All output, even Typer's help and
+Rich's tables, is written to `sys.stdout`. While a command runs, a stand-in from this module
+replaces it and turns the error of the operating system into OutputLostError. That class is no
+OSError, so no handler in between mistakes it for another error. It is no EmbstoreError either: the
+command itself may have succeeded.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import Any, TextIO, cast
 
 
 class OutputLostError(Exception):
-    """Standard output takes no more."""
+    """Standard output can no longer be written."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(f"standard output cannot be written: {reason.strerror}")
@@ -22,7 +23,7 @@ class OutputLostError(Exception):
 
 
 class _Output:
-    """A stream whose errors are OutputLostError; in everything else it is the one below."""
+    """A stream whose errors are OutputLostError; everything else is passed to the stream below."""
 
     def __init__(self, below: TextIO) -> None:
         self._below = below
@@ -49,9 +50,9 @@ def _lost() -> Iterator[None]:
 
 @contextmanager
 def standing_in() -> Iterator[None]:
-    """Put the stand-in in the place of `sys.stdout` inside the block, and flush it at its end.
+    """Replace `sys.stdout` by the stand-in inside the block, and flush it at the end.
 
-    Raises OutputLostError; then nothing is written any more, also not when Python ends.
+    Raises OutputLostError; then nothing more is written, not even when Python ends.
     """
     below = sys.stdout
     sys.stdout = cast(TextIO, _Output(below))

@@ -1,4 +1,4 @@
-"""`embstore stats`: every stat that is declared is shown."""
+"""`embstore stats`: shows every stat that is declared."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ def stats(connect: Connect) -> Shown:
 
 
 def shown(title: str, of: type, document: Mapping[str, Any]) -> "RenderableType":
-    """Return a document: the values of all parts, then tables of the parts there are many of."""
+    """Return a drawn document: single values in parts, then a table for each repeated part."""
     from rich.console import Group
     from rich.text import Text
 
@@ -43,7 +43,7 @@ def shown(title: str, of: type, document: Mapping[str, Any]) -> "RenderableType"
 
 
 def by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) -> "RenderableType":
-    """Return documents as the rows of a table, under their names."""
+    """Return documents as the rows of a table; each row begins with the document's name."""
     stats = declared(of)
     return output.rows(
         (label, *map(_name, stats)),
@@ -52,7 +52,8 @@ def by_name(label: str, of: type, documents: Mapping[str, Mapping[str, Any]]) ->
 
 
 def side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> "RenderableType":
-    """Return documents as the columns of a table, below their labels."""
+    """Return documents as the columns of a table; each column has the document's labels at its
+    top."""
     stats = declared(of)
     labels = [stat.name for stat in stats if stat.kind == "label"]
     return output.rows(
@@ -68,7 +69,7 @@ def side_by_side(of: type, documents: Sequence[Mapping[str, Any]]) -> "Renderabl
 def _parts(
     title: str, of: type, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Yield the title and the lines of each part there is one of."""
+    """Yield the title and the lines of each part that exists once."""
     single = [stat for stat in declared(of) if stat.part is None and stat.name in document]
     yield title, [(_name(stat), _shown(stat, document[stat.name])) for stat in single]
     for stat in declared(of):
@@ -77,7 +78,7 @@ def _parts(
 
 
 def _several(of: type, document: Mapping[str, Any]) -> Iterator[tuple[str, Stat, Any]]:
-    """Yield the name, declaration and value of each part there are many of."""
+    """Yield the name, declaration and value of each part that is repeated."""
     for stat in declared(of):
         if stat.part is None:
             continue
@@ -93,7 +94,7 @@ def _name(stat: Stat) -> str:
 
 
 def _shown(stat: Stat, value: Any) -> Any:
-    """Return a value as a person reads it: with its unit."""
+    """Return a value with its unit, as a person reads it."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_shown(stat, one)}" for key, one in value.items())
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-"""`embstore checkpoint`, `set-retention`, `restore`, `backup`, `digest`, `call`: of the store of a
-running server.
+"""`embstore checkpoint`, `set-retention`, `restore`, `backup`, `digest`, `call`: commands on the
+store of a running server.
 """
 
 import json
@@ -83,8 +83,8 @@ def set_retention(
 ) -> Shown:
     """Protect a checkpoint, make it a routine one again, or drop it.
 
-    A protected one is made routine before it is dropped, which frees its disk space. The store's
-    current rows stay.
+    A protected checkpoint must be made routine before it can be dropped, which frees its disk
+    space. The store's current rows stay.
     """
     with connect() as store:
         if retention == "dropped" and not yes:
@@ -108,7 +108,7 @@ def restore(
 ) -> Shown:
     """Go back to a kept checkpoint, for all clients. Newer commands are lost.
 
-    The session of a trainer that was killed ends when its lease has run out: --wait.
+    The session of a killed trainer ends when its lease expires: see --wait.
     """
     with connect() as store:
         if not yes:
@@ -133,9 +133,9 @@ def backup(
         str | None, flag("A kept checkpoint. Default: what there is now.", "LABEL")
     ] = None,
 ) -> Shown:
-    """Back up the store of a running server to DEST, which gets only new files.
+    """Back up the store of a running server to DEST, where only new files are written.
 
-    Other calls go on meanwhile. If this command is interrupted, the server finishes the backup.
+    Other calls continue meanwhile. If this command is interrupted, the server finishes the backup.
     """
     with connect() as store, output.progress("backup"):
         made = store.backup(destination, label)
@@ -157,10 +157,10 @@ def digest(
         bool, typer.Option("--leaves", help="Also of blocks of 256 keys with a written row.")
     ] = False,
 ) -> Shown:
-    """Show the digest of tables: equal if, and only if, every bit of their rows is.
+    """Show the digest of tables. Digests are equal if, and only if, every bit of the rows is equal.
 
-    Lines are in the format of sha256sum, so that two stores are compared with diff; with --leaves
-    that says in which blocks they differ.
+    Lines are in the format of sha256sum, so that diff compares two stores; with --leaves it shows
+    the blocks in which they differ.
     """
     with connect() as store:
         handles = [store.table(name) for name in tables or store.tables()]  # before any digest
@@ -180,7 +180,7 @@ def call(
     verb: Annotated[str, typer.Argument(metavar="VERB", help="As in the .proto file: GetStats.")],
     request: Annotated[str, typer.Argument(metavar="[JSON]", help="Its request.")] = "{}",
 ) -> Shown:
-    """Call a verb without arrays by the JSON of its messages; show the reply."""
+    """Call a verb without arrays with a request in JSON, and show the reply."""
     from embstore_proto.verbs import JSON_VERBS, VERBS, Outgoing
 
     if verb not in VERBS:

@@ -46,7 +46,7 @@ def create(
         "initializer": parameters.initializer(initializer),
     }
     with connect() as store, catch_warnings():
-        simplefilter("ignore")  # said below, as the command that mends it
+        simplefilter("ignore")  # shown below, with the command that changes it
         table = store.create_table(name, dim=dim, rows=rows, seed=seed, key_space=key_space, **made)
         shown = _shown(table)
     kept = shown[0]["learning_rate"]
@@ -80,7 +80,7 @@ def grow(
     name: Name,
     rows: Annotated[int, typer.Argument(metavar="ROWS", help="Number of rows from now on.")],
 ) -> Shown:
-    """Give a table more rows; new ones have the values of its initializer."""
+    """Increase the number of rows of a table; its initializer gives the new rows their values."""
     with connect() as store:
         done = store.table(name).grow(rows)
     document = {"name": name, "rows": rows, "command": done.command}
@@ -93,7 +93,7 @@ def set_learning_rate(
     name: Name,
     rate: Annotated[float, typer.Argument(metavar="RATE")],
 ) -> Shown:
-    """Set the learning rate of updates that give none."""
+    """Set the learning rate of updates that do not contain one."""
     with connect() as store:
         store.table(name).learning_rate = rate
     return {"name": name, "learning_rate": rate}, f"{name} learns at a rate of {rate:g} from now on"
@@ -106,7 +106,7 @@ def clear(
     *,
     yes: Annotated[bool, YES] = False,
 ) -> Shown:
-    """Delete all rows of a table. Kept checkpoints still have them."""
+    """Delete all rows of a table. Kept checkpoints still contain them."""
     with connect() as store:
         if not yes:
             question = f"Clear {name} after {store.table(name).t:,} updates?"
@@ -123,7 +123,7 @@ def drop(
     *,
     yes: Annotated[bool, YES] = False,
 ) -> Shown:
-    """Delete a table and its rows. Kept checkpoints still have it."""
+    """Delete a table and its rows. Kept checkpoints still contain it."""
     with connect() as store:
         if not yes:
             stats = store.table(name).stats()

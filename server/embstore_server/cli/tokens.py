@@ -1,4 +1,4 @@
-"""`embstore token`: the callers of a server, and their rights. They write a file."""
+"""`embstore token`: the callers of a server, and their rights. The commands write a file."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def add(
     ] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Make a token, and show it this one time: the file has a hash of it.
+    """Make a token, and show it this one time: the file contains only a hash of it.
 
     A trainer needs the right write: it creates tables, looks up, updates, opens sessions and
     makes checkpoints. Dropping tables, and commands that affect all clients, need admin.
@@ -68,7 +68,7 @@ def add(
 def grant(
     name: Name, *, tokens: Tokens, right: OneRight, tables: Tables, as_json: output.AsJson = False
 ) -> None:
-    """Give a token a right, in place of the one that it has on the same tables."""
+    """Give a token a right, in place of its present right on the same tables."""
     rights = _rights(right, tables)
 
     def granted(entries: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ def limit(
     to: Limits,
     as_json: output.AsJson = False,
 ) -> None:
-    """Limit a token's use of shared resources; a number, or bytes as 4GiB."""
+    """Limit a token's use of shared resources, by a number, or by bytes as 4GiB."""
     from embstore_server.access.tokens import check_limit
     from embstore_server.setup.parsing import pairs
 
@@ -109,7 +109,7 @@ def remove(
     yes: Annotated[bool, YES] = False,
     as_json: output.AsJson = False,
 ) -> None:
-    """Remove a token: its calls are refused from then on."""
+    """Remove a token: a server refuses its calls from then on."""
     if not yes:
         output.ask(f"Refuse the calls of {name!r} from then on?", f"token {name!r}", "removed")
     _change(tokens, lambda entries: entries.pop(_known(name, entries)))
@@ -117,7 +117,7 @@ def remove(
 
 
 def list(*, tokens: Tokens, as_json: output.AsJson = False) -> None:
-    """List the tokens and certificates that may call, and their rights."""
+    """List the tokens and certificates that can call, and their rights."""
     from embstore_server.access.tokens import read
 
     listed = [

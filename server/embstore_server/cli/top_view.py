@@ -1,4 +1,4 @@
-"""The screen of `embstore top`, drawn from one look at a store and the look before."""
+"""The screen of `embstore top`, drawn from the present and the previous stats of a store."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,27 +19,27 @@ _BAR_CELLS = 20
 NONE = "-"
 
 Read = Callable[[dict[str, Any]], Any]
-"""Returns a number of a document of stats, or None where that has none."""
+"""A function that returns a number from a document of stats, or None if the document lacks it."""
 
 
 @dataclass(frozen=True)
 class StatsSample:
-    """The stats of a store, their time, and the look before."""
+    """The stats of a store, their time, and the previous stats."""
 
     stats: dict[str, Any]
     at: float
-    """Monotonic seconds."""
+    """Time of the stats, in monotonic seconds."""
     before: tuple[dict[str, Any], float] | None = None
 
     def grown(self, read: Read) -> float | None:
-        """Return the increase of a counter since the look before; None: there was none."""
+        """Return the increase of a counter since the previous stats; None: unknown."""
         if self.before is None:
             return None
         old, new = read(self.before[0]), read(self.stats)
         return None if old is None or new is None or new < old else new - old
 
     def rate(self, read: Read) -> float | None:
-        """Return the same, a second."""
+        """Return the increase of a counter per second; None: unknown."""
         grown = self.grown(read)
         if grown is None or self.before is None or self.at <= self.before[1]:
             return None

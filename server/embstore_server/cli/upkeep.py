@@ -1,5 +1,5 @@
 """`embstore flush`, `resize-cache`, `set-policy`, `check-integrity`, `clear-counts`, `promote`,
-`set-shard-map`: how a running store works, and no bit of its rows.
+`set-shard-map`: commands that change how a running store works, and no bit of its rows.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ def resize_cache(
     connect: Connect,
     to: Annotated[str, typer.Argument(metavar="BYTES", help="As 4GiB, or 1073741824.")],
 ) -> Shown:
-    """Change the budget of the cache until the server is restarted."""
+    """Change the size of the cache until the server is restarted."""
     cache_bytes = parameters.byte_count("BYTES", to)
     assert cache_bytes is not None
     with connect() as store, output.progress("resize"):
@@ -58,8 +58,8 @@ def set_policy(
 def check_integrity(connect: Connect) -> Shown:
     """Check the invariants of cache and storage while the store is used.
 
-    Status 1: one is violated. It checks the server's memory; `embstore verify` reads the files of
-    a store that no server has open.
+    Status 1: an invariant is violated. This checks the server's memory; `embstore verify` reads the
+    files of a store that no server has open.
     """
     from embstore.commands import CheckIntegrity
 
@@ -84,7 +84,7 @@ def clear_counts(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Show
 def promote(connect: Connect, *, yes: Annotated[bool, YES] = False) -> Shown:
     """Make a standby the leader: it takes writes, and the old leader refuses them.
 
-    Give --address of the standby.
+    --address is the address of the standby.
     """
     with connect() as store:
         if not yes:
@@ -101,10 +101,10 @@ def set_shard_map(
         Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The map, as JSON.")
     ],
 ) -> Shown:
-    """Give one shard the next map of its cluster, as a file.
+    """Give one shard the next map of its cluster, from a file.
 
-    The map assigns partitions of rows to shards. It comes from the cluster's coordinator, and is
-    not written by hand. Give --address of the shard, and each shard the same map.
+    The map assigns partitions of rows to shards. The cluster's coordinator writes it; do not write
+    one by hand. --address is the address of the shard; each shard must get the same map.
     """
     from embstore.sharding import ShardMap
 

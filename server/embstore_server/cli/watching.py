@@ -1,8 +1,8 @@
-"""Looking at a server again and again: `embstore top`, and `--watch` of other commands.
+"""Repeated calls of a server: `embstore top`, and `--watch` of other commands.
 
-On a terminal each look is drawn over the one before, and the last one stays when Ctrl-C has ended
-it. Elsewhere looks are written one after the other, with --json a line each, until the reader
-closes the pipe.
+On a terminal each result is drawn over the previous one, and the last result stays after Ctrl-C. In
+a pipe or a file, results are written one after another (with --json one line per result), until the
+reader closes the pipe.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from embstore_server.cli.output import Shown
 
 
 def watch(look: Callable[[], Shown], every_s: float, *, as_json: bool) -> None:
-    """Show the result of `look`, every `every_s` seconds, until Ctrl-C."""
+    """Show the result of `look` every `every_s` seconds, until Ctrl-C."""
     if output.is_terminal() and not as_json:
         document, drawn = watched(look, every_s)
         output.show(document, drawn, as_json=False)

@@ -1,8 +1,9 @@
 """The data directory: its file system, its free space, and its speed.
 
-The speed is measured by a file of MEASURED_BYTES in the directory itself: written and synced whole;
-small writes with a sync each, as a command log does; and reads of 4 KiB at random offsets, of pages
-that the kernel was asked to forget, as missed rows do. The measurement takes about a second.
+The speed is measured with a file of MEASURED_BYTES in the directory itself. The file is written and
+synced as a whole. Then small writes are synced one by one, as a command log syncs its records.
+Finally 4 KiB are read at random offsets, from pages that the kernel was asked to forget, as missed
+rows are read. The measurement takes about a second.
 """
 
 import os
@@ -21,12 +22,14 @@ MEASURED_BYTES = 32 << 20
 SYNCS, READS, PAGE_BYTES = 20, 200, 4096
 
 ROOM_NONE_BYTES = 64 << 20
-"""Less, and a server refuses writes before long (embstore_server.path.disk_space)."""
+"""Free space below which a server soon refuses writes (embstore_server.path.disk_space)."""
 ROOM_SMALL_BYTES = 8 << 30
-"""A command log has up to 4 GiB, and merges need space for the files that they rewrite."""
+"""Free space below which a store may need more: a command log has up to 4 GiB, and merges need
+space for the files that they rewrite."""
 FILES_FEW = 10_000
 SLOW_SYNC_S, SLOW_READ_S, SLOW_WRITE_BYTES_PER_S = 0.01, 0.002, 100 << 20
-"""The speed of a rotating disk; a disk without moving parts is at least five times as fast."""
+"""Bounds of the speed, chosen for a rotating disk; a disk without moving parts is at least five
+times as fast."""
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre"}
 _OF_MEMORY = {"tmpfs", "ramfs"}
@@ -34,7 +37,7 @@ _OF_MEMORY = {"tmpfs", "ramfs"}
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of a directory's disk; medians of seconds."""
+    """The speed of a directory's disk; times are medians, in seconds."""
 
     write_bytes_per_s: float
     sync_s: float
@@ -42,7 +45,7 @@ class Speed:
 
 
 def looked_at(system: System, directory: Path) -> Iterator[Finding]:
-    """Yield the findings for a data directory; where it does not exist, for its parent."""
+    """Yield the findings for a data directory; if it does not exist, for its nearest parent."""
     place = directory
     try:
         while not place.exists():
@@ -65,7 +68,7 @@ def looked_at(system: System, directory: Path) -> Iterator[Finding]:
 
 
 def file_system(system: System, place: Path) -> str:
-    """Return the kind of file system that a directory is on, "" where it is unknown."""
+    """Return the kind of file system that a directory is on; empty if it is unknown."""
     path, kind, longest = str(place.resolve()), "", -1
     for line in system.text("proc/mounts").splitlines():
         _, point, found, *_ = [*line.split(), "", "", ""]
@@ -92,7 +95,8 @@ def of_file_system(kind: str, directory: Path) -> Finding:
 
 
 def of_room(free_bytes: int, free_files: int | None) -> Finding:
-    """Judge free room. `free_files`: how many files there is room for; None: not said."""
+    """Judge the free space. `free_files`: the number of files that can still be made; None:
+    unknown."""
     found = f"{bytes_text(free_bytes)} free"
     if free_bytes < ROOM_NONE_BYTES:
         return fail("room", found, "free some: writes are refused without")
@@ -133,7 +137,7 @@ def _judged(name: str, found: str, is_slow: bool, change: str) -> Finding:
 
 
 def measured(place: Path) -> Speed:
-    """Measure how fast a directory's disk is; raises OSError."""
+    """Measure the speed of a directory's disk; raises OSError."""
     piece = os.urandom(1 << 20)
     with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-") as file:
         descriptor = file.fileno()

@@ -14,7 +14,7 @@ from embstore_server.telemetry import tracing
 _PACKAGES = ("embstore", "numpy", "numba", "grpcio", "protobuf", "fastapi", "uvicorn")
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _USED_SHARE = 0.1
-"""Share of a GPU's memory that a display and contexts may have."""
+"""Share of a GPU's memory that a display and contexts normally use."""
 
 
 def looked_at(system: System) -> Iterator[Finding]:
@@ -28,7 +28,7 @@ def looked_at(system: System) -> Iterator[Finding]:
 
 
 def version_of(package: str) -> str:
-    """Return the version of an installed package, "" where there is none."""
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -36,7 +36,7 @@ def version_of(package: str) -> str:
 
 
 def of_versions(found: dict[str, str]) -> Finding:
-    """Judge which packages there are."""
+    """Judge which packages are installed."""
     python = f"Python {platform.python_version()}, Linux {platform.release()}"
     text = ", ".join([python, *(f"{name} {number}" for name, number in found.items())])
     missing = [name for name in ("numba", "fastapi", "uvicorn") if name not in found]
@@ -47,7 +47,8 @@ def of_versions(found: dict[str, str]) -> Finding:
 
 
 def of_traces(environ: Mapping[str, str], found: dict[str, str]) -> Iterator[Finding]:
-    """Judge whether traces that the environment asks for can be made; nothing, if it does not."""
+    """Judge whether the traces that the environment requests can be made; nothing if it requests
+    none."""
     variable = tracing.variable_of(environ)
     missing = [name for name, number in found.items() if not number]
     problem = tracing.protocol_problem(environ)
@@ -80,17 +81,19 @@ def of_gpu(system: System, cupy: dict[str, str], devices: Callable[[], str]) -> 
     ((name, number),) = cupy.items()
     try:
         return ok("GPU", f"{devices()}; {name} {number}")
-    except Exception as exc:  # whatever a driver and its library say to each other
+    except Exception as exc:  # any error between a driver and its library
         change = "take the CuPy of the driver's CUDA (cuda12, cuda13), or a newer driver"
         return warn("GPU", f"{driver}; {name} {number} finds nothing: {exc}", change)
 
 
 def of_gpu_memory(memory: Callable[[], tuple[int, int]]) -> Finding:
-    """Judge the memory of the first GPU, which a trainer may share. `memory` returns its free bytes
-    and all, and raises where nothing answers."""
+    """Judge the memory of the first GPU, which a trainer may share.
+
+    `memory` returns the free and the total bytes; it raises if no driver answers.
+    """
     try:
         free, total = memory()
-    except Exception as exc:  # whatever a driver and its library say to each other
+    except Exception as exc:  # any error between a driver and its library
         return warn("GPU memory", f"not known: {exc}", "see GPU")
     share = bytes_text(max(free - RESERVE_BYTES, 0) * 4 // 5)
     found = f"{bytes_text(free)} of {bytes_text(total)} free; --cache-bytes 80% takes {share}"

@@ -1,4 +1,4 @@
-"""Limits of the process: each connection takes a descriptor, each file of the store a map."""
+"""Limits of the process: a connection needs a descriptor, and a file of the store needs a map."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from embstore_server.doctor.findings import Finding, System, fail, ok, warn
 from embstore_server.setup.parsing import bytes_text
 
 DESCRIPTORS_FEW, DESCRIPTORS_ENOUGH = 256, 4096
-"""A store and its listeners need the first; two ports full of connections the second."""
+"""Descriptors that a store and its listeners need, and that two ports full of connections need."""
 LOCKED_BYTES_ENOUGH = 64 << 20
 MAPS_ENOUGH = 65_530
 """The kernel's default."""
@@ -15,7 +15,8 @@ MAPS_ENOUGH = 65_530
 
 def looked_at(system: System, *, has_gpu: bool) -> Iterator[Finding]:
     """Yield the findings for limits."""
-    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)  # a server takes all it may have
+    # a server raises its limit to this one
+    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield of_descriptors(descriptors)
     yield of_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_gpu=has_gpu)
     yield of_address_space(resource.getrlimit(resource.RLIMIT_AS)[0])
@@ -23,7 +24,7 @@ def looked_at(system: System, *, has_gpu: bool) -> Iterator[Finding]:
 
 
 def of_descriptors(count: int) -> Finding:
-    """Judge how many descriptors a server may have."""
+    """Judge how many descriptors a server can have."""
     change = (
         "allow 65536: `ulimit -Hn 65536`, LimitNOFILE=65536 of systemd, --ulimit nofile=65536 of a "
         "container; or have fewer connections (--connections-max)"
@@ -35,7 +36,7 @@ def of_descriptors(count: int) -> Finding:
 
 
 def of_locked_memory(limit: int, *, has_gpu: bool) -> Finding:
-    """Judge how much memory may be locked. The store locks none; drivers of GPUs do."""
+    """Judge how much memory can be locked. The store locks none; drivers of GPUs do."""
     found = "no limit" if _is_unlimited(limit) else bytes_text(limit)
     if not has_gpu:
         return ok("locked memory", f"{found}; without a GPU nothing is locked")
@@ -46,7 +47,7 @@ def of_locked_memory(limit: int, *, has_gpu: bool) -> Finding:
 
 
 def of_address_space(limit: int) -> Finding:
-    """Judge RLIMIT_AS: a cache reserves addresses for all that it may ever have."""
+    """Judge RLIMIT_AS: a cache reserves addresses for its largest possible size."""
     if _is_unlimited(limit):
         return ok("address space", "no limit")
     change = "lift it (`ulimit -v unlimited`), and bound the memory by a control group instead"
@@ -55,7 +56,7 @@ def of_address_space(limit: int) -> Finding:
 
 
 def of_maps(system: System) -> Finding:
-    """Judge how many maps a process may have: each segment of the store is one."""
+    """Judge how many maps a process can have: each segment of the store is one map."""
     count = system.number("proc/sys/vm/max_map_count")
     if count is None:
         return ok("maps", "not said")

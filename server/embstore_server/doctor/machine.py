@@ -1,4 +1,4 @@
-"""Clock, processor, memory, huge pages, shared memory."""
+"""Findings for clock, processor, memory, huge pages and shared memory."""
 
 import ctypes
 import os
@@ -12,14 +12,14 @@ from embstore_server.setup.parsing import bytes_text
 
 MEMORY_SMALL_BYTES = LEVEL_TWO_SMALL_BYTES = 1 << 30
 SHARED_SMALL_BYTES = 64 << 20
-"""Docker's default for a container."""
+"""The size of /dev/shm in a container of Docker by default."""
 FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"}
-"""Those that are read without the kernel."""
+"""The clock sources that a process reads without the kernel."""
 CORES_FEW = 2
 _ROW_BYTES = (64, 528)
-"""Bytes of rows of 16 elements, and of 128 with row-wise state."""
+"""Bytes of a row of 16 elements, and of a row of 128 elements with row-wise state."""
 _KEY_BYTES = 40
-"""Bytes of GPU memory, at most, for a row of level two: key, score, flag, its part of the index."""
+"""Most bytes of GPU memory for a row in level two: key, score, flag, and its part of the index."""
 
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 _NOT_SYNCHRONIZED = 0x40
@@ -50,7 +50,7 @@ def of_clock_source(system: System) -> Finding:
 
 
 def clock_is_synchronized() -> bool | None:
-    """Return whether the kernel's clock follows another; None: it does not say."""
+    """Return whether the kernel's clock is synchronized with another; None: unknown."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is None:
         return None
@@ -64,7 +64,8 @@ def clock_is_synchronized() -> bool | None:
 
 
 _STATUS_LONG = 5
-"""struct timex: modes (with its padding), offset, freq, maxerror, esterror, status."""
+"""Index of the status in struct timex: modes (with its padding), offset, freq, maxerror, esterror,
+status."""
 
 
 def of_clock(*, synchronized: bool | None) -> Finding:
@@ -78,7 +79,7 @@ def of_clock(*, synchronized: bool | None) -> Finding:
 
 
 def of_cores(usable: int, system: System) -> Finding:
-    """Judge how many processors there are: engine, event loop and kernels run concurrently."""
+    """Judge the number of processors: engine, event loop and kernels run concurrently."""
     found, cores = f"{usable} processors", float(usable)
     quota, _, period = system.text("sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdecimal() and period.isdecimal():
@@ -104,7 +105,7 @@ def of_processor(system: System) -> Finding:
 
 
 def of_denormals() -> Finding:
-    """Judge whether tiny numbers are kept in this thread (docs/contract.md, rule 1)."""
+    """Judge whether this thread keeps tiny numbers (docs/contract.md, rule 1)."""
     if keeps_denormals():
         return ok("denormals", "kept")
     change = "find what sets flush-to-zero (LD_PRELOAD, a library compiled with -ffast-math)"
@@ -118,7 +119,7 @@ def of_denormals() -> Finding:
 
 
 def of_memory(system: System) -> Finding:
-    """Judge the memory that is there for a cache."""
+    """Judge the memory that is free for a cache."""
     free = free_bytes(system.root)
     found = f"{bytes_text(free)} to be had, {bytes_text(swap_bytes(system.root))} of swap"
     if free < MEMORY_SMALL_BYTES:
@@ -128,7 +129,7 @@ def of_memory(system: System) -> Finding:
 
 
 def of_level_two(system: System, *, has_gpu: bool) -> Finding:
-    """Judge the host's memory that a GPU's cache has below it by default."""
+    """Judge the host's memory for level two of a GPU's cache, by default."""
     if not has_gpu:
         return ok("level two", "none: without a GPU the whole cache is in memory of the host")
     size = free_bytes(system.root) // HOST_PARTS
@@ -145,7 +146,7 @@ def of_level_two(system: System, *, has_gpu: bool) -> Finding:
 
 
 def of_overcommit(system: System) -> Finding:
-    """Judge whether addresses may be reserved that have no memory yet."""
+    """Judge whether addresses without memory can be reserved."""
     if system.number("proc/sys/vm/overcommit_memory") != _NO_OVERCOMMIT:
         return ok("overcommit", "allowed")
     change = "`sysctl vm.overcommit_memory=0`, or a smaller --cache-bytes"
@@ -153,7 +154,7 @@ def of_overcommit(system: System) -> Finding:
 
 
 def of_huge_pages(system: System) -> Finding:
-    """Judge whether a cache gets huge pages; without, reads at random walk page tables."""
+    """Judge whether a cache gets huge pages; without them, random reads walk page tables."""
     text = system.text("sys/kernel/mm/transparent_hugepage/enabled")
     if not text:
         return ok("huge pages", "not said")
@@ -165,8 +166,10 @@ def of_huge_pages(system: System) -> Finding:
 
 
 def of_shared_memory(system: System) -> Finding:
-    """Judge files in memory: trainers of this host share them with the server; loaders of data
-    use /dev/shm."""
+    """Judge files in memory and /dev/shm.
+
+    Trainers on this host share files in memory with the server; loaders of data use /dev/shm.
+    """
     try:
         os.close(os.memfd_create("embstore-doctor"))
     except OSError as exc:

@@ -1,1 +1,1 @@
-"""The life of a server's process, and the store that it serves."""
+"""Start and end of a server's process, and the store that it serves."""

@@ -1,19 +1,19 @@
-"""The life of the server process: open, serve, drain, commit.
+"""The life of the server process: it opens, serves, drains and commits.
 
-1. Both ports are bound before the store is opened, so that a port in use is an error at once.
-   Health says NOT_SERVING, and /readyz 503, until the store is open.
+1. Both ports are bound before the store is opened, so that a port in use is an error at once. The
+   health service returns NOT_SERVING, and /readyz 503, until the store is open.
 2. The engine thread opens the store, and both ports serve it, on one event loop.
-3. SIGTERM or SIGINT: new calls are refused, running and waiting calls are finished within
-   `drain_s`, the store is committed and closed, and the process ends with 0. A second signal
-   changes nothing. Where there is no disk space for the commit, it is tried until `drain_s` is over
-   (room.py). A signal that comes while the store is being opened takes effect when it is open. One
-   that comes before, while kernels are compiled, ends the process at once: nothing is open. SIGHUP:
-   tokens and certificates are read again.
-4. When the device is lost, so are the rows that only it held: health and /readyz report it, running
-   and waiting calls are refused within `drain_s`, nothing is committed, and the process ends with a
-   status of its own (`cli.exits.DEVICE_FAILED`), because a new process may well get a device that
-   works. A disk that fails is reported in the same way, but the process stays: there a new one
-   would not help.
+3. On SIGTERM or SIGINT, new calls are refused, and running and waiting calls are finished within
+   `drain_s`. Then the store is committed and closed, and the process ends with status 0. A second
+   signal changes nothing. If there is no disk space for the commit, it is tried again until
+   `drain_s` is over (`path.disk_space`). A signal that arrives while the store is being opened
+   takes effect when it is open. A signal that arrives earlier, while kernels are compiled, ends the
+   process at once: nothing is open. On SIGHUP, tokens and certificates are read again.
+4. If the device is lost, the rows that existed only on it are lost. Health and /readyz report the
+   loss, running and waiting calls are refused within `drain_s`, and nothing is committed. The
+   process ends with a status of its own (`cli.exits.DEVICE_FAILED`), because a new process may get
+   a device that works. A disk that fails is reported in the same way, but the process stays: a new
+   process would not help.
 """
 
 import asyncio
@@ -49,16 +49,17 @@ _LOST = (
 )
 _PROGRESS_EVERY_S = 2.0
 _SWITCH_INTERVAL_S = 1e-4
-"""At the default of 5 ms the engine thread, back from a kernel, waits while the loop is busy."""
+"""Seconds between two switches of Python threads. With the default of 5 ms, the engine thread that
+returns from a kernel waits while the loop is busy."""
 
 
 def serve(settings: Settings) -> int:
     """Serve a store until SIGTERM or SIGINT; return the exit status.
 
-    Raises DeviceError: the device was lost; the store opens at its last checkpoint; EmbstoreError:
-    the store or a port could not be opened, or not everything was committed.
+    Raises DeviceError if the device was lost; the store then opens at its last checkpoint. Raises
+    EmbstoreError if the store or a port could not be opened, or if not everything was committed.
     """
-    if sys.stderr is not None:  # the only report of a file that was truncated below its map
+    if sys.stderr is not None:  # only this reports a file that was truncated while it was mapped
         faulthandler.enable()
     raise_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -94,7 +95,8 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
         sharing: SharedMemoryPort | None = None
         try:
             await _open_or_leave(host, stop, compiled)
-            sharing = SharedMemoryPort(service)  # now: its socket may be in the store's directory
+            # only now: its socket may be in the store's directory
+            sharing = SharedMemoryPort(service)
             if not stop.done():
                 if service.engine.lost:
                     event(logging.ERROR, "commands lost", reason=service.engine.lost, note=_LOST)
@@ -124,7 +126,7 @@ async def _serve(settings: Settings, metrics: Metrics) -> int:
                 await service.disk_space.commit(until)
             await host.stop()
     if service.failure is not None:
-        raise service.failure  # 0 says that everything is committed
+        raise service.failure  # status 0 means that everything is committed
     event(logging.INFO, "stopped", command=service.engine.tables.frame.command_number)
     return 0
 
@@ -148,7 +150,7 @@ def _say_ready(service: Service, listen: str, admin: str | None, socket: str | N
 
 
 async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: threading.Event) -> None:
-    """Open the store; end the process if it is asked to before kernels are compiled."""
+    """Open the store; end the process if a signal requests it before kernels are compiled."""
     opening = asyncio.create_task(host.open())
     await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
     if stop.done() and not opening.done() and not compiled.is_set():
@@ -158,7 +160,7 @@ async def _open_or_leave(host: Host, stop: asyncio.Future[str], compiled: thread
 
 
 async def _asked_or_lost(stop: asyncio.Future[str], service: Service) -> None:
-    """Wait until the process is asked to end, or has lost its device."""
+    """Wait until a signal requests the end of the process, or its device is lost."""
     failing = asyncio.create_task(service.failed.wait())
     await asyncio.wait((stop, failing), return_when=asyncio.FIRST_COMPLETED)
     failing.cancel()
@@ -167,7 +169,7 @@ async def _asked_or_lost(stop: asyncio.Future[str], service: Service) -> None:
 
 
 def _stop_signal() -> asyncio.Future[str]:
-    """Return a future that is done, with the signal's name, when the process is asked to end."""
+    """Return a future that gets a signal's name when the signal requests the end of the process."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[str] = loop.create_future()
 
@@ -181,7 +183,7 @@ def _stop_signal() -> asyncio.Future[str]:
 
 
 def _compile(service: Service) -> None:
-    """Load the kernels of the host, or compile them: no caller is to wait for a compiler."""
+    """Load the kernels of the host, or compile them, so that no caller waits for a compiler."""
     begin = monotonic()
     said_at = -math.inf
 
@@ -201,7 +203,7 @@ def _compile(service: Service) -> None:
 def _open(settings: Settings) -> Engine:
     """Open the store, with every kernel of its device compiled."""
     options = settings.store_options()
-    del options["warm_up"]  # the server does that itself, when it is ready
+    del options["warm_up"]  # the server warms the cache itself, when it is ready
     engine = open_engine(settings.data, StoreOptions(**options))
     engine.warm_up()
     engine.backups.within = settings.backup_within
@@ -218,7 +220,7 @@ def _open(settings: Settings) -> Engine:
 
 
 def _after_commit(engine: Engine, service: Service, loop: asyncio.AbstractEventLoop) -> None:
-    """Log a commit that the store made by itself, or why it could not. In the thread of commits."""
+    """Log a commit that the store made by itself, or its error. Runs in the thread of commits."""
     commits = engine.commits
     if commits.error is not None:
         note = f"the last one was {commits.age_s:.0f} s ago"
@@ -230,6 +232,6 @@ def _after_commit(engine: Engine, service: Service, loop: asyncio.AbstractEventL
 
 
 def _after_problem(found: list[str]) -> None:
-    """Log the damage of a file. In the thread that checks files."""
+    """Log the damage of a file. Runs in the thread that checks files."""
     note = "embstore verify shows all; restore a backup"
     event(logging.ERROR, "damage found", problems=found, note=note)

@@ -1,8 +1,8 @@
-"""The host of a store: it opens it, serves it, and ends it.
+"""The host of a store: it opens the store, serves it, and closes it.
 
-Everything that lives as long as the process is made here, from the bottom up: the service, then
-replication, which follows the service and opens the store anew when a standby takes its leader's
-commit.
+All objects that live as long as the process are made here, from the bottom up: first the service,
+then replication. Replication refers to the service, and makes the host open the store anew when a
+standby takes over a commit of its leader.
 """
 
 from collections.abc import Callable
@@ -26,21 +26,23 @@ class Host:
     def __init__(
         self, settings: Settings, open_engine: Callable[[], Engine], metrics: Metrics
     ) -> None:
-        """Prepare; `open_engine` opens the store of the settings, on the engine thread."""
+        """Prepare; `open_engine` opens the store that the settings name, on the engine thread."""
         self._open_engine = open_engine
         self.service = Service(settings, metrics, self._opened, self._promote)
         self.standbys = Standbys(self.service)
         self.following = Following(self.service, self._reopen)
 
     async def open(self) -> None:
-        """Open the store on the engine thread; from then on calls are served, and, if this server
-        leads, writes at the end."""
+        """Open the store on the engine thread.
+
+        Calls are served from then on. A server that leads accepts writes when this method returns.
+        """
         self._use(await self.service.worker.start())
         self.following.start()
         await self.following.may_lead.wait()
 
     async def stop(self) -> None:
-        """Finish the queued calls, and close the store, which commits it; see `Worker.stop`."""
+        """Finish the queued calls, and close the store, which commits; see `Worker.stop`."""
         await self.following.stop()
         try:
             await self.service.worker.stop()
@@ -48,7 +50,7 @@ class Host:
             self.service.long_jobs.close()
 
     def _opened(self) -> Engine:
-        """Open the store. On the engine thread."""
+        """Open the store. Runs on the engine thread."""
         service, engine = self.service, self._open_engine()
         try:
             with saying_how_to_mend(service.settings.data):
@@ -62,12 +64,12 @@ class Host:
         return engine
 
     def _use(self, engine: Engine) -> None:
-        self.following.decide(engine)  # not before: the previous store keeps its role
+        self.following.decide(engine)  # not earlier: the previous store keeps its role
         self.service.use(engine, self.standbys.wake)
         self.standbys.use(engine)
 
     async def _reopen(self) -> None:
-        """Open the directory's current store, in place of the one that was served."""
+        """Open the directory's current store, in place of the store that was served."""
         worker = self.service.worker
         deadline = monotonic() + SECONDS_MAX
         task = worker.submit("Follow", worker.reopen, client="follow", deadline=deadline)

@@ -1,7 +1,8 @@
 """The engine's answer to a command: its result, and the state that it reflects.
 
-A reply's context must be read right after the work, on the thread that did it, before another
-command changes it; hence work is wrapped here, and not where it is answered.
+The context of a reply must be read directly after the work, on the thread that did it, before
+another command changes the state. Therefore the work is wrapped here, and the context is not read
+where the reply is sent.
 """
 
 import logging
@@ -20,27 +21,28 @@ from embstore_server.path.caller import Caller
 from embstore_server.telemetry.logs import event
 
 ENGINE_STAGE = "engine"
-"""The whole of a call on the engine, among the seconds of its stages."""
+"""The stage name for the whole time of a call on the engine."""
 
 Work = Callable[[Engine], Any]
 
 
 class Answered(NamedTuple):
-    """A result, with the store, epoch and command number that it is of."""
+    """A result, with the store, epoch and command number that it reflects."""
 
     value: Any
     context: Context
     stage_seconds: dict[str, float]
     mark: int = 0
-    """The place up to which the command log has to be durable before the answer is sent."""
+    """The mark up to which the command log must be durable before the answer is sent."""
 
     def finished(self, done: AcknowledgedUpdate) -> "Answered":
-        """Return the answer of a call that had to wait for other ranks, which it has."""
+        """Return the answer of a call that waited for other ranks, after the last rank has
+        called."""
         return self._replace(value=done, context=replace(self.context, command=done.command))
 
 
 def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[Engine], Answered]:
-    """Return work made to return Answered, with the times of its stages where that is requested."""
+    """Return a function that does the work and returns Answered, with stage times if requested."""
 
     def answered(engine: Engine) -> Answered:
         totals = engine.tables.stages
@@ -50,7 +52,7 @@ def answering(work: Work, instance: str, *, stages: bool = False) -> Callable[[E
         spent = {ENGINE_STAGE: seconds} | _spent(before, totals.seconds()) if stages else {}
         mark = engine.log.mark if engine.log is not None else 0
         state = context(engine, instance)
-        if isinstance(value, Digest):  # of the state in which it began
+        if isinstance(value, Digest):  # it shows the state in which it began
             state = replace(state, command=value.command)
         return Answered(value, state, spent, mark)
 
@@ -63,9 +65,11 @@ def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float
 
 
 def answered_error(error: Exception, verb: str, caller: Caller | None = None) -> Exception:
-    """Return the error that a call ends with: DeadlineError where its time ran out; CapacityError
-    where it found no memory, or OutcomeUnknownError where it may have been done. Log other
-    exceptions, which are bugs."""
+    """Return the error that a call ends with; log exceptions that are bugs.
+
+    A call that ran out of time ends with DeadlineError. A call that found no memory ends with
+    CapacityError, or with OutcomeUnknownError if it may have been done.
+    """
     who = caller.who if caller else {"verb": verb}
     command = COMMANDS.get(verb.removesuffix("Stream"))
     advice = after_timeout(command) if command else ""
@@ -89,7 +93,7 @@ def answered_error(error: Exception, verb: str, caller: Caller | None = None) ->
 
 
 def drop_trace(error: BaseException) -> None:
-    """Drop the traces of an error and its causes."""
+    """Drop the tracebacks of an error and of its causes."""
     link: BaseException | None = error
     while link is not None:
         clear_frames(link.__traceback__)

@@ -1,4 +1,4 @@
-"""The caller of a call and the call's cost: filled in by the transport, logged for slow calls."""
+"""The caller of a call, and the call's cost: filled in by the transport, logged for slow calls."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Caller:
     """The caller of a call, its deadline, and its cost so far.
 
     `peer` is the client's address; a label and ids are for the log. `audited` is the subject of a
-    call of administration, for the audit log; "" for other calls.
+    call of administration, for the audit log; it is empty for other calls.
     """
 
     verb: str
@@ -35,13 +35,13 @@ class Caller:
     request: str = ""
     traceparent: str = ""
     map_version: int = 0
-    """The version of the map by which its command was split; 0: by none."""
+    """The version of the map by which its command was split; 0: the command was not split."""
     process: int = 0
-    """That it calls from, where the server will know of its end (`shared_memory.processes`)."""
+    """The process that calls, if the server will notice its end (`shared_memory.processes`)."""
     tables: Sequence[str] = ()
-    """Names of the tables that its command names."""
+    """Names of the tables in its command."""
     keys: int = 0
-    """The number of its command's keys; for a step's gradients, of rows."""
+    """The number of its command's keys; of rows, for a step's gradients."""
     session: str = ""
     rank: int | None = None
     step: int | None = None
@@ -49,37 +49,44 @@ class Caller:
     wait_s: float = 0.0
     run_s: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds in the engine's stages, and in other waits, as "durable"."""
-    brief: bool = False  # a few keys: may be done at once
+    """Seconds in the engine's stages, and in other waits, such as "durable"."""
+    brief: bool = False  # a call of a few keys, which may be done at once
     principal: Principal = ANYBODY
     shared_client: str = ""
-    """The client that callers without a name count as; "": each counts as its peer."""
+    """The client name that callers without a name share; empty: each caller counts by its
+    address."""
     audited: str = ""
     is_let_in: bool = False
-    """It has the right to its command. Other calls can be sent as often as their sender likes: of
-    those of one verb, code and token the log has one a minute."""
+    """Whether it has the right to its command.
+
+    A caller can send calls without the right as often as it likes. Therefore the log contains at
+    most one of them per minute for each verb, code and token.
+    """
     gone: Callable[[], Awaitable[None]] | None = None
-    """Waits until its client has gone; None: the call is cancelled then."""
+    """Waits until its client has disconnected; None: the call is cancelled when the client does."""
     place: Place | None = None
-    """Where its work goes on (concurrency.py)."""
+    """Its place among the running calls of its client (concurrency.py)."""
     received_bytes: int = 0
     sent_bytes: int = 0
 
     @property
     def client(self) -> str:
-        """The client in whose queue it waits: one token's many connections are one client."""
+        """The client in whose queue it waits: all connections of one token are one client."""
         return self.principal.name or self.shared_client or self.peer
 
     @property
     def who(self) -> dict[str, Any]:
-        """The fields of a call for the log, for any outcome. A call without a request id gets one,
-        by which it is found in the log."""
+        """The fields that identify a call in the log, whatever its outcome.
+
+        A call without a request id gets one, by which it can be found in the log.
+        """
         self.request = self.request or uuid4().hex[:16]
         named = {"session": self.session, "token": self.principal.name, "client": self.label}
         return {"verb": self.verb, "request": self.request} | {n: v for n, v in named.items() if v}
 
     def note(self, command: Command[Any]) -> None:
-        """Keep how much a command asks for; not the command, whose arrays may go before its end."""
+        """Keep the size of a command; not the command, whose arrays may be freed before the call
+        ends."""
         self.keys = _key_count(command)
         self.step = getattr(command, "step", None)
 
@@ -90,22 +97,22 @@ class Caller:
             own[stage] = own.get(stage, 0.0) + more
 
     def queued(self, since: float) -> None:
-        """Add the time since then, of the monotonic clock, to that in the queue."""
+        """Add the time since `since`, of the monotonic clock, to the time in the queue."""
         self.wait_s += monotonic() - since
 
     def worked(self, task: "Task") -> None:
-        """Add the times of its task."""
+        """Add the times of the call's task."""
         self.wait_s += task.wait_s
         self.run_s += task.run_s
         self.spent(task.stage_seconds)
 
     def waited(self, stage: str, since: float) -> None:
-        """Add the time since then, of the monotonic clock, to a stage."""
+        """Add the time since `since`, of the monotonic clock, to a stage."""
         self.spent({stage: monotonic() - since})
 
 
 def _key_count(part: Any) -> int:
-    """Return how many keys a command has, or a part of it."""
+    """Return the number of keys of a command, or of a part of it."""
     for field_name in _OF_A_ROW_EACH:
         found = getattr(part, field_name, None)
         if isinstance(found, Part):
@@ -120,7 +127,7 @@ def _key_count(part: Any) -> int:
 
 
 _OF_A_ROW_EACH = ("keys", "positions", "inverse", "gradients")
-"""Arrays of a command's parts, of which the first that is there has an entry a key."""
+"""Names of arrays in a command's parts; the first of them that exists has an entry per key."""
 
 
 def observe(
@@ -130,8 +137,10 @@ def observe(
     slow_call_ms: float,
     command: Command[Any] | None = None,
 ) -> None:
-    """Keep the stats of a call that has been answered with `code`; log it if it was slow. `command`
-    is one that the caller has not noted."""
+    """Count a call that was answered with `code`, and log it if it was slow.
+
+    `command` is the call's command, if the caller has not noted it.
+    """
     seconds = monotonic() - caller.started
     is_slow = seconds * 1000 >= slow_call_ms
     limited_by = () if caller.is_let_in else (caller.verb, code, caller.principal.name)
@@ -194,7 +203,7 @@ def _slow_call(caller: Caller, code: str, seconds: float) -> SlowCall:
 
 
 def _text_of(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the other names."""
     shown = ", ".join(names[:TABLES_SHOWN])
     more = len(names) - TABLES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown

@@ -1,23 +1,24 @@
-"""A call, the same for all transports: message in, the answer or the error out.
+"""A call, the same for all transports: a message arrives, an answer or an error is sent.
 
-The wire's rows (`embstore_proto.verbs`) say how each verb is sent and answered:
+The table of verbs (`embstore_proto.verbs`) defines how each verb is sent and answered:
 
-    control, bulk        one message in, one out
+    control, bulk        one message each way
     LookupStep           answered by one message of rows or two
-    LookupStepPooled     one message in, one out; never on the event loop
-    ReadStep             one message in, one out, when its rows are in the cache
-    a document           one message in or out that takes long
-    ReadScan             answered by one message, whose rows a thread of its own reads
-    WarmCache            answered by how far it is, again and again
+    LookupStepPooled     one message each way; never on the event loop
+    ReadStep             one message each way; the answer is sent when its rows are in the cache
+    a document           one message each way, one of which takes long
+    ReadScan             answered by one message; a thread of its own reads the rows
+    WarmCache            answered by several messages about its progress
 
-A transport brings an `Incoming`: the caller, the deadline, and the functions that send an answer or
+A transport passes an `Incoming`: the caller, the deadline, and the functions that send an answer or
 an error. Rows are written straight to the transport's send buffer (`Blank`), so that protobuf never
-copies an array. Every call is one `answered` block. A call whose client has gone is cancelled by
-its transport where it waits: either nothing has been queued then, or its task is withdrawn, or its
-task runs to its end and is remembered. A message is taken whole before anything is queued.
+copies an array. Every call is one `answered` block. If the client disconnects, its transport
+cancels the call where it waits: then either nothing has been queued yet, or its task is withdrawn,
+or its task runs to its end and its answer is remembered. A message is received as a whole before
+anything is queued.
 
-**Documents.** A profile and a hot set travel as the bytes of their files. To read one of a GiB
-takes seconds, so a command that takes long is taken apart on its own thread.
+**Documents.** A profile and a hot set are sent as the bytes of their files. Reading a file of one
+GiB takes seconds, so the message of a command that takes long is read on the command's own thread.
 """
 
 import asyncio
@@ -50,19 +51,22 @@ from embstore_server.path.service import Service
 from embstore_server.path.step_answers import StepAnswers, send
 
 BRIEF_BYTES = 1 << 10
-"""The size of a brief request: at most a hundred keys, a fraction of a millisecond where rows are
-cached and milliseconds where the disk is asked for each."""
+"""The size of a brief request: at most a hundred keys.
+
+It takes a fraction of a millisecond if the rows are cached, and milliseconds if each is read from
+disk.
+"""
 _SCANNED_ARRAYS = 3
-"""The arrays of a page: keys, rows, state."""
+"""The number of arrays of a page: keys, rows, state."""
 
 _DOCUMENTS = [name for name, verb in VERBS.items() if verb.is_streamed]
-"""Verbs that are answered by a stream; those that have no way of their own, by a document."""
+"""Verbs that are answered by a stream; if no other function answers them, `_document` does."""
 
 
 class Calls:
     """Answers the calls of every transport.
 
-    One class, because every way to answer takes a message apart, has room for the reply and sends
+    One class, because every kind of answer reads a message, reserves space for the reply and sends
     it by the same few steps.
     """
 
@@ -77,7 +81,7 @@ class Calls:
             "ReadScan": self._read_scan,
             "WarmCache": self._warm_cache,
         }
-        """Functions that answer verbs whose answer is not one message, or takes long."""
+        """Functions that answer verbs whose answer has several messages, or takes long."""
 
     async def answer(
         self,
@@ -87,10 +91,10 @@ class Calls:
         request: list[Any],
         reservation: Reservation,
     ) -> None:
-        """Answer a call by messages that it sends. Inside `answered`.
+        """Answer a call by messages that this method sends. Inside `answered`.
 
-        The request is in a list, and taken out of it: a call that waits for other ranks no longer
-        keeps the message, whose arrays the session has copied.
+        The request is passed in a list, and removed from it: a call that waits for other ranks then
+        no longer keeps the message, whose arrays the session has copied.
         """
         if verb.name in self._answers:
             await self._answers[verb.name](verb, call, caller, request)
@@ -101,8 +105,10 @@ class Calls:
 
     @asynccontextmanager
     async def answered(self, verb: str, call: Incoming) -> AsyncIterator[Caller]:
-        """Yield the caller, which has to be `let_in`; an exception of the block ends the call by an
-        error."""
+        """Yield the caller, which must still be `let_in`.
+
+        An exception of the block ends the call with an error.
+        """
         service = self._service
         caller = call.caller(verb)
         service.count_calls(1)
@@ -116,7 +122,7 @@ class Calls:
         except Exception as exc:
             error = answered_error(exc, verb, caller)
             code = answer_of(error).code.name
-            drop_trace(exc)  # which may be another one
+            drop_trace(exc)  # `error` may be another object
             service.memory_trim.after(error)
             has_failed = isinstance(error, StoreClosedError) and service.failure is not None
             await call.refuse(error, is_final=has_failed)
@@ -126,9 +132,12 @@ class Calls:
             observe(caller, code, service.metrics, service.settings.slow_call_ms)
 
     def let_in(self, call: Incoming, caller: Caller, verb: Verb) -> None:
-        """Authenticate the caller, before the request is read: arrays are read only from callers
-        that may use them on some table. A request without arrays is small, and read, so that the
-        log has the subject of a refused call of administration."""
+        """Authenticate the caller, before the request is read.
+
+        Arrays are read only from callers with the right to use them on some table. A request
+        without arrays is small; it is read, so that the log has the subject of a refused call of
+        administration.
+        """
         caller.principal = self._service.callers.principal(
             call.authorization, call.certificate_names
         )
@@ -145,21 +154,22 @@ class Calls:
         request: list[Any],
         reservation: Reservation,
     ) -> Framed:
-        """Return the reply to a request that has one; see `answer`."""
+        """Return the reply to a request with a single reply; see `answer`."""
         service, is_step = self._service, verb.command.retry is Retry.STEP
         if verb.command.effect is Effect.LONG and (verb.is_bulk or verb.is_streamed):
-            if verb.document:  # not taken apart for nothing
+            if verb.document:  # checked before the message is read, which takes long
                 caller.principal.check(verb.command.right, [EVERYTHING])
                 service.check_document(len(payload_of(request[0])), verb.document)
                 reservation.add(service.parsing_bytes(reservation.reserved_bytes))
             return await self._long_reply(verb, caller, request.pop())
-        caller.brief = caller.brief and not is_step  # the last rank's share does the work of all
+        caller.brief = caller.brief and not is_step  # the last rank's call does the work of all
         is_counted = caller.principal.name and verb.is_bulk and not is_step
         with await service.place(caller) if is_counted else nullcontext():
             arrived = self._service.arrived(verb, caller, request.pop())
             if arrived.grown_bytes:
                 reservation.add(arrived.grown_bytes)
-                caller.brief &= arrived.grown_bytes <= BRIEF_BYTES  # as deltas, keys are many
+                # encoded as deltas, keys are many
+                caller.brief &= arrived.grown_bytes <= BRIEF_BYTES
             dtype = arrived.rows_dtype
             rows = ReplyRows(call, arrived.stages, dtype) if verb.reads_rows else None
             if is_step:
@@ -167,9 +177,9 @@ class Calls:
                 await service.turn(arrived.command, reservation)
                 caller.waited("step", began)
             expected = service.expected_bytes(arrived.command, value_bytes(dtype))
-            if expected:  # a reply without rows needs no room
+            if expected:  # a reply without rows needs no space
                 await call.expect(expected, reservation)
-            if dtype in NARROW:  # until they are rounded
+            if dtype in NARROW:  # both forms exist until the rows are rounded
                 reservation.add(service.expected_bytes(arrived.command))
             answered = await service.begin(
                 caller, arrived.command, arrived.origin, out=rows, stages=arrived.stages
@@ -185,7 +195,7 @@ class Calls:
         return reply
 
     async def _long_reply(self, verb: Verb, caller: Caller, request: Request) -> Framed:
-        """Take a command apart, execute it and frame its result on a thread of its own."""
+        """Read a command, execute it and encode its result on a thread of its own."""
         service = self._service
 
         def work(engine: Engine, progress: Progress) -> Framed:
@@ -199,7 +209,7 @@ class Calls:
 
         return await service.run_in_thread(verb.name, work, caller)
 
-    # Answers by several messages, or from long works
+    # Answers by several messages, or from long jobs
 
     async def _document(
         self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
@@ -210,7 +220,7 @@ class Calls:
     async def _read_scan(
         self, verb: Verb, call: Incoming, caller: Caller, request: list[Any]
     ) -> None:
-        """Send a page of a scan, which a thread writes to where it is sent from."""
+        """Send a page of a scan; a thread writes it to the buffer from which it is sent."""
         arrived = self._service.arrived(verb, caller, request.pop())
         command: Any = arrived.command
         size = self._service.engine.scans.reply_bytes(command)

@@ -1,16 +1,18 @@
 """A concurrency limit per token: one call at a time, while other tokens call as well.
 
-The queue for the engine is fair, but a call costs the event loop as much before it is there, when
-it is taken apart, and after. A token with a hundred connections would have the loop, and the
-interpreter, to itself. Therefore a bulk call passes here first: its message has come, and waits
-until the earlier calls of its client have left the engine. It waits only where another client has
-called within the last second; a token that is alone may have any number of calls under way.
+The queue for the engine is fair. But a call costs the event loop just as much before the queue,
+when its message is read, and afterwards. A token with a hundred connections would occupy the loop,
+and the interpreter, alone. Therefore a bulk call waits here first: its message has arrived, and is
+not read until the earlier calls of its client have left the engine. A call waits here only if
+another client has called within the last second; a token that is alone can have any number of
+running calls.
 
-Measured (sixteen connections against one, in one run): without it the 99 % of the one's step took
-19 times as long as alone, with it 4 times; with two at a time 5.7, with four 6.3. So the limit is
-one: while the engine has a call of one token, a call of another is parsed.
+Measured with sixteen connections against one, in one run: without the limit the 99th percentile of
+the one connection's step took 19 times as long as alone. With the limit it took 4 times as long;
+with two calls at a time 5.7 times, with four 6.3 times. So the limit is one: while the engine
+executes a call of one token, a call of another is read.
 
-Waiting here counts as waiting for the engine. Event loop only.
+The wait here counts as a wait for the engine. Event loop only.
 """
 
 from collections.abc import Callable
@@ -25,28 +27,29 @@ _CROWDED_S = 1.0
 
 
 class ConcurrencyLimiter:
-    """The calls of each client that are worked on, and those that wait for them."""
+    """The running calls of each client, and the calls that wait for them."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
-        self._queues: dict[str, Turns] = {}  # of those that have calls here
-        self._latest = self._latest_other = "", float("-inf")  # clients that called, and when
+        self._queues: dict[str, Turns] = {}  # only clients that have calls here
+        # the last two clients, and their times
+        self._latest = self._latest_other = "", float("-inf")
 
     @property
     def waiting_calls(self) -> int:
-        """Calls that wait."""
+        """The number of waiting calls."""
         count = 0
         for turns in self._queues.values():
             count += turns.waiting
         return count
 
     def client_calls(self, client: str) -> int:
-        """Return how many of them are of one client."""
+        """Return the number of waiting calls of one client."""
         turns = self._queues.get(client)
         return 0 if turns is None else turns.waiting
 
     async def enter(self, client: str) -> "Place":
-        """Wait for a place; it is given back by `leave`, or at the end of its block."""
+        """Wait for a place; `leave`, or the end of its block, releases it."""
         if self._latest[0] != client:
             self._latest_other = self._latest
         self._latest = client, self._now()
@@ -65,26 +68,26 @@ class ConcurrencyLimiter:
         return self._now() - other[1] < _CROWDED_S
 
     def left(self, client: str) -> None:
-        """Let the next ones in: a place has become free."""
+        """Let the next calls enter: a place has become free."""
         self._queues[client].leave()
         self._tidy(client)
 
     def _tidy(self, client: str) -> None:
-        """Forget a client without calls."""
+        """Forget a client that has no calls here."""
         turns = self._queues.get(client)
         if turns is not None and not turns.inside and not turns.waiting:
             del self._queues[client]
 
 
 class Place:
-    """One call's place inside; a context manager."""
+    """The place of one running call; a context manager."""
 
     def __init__(self, limiter: ConcurrencyLimiter, client: str) -> None:
         self._limiter = limiter
         self._client: str | None = client
 
     def leave(self) -> None:
-        """Give the place to the next call, if it has not been given back yet."""
+        """Release the place for the next call; releasing it twice is harmless."""
         if self._client is not None:
             client, self._client = self._client, None
             self._limiter.left(client)

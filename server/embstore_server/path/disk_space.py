@@ -1,19 +1,19 @@
-"""Free disk space: checked also without writes, reported, and waited for at the end.
+"""Free disk space: checked even without writes, reported, and awaited at the end.
 
-A server whose directory takes no more is **not ready**: /readyz and gRPC's health say so, with the
-reason, and ready again once there is space; so do stats and metrics, and the log, once a minute.
-Reads are served all the same; but readiness decides where work is sent, and a trainer's writes
-would be refused here. A write that finds no space in the command log is refused before it changes
-anything. Where commands are not logged, the lack would only show at the next commit: so writes are
-refused as soon as a commit of all changes may find no space.
+A server whose directory has no space is **not ready**: /readyz and gRPC's health service report
+that with the reason, until there is space again. So do stats and metrics, and, once a minute, the
+log. Reads are served all the same; but readiness decides where work is sent, and this server would
+refuse a trainer's writes. A write that finds no space in the command log is refused before it
+changes anything. If commands are not logged, the lack would show only at the next commit. Therefore
+writes are refused as soon as a commit of all changes may find no space.
 
-When the server ends, it commits its last commands. Where there is no space for that, it tries again
-until `drain_s` is over; then the log reports the lost commands, or that the command log has them,
-and the process does not end with 0. Where commands are logged, a commit that is not done by then is
-left out: the next start executes them.
+When the server ends, it commits its last commands. If there is no space for that, it tries again
+until `drain_s` is over. Then it logs that the commands are lost, or that the command log contains
+them, and the process does not end with status 0. If commands are logged, a commit that is not done
+by then is left out: the next start executes the commands.
 
-The check also looks for files that were removed below a running server: the store has failed then,
-since acknowledged writes would be lost. Event loop only.
+The check also looks for files that were removed while the server runs. The store has failed in that
+case, because acknowledged writes would be lost. Event loop only.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ _AGAIN_S = 0.5
 
 
 async def _nobody() -> None:
-    """Notify nobody."""
+    """Do nothing: no function is registered."""
 
 
 class _LateError(Exception):
-    """The time in which a commit could be made is over."""
+    """The time for a commit is over."""
 
 
 class DiskSpace:
@@ -49,14 +49,14 @@ class DiskSpace:
 
     def __init__(self, served: "Served") -> None:
         self.lack = ""
-        """Why the directory takes no writes; empty: it does."""
+        """Why the directory accepts no writes; empty if it does."""
         self.changed: Callable[[], Awaitable[None]] = _nobody
-        """Called when that changes."""
+        """Called when the directory begins or ceases to accept writes."""
         self._service = served
         self._said_at = -REPEAT_S
 
     async def watch(self) -> None:
-        """Look every so often, for ever."""
+        """Check every LOOK_S seconds, for ever."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
@@ -75,14 +75,17 @@ class DiskSpace:
             await self.changed()
 
     def check(self, command: Command[Any]) -> None:
-        """Refuse a command that no commit may have room for, and no command log has."""
+        """Refuse a command for which a commit may have no space, unless a command log contains
+        it."""
         if self.lack and command.effect is Effect.WRITES and self._service.engine.log is None:
-            if not isinstance(command, DropTable):  # which makes room
+            if not isinstance(command, DropTable):  # dropping a table frees space
                 raise CapacityError(f"nothing has changed: {self.lack}")
 
     async def commit(self, until: float) -> None:
-        """Commit the last commands, again and again where there is no space, until a time of the
-        monotonic clock. Without a command log a commit that has begun goes on after it."""
+        """Commit the last commands; try again as long as there is no space, until a monotonic time.
+
+        Without a command log, a commit that has begun continues after that time.
+        """
         engine = self._service.engine
         deadline = None if engine.log is None else partial(_check, until)
         await asyncio.to_thread(engine.look_for_files)
@@ -97,17 +100,17 @@ class DiskSpace:
                 _say_uncommitted(engine, exc)
                 return
             except CapacityError as exc:
-                deadline = None  # a lack of space shows in the status, however late it is
+                deadline = None  # the exit status shows a lack of space, however late it is found
                 if monotonic() >= until:
                     _say_uncommitted(engine, exc)
                     return
             except EmbstoreError:
-                return  # closing the store says it
+                return  # closing the store raises it again
             await asyncio.sleep(min(_AGAIN_S, max(until - monotonic(), 0.0)))
 
 
 def _check(until: float, done: int, of: int) -> None:
-    """End a commit, whose `progress` this is, after some time of the monotonic clock."""
+    """End a commit after a monotonic time; this is the commit's `progress`."""
     if monotonic() > until:
         raise _LateError("the time to stop (drain_s) is over")
 
@@ -122,7 +125,7 @@ def _lack(engine: Engine) -> str:
 
 
 def _say_uncommitted(engine: Engine, cause: Exception) -> None:
-    """Log how many commands no commit has, and whether they are lost."""
+    """Log the number of commands that no commit contains, and whether they are lost."""
     commands = engine.tables.frame.command_number - engine.storage.catalogue.head.command
     note = "they are lost"
     if engine.log is not None:

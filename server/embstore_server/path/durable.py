@@ -1,7 +1,7 @@
 """Answers that wait until the command log is durable; answers to writes wait for standbys, too.
 
-The engine goes on with the next command; only the answer waits, and holds no thread. The log's
-thread reports its progress to the event loop: once for a group of commands.
+The engine continues with the next command; only the answer waits, and no thread waits for it. The
+log's thread reports its progress to the event loop, once per group of commands.
 
 Event loop only.
 """
@@ -17,7 +17,7 @@ from embstore_server.path.quorum import Quorum
 
 
 class _Waiting(NamedTuple):
-    """A call that waits for a mark; `is_write`: on standbys, too."""
+    """A call that waits for a mark of the log; `is_write`: standbys must have the mark, too."""
 
     mark: int
     is_write: bool
@@ -27,8 +27,8 @@ class _Waiting(NamedTuple):
 class Durable:
     """The calls that wait for marks of the command log.
 
-    `refusal` makes the error that a call ends with if the log fails before its mark; `failed` is
-    called when it has failed; `progressed` after each sync.
+    `refusal` makes the error that a call ends with if the log fails before its mark. `failed` is
+    called when the log has failed; `progressed` is called after each sync.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Durable:
 
     @property
     def writes_waiting(self) -> int:
-        """Writes that are on the disk here, and wait for standbys."""
+        """The number of writes that are on the disk here, and wait for standbys."""
         durable = self._log.files.durable
         return sum(one.is_write and one.mark <= durable for one in self._waiting)
 
     async def wait(self, mark: int, *, is_write: bool = False) -> None:
-        """Return once the log is durable up to a mark; for a write on standbys, too.
+        """Return once the log is durable up to a mark; for a write, on standbys, too.
 
-        Raises the error of `refusal`: it never will be.
+        Raises the error of `refusal` if the log will never be durable up to the mark.
         """
         if self._has(mark, is_write):
             return
@@ -72,28 +72,28 @@ class Durable:
         await future
 
     def has(self, mark: int) -> bool:
-        """Return whether a read of this mark need not wait."""
+        """Return whether a read at this mark need not wait."""
         return self._has(mark, is_write=False)
 
     def _has(self, mark: int, is_write: bool) -> bool:
         return self._log.files.durable >= mark and (not is_write or self._quorum.mark >= mark)
 
     def _noticed(self) -> None:
-        """Have it looked into, on the loop. On the log's thread."""
-        with suppress(RuntimeError):  # the loop has ended, and all that waited with it
+        """Make the event loop look at the log's progress. Called on the log's thread."""
+        with suppress(RuntimeError):  # the loop has ended, with all waiting calls
             self._loop.call_soon_threadsafe(self._synced)
 
     def _synced(self) -> None:
         if self._log.files.failure is not None:
             self._failed()
         files = self._log.files
-        durable = files.durable  # first: the synced mark is as high, or higher
+        durable = files.durable  # read first: the synced mark is then at least as high
         self._quorum.synced(durable, files.synced)
         self.look()
         self._progressed()
 
     def look(self) -> None:
-        """Resume the calls that need not wait any more."""
+        """Resume the calls that need not wait any longer."""
         has_failed = self._log.files.failure is not None
         waiting, self._waiting = self._waiting, []
         for one in waiting:

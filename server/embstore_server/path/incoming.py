@@ -1,4 +1,4 @@
-"""A call as its transport knows it, and the rows of its reply, where they are sent from."""
+"""A call as its transport represents it, and the buffer for the rows of its reply."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from embstore_server.path.inflight import Reservation
 _ROUNDED_AT_ONCE_BYTES = 64 << 10
 """Bytes of rows rounded on the event loop: a few dozen microseconds."""
 _CONTEXT_ROOM, _TABLE_ROOM, _STAGES_ROOM = 160, 80, 600
-"""Bytes of a reply's header: common part, part of a table without its name, stage times."""
+"""Bytes of a reply's header: its common part, the part of a table without its name, stage times."""
 
 Request = bytes | memoryview | Received
 
 
 class Incoming(Protocol):
-    """A call as its transport knows it."""
+    """A call as its transport represents it."""
 
     transport: str
     """The transport whose stats count it."""
@@ -38,8 +38,10 @@ class Incoming(Protocol):
         """Return whether `count` bytes fit without `expect`."""
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Make room for `count` bytes of rows in the reply, on a reservation if replies are
-        bounded; raises OverloadedError."""
+        """Reserve space for `count` bytes of rows in the reply; raises OverloadedError.
+
+        The bytes count on a reservation if replies are bounded.
+        """
 
     def blank(
         self,
@@ -48,21 +50,21 @@ class Incoming(Protocol):
         others: Sequence[NDArray[Any]],
         dtype: str,
     ) -> Blank:
-        """Return a message to be filled where it is sent from. Any thread."""
+        """Return a message whose arrays are written in the send buffer. Any thread."""
 
     async def send(self, reply: Framed, *, is_last: bool) -> None:
-        """Send a message of the answer, once the client has taken the previous one."""
+        """Send a message of the answer, once the client has received the previous one."""
 
     async def refuse(self, error: Exception, *, is_final: bool) -> None:
-        """End the call by an error; `is_final`: it is no use to send it again."""
+        """End the call with an error; `is_final`: sending it again is of no use."""
 
 
 class ReplyRows:
-    """Makes the reply in which rows are to be written, once their shapes are known.
+    """Makes the reply into which rows are written, once their shapes are known.
 
-    A client on a slow link may ask for rows of two bytes a value (`narrow`). They are read as
-    float32 into arrays of their own, and rounded into the message when the engine is done with
-    them, many of them on another thread.
+    A client on a slow link can request rows of two bytes per value (`narrow`). Such rows are read
+    as float32 into arrays of their own, and rounded into the message when the engine has finished
+    with them; many rows are rounded on another thread.
     """
 
     def __init__(self, call: Incoming, stages: bool = False, dtype: str = "float32") -> None:
@@ -95,10 +97,10 @@ async def framed(verb: Verb, answered: Answered, rows: ReplyRows | None) -> Fram
 
 
 def value_bytes(dtype: str) -> int:
-    """Return the bytes of a value of rows that travel as a dtype."""
+    """Return the bytes of a value in rows that are sent in a dtype."""
     return NARROW_BYTES if dtype in NARROW else VALUE_BYTES
 
 
 def payload_of(request: Request) -> memoryview:
-    """Return the arrays of a request, unread."""
+    """Return the bytes of the arrays in a request, unread."""
     return (request if isinstance(request, Received) else split(request)).payload

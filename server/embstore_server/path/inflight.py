@@ -1,28 +1,31 @@
 """The bytes of requests and replies that the process holds at once, and their bound.
 
-A request reserves its bytes, a streamed one as they come: bytes that are announced and not sent
-take no memory, and a client that announces much and sends little would hold up all others.
-Therefore the start of a stream only checks that there is room for all of it, and the stream may
-still be refused in its middle, when others took the room; these go on, and therefore one of several
-streams that grow together is finished. A call that finds no room is refused (OverloadedError) and
-its client backs off; waiting instead would let a client that sends slowly hold up all others. One
-message always fits, however large it may be, so that a small bound makes calls serial and not
-impossible. The rows of a reply are reserved before they are read, and count until the client has
-taken them; a client that reads nothing is cut off. The rest of a reply is never refused: its work
-is done.
+A request reserves its bytes; a streamed request reserves them as they arrive. Bytes that were
+announced and not sent take no memory: if they counted, a client that announces much and sends
+little would block all other clients. Therefore the start of a stream only checks that there is
+space for all of it, and the stream may still be refused later, when other calls took the space. The
+other calls continue, so one of several streams that grow together is finished.
 
-A rank's share of a session's step counts until the session has taken it. The session waits with it
-for the shares of the other ranks: if it counted as well, shares that exceed the bound together
-would keep each other out, and their step would never end.
+A call that finds no space is refused (OverloadedError), and its client backs off. If it waited
+instead, a client that sends slowly could block all others. One message always fits, however large
+it is, so that a small bound makes calls serial and not impossible. The rows of a reply are reserved
+before they are read, and count until the client has received them; a client that reads nothing is
+disconnected. The rest of a reply is never refused, because its work is done.
 
-A step that came before its **turn** waits for calls that come later, and must not keep them out.
-Its bytes count as lent meanwhile, see below; where too much is lent, it is refused, and sent again.
+A rank's share of a session's step counts until the session has received it. The session keeps it
+until the shares of the other ranks arrive. If a share counted during that time, shares that
+together exceed the bound would block each other, and their step would never end.
 
-**Shared memory** that a connection keeps between its calls is lent. It takes room from calls, and
-may itself be half of the bound, so that they get on; one segment, as one message, always fits.
+A step that arrived before its **turn** waits for calls that arrive later, and must not block them.
+Its bytes count as lent meanwhile, see below. If too much is lent, the step is refused, and sent
+again.
 
-**Owners.** Calls of one token have a bound of their own below that of all, with the same rules.
-Event loop only.
+**Shared memory** that a connection keeps between its calls is lent. It takes space from calls, so
+at most half of the bound can be lent, and calls continue. One segment, like one message, always
+fits.
+
+**Owners.** Calls of one token have a bound of their own below the bound of all calls, with the same
+rules. Event loop only.
 """
 
 from collections import Counter
@@ -32,11 +35,11 @@ from contextlib import contextmanager
 from embstore.errors import OverloadedError
 
 _LENT_SHARE = 2
-"""At most 1/n of the bound may be lent."""
+"""At most 1/n of the bound can be lent."""
 
 
 class Inflight:
-    """A count of bytes with a bound."""
+    """A bounded count of bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -48,16 +51,20 @@ class Inflight:
         self.owned_lent_bytes: Counter[str] = Counter()
 
     def lend(self, owner: str, most: int | None, count: int) -> "Reservation":
-        """Hold memory of `count` bytes that is shared with a client of an owner that may have
-        `most`; give it back by `release`. Raises OverloadedError."""
+        """Count `count` bytes of memory that is shared with a client; `release` ends the loan.
+
+        `owner` is the client's owner, which can use `most` bytes. Raises OverloadedError.
+        """
         loan = Loan(self, owner, most)
         loan.check_may_lend(count)
         loan.add_unchecked(count)
         return loan
 
     def reservation(self, owner: str = "", most: int | None = None) -> "Reservation":
-        """Return a context manager that releases at its end the bytes reserved inside, for an owner
-        that may have `most`."""
+        """Return a reservation for an owner that can use `most` bytes.
+
+        It is a context manager, which releases the bytes reserved inside at its end.
+        """
         return Reservation(self, owner, most)
 
 
@@ -76,7 +83,7 @@ class Reservation:
         self.release()
 
     def check_room(self, count: int) -> None:
-        """Raise OverloadedError, if others leave no room to hold `count` bytes more now."""
+        """Raise OverloadedError if other calls leave no space for `count` bytes more."""
         inflight = self._inflight
         owned = inflight.owned_bytes[self._owner] if self._owner else 0
         by_others = owned - inflight.owned_lent_bytes[self._owner] - self.reserved_bytes
@@ -94,8 +101,8 @@ class Reservation:
             )
 
     def add(self, count: int) -> None:
-        """Hold `count` bytes more, or raise OverloadedError."""
-        if self._inflight.reserved_bytes != self.reserved_bytes:  # others hold some
+        """Reserve `count` bytes more, or raise OverloadedError."""
+        if self._inflight.reserved_bytes != self.reserved_bytes:  # other calls have reserved bytes
             self.check_room(count)
         self.add_unchecked(count)
 
@@ -108,7 +115,10 @@ class Reservation:
 
     @contextmanager
     def before_turn(self) -> Iterator[None]:
-        """Keep no call out within the block, which waits for some. Raises OverloadedError."""
+        """Count the bytes as lent inside the block, so that they block no other call.
+
+        The block waits for other calls. Raises OverloadedError.
+        """
         count = self.reserved_bytes
         self.check_may_lend(count)
         self._note_lent(count)
@@ -118,7 +128,7 @@ class Reservation:
             self._note_lent(-count)
 
     def check_may_lend(self, count: int) -> None:
-        """Raise OverloadedError, if so much is lent that `count` bytes more are too much."""
+        """Raise OverloadedError if `count` bytes more would exceed the bound of lent bytes."""
         inflight, owner = self._inflight, self._owner
         lent, most = inflight.lent_bytes, inflight.bytes_max
         _check_lent(lent, count, most, "limits.inflight_bytes_max")
@@ -132,7 +142,7 @@ class Reservation:
             self._inflight.owned_lent_bytes[self._owner] += more
 
     def release(self) -> None:
-        """Release all bytes; bytes added from now on count again."""
+        """Release all bytes; bytes that are added later count again."""
         count, self.reserved_bytes = self.reserved_bytes, 0
         self._inflight.reserved_bytes -= count
         if self._owner:
@@ -140,15 +150,15 @@ class Reservation:
 
 
 class Loan(Reservation):
-    """Memory that is shared with one client."""
+    """A count of memory that is shared with one client."""
 
     def add_unchecked(self, count: int) -> None:
-        """Hold `count` bytes more."""
+        """Count `count` bytes more."""
         super().add_unchecked(count)
         self._note_lent(count)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """End the loan of the memory."""
         self._note_lent(-self.reserved_bytes)
         super().release()
 

@@ -1,15 +1,15 @@
-"""Work that takes long: on threads of its own, until it is done or its caller has gone.
+"""Jobs that take long: on threads of their own, until they are done or their caller disconnects.
 
-Each verb has threads of its own, so that it waits for its own kind alone. A **client** (all calls
-of one token) has at most half of them: its further calls wait in its queue, in order, and calls of
-others find a thread. A client keeps a thread until its work ends, also where the caller has gone;
-otherwise a client that cancels and calls again could take all threads. Unnamed callers share all
-threads.
+Each verb has threads of its own, so that a job waits only for jobs of its verb. A **client** (all
+calls of one token) can use at most half of them. Its further calls wait in its queue, in order,
+while calls of other clients find a thread. A client keeps a thread until its job ends, even if the
+caller has disconnected; otherwise a client that cancels and calls again could take all threads.
+Callers without a name share all threads.
 
-A thread cannot be stopped; but long work is done piece by piece, and asks between its pieces
-whether it is still wanted (`Progress`). It ends there when its caller has gone: the call was
-cancelled, its deadline has passed, its connection is closed; or when the server's time to drain is
-over. The work of the server itself, such as a warm-up, has no caller that could go.
+A thread cannot be stopped. But long jobs work piece by piece, and check between two pieces whether
+they are still wanted (`Progress`). A job ends at such a check when its call was cancelled, its
+deadline has passed or its connection was closed, or when the server's time to drain is over. Jobs
+of the server itself, such as a warm-up, have no caller that could disconnect.
 """
 
 import asyncio
@@ -24,45 +24,45 @@ from embstore_server.path.turns import Turns
 
 T = TypeVar("T")
 LongWork = Callable[[Progress], T]
-"""work(progress), which ends where `progress` raises."""
+"""work(progress), which ends if `progress` raises."""
 
 _THREADS_MAX = 16
-"""Threads of one verb; further calls of it wait for these."""
+"""Threads per verb; further calls of the verb wait for one of them."""
 _CLIENT_THREADS_MAX = _THREADS_MAX // 2
-"""Threads of these for one client, at most."""
+"""Most threads of a verb for one client."""
 
 
 class _Wanted:
-    """Whether somebody still wants a work. Any thread."""
+    """Whether a job is still wanted. Any thread."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb
         self._end: EmbstoreError | None = None
 
     def end(self, why: EmbstoreError) -> None:
-        """Have it end soon."""
+        """Make the job end soon, with this error."""
         self._end = self._end or why
 
     def check(self, done: int, of: int) -> None:
-        """Raise why it is to end, if it is."""
+        """Raise the error with which the job must end, if it must."""
         if self._end is not None:
             raise self._end
 
 
 class LongJobs:
-    """The running works, and their threads. Event loop only, except for the work on the threads."""
+    """The running jobs, and their threads. Event loop only, except for the work on the threads."""
 
     def __init__(self, after_each: Callable[[], None]) -> None:
-        self._after_each = after_each  # called on the loop, even if its caller has gone
+        self._after_each = after_each  # called on the loop, even if the caller has disconnected
         self.running: set[object] = set()
-        """The running works, also those whose caller has gone."""
+        """The running jobs, even those without a connected caller."""
         self._wanted: set[_Wanted] = set()
         self._pools: dict[str, ThreadPoolExecutor] = {}  # by verb
         self._queues: dict[tuple[str, str], Turns] = {}  # by verb and name
         self.is_cut_off = False
 
     def waiting_calls(self, client: str) -> int:
-        """Return how many calls of a client wait until it has fewer at work."""
+        """Return the number of calls of a client that wait for its running jobs to end."""
         return sum(of.waiting for (_, name), of in self._queues.items() if name == client)
 
     async def run(
@@ -76,17 +76,18 @@ class LongJobs:
     ) -> T:
         """Return the result of `work`.
 
-        gone : waits until the caller has gone; None: then this is cancelled
-        client : the name of its client; "": none, and it waits for a thread only
-        client_calls_max : number of works of the client that may wait, of all verbs
+        gone : waits until the caller has disconnected; None: this coroutine is cancelled then
+        client : the name of the client; empty: the caller has no name, and waits only for a free
+            thread
+        client_calls_max : number of jobs of the client that can wait, of all verbs
 
-        Raises OverloadedError: no more works of the client may wait.
+        Raises OverloadedError if no more jobs of the client can wait.
         """
         wanted = _Wanted(verb)
         loop = asyncio.get_running_loop()
 
         def noted() -> T:
-            self.running.add(wanted)  # here: it goes on when its caller has gone
+            self.running.add(wanted)  # noted here, because it continues when its caller disconnects
             try:
                 wanted.check(0, 0)
                 return work(wanted.check)
@@ -109,7 +110,8 @@ class LongJobs:
             left.cancel()
             self._wanted.discard(wanted)
             if result.done():
-                result.cancelled() or result.exception()  # retrieved, even if its caller has gone
+                # retrieved, even if its caller has disconnected
+                result.cancelled() or result.exception()
             else:
                 result.cancel()
                 wanted.end(DeadlineError(f"{verb}: no client waits for it any more"))
@@ -124,7 +126,7 @@ class LongJobs:
     async def _in_client_queue(
         self, verb: str, client: str, client_calls_max: int | None, work: Callable[[], T]
     ) -> T:
-        """Return the result of `work`, done on a thread, in its client's turn."""
+        """Return the result of `work`, which runs on a thread when its client's turn has come."""
         pool = self._pools.get(verb)
         if pool is None:
             pool = self._pools[verb] = ThreadPoolExecutor(_THREADS_MAX, verb)
@@ -138,7 +140,7 @@ class LongJobs:
         await own.enter()
         loop = asyncio.get_running_loop()
 
-        def ended(_: Future[T]) -> None:  # or withdrawn, before it began
+        def ended(_: Future[T]) -> None:  # or the job was withdrawn, before it began
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(own.leave)
 
@@ -147,7 +149,8 @@ class LongJobs:
         return await asyncio.wrap_future(result)
 
     def cut_off(self) -> None:
-        """End works that run or wait for a thread, and begin none: the server's time is over."""
+        """End jobs that run or wait for a thread, and begin no others: the server's time is
+        over."""
         self.is_cut_off = True
         for wanted in self._wanted:
             wanted.end(_cut_off(wanted.verb))
@@ -155,7 +158,7 @@ class LongJobs:
             queue.cut_off(_cut_off(verb))
 
     def close(self) -> None:
-        """Give the threads back when they are done."""
+        """End the threads when their jobs are done."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 

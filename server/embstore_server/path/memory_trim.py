@@ -1,7 +1,7 @@
-"""Memory that was freed, given back to the system.
+"""Freed memory, and its return to the system.
 
-glibc's malloc keeps freed memory, for each thread that allocated it. For the usual calls that is
-right: the next ones reuse it. But the memory of refused calls goes back to the system.
+glibc's malloc keeps freed memory for the thread that allocated it. For the usual calls that is
+right: the next calls reuse it. But the memory of refused calls is returned to the system.
 """
 
 import asyncio
@@ -12,18 +12,19 @@ from contextlib import suppress
 from embstore.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
 
 _M_ARENA_MAX = -8
-"""The parameter of mallopt(3)."""
+"""The parameter M_ARENA_MAX of mallopt(3)."""
 _REFUSALS = UnauthenticatedError, PermissionDeniedError, InvalidArgumentError
 _AFTER_S = 5.0
-"""Seconds between asking and giving back; memory that is freed meanwhile goes with it."""
+"""Seconds from the request to the release; memory that is freed meanwhile is released, too."""
 
 
 def share_freed_memory() -> None:
-    """Have the threads share one of malloc's arenas, unless the environment says how many.
+    """Make all threads share one arena of malloc, unless the environment sets the number.
 
-    glibc would keep freed memory by thread: with sixty clients a server grew by 7 MiB a minute, of
-    which it used nothing. malloc_trim(3) keeps the end of a second arena, where after messages of
-    31 MiB up to 60 MiB are free. Called before the first thread begins: an arena stays.
+    glibc would keep freed memory per thread: with sixty clients a server grew by 7 MiB a minute,
+    and used none of it. malloc_trim(3) does not trim the end of a second arena, where up to 60 MiB
+    are free after messages of 31 MiB. Call this before the first thread begins, because an arena is
+    never removed.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with suppress(AttributeError):  # not glibc
@@ -31,19 +32,21 @@ def share_freed_memory() -> None:
 
 
 class MemoryTrim:
-    """Gives memory back to the system when refused calls have freed some. Event loop only."""
+    """Returns memory to the system when refused calls have freed some. Event loop only."""
 
     def __init__(self) -> None:
         self._giving_back: asyncio.TimerHandle | None = None
 
     def after(self, error: Exception) -> None:
-        """Give back the memory of a call, if this is the error of a refused one."""
+        """Return the memory of a call to the system, if this is the error of a refused call."""
         if isinstance(error, _REFUSALS):
             self.release()
 
     def release(self) -> None:
-        """Release free memory, after a moment, in a thread: it takes half a millisecond, or after
-        gigabytes half a second."""
+        """Return free memory to the system, after some seconds, in a thread.
+
+        This takes half a millisecond, or, after gigabytes, half a second.
+        """
         if self._giving_back is None:
             loop = asyncio.get_running_loop()
             self._giving_back = loop.call_later(_AFTER_S, self._release, loop)

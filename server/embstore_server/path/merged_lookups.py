@@ -1,7 +1,7 @@
-"""Lookups that have to wait for nothing, answered where they arrive.
+"""Lookups that wait for nothing, answered directly where they arrive.
 
-This saves a task for each, its time-out and its rounds of the event loop, which together cost more
-than to look up a thousand rows; and lookups that came together are done as one.
+This saves a task per lookup, its timeout and its rounds of the event loop, which together cost more
+than looking up a thousand rows. Lookups that arrive together are done as one.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,16 @@ from embstore_server.path.incoming import Incoming, ReplyRows
 from embstore_server.path.service import Service
 
 AT_ONCE_BYTES = 16 << 20
-"""Bytes of rows that are looked up at once, together. If they are in the cache that takes a few
-milliseconds, in which the engine would be busy anyway."""
+"""Bytes of rows that are looked up directly, together.
+
+If they are in the cache, this takes a few milliseconds, in which the engine would be busy anyway.
+"""
 
 _LOOKUP = VERBS["Lookup"]
 
 
 class _Asked(NamedTuple):
-    """A lookup that may be answered at once."""
+    """A lookup that may be answered directly."""
 
     call: Incoming
     caller: Caller
@@ -34,14 +36,15 @@ class _Asked(NamedTuple):
 
 
 class MergedLookups:
-    """Answers lookups that came together. Event loop only."""
+    """Answers lookups that arrived together. Event loop only."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def answers(self, calls: Sequence[tuple[Incoming, Received]]) -> list[Framed | None]:
-        """Answer those that have to wait neither for the engine, nor the disk, nor memory. None: of
-        one that has to, or is to be refused; nothing is done.
+        """Answer the lookups that wait neither for the engine, nor the disk, nor memory.
+
+        None stands for a lookup that must wait, or that will be refused; nothing is done for it.
         """
         asked, left = [], AT_ONCE_BYTES
         for call, request in calls:
@@ -52,14 +55,15 @@ class MergedLookups:
         for admit in (True, False):
             places = [i for i, one in enumerate(asked) if one and one.command.admit is admit]
             found = self._looked_up([cast(_Asked, asked[i]) for i in places]) if places else []
-            if not found and len(places) > 1:  # it may be for one of them
+            if not found and len(places) > 1:  # one of them may be the reason
                 found = [(self._looked_up([cast(_Asked, asked[i])]) or [None])[0] for i in places]
             for i, reply in zip(places, found, strict=False):
                 replies[i] = reply
         return replies
 
     def _looked_up(self, asked: Sequence["_Asked"]) -> "list[Framed | None]":
-        """Return the replies to lookups with one `admit`; none, if not all can be answered."""
+        """Return the replies to lookups with the same `admit`; an empty list if any cannot be
+        answered."""
         calls, callers, commands, rows, _ = zip(*asked, strict=True)
         try:
             answered = self._service.look_up_at_once(callers, commands, rows)
@@ -69,7 +73,7 @@ class MergedLookups:
                 _LOOKUP.framed(value, answered.context, places=own.blank)
                 for own, value in zip(rows, answered.value, strict=True)
             ]
-        except Exception:  # of any of them; the usual way reports the error
+        except Exception:  # of any lookup; the usual path reports the error
             return []
         for call, caller, command, reply in zip(calls, callers, commands, replies, strict=True):
             caller.sent_bytes = reply.total_bytes if reply else 0
@@ -79,7 +83,7 @@ class MergedLookups:
         return replies
 
     def _asked(self, call: Incoming, request: Received, bytes_max: int) -> "_Asked | None":
-        """Return a lookup that may be answered at once, of at most `bytes_max` bytes of rows."""
+        """Return a lookup that may be answered directly, of at most `bytes_max` bytes of rows."""
         caller = call.caller(_LOOKUP.name)
         try:
             caller.principal = self._service.callers.principal(
@@ -88,7 +92,7 @@ class MergedLookups:
             arrived = self._service.arrived(_LOOKUP, caller, request)
             command: Any = arrived.command
             size = self._service.expected_bytes(command)
-        except Exception:  # the usual way reports the error
+        except Exception:  # the usual path reports the error
             return None
         is_plain = not arrived.stages and arrived.rows_dtype not in NARROW
         if not is_plain or size > bytes_max or not call.has_room(size):

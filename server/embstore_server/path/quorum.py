@@ -1,8 +1,8 @@
 """The mark of the leader's command log up to which enough standbys have it on their disks.
 
-A standby acknowledges places of the log that it was sent, and answers wait for marks: each sync
-notes its place and its mark, newest last. The log from before this process of the leader counts as
-well: nothing is acknowledged until enough standbys have that.
+Standbys acknowledge positions in the log, but answers wait for marks. Therefore each sync is noted
+with its position and its mark, newest last. The part of the log that was written before this
+process of the leader counts as well: no write is acknowledged until enough standbys have that part.
 
 Event loop only.
 """
@@ -13,14 +13,17 @@ from collections.abc import Callable
 from embstore.storage.command_records import Place
 
 _SYNCS_MAX = 4096
-"""Noted at most; with fewer a standby's mark is found later, and never too early."""
+"""Most syncs that are noted; with fewer, a standby's mark is found later, but never too early."""
 _NOTHING = -1
 _ALL = 1 << 62
 
 
 class Quorum:
-    """The marks of standbys. `needed` is how many have to have a write; `grown` is called when the
-    mark has grown."""
+    """The marks of standbys.
+
+    `needed` is the number of standbys that must have a write; `grown` is called when the mark has
+    grown.
+    """
 
     def __init__(self, needed: int, grown: Callable[[], None]) -> None:
         self.mark = _NOTHING if needed else _ALL
@@ -32,7 +35,8 @@ class Quorum:
         self._marks: dict[object, int] = {}
 
     def synced(self, mark: int, place: Place) -> None:
-        """Note that the log is synced up to a place, which has everything up to a mark."""
+        """Note that the log is synced up to a position, and that it is complete there up to a
+        mark."""
         if not self._needed or (self._places and self._places[-1] >= place):
             return
         self._places.append(place)
@@ -41,7 +45,7 @@ class Quorum:
             del self._places[1], self._marks_at[1]
 
     def acknowledged(self, standby: object, place: Place) -> None:
-        """Note that a standby has the log up to a place on its disk."""
+        """Note that a standby has the log up to a position on its disk."""
         at = bisect_right(self._places, place)
         if not self._needed or not at:
             return
@@ -55,5 +59,5 @@ class Quorum:
         self._grown()
 
     def left(self, standby: object) -> None:
-        """Forget a standby that is not connected any more; the mark does not fall."""
+        """Forget a standby that is no longer connected; the mark does not fall."""
         self._marks.pop(standby, None)

@@ -1,34 +1,37 @@
-"""Mutating calls that are sent again are applied once.
+"""The deduplication window: mutating calls that are sent again are applied once.
 
-A client numbers its mutating calls. The server keeps, per client, the call of each number: while
-it is queued or running, a further attempt joins it; when it is done, it is answered as before.
-An answer (a command number, t) is kept, never rows.
+A client numbers its mutating calls. The server keeps, per client, the call of each number. While
+the call is queued or running, a further attempt joins it; when it is done, the attempt gets the
+same answer. Only the answer (a command number, t) is kept, never rows.
 
-A client reports the numbers whose answers it has; those are forgotten, and so are calls more than
-CALLS_MAX behind its newest, and its lowest ones where its answers have more than CLIENT_BYTES_MAX.
-Beyond CLIENTS_MAX clients, and ANSWERS_BYTES_MAX of all answers, the owner that has most loses its
-oldest client without a call under way (`tables.owners`). From then on a client of this owner that
-is new here may be a forgotten one: it is *doubtful*. Its first attempts are run as ever; a further
-one that is not remembered is OutcomeUnknownError. What a call has itself is left out of its answer
-(`Command.short_answer`).
+A client reports the numbers whose answers it has received; the server forgets these calls. It also
+forgets calls that are more than CALLS_MAX numbers older than the client's newest call. If the
+client's answers exceed CLIENT_BYTES_MAX, it forgets the calls with the lowest numbers. If there are
+more than CLIENTS_MAX clients, or all answers exceed ANSWERS_BYTES_MAX, then the owner that has most
+loses its oldest client without a running call (`tables.owners`). From then on, a client of this
+owner that is new here may be a forgotten client: it is *doubtful*. Its first attempts are run as
+usual; a further attempt that is not remembered ends with OutcomeUnknownError. An answer is stored
+without the parts that the call itself contains (`Command.short_answer`).
 
-A call that surely changed nothing, and may do so another time (it was cancelled before it started,
-found the queue full, or its deadline passed there) is forgotten too: a further attempt runs.
+A call that certainly changed nothing, and may succeed another time, is forgotten too: it was
+cancelled before it started, found the queue full, or its deadline passed in the queue. A further
+attempt then runs.
 
-A further attempt that is *not* remembered was either never received, and is then run, or belongs to
-another life of the server or another epoch of the store, where it may have been applied before the
-rows it made were rolled back. The client names the instance and epoch to which it first sent the
-call; if they are others now, the outcome cannot be known, and the answer is OutcomeUnknownError.
+A further attempt that is *not* remembered has two possible causes. If the call was never received,
+it is run. Otherwise it belongs to another life of the server or another epoch of the store, in
+which it may have been applied before its rows were rolled back. The client names the instance and
+epoch to which it first sent the call. If the present instance or epoch differs, the outcome cannot
+be known, and the answer is OutcomeUnknownError.
 
-**Restarts.** Where the store has a command log, the answers are in it too (`recall`): the
-deduplication window continues where it was when the server was killed, under the same instance: a
-call that was under way then is run, or answered as it would have been. A call whose answer alone
-was lost is known to have been applied.
+**Restarts.** If the store has a command log, the log contains the answers, too (`recall`). The
+deduplication window then continues where it was when the server was killed, under the same
+instance: a call that was running then is run, or answered as it would have been. If only the answer
+of a call was lost, the server knows that the call was applied.
 
-A remembered answer of another epoch is not given again either: a restore has undone its command. An
-answer has its epoch in it, so this is known at any time; forgetting answers at a restore instead
-would also forget calls queued behind it, and would never happen where the restore's caller has
-gone.
+A remembered answer of another epoch is not sent again either, because a restore has undone its
+command. An answer contains its epoch, so this is known at any time. The alternative, forgetting all
+answers at a restore, would also forget calls that are queued after the restore, and would not
+happen if the caller of the restore has disconnected.
 
 Event loop only.
 """
@@ -65,7 +68,7 @@ _NOT_APPLIED = (DeadlineError, OverloadedError, StoreClosedError)
 
 
 class _Call:
-    """A remembered call. `waiters` are the attempts that wait for its outcome."""
+    """A remembered call. `waiters` is the number of attempts that wait for its outcome."""
 
     def __init__(self, verb: str, task: Task) -> None:
         self.verb = verb
@@ -73,7 +76,7 @@ class _Call:
         self.outcome: asyncio.Future[Answered] = task.outcome
         self.waiters = 0
         self.bytes = 0
-        """Bytes of its answer, once it has one."""
+        """Bytes of its answer, once there is one."""
 
     @property
     def is_lost(self) -> bool:
@@ -81,7 +84,8 @@ class _Call:
         return self.outcome.done() and _result_of(self.outcome) is _LOST
 
     def is_undone(self, epoch: int) -> bool:
-        """Whether its command is of another epoch; errors have none, they changed nothing."""
+        """Whether its command belongs to another epoch; an error does not, as it changed
+        nothing."""
         result = _result_of(self.outcome)
         return isinstance(result, Answered) and result.context.epoch != epoch
 
@@ -90,24 +94,26 @@ _LOST = object()
 
 
 def _result_of(outcome: "asyncio.Future[Any]") -> Any:
-    """Return the result of a call; None for a call that is not done, or raised."""
+    """Return the result of a call; None if the call is not done, or raised."""
     if not outcome.done() or outcome.cancelled() or outcome.exception() is not None:
         return None
     return outcome.result()
 
 
 class _Client:
-    """A client's calls; `owned` has the bytes of all answers by owner, these included."""
+    """A client's calls; `owned` counts the bytes of all answers by owner, including this
+    client's."""
 
     def __init__(self, name: str, owned: Counter[str], *, doubtful: bool) -> None:
         self.calls: dict[int, _Call] = {}
-        self.floor = 1  # every lower sequence has been forgotten
-        self.is_doubtful = doubtful  # it may have been forgotten, with calls that were applied
+        self.floor = 1  # every lower sequence number has been forgotten
+        # whether it may be a forgotten client, whose calls were applied
+        self.is_doubtful = doubtful
         self.bytes = 0
         self._owner, self._owned = owner_of(name), owned
 
     def begin(self, sequence: int, call: _Call) -> None:
-        """Remember a call, and, when that is there, its answer."""
+        """Remember a call, and, once it exists, its answer."""
         self.calls[sequence] = call
         call.outcome.add_done_callback(partial(self._done, sequence, call))
 
@@ -138,12 +144,12 @@ class _Client:
                 self._drop(old)
 
     def forget(self, sequence: int, call: _Call) -> None:
-        """Forget this call; one that came after it with the same sequence stays."""
+        """Forget this call; a later call with the same sequence number stays."""
         if self.calls.get(sequence) is call:
             self._drop(sequence)
 
     def forget_all(self) -> None:
-        """Forget all calls, of which none is under way."""
+        """Forget all calls; none of them is running."""
         for sequence in list(self.calls):
             self._drop(sequence)
 
@@ -156,19 +162,21 @@ class ReplayWindow:
         self._instance = instance
         self._clients: dict[str, _Client] = {}
         self._ages = Ages()
-        self._forgotten: set[str] = set()  # owners of clients that were forgotten
-        self._bytes: Counter[str] = Counter()  # of answers, by owner
+        self._forgotten: set[str] = set()  # owners of forgotten clients
+        self._bytes: Counter[str] = Counter()  # bytes of answers, by owner
 
     @property
     def remembered_calls(self) -> int:
-        """Calls remembered now, of all clients."""
+        """The number of remembered calls of all clients."""
         return sum(len(client.calls) for client in self._clients.values())
 
     def recall(self, answers: Answers, mark: int = 0) -> None:
-        """Remember the answers that the command log has from a former process, or from the previous
-        leader; they are sent when the log is durable up to a mark."""
+        """Remember the answers in the command log of a former process, or of the previous leader.
+
+        They are sent when the log is durable up to a mark.
+        """
         self._clients.clear()
-        self._bytes = Counter()  # calls that are under way count in the former one
+        self._bytes = Counter()  # calls that still run count in the old counter
         self._ages = Ages(answers.clients)
         self._forgotten = set(answers.forgotten)
         for name, remembered in answers.clients.items():
@@ -182,11 +190,11 @@ class ReplayWindow:
     async def call(
         self, verb: str, origin: Origin, epoch: int, submit: Callable[[], Task]
     ) -> tuple[Any, Task]:
-        """Return the outcome of the call with this origin, and its task; run it if none has.
+        """Return the outcome of the call with this origin, and its task; run the call if it is new.
 
-        Raises OutcomeUnknownError: a further attempt of a call that another life of the store
-        received; InvalidArgumentError: no client id, no sequence, or another call had this one;
-        Exception: the call's own error.
+        Raises OutcomeUnknownError if this is a further attempt of a call that another life of the
+        store received. Raises InvalidArgumentError if there is no client id or no sequence number,
+        or if another verb had this number. Raises the call's own error otherwise.
         """
         client = self._client(origin)
         client.forget_below(max(origin.finished_below, origin.sequence - CALLS_MAX + 1))
@@ -206,7 +214,8 @@ class ReplayWindow:
                     "commands in a crash: what it changed may be gone; read t and the command "
                     "number, then decide"
                 )
-            with suppress(*_NOT_APPLIED):  # then it is run for this attempt, or a third one's
+            # the call was not applied: it is run for this attempt, or for a third one
+            with suppress(*_NOT_APPLIED):
                 return await self._join(client, origin.sequence, call), call.task
         self._check_first(client, origin, epoch)
         call = _Call(verb, submit())
@@ -232,7 +241,7 @@ class ReplayWindow:
         return client
 
     def _forget_one(self, name: str, counts: Counter[str] | None) -> bool:
-        """Forget a client that is idle, other than this one; return whether there was one."""
+        """Forget an idle client other than `name`; return whether there was one."""
         names = (n for n in self._ages.to_forget(counts) if n != name and self._is_idle(n))
         if (oldest := next(names, None)) is None:
             return False
@@ -281,11 +290,11 @@ class ReplayWindow:
 
 
 def _nothing(_: Engine) -> None:
-    """The work of a call that is done."""
+    """Do nothing: the work of a call that is already done."""
 
 
 def check_epoch(origin: Origin, epoch: int) -> None:
-    """Refuse a call whose sender knows another epoch than the store's. Any thread."""
+    """Refuse a call whose sender expects another epoch than the store's. Any thread."""
     if origin.epoch and origin.epoch != epoch:
         raise OutcomeUnknownError(
             f"this call is of epoch {origin.epoch}, the store is in {epoch}: it was restored, or "

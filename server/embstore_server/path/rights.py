@@ -1,8 +1,8 @@
-"""The check whether a caller may give a command, and the command with the caller's own names.
+"""The check whether a caller can give a command; it also completes the caller's own names.
 
-One function, for every transport: the right is the command's (`Command.right`), the names it is
-needed on are those that the command, or its session, has. Commands of administration are noted for
-the log, refused or not, and so is whether the caller has the right.
+One function serves every transport. The needed right is the command's (`Command.right`); the names
+for which it is needed are in the command, or belong to its session. Commands of administration are
+noted for the log, whether refused or not, together with whether the caller has the right.
 """
 
 from collections.abc import Callable
@@ -40,9 +40,9 @@ def _own_members(
 
 
 def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C:
-    """Return a command as its caller means it: sessions by their full names. Any thread.
+    """Return a command with the full names of its sessions and scans. Any thread.
 
-    Raises PermissionDeniedError; InvalidArgumentError: a name that nothing can have.
+    Raises PermissionDeniedError; InvalidArgumentError if a name is longer than any valid name.
     """
     principal = caller.principal
     given: Any = command
@@ -55,12 +55,12 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
     command = cast(C, given)
     names = concerned(command)
     caller.tables = () if names == (EVERYTHING,) else names
-    if max(map(len, names)) > NAME_BYTES_MAX:  # nothing is remembered or logged of it
+    if max(map(len, names)) > NAME_BYTES_MAX:  # too long names are neither remembered nor logged
         raise InvalidArgumentError(f"expected names of at most {NAME_BYTES_MAX} characters")
     if command.right is Right.ADMIN or Trait.AUDITED in command.traits:
         caller.audited = _subject(command)[:_AUDITED_CHARACTERS_MAX]
     if command.right is Right.KNOWN or principal.right_on(EVERYTHING) >= command.right:
-        caller.is_let_in = bool(principal.rights)  # else it can do nothing but ask
+        caller.is_let_in = bool(principal.rights)  # without rights it can only ask for facts
         return command
     is_named = session is not None and names == (EVERYTHING,)
     member = None if is_named else getattr(command, "member", None)
@@ -70,7 +70,7 @@ def permitted(caller: Caller, command: C, sessions: Callable[[], Sessions]) -> C
         if facts is not None:
             principal.check_session(facts.name)
             named = (*facts.tables, *named)
-        elif not named:  # the engine says so
+        elif not named:  # the engine raises the error
             return command
         names = named
     principal.check(command.right, names)

@@ -1,20 +1,20 @@
-"""The store that is served, whether it takes calls, and the calls that wait for it.
+"""The served store: whether it accepts calls, and the calls that wait for it.
 
-It is opened by `embstore_server.host`, which gives it to `use`; a standby that takes its leader's
-commit gives another one. Stats, queue and callers outlive a store.
+`embstore_server.host` opens the store and passes it to `use`; when a standby takes over a commit of
+its leader, the host passes another one. Stats, queue and callers outlive a store.
 
 **Waiting for others.** A command of a look-ahead session may wait for a step: for its rows, or for
-its last rank. It holds no thread meanwhile: `until` polls its condition, and again after each
-progress that a session makes. The sessions report progress on any thread; reports that come before
-the loop has woken the waiting calls need no second wake-up, so a burst costs one. Every call that
-waits is woken, which is a poll for each rank of each session: few, and cheap.
+its last rank. No thread waits meanwhile: `until` polls the command's condition, once at first, and
+again after each progress that a session makes. The sessions report progress on any thread. Reports
+that arrive before the loop has woken the waiting calls need no second wake-up, so a burst costs
+one. Every waiting call is woken, which costs a poll per rank of each session: few, and cheap.
 
-**Threads.** Long work takes the store's own lock piece by piece (long_jobs.py). Meanwhile no task
-is done by the event loop at once, which would stand still while it waits for that lock; nor is one
-while a merge waits to be installed.
+**Threads.** Long jobs take the store's own lock piece by piece (long_jobs.py). While one runs, the
+event loop does no task itself, because it would stand still while it waits for that lock. The same
+holds while a merge waits to be installed.
 
-**The end.** A server that stops gives its calls a while. Then it cuts off the rest: calls in the
-queue at once, and long works at their next piece. Both get an error, and have done nothing.
+**The end.** A server that stops gives its calls some time. Then it cuts off the remaining calls:
+queued calls at once, long jobs at their next piece. Both get an error, and have done nothing.
 """
 
 import asyncio
@@ -68,20 +68,20 @@ class PendingEvent(Protocol):
 
     @property
     def left_s(self) -> float:
-        """Seconds after which it is to be polled again, without any progress."""
+        """Seconds after which it must be polled again, even without any progress."""
 
 
 class Served:
-    """A store, as calls find it. Event loop only, but where it says otherwise."""
+    """A store, as calls see it. Event loop only, unless a docstring permits any thread."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, open_engine: Callable[[], Engine]
     ) -> None:
-        """Prepare to serve what `open_engine` opens, on the engine thread."""
+        """Prepare to serve the store that `open_engine` opens, on the engine thread."""
         self.settings = settings
         self.metrics = metrics
         self.process = uuid4().hex
-        """The id of this process alone; `instance` may outlive it."""
+        """The id of this process alone; `instance` can outlive the process."""
         self.instance = self.process
         self.started = monotonic()
         limits = shares.defaults(settings.queue_calls_max, settings.inflight_bytes_max)
@@ -91,12 +91,12 @@ class Served:
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         """Traffic by transport."""
         self.socket = ""
-        """Where the shared-memory transport listens; "": nowhere."""
+        """The address of the shared-memory transport; empty if it does not listen."""
         self.replication = ReplicationRole(settings.standbys)
         self.lineage = Lineage()
-        """The history that the store continues; replaced whole."""
+        """The history that the store continues; replaced as a whole."""
         self.replaced = asyncio.Event()
-        """Set once this leader was replaced, and its lineage says so on the disk."""
+        """Set once this leader was replaced, and its lineage on the disk contains that."""
         self.worker = Worker(open_engine, settings.queue_calls_max, self.notice_failure)
         self.caller_of: type[Caller] = Caller
         """The class of callers that a transport makes."""
@@ -106,21 +106,23 @@ class Served:
         self.disk_space = DiskSpace(self)
         self.memory_trim = MemoryTrim()
         self.failed = asyncio.Event()
-        """Set once a call has failed the store, also one whose client has gone."""
+        """Set once a call has failed the store, even if the call's client has disconnected."""
         self.preparing = ""
-        """The work done before the store is opened, and its progress; any thread sets it."""
+        """The work that is done before the store is opened, and its progress; any thread sets
+        it."""
         self.durable: Durable | None = None
-        """The durability that answers wait for; None: they do not wait."""
+        """The durability that answers wait for; None: answers do not wait."""
         self.quorum = Quorum(settings.standbys, self._has_grown)
         self.long_jobs = LongJobs(self.notice_failure)
         self.idle = asyncio.Event()
-        """Set while no call is under way."""
+        """Set while no call is running."""
         self.idle.set()
         self._calls = 0
         self._stopping = False
-        self._progress = asyncio.Event()  # the next progress of a session: a new one after each
+        # set at the next progress of a session; replaced each time
+        self._progress = asyncio.Event()
         self._is_watching = False
-        self._is_waking = False  # the loop has been asked to wake the waiting calls
+        self._is_waking = False  # whether the loop was asked to wake the waiting calls
         self._engine: Engine | None = None
 
     # Life
@@ -144,12 +146,12 @@ class Served:
             failed=self.notice_failure,
             progressed=synced,
         )
-        durable = log.files.durable  # now: later syncs are reported
+        durable = log.files.durable  # now, because only later syncs are reported
         self.quorum.synced(durable, log.files.synced)
         self.recall()
 
     def recall(self) -> None:
-        """Answer calls as the command log has it."""
+        """Take the answers to repeated calls from the command log."""
         log = self.engine.log
         assert log is not None
         self.instance = log.memory.instance
@@ -161,13 +163,13 @@ class Served:
             self.durable.look()
 
     def reload(self) -> None:
-        """Read tokens and certificates again, for calls and connections from now on."""
+        """Read tokens and certificates again; calls and connections from now on use them."""
         self.callers.reload()
         if self.certificates is not None:
             self.certificates.reload()
 
     def count_calls(self, more: int) -> None:
-        """Note that calls have begun, or, of less than none, ended."""
+        """Note that calls have begun; or, if `more` is negative, ended."""
         self._calls += more
         if self._calls:
             self.idle.clear()
@@ -175,13 +177,13 @@ class Served:
             self.idle.set()
 
     def cut_off(self) -> None:
-        """End long works and queued calls: the time to drain is over."""
+        """End long jobs and queued calls: the time to drain is over."""
         self.long_jobs.cut_off()
         self.worker.cut_off(StoreClosedError("the server is stopping; send the call again later"))
 
     @property
     def stopping(self) -> bool:
-        """Whether new calls are refused for good; calls that wait for others end then."""
+        """Whether new calls are refused for good; calls that wait for other calls then end."""
         return self._stopping
 
     @stopping.setter
@@ -198,19 +200,19 @@ class Served:
 
     @property
     def store_id(self) -> str:
-        """The id of the store; another one when a standby has taken its leader's first commit."""
+        """The id of the store; it changes when a standby takes over its leader's first commit."""
         return self.engine.storage.catalogue.store_id
 
     @property
     def store(self) -> "Store":
-        """The store's handle; its calls are the engine thread's, or long."""
+        """The store's handle; use it on the engine thread, or for long calls."""
         from embstore.handles.store import Store
 
         return Store(self.engine)
 
     @property
     def is_open(self) -> bool:
-        """Whether the store has been opened; one that failed since is still open."""
+        """Whether the store has been opened; a store that failed later is still open."""
         return self._engine is not None
 
     @property
@@ -221,12 +223,12 @@ class Served:
 
     @property
     def device_error(self) -> DeviceError | None:
-        """The error that failed the store, if that was its device's."""
+        """The error that failed the store, if it is an error of the device."""
         return self.failure if isinstance(self.failure, DeviceError) else None
 
     @property
     def not_ready(self) -> str:
-        """Why calls are not served; empty when they are."""
+        """Why calls are not served; empty if they are."""
         if self._engine is None:
             return f"starting: {self.preparing or 'the store is being opened'}"
         if self.failure is not None:
@@ -239,7 +241,8 @@ class Served:
 
     @property
     def unready(self) -> str:
-        """Why this server should get no work, though it may serve reads (room.py); empty: ready."""
+        """Why this server should get no work, even if it serves reads (disk_space.py); empty:
+        ready."""
         return self.not_ready or self.disk_space.lack
 
     @property
@@ -252,8 +255,10 @@ class Served:
     async def run_in_thread(
         self, verb: str, work: Callable[[Engine, Progress], T], caller: Caller | None = None
     ) -> T:
-        """Return the result of long work, done on a thread of the verb's own. It is ended between
-        its pieces when its caller has gone."""
+        """Return the result of a long job, which runs on a thread of the verb's own.
+
+        The job is ended between two pieces when its caller disconnects.
+        """
         if self._engine is None or self.stopping:
             raise self.closed()
         mine = partial(work, self._engine)
@@ -271,7 +276,7 @@ class Served:
     # Replication
 
     async def replace_by(self, by: Promotion) -> None:
-        """Take no writes any more: a standby of this store was promoted."""
+        """Accept no more writes: a standby of this store was promoted."""
         if self.replication.replaced_by:
             return
         found = f"promotion {by.id}, which began epoch {by.epoch}"
@@ -286,21 +291,23 @@ class Served:
             await asyncio.to_thread(lineages.write, files, lineage)
             self.replaced.set()
 
-        await asyncio.shield(keep())  # to its end, though the server that notified us has gone
+        await asyncio.shield(keep())  # to its end, even if the server that notified us disconnects
 
     # Waiting for others
 
     async def until(self, handle: PendingEvent, poll: Callable[[], T | None]) -> T:
-        """Return the result of `poll`, once that is not None.
+        """Return the result of `poll`, once it is not None.
 
-        It is called after each progress of a session, and when the handle's patience ends. Raises
-        StoreClosedError: the server stops, or the store has failed; others will not come any more.
+        `poll` is called after each progress of a session, and when the handle's `left_s` is over.
+        Raises StoreClosedError if the server stops or the store has failed, because no further
+        progress is possible then.
         """
         if not self._is_watching:  # the first call that waits
             self._is_watching = True
             self.engine.sessions.watch(partial(self._progressed, asyncio.get_running_loop()))
         while True:
-            progress = self._progress  # taken first: progress during the poll is not missed
+            # read before the poll, so that progress during the poll is not missed
+            progress = self._progress
             found = poll()
             if found is not None:
                 return found
@@ -316,15 +323,15 @@ class Served:
             loop.call_soon_threadsafe(self.wake)
 
     def wake(self) -> None:
-        """Let every waiting call poll again."""
-        self._is_waking = False  # before they poll: a later report may come after their poll
+        """Make every waiting call poll again."""
+        self._is_waking = False  # before they poll: a later report can arrive after their poll
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
 
     # Ends of calls
 
     def closed(self) -> StoreClosedError:
-        """Return the error of a call that is not served, or not any more."""
+        """Return the error of a call that is not served, or no longer served."""
         if self.failure is not None:
             return StoreClosedError(self.not_ready)
         later = "; send the call again later" if self.stopping else ""
@@ -339,7 +346,7 @@ class Served:
             event(level, "store failed", reason=self.not_ready)
 
     def context(self) -> Context:
-        """Return which state of which store answers now."""
+        """Return the state and the store that answer now."""
         return context(self.engine, self.instance)
 
 

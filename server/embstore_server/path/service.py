@@ -1,9 +1,9 @@
 """The common path of calls of all transports: client, deadline, queue, stats.
 
-`execute` has a command executed where its effect says
-(`embstore.commands`): on the engine thread in its turn, with an origin at most once; on a thread of
-its own, where it takes long; or at once, where it needs no engine, so that a lease is renewed even
-when other calls wait. Event loop only.
+`execute` executes a command in the way that its effect requires (`embstore.commands`). Most
+commands are executed on the engine thread in their turn; a command with an origin is executed there
+at most once. A command that takes long gets a thread of its own. A command that needs no engine is
+executed at once, so that a lease is renewed even while other calls wait. Event loop only.
 """
 
 import asyncio
@@ -43,17 +43,19 @@ C = TypeVar("C", bound=Command[Any])
 T = TypeVar("T")
 
 _PARSED_TIMES = 30
-"""The memory that a document takes, at most, as a multiple of its size, until the store has it: the
-two bytes of a row of a profile become two int64, and checks, ranks and the result take more.
-Measured: 29."""
+"""The most memory that a document takes until the store has it, as a multiple of its size.
+
+The two bytes of a row of a profile become two int64, and checks, ranks and the result take more.
+Measured: 29.
+"""
 _PARSING_SHARE = 2
-"""Parsing of a document takes at most 1/n of the bytes in flight, so that others go on."""
+"""Parsing of a document takes at most 1/n of the bytes in flight, so that other calls continue."""
 _MEMBERS_MAX = 4096
-"""Members whose session and rank are remembered, for the log of slow calls."""
+"""Number of members whose session and rank are remembered, for the log of slow calls."""
 
 
 class Service(Served):
-    """A served store, and the way of calls to it.
+    """A served store, and the path of calls to it.
 
     One class, because a call passes through all of it in one order, on one thread.
     """
@@ -69,15 +71,16 @@ class Service(Served):
         super().__init__(settings, metrics, open_engine)
         self.warming = Warming(self)
         self._promote = promote
-        self._places: OrderedDict[str, Membership] = OrderedDict()  # by member that joined of late
+        # by member, of those that joined recently
+        self._places: OrderedDict[str, Membership] = OrderedDict()
 
     # Commands
 
     def permitted(self, caller: Caller, command: C) -> C:
-        """Return a command with its caller's own names, if the caller may give it. Any thread.
+        """Return a command with its caller's own names, if the caller has the right. Any thread.
 
-        All code that brings a command to `execute`, `begin` or the engine calls this first. Raises
-        PermissionDeniedError.
+        All code that passes a command to `execute`, `begin` or the engine calls this method first.
+        Raises PermissionDeniedError.
         """
         command = permitted(caller, command, lambda: self.engine.sessions)
         if member := getattr(command, "member", ""):
@@ -85,7 +88,7 @@ class Service(Served):
         return command
 
     def arrived(self, verb: Verb, caller: Caller, request: Request) -> Arrived:
-        """Take a command apart, and see that its caller may give it. Any thread."""
+        """Read a command from its message, and check its caller's right. Any thread."""
         limits = self.engine.tables.limits
         arrived = verb.arrived(request, call_bytes_max=limits.call_bytes_max)
         command = self.permitted(caller, arrived.command)
@@ -95,7 +98,7 @@ class Service(Served):
     async def execute(
         self, caller: Caller, command: Command[Any], origin: Origin | None = None
     ) -> Answered:
-        """Have a command executed where its effect says, and return its result when it is there."""
+        """Execute a command in the way that its effect requires, and return its result."""
         return await self.finished(caller, await self.begin(caller, command, origin))
 
     async def begin(
@@ -107,12 +110,13 @@ class Service(Served):
         out: Any = None,
         stages: bool = False,
     ) -> Answered:
-        """Do the same, but not wait for the other ranks of a step: `finished` does.
+        """Execute a command as `execute` does, but without the wait for other ranks of a step.
 
-        `out` is as of `Executor.execute`, called on the engine thread; with `stages` the answer
-        has the times of its stages. Raises OverloadedError, DeadlineError, StoreClosedError:
-        nothing has been done, except that StoreClosedError may also mean that the store has failed
-        since; OutcomeUnknownError: see `embstore_server.path.replay`; and the command's own errors.
+        `finished` waits for them. `out` is as in `Executor.execute`, and is called on the engine
+        thread; with `stages` the answer contains the times of its stages. Raises OverloadedError,
+        DeadlineError or StoreClosedError if nothing has been done; but StoreClosedError can also
+        mean that the store has failed since. Raises OutcomeUnknownError, see
+        `embstore_server.path.replay`, and the command's own errors.
         """
         self.note(caller, command)
         self.disk_space.check(command)
@@ -133,7 +137,8 @@ class Service(Served):
             case _:
                 if self.engine.is_prepared(command):
                     verb = type(command).__name__
-                    with suppress(CheckpointExistsError):  # maybe by this call, that is sent again
+                    # perhaps by the first attempt of this call
+                    with suppress(CheckpointExistsError):
                         await self.run_in_thread(
                             verb, lambda e, progress: e.prepare(command, progress), caller
                         )
@@ -148,15 +153,17 @@ class Service(Served):
     def look_up_at_once(
         self, callers: Sequence[Caller], commands: Sequence[Lookup], outs: Sequence[Any]
     ) -> Answered | None:
-        """Look rows up for several callers, as one, if nothing has to be waited for; None:
-        something has. The lookups have one `admit`."""
+        """Look up rows for several callers as one, if the lookups have to wait for nothing.
+
+        None: they have to wait. All lookups have the same `admit`.
+        """
         if self._engine is None or self.stopping or self.long_jobs.running:
             return None
         if not self._engine.is_prompt or self._engine.tables.frame.is_taken:
             return None
         log = self._engine.log
         if self.durable is not None and log is not None and not self.durable.has(log.mark):
-            return None  # its reads may have to wait
+            return None  # the lookups may have to wait for the disk
         began = monotonic()
         versions = {caller.map_version for caller in callers} - {0}
         work = answering(lambda e: e.look_up_resident(commands, outs, versions), self.instance)
@@ -168,7 +175,7 @@ class Service(Served):
         return answered
 
     def _begun(self, caller: Caller, command: Command[Any], engine: Engine, **how: Any) -> Any:
-        """Begin a command, if its caller's share has room."""
+        """Begin a command, if its caller's share allows it."""
         shares.check(caller.principal, command, engine)
         return command.short_answer(engine.begin(command, map_version=caller.map_version, **how))
 
@@ -183,7 +190,7 @@ class Service(Served):
         return self.inflight.lend(principal.name, principal.limits.get("inflight_bytes"), count)
 
     async def _in_thread(self, caller: Caller, command: Command[Any]) -> Answered:
-        """Have a command that takes long executed on a thread of its own."""
+        """Execute a command that takes long on a thread of its own."""
 
         def work(engine: Engine, progress: Progress) -> Answered:
             execute = partial(
@@ -197,20 +204,21 @@ class Service(Served):
         return answered
 
     async def _until_durable(self, caller: Caller, answered: Answered, *, is_write: bool) -> None:
-        """Wait until everything that an answer reflects is durable, other clients' writes included;
-        this call's own write is then on standbys, too, where that is required.
+        """Wait until everything that an answer reflects is durable, other clients' writes included.
 
-        Not for the rows of a session's step: a step before it that a crash takes back is not
-        acknowledged, and so is sent again, with the same gradients.
+        This call's own write is then on standbys, too, if that is required. The rows of a session's
+        step do not wait: if a crash undoes an earlier step, that step is not acknowledged; it is
+        sent again, with the same gradients.
         """
-        is_known = not isinstance(answered.value, StepOutcome)  # else: once it is known
+        # otherwise once the outcome is known
+        is_known = not isinstance(answered.value, StepOutcome)
         if self.durable is not None and is_known:
             began = monotonic()
             await self.durable.wait(answered.mark, is_write=is_write)
             caller.waited("durable", began)
 
     async def finished(self, caller: Caller, answered: Answered) -> Answered:
-        """Return an answer for which other ranks had to do their part, when they have."""
+        """Wait for the other ranks that an answer depends on, and return the answer."""
         if isinstance(answered.value, StepOutcome):
             began = monotonic()
             answered = answered.finished(await self.until(answered.value, answered.value.poll))
@@ -251,7 +259,7 @@ class Service(Served):
     async def _in_turn(
         self, caller: Caller, origin: Origin | None, work: Callable[[Engine], Answered]
     ) -> Answered:
-        """Have work done on the engine thread; with an origin at most once."""
+        """Do work on the engine thread; with an origin at most once."""
         if origin is None:
             answered: Answered = await self.run(caller, work)
             return answered
@@ -262,10 +270,11 @@ class Service(Served):
             )
         caller.rank = caller.rank if origin.rank is None else origin.rank
         caller.step = caller.step if origin.step is None else origin.step
-        verb = caller.verb.removesuffix("Stream")  # a further attempt may be a little longer
+        verb = caller.verb.removesuffix("Stream")  # a further attempt may be sent as a stream
 
         def in_its_epoch(engine: Engine) -> Answered:
-            check_epoch(origin, engine.storage.catalogue.epoch)  # a restore may have been ahead
+            # a restore may have been queued before
+            check_epoch(origin, engine.storage.catalogue.epoch)
             return work(engine)
 
         epoch = self.engine.storage.catalogue.epoch
@@ -286,19 +295,22 @@ class Service(Served):
             )
 
     def call_bytes_max(self, caller: Caller) -> tuple[int, str]:
-        """Return how large a call may be, and the name of the limit."""
+        """Return the largest size of a call, and the name of that limit."""
         most, limit = self.engine.tables.limits.call_bytes_max, "limits.call_bytes_max"
         own = caller.principal.limits.get("call_bytes", most)
         return (own, f"call_bytes of {caller.principal.name!r}") if own < most else (most, limit)
 
     def parsing_bytes(self, size: int) -> int:
-        """Return the bytes that count as in flight while a document is parsed, without its own."""
+        """Return the bytes that parsing a document adds to the bytes in flight, besides its own
+        bytes."""
         share = self.settings.inflight_bytes_max // _PARSING_SHARE
         return min((_PARSED_TIMES - 1) * size, share)
 
     def expected_bytes(self, command: Command[Any], value_bytes: int = VALUE_BYTES) -> int:
-        """Return how many bytes of rows the reply to a command will have at most, as far as that is
-        known before its turn: a table may be made until then."""
+        """Return the most bytes of rows in the reply to a command, as far as known before its turn.
+
+        A table that is created before the turn is not known yet.
+        """
         try:
             size = reply_bytes(command, self.engine.tables.config_of)
         except TableNotFoundError:
@@ -309,10 +321,10 @@ class Service(Served):
     # Work
 
     async def run(self, caller: Caller, work: Work) -> Any:
-        """Do `work` on the engine thread, return its result; withdraw it if the caller leaves in
-        time.
+        """Do `work` on the engine thread, and return its result.
 
-        Raises OverloadedError, DeadlineError, StoreClosedError: nothing has been done.
+        The work is withdrawn if the caller is cancelled before it has started. Raises
+        OverloadedError, DeadlineError or StoreClosedError if nothing has been done.
         """
         task = self._submit(caller, work)
         try:
@@ -324,7 +336,8 @@ class Service(Served):
             caller.worked(task)
 
     async def place(self, caller: Caller) -> Place:
-        """Wait until a call may be taken apart, and have the engine; raises OverloadedError."""
+        """Wait until a call's message can be read and queued for the engine; raises
+        OverloadedError."""
         self.worker.check_room(caller.client, caller.principal.limits.get("queue_calls"))
         began = monotonic()
         caller.place = await self.worker.limiter.enter(caller.client)
@@ -332,9 +345,9 @@ class Service(Served):
         return caller.place
 
     async def turn(self, command: Any, reservation: Reservation) -> None:
-        """Wait until a step may be finished, in a session whose trainer runs ahead.
+        """Wait until a step can be finished, in a session whose trainer runs ahead.
 
-        Raises OverloadedError: as `Reservation.before_turn`.
+        Raises OverloadedError, as `Reservation.before_turn` does.
         """
         turn = self.engine.sessions.turn(command)
         if turn is not None:

@@ -1,10 +1,11 @@
-"""Answers of a session's steps, whose rows are there when their turn has come.
+"""Answers of a session's steps, whose rows are ready when their turn has come.
 
-**Early and late rows.** Rows that no unfinished step touches are final while earlier steps are
-still at work. LookupStep sends them at once, with their positions among the announced keys, and the
-others when the step is ready: the network works while the trainer computes, and training stays
-synchronous to the bit. With no early row, or none wanted, there is one message, without positions.
-Where a member has deleted rows meanwhile, the second message has all rows, without positions.
+**Early and late rows.** Rows that no unfinished step touches are final while earlier steps still
+run. LookupStep sends them at once, with their positions among the announced keys, and the other
+rows when the step is ready. In this way the network works while the trainer computes, and training
+stays synchronous to the bit. If there is no early row, or none is wanted, there is one message,
+without positions. If a member has deleted rows meanwhile, the second message contains all rows,
+without positions.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ _POSITION_BYTES = 4
 async def send(
     service: Service, call: Incoming, caller: Caller, reply: Framed, *, is_last: bool = True
 ) -> None:
-    """Send a message; its bytes are in flight until the client has them."""
+    """Send a message; its bytes are in flight until the client has received them."""
     caller.sent_bytes += reply.total_bytes
     with service.reservation(caller) as reservation:
         if reply.lent is None:
@@ -54,12 +55,13 @@ class StepAnswers:
         lookup = self._lookup(caller, command)
 
         async def send_some(positions: Mapping[str, Any] | None, *, is_last: bool) -> bool:
-            """Send a message of some of the rows, or of all; False: they are not there any more."""
+            """Send a message of some rows, or of all rows; False: the rows are no longer
+            available."""
             await self._expect(call, lookup, positions, dtype)
             rows = ReplyRows(call, dtype=dtype)
 
             def read(_: Engine) -> StepRows | None:
-                if positions is None:  # which may be in a GPU's memory
+                if positions is None:  # the rows may be in a GPU's memory
                     return _whole(lookup.read(rows))
                 return lookup.some(positions, rows)
 
@@ -89,7 +91,7 @@ class StepAnswers:
         positions: Mapping[str, Any] | None,
         dtype: str,
     ) -> None:
-        """Make room for rows of a step, whose number is bounded by the announcement."""
+        """Reserve space for rows of a step, whose number is bounded by the announcement."""
         size, bytes_each = 0, value_bytes(dtype)
         for name, (count, dim) in lookup.shapes.items():
             size += 2 * ALIGNMENT
@@ -108,7 +110,7 @@ class StepAnswers:
             arrived = self._service.arrived(verb, caller, request.pop())
             return arrived, cast("StepLookup", engine.begin(arrived.command))
 
-        # Passes over every occurrence: not on the event loop.
+        # This passes over every occurrence, so not on the event loop.
         arrived, lookup = await self._service.run_in_thread(verb.name, begin, caller)
         self._check_step(caller, arrived.command, lookup)
         await self._reached(caller, lookup, Readiness.READY)
@@ -131,13 +133,13 @@ class StepAnswers:
         await send(self._service, call, caller, await framed(verb, answered, None))
 
     def _lookup(self, caller: Caller, command: Command[Any]) -> StepLookup:
-        """Return the handle of a step's lookup; no turn of the engine is needed for it."""
+        """Return the handle of a step's lookup, which needs no turn of the engine."""
         lookup = cast("StepLookup", self._service.engine.begin(command))
         self._check_step(caller, command, lookup)
         return lookup
 
     def _check_step(self, caller: Caller, command: Command[Any], lookup: StepLookup) -> None:
-        """Note whose step it is, and refuse rows that are too large to be sent."""
+        """Note the session and rank of a step, and refuse rows that are too large to be sent."""
         self._service.note(caller, command)
         limit = self._service.engine.tables.limits.call_bytes_max
         size = sum(VALUE_BYTES * rows * dim for rows, dim in lookup.shapes.values())
@@ -150,7 +152,7 @@ class StepAnswers:
     async def _read(
         self, caller: Caller, lookup: StepLookup, least: Readiness, work: Work
     ) -> Answered:
-        """Read the rows of a step that was as ready as `least`; wait again where it is not now."""
+        """Read the rows of a step that was as ready as `least`; wait again if it no longer is."""
         while True:
             answered: Answered = await self._service.run(caller, work)
             if answered.value is not None:
@@ -158,7 +160,7 @@ class StepAnswers:
             await self._reached(caller, lookup, least)
 
     async def _reached(self, caller: Caller, lookup: StepLookup, least: Readiness) -> Readiness:
-        """Wait until a step is as ready as `least`; return how ready it is."""
+        """Wait until a step is as ready as `least`; return its readiness."""
 
         def poll() -> Readiness | None:
             found = lookup.poll()
@@ -172,7 +174,7 @@ class StepAnswers:
 
 
 def _whole(read: RowsRead | None) -> StepRows | None:
-    """Return all rows of a step as they are answered."""
+    """Return all rows of a step in the form of an answer."""
     if read is None:
         return None
     return StepRows(tuple(StepTableRows(p.table, p.rows, None, p.t) for p in read.tables))

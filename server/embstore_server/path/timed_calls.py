@@ -1,8 +1,8 @@
-"""Calls that also keep the times of their stages, where traces are made of them (tracing.py).
+"""Calls that also keep the times of their stages, if they are traced (tracing.py).
 
-The log of slow calls wants seconds by stage, a trace wants their begin and end. The code that
-counts seconds is unchanged: its dict, task and caller are replaced by these, which keep each lap. A
-server without traces pays nothing for them.
+The log of slow calls needs seconds per stage; a trace needs begin and end of each stage. The code
+that counts seconds does not change: these classes replace its dict, task and caller, and keep each
+lap. A server without traces pays nothing for them.
 """
 
 from dataclasses import dataclass, field
@@ -24,22 +24,22 @@ class TimedTask(Task):
 
 @dataclass
 class TimedCaller(Caller):
-    """A caller that keeps when its call waited, and was worked on."""
+    """A caller that keeps the times in which its call waited, or was executed."""
 
     laps: list[Lap] = field(default_factory=list)
 
     def queued(self, since: float) -> None:
-        """Note that it waited for its turn of the engine until now."""
+        """Note that the call has waited for its turn of the engine until now."""
         super().queued(since)
         self.laps.append(Lap("queue", since, monotonic()))
 
     def waited(self, stage: str, since: float) -> None:
-        """Note that it was in a stage until now."""
+        """Note that the call was in a stage until now."""
         super().waited(stage, since)
         self.laps.append(Lap(stage, since, monotonic()))
 
     def worked(self, task: Task) -> None:
-        """Note the times of its task; a task that was withdrawn or left has waited."""
+        """Note the times of its task; a task that was withdrawn or cut off has only waited."""
         super().worked(task)
         if not task.run_s:
             self.laps.append(Lap("queue", task.enqueued, monotonic()))

@@ -14,7 +14,7 @@ class Traffic:
         self.copies = Copies()
         """Bytes copied, in addition to the engine's own reads and writes."""
         self.connections: int | None = None
-        """None where the library does not say."""
+        """Open connections; None: the library does not report them."""
         self.segment_bytes = 0
         """Bytes of memory that are shared with clients."""
         self.device_segment_bytes = 0

@@ -1,8 +1,8 @@
-"""Admission in order: a call that finds no room waits for its turn.
+"""Admission in order: a call that finds no place waits for its turn.
 
-The awkward part is a wait that is cancelled. The future is cancelled at once, but its waiter
-resumes in the loop's next round: a turn that is given in between has to skip it, and one that had
-just been given is passed on. Event loop only.
+The difficult case is a wait that is cancelled. The future is cancelled at once, but its waiter
+resumes in the loop's next round. A place that is released in between must not be given to this
+future; a place that it had just been given is passed on. Event loop only.
 """
 
 import asyncio
@@ -14,26 +14,27 @@ from embstore.errors import EmbstoreError
 
 
 class Turns:
-    """Some places, and the queue for them; `has_room(inside)` says whether there is another."""
+    """A number of places, and the queue for them; `has_room(inside)` returns whether one is
+    free."""
 
     def __init__(self, has_room: Callable[[int], bool]) -> None:
         self.inside = 0
-        """Places that are taken."""
+        """The number of occupied places."""
         self._has_room = has_room
         self._queue: deque[asyncio.Future[None]] = deque()
 
     @property
     def waiting(self) -> int:
-        """The number of waits."""
+        """The number of waiting calls."""
         return len(self._queue)
 
     @property
     def is_free(self) -> bool:
-        """Whether the next one need not wait."""
+        """Whether the next call need not wait."""
         return not self._queue and self._has_room(self.inside)
 
     async def enter(self) -> None:
-        """Wait for a place, which `leave` gives back. Cancelled: none is taken."""
+        """Wait for a place, which `leave` releases. If the wait is cancelled, no place is taken."""
         if self.is_free:
             self.inside += 1
             return
@@ -43,14 +44,14 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with suppress(ValueError):  # passed over
+                with suppress(ValueError):  # `leave` has removed it
                     self._queue.remove(turn)
             elif turn.exception() is None:
                 self.leave()
             raise
 
     def leave(self) -> None:
-        """Give a place to the next ones."""
+        """Release a place, and let the next calls enter."""
         self.inside -= 1
         while self._queue and self._has_room(self.inside):
             turn = self._queue.popleft()

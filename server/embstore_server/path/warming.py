@@ -1,9 +1,9 @@
-"""The warm-up of the cache: one at a time, on a thread of its own; calls may follow it.
+"""The warm-up of the cache: one at a time, on a thread of its own; calls can follow its progress.
 
-A warm-up belongs to the server and not to the call that asked for it: it takes as long as the disk
-needs, goes on when its callers have left, and ends with the store. A request for the share that is
-being warmed joins it; another share has its turn after it. Its progress is read every `_LOOK_S`: a
-person follows it. Event loop only, except the thread's notes.
+A warm-up belongs to the server and not to the call that requested it: it takes as long as the disk
+needs, continues when its callers disconnect, and ends with the store. A request for the share that
+is being warmed joins the running warm-up; another share waits until that has ended. Its progress is
+read every `_LOOK_S`, because a person watches it. Event loop only, except the thread's notes.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from embstore.results import Warmed
 from embstore_proto.status import message_of
 from embstore_server.telemetry.logs import event
 
-if TYPE_CHECKING:  # which has one of these
+if TYPE_CHECKING:  # it imports this module
     from embstore_server.path.served import Served
 
 _LOOK_S = 0.25
@@ -34,15 +34,15 @@ class WarmUp:
     share: float
     done: "asyncio.Future[int]" = field(repr=False)
     done_of: tuple[int, int] = (0, 0)
-    """Rows, and rows of all."""
+    """Rows read so far, and all rows to read."""
 
     @property
     def left_s(self) -> float:
-        """Seconds after which it is to be polled again."""
+        """Seconds after which it must be polled again."""
         return _LOOK_S
 
     def note(self, rows: int, of: int) -> None:
-        """Note how far it is. Any thread."""
+        """Note the progress. Any thread."""
         self.done_of = (rows, of)
 
     def ended(self) -> bool | None:
@@ -67,7 +67,8 @@ class Warming:
         self._at_start: asyncio.Task[None] | None = None
 
     def state(self) -> tuple[Warmed, str | None]:
-        """Return the progress of the last warm-up, 0 rows if none, and the error that ended it."""
+        """Return the last warm-up's progress (0 rows if there was none), and the error that ended
+        it."""
         if self._last is None:
             return Warmed(0, 0, finished=True), None
         try:
@@ -76,8 +77,10 @@ class Warming:
             return Warmed(*self._last.done_of, finished=True), message_of(exc)
 
     def begun(self, share: float) -> WarmUp:
-        """Return the warm-up of this share that runs, or begin it; raise OverloadedError if one of
-        another share runs."""
+        """Return the running warm-up of this share, or begin one.
+
+        Raises OverloadedError if a warm-up of another share runs.
+        """
         last = self._last
         if last is None or last.done.done():
             return self._begin(share)
@@ -89,7 +92,8 @@ class Warming:
         return last
 
     async def joined(self, share: float) -> WarmUp:
-        """Return the warm-up of this share that runs, or begin it when no other does."""
+        """Return the warm-up of this share: the running one, or one that begins after another
+        share's."""
         while True:
             last = self._last
             if last is None or last.done.done() or last.share == share:
@@ -97,8 +101,10 @@ class Warming:
             await self._service.until(last, last.ended)
 
     async def followed(self, share: float) -> AsyncIterator[Warmed]:
-        """Begin or join a warm-up; yield its progress, whenever that has changed, or raise the
-        error that ended it."""
+        """Begin or join a warm-up; yield its progress whenever it has changed.
+
+        Raises the error that ended the warm-up.
+        """
         warm_up = await self.joined(share)
         last: Warmed | None = None
 
@@ -120,7 +126,7 @@ class Warming:
 
         def ended(done: "asyncio.Future[int]") -> None:
             if not done.cancelled():
-                done.exception()  # looked at, whether or not somebody follows it
+                done.exception()  # retrieved, even if no call follows the warm-up
             self._service.wake()
 
         done = asyncio.ensure_future(self._service.run_in_thread("WarmCache", work))
@@ -129,7 +135,7 @@ class Warming:
         return warm_up
 
     def begin_at_start(self, share: float) -> None:
-        """Warm the cache as the settings say, in the background, and log how it goes."""
+        """Warm the cache to the share in the settings, in the background, and log the progress."""
         self._at_start = asyncio.create_task(self._logged(share))
 
     async def _logged(self, share: float) -> None:

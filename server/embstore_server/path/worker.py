@@ -1,24 +1,25 @@
 """The engine thread: it owns the store, and takes tasks from a bounded, fair queue.
 
 **Fair.** Each client has a queue; the thread takes from the queues in turn. A client with a hundred
-calls waiting delays another's by one call, not by a hundred. Calls of one client keep their order.
+waiting calls delays a call of another client by one call, not by a hundred. Calls of one client
+keep their order.
 
-**Bounded.** A call that finds `queue_calls_max` others waiting is refused at once
-(OverloadedError): its client backs off, and waits at no cost to the server.
+**Bounded.** A call that finds `queue_calls_max` calls waiting is refused at once (OverloadedError):
+its client backs off, and waits at no cost to the server.
 
-**Leaving.** A task is *waiting*, then *started*, then done. While it waits it may be withdrawn
-(its call was cancelled, its deadline passed) and then leaves no trace. Once started it runs to its
-end, even if its caller has gone. The step from waiting to started, or to withdrawn, is taken under
-the queue's lock, so that it is always exactly one of the two.
+**Leaving.** A task is *waiting*, then *started*, then done. While it waits it can be withdrawn (its
+call was cancelled, or its deadline passed), and then leaves no trace. Once started it runs to its
+end, even if its caller has disconnected. The step from waiting to started, or to withdrawn, is
+taken under the queue's lock, so that exactly one of the two happens.
 
 **At once.** A *brief* task (a few keys, on a device that queues no work) that finds the engine idle
 is done by the event loop itself: two switches of threads cost more than such a call. Strictly, the
 store's owner is the holder of `_turn`, a lock that the thread takes for each task; the loop only
-ever tries it.
+tries to take it, and never waits for it.
 
-The event loop gives tasks and gets results; the thread never waits for the loop. It is woken by a
-token for each task, through a SimpleQueue: a Condition's wait costs several times as much, which a
-call of one key feels. The token of a task that was withdrawn wakes it for nothing.
+The event loop passes tasks and receives results; the thread never waits for the loop. A token per
+task wakes the thread, through a SimpleQueue: the wait of a Condition costs several times as much,
+which a call of one key would notice. The token of a withdrawn task wakes the thread in vain.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ Work = Callable[[Engine], Any]
 
 
 class Task:
-    """One call's work for the engine thread. `outcome` is for the event loop alone."""
+    """One call's work for the engine thread. Only the event loop uses `outcome`."""
 
     def __init__(self, verb: str, work: Work, client: str, deadline: float) -> None:
         self.verb = verb
@@ -62,7 +63,7 @@ class Task:
             self.outcome.set_result(result)
         else:
             self.outcome.set_exception(error)
-            self.outcome.exception()  # retrieved: its caller may have gone
+            self.outcome.exception()  # retrieved, because its caller may have disconnected
 
 
 class Worker:
@@ -74,8 +75,10 @@ class Worker:
         queue_calls_max: int,
         after_task: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare the thread, which calls `open_engine`; the event loop calls `after_task` after
-        each task, whether or not somebody waits for its outcome."""
+        """Prepare the thread, which calls `open_engine`.
+
+        The event loop calls `after_task` after each task, even if no call waits for the outcome.
+        """
         self._open_engine = open_engine
         self._after_task = after_task
         self._queue_calls_max = queue_calls_max
@@ -85,10 +88,10 @@ class Worker:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._engine: Engine | None = None
-        self._tokens: SimpleQueue[None] = SimpleQueue()  # one a task, one for the end
+        self._tokens: SimpleQueue[None] = SimpleQueue()  # one per task, and one for the end
         self._closing = False
         self.running: Task | None = None
-        """The task at work."""
+        """The running task."""
         self.task_of: type[Task] = Task
         self._thread = threading.Thread(target=self._run, name="engine")
         self._opened: asyncio.Future[Engine] | None = None
@@ -97,7 +100,7 @@ class Worker:
     # The event loop's side
 
     async def start(self) -> Engine:
-        """Open the store on the engine thread, and return its engine; raise as opening does."""
+        """Open the store on the engine thread, and return its engine. Raises as opening does."""
         loop = asyncio.get_running_loop()
         self._opened = loop.create_future()
         self._thread.start()
@@ -115,10 +118,12 @@ class Worker:
         has_waited: bool = False,
     ) -> Task:
         """Queue `work`, which gets the engine, and return its task; do it at once if it is brief.
-        A task that has waited already has been counted, and is not refused in favour of later ones.
 
-        Raises OverloadedError: the queue, or the client's, is full; StoreClosedError: the server is
-        stopping.
+        `has_waited`: the task was counted when it waited before, so it is not refused in favour of
+        later tasks.
+
+        Raises OverloadedError if the queue, or the client's queue, is full; StoreClosedError if the
+        server is stopping.
         """
         task = self.task_of(verb, work, client, deadline)
         with self._lock:
@@ -128,7 +133,7 @@ class Worker:
                 )
             if not has_waited:
                 self.check_room(client, client_calls_max)
-            idle = not self._queued and self.running is None  # nor is one about to run
+            idle = not self._queued and self.running is None  # and no task is about to run
             if brief and idle and self._turn.acquire(blocking=False):
                 self.running, task.is_waiting = task, False
             else:
@@ -146,8 +151,10 @@ class Worker:
         return task
 
     def at_once(self, work: Work) -> Any | None:
-        """Do work that takes a fraction of a millisecond, if the engine is idle, and return its
-        result; None: it is not."""
+        """Do work that takes a fraction of a millisecond, and return its result.
+
+        None: the engine is not idle, and nothing was done.
+        """
         with self._lock:
             if self._queued or self.running is not None or self._closing or self._engine is None:
                 return None
@@ -160,15 +167,16 @@ class Worker:
 
     @property
     def waiting_calls(self) -> int:
-        """Calls that wait for the engine: in the queue, or to be taken apart for it."""
+        """The number of calls that wait for the engine: in the queue, or before their messages are
+        read."""
         return self._queued + self.limiter.waiting_calls
 
     def client_calls(self, client: str) -> int:
-        """Return how many of these are of one client."""
+        """Return the number of waiting calls of one client."""
         return len(self._queues.get(client, ())) + self.limiter.client_calls(client)
 
     def check_room(self, client: str, client_calls_max: int | None) -> None:
-        """Raise OverloadedError, if no more calls may wait, or no more of a client."""
+        """Raise OverloadedError if no more calls can wait, or no more calls of a client."""
         if self.waiting_calls >= self._queue_calls_max:
             raise OverloadedError(
                 f"{self.waiting_calls} calls wait for the engine (limits.queue_calls_max); "
@@ -185,7 +193,7 @@ class Worker:
         self._after_task()
 
     def withdraw(self, task: Task) -> bool:
-        """Take a task out of the queue; False if it has started."""
+        """Take a task out of the queue; return False if it has started."""
         with self._lock:
             if not task.is_waiting:
                 return False
@@ -199,7 +207,7 @@ class Worker:
         return True
 
     def cut_off(self, why: EmbstoreError) -> None:
-        """Take every task out of the queue; its outcome is `why`."""
+        """Take every task out of the queue; its outcome is the error `why`."""
         with self._lock:
             waiting = [task for queue in self._queues.values() for task in queue]
             self._queues.clear()
@@ -212,7 +220,7 @@ class Worker:
     async def stop(self) -> None:
         """Finish the queued tasks, close the store, which commits it, and end the thread.
 
-        Raises CapacityError, StorageError: not everything could be committed.
+        Raises CapacityError or StorageError if not everything could be committed.
         """
         with self._lock:
             self._closing = True
@@ -238,7 +246,7 @@ class Worker:
             with self._turn:
                 result, error = self._do(task)
             task.loop.call_soon_threadsafe(self._finish, task, result, error)
-            task = result = error = None  # arrays are not kept until the next task comes
+            task = result = error = None  # release their arrays before the next task arrives
         try:
             with self._turn:
                 self._engine.close()
@@ -246,13 +254,13 @@ class Worker:
             self._close_error = exc
 
     def reopen(self, engine: Engine) -> Engine:
-        """Abandon the store, and open its directory anew. The work of a task."""
+        """Abandon the store, and open its directory anew. This is the work of a task."""
         engine.abandon()
         self._engine = self._open_engine()
         return self._engine
 
     def _next(self) -> Task | None:
-        """Wait for a task; None when the queue is empty for good."""
+        """Wait for a task; return None when the queue is empty for good."""
         while True:
             self._tokens.get()
             with self._lock:
@@ -260,7 +268,7 @@ class Worker:
                     name, queue = self._queues.popitem(last=False)
                     task = self.running = queue.popleft()
                     if queue:
-                        self._queues[name] = queue  # at the end: the other clients come first
+                        self._queues[name] = queue  # at the end, after the other clients
                     self._queued -= 1
                     task.is_waiting = False
                     return task
@@ -294,9 +302,9 @@ class Worker:
 
 
 def _untraced(error: BaseException) -> BaseException:
-    """Return an error without its trace, whose frames hold arrays: it may be remembered for long.
+    """Return an error without its traceback, whose frames refer to arrays: it may be kept for long.
 
-    The trace of an exception that is a bug stays as text, for the log.
+    The traceback of an exception that is a bug is kept as text, for the log.
     """
     if not isinstance(error, EmbstoreError):
         error.add_note("".join(format_exception(error)))

@@ -1,13 +1,16 @@
-"""The server that this one has replaced is notified; and asked whether it has replaced this one.
+"""The fencing of a replaced leader: this server asks the server that it has replaced.
 
-A leader that was replaced while it was down has no file that says so. Where two servers follow each
-other, its successor is the one that it has replaced itself, at an earlier time: so it asks that one
-before it takes writes. A single message does both. It has this server's promotions; the other is
-replaced if they continue its own, and it answers with its own. If those continue this server's, it
-is this one that was replaced.
+The message notifies the other server that it was replaced, and asks whether it has replaced this
+server in turn. A leader that was replaced while it was down has no file that shows it. If two
+servers follow each other, its successor is the server that it has replaced itself, at an earlier
+time. Therefore it asks that server before it accepts writes. A single message does both: it
+contains this server's promotions. If these continue the other server's promotions, the other server
+was replaced. It answers with its own promotions. If those continue this server's, this server was
+replaced.
 
-A server that refuses connections is not there. One that does not answer may be, so it is awaited,
-for ANSWER_S. After either, this server takes writes, and continues to ask.
+A server that refuses connections is not running. A server that does not answer may be running, so
+its answer is awaited for ANSWER_S. In both cases, this server then accepts writes, and continues to
+ask.
 
 Event loop only.
 """
@@ -34,11 +37,11 @@ from embstore_server.replication.standbys import promotions_of
 from embstore_server.telemetry.logs import event
 
 ANSWER_S = 5.0
-"""Time for an answer of the server that this one has replaced, before this one takes writes."""
+"""Seconds that this server waits for an answer of the replaced server, before it accepts writes."""
 
 
 async def fence(served: Served, may_lead: asyncio.Event) -> None:
-    """Ask the replaced server until it answers; `may_lead` is set when this one need not wait."""
+    """Ask the replaced server until it answers; set `may_lead` when this server need not wait."""
     address, role = served.lineage.replaced, served.replication
 
     async def ask(call: Any) -> None:
@@ -79,6 +82,6 @@ async def fence(served: Served, may_lead: asyncio.Event) -> None:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether no server listens at an address."""
+    """Return whether the error means that no server listens at the address."""
     text = os.strerror(errno.ECONNREFUSED)
     return isinstance(error, grpc.aio.AioRpcError) and text in (error.details() or "")

@@ -1,22 +1,22 @@
-"""The standby's side of following: it has its leader's commit, and executes its commands.
+"""The standby's side of following: it takes over its leader's commit, and executes its commands.
 
-A standby connects to its leader again and again. It resumes after its last command if the leader
-still has the next ones, which is the usual case; else it replaces its store by the leader's last
-commit (`embstore.storage.taking`), and opens the store again.
+A standby connects to its leader repeatedly. Usually the leader still has the commands after the
+standby's last one, and the standby resumes there. Otherwise it replaces its store by the leader's
+last commit (`embstore.storage.taking`), and opens the store again.
 
-Commands are executed as by recovery (`embstore.engine.receiving`), on a thread, and acknowledged to
-the leader when they are durable here; meanwhile the next ones are executed.
+Commands are executed as in recovery (`embstore.engine.receiving`), on a thread. They are
+acknowledged to the leader when they are durable here; meanwhile the next commands are executed.
 
-A leader refuses a standby that has commands of which it has lost acknowledged ones (`standbys`).
-The standby keeps its store then, reports why, and can be promoted. It asks again and again, and is
-told the same as long as the two differ: nothing of it has to be remembered, and a leader that has
-its commands back is followed.
+A leader refuses a standby that has commands which the leader has lost after acknowledging them
+(`standbys`). The standby then keeps its store, reports the reason, and can be promoted. It asks
+repeatedly, and gets the same answer as long as the two stores differ. Therefore no state about the
+refusal is stored, and a leader that has its commands back is followed again.
 
 **Promotion.** The standby stops following, writes into its lineage that it has replaced its leader,
-and begins an epoch. From then on it takes writes, and tries to notify the old leader until that is
-reached (`fencing`). Started with the same `follow` again, it remains the leader, unless the old
-leader has replaced it meanwhile. A leader with a server to follow does so once it was replaced: its
-store is opened again, as by a start.
+and begins an epoch. From then on it accepts writes, and tries to notify the old leader until it
+succeeds (`fencing`). If it is started with the same `follow` again, it remains the leader, unless
+the old leader has replaced it meanwhile. A leader whose settings name a server to follow begins to
+follow once it is replaced: its store is opened again, as at a start.
 
 Event loop only.
 """
@@ -69,15 +69,15 @@ class Following:
         self._address = "" if served.settings.follow == OFF else served.settings.follow
         self.may_lead = asyncio.Event()
         """Set once it is known, or assumed, that a leader was not replaced while it was down."""
-        self._anew = False  # the store here differs from the leader's
+        self._anew = False  # whether the store here differs from the leader's
         self._task: asyncio.Task[None] | None = None
-        self._work: asyncio.Future[Any] | None = None  # goes on to its end
+        self._work: asyncio.Future[Any] | None = None  # runs to its end
         self._promoting = asyncio.Lock()
 
     # Life
 
     def opened(self, engine: Engine, lineage: Lineage) -> None:
-        """Begin the epoch of a promotion that was cut off. On the store's thread."""
+        """Begin the epoch of a promotion that was interrupted. Runs on the store's thread."""
         if self._leads(lineage) and lineage.promotions and not lineage.replaced_by:
             epoch = lineage.promotions[-1].epoch
             if engine.storage.catalogue.epoch < epoch:
@@ -102,7 +102,7 @@ class Following:
         return not self._address or (lineage.replaced == self._address and not lineage.replaced_by)
 
     def start(self) -> None:
-        """Begin to follow; or to ask the old leader, and notify it that it was replaced."""
+        """Begin to follow; or, on a leader, to notify the old leader that it was replaced."""
         role = self._service.replication
         if role.leader:
             self._task = asyncio.create_task(self._follow_for_ever())
@@ -112,7 +112,7 @@ class Following:
         self.may_lead.set()
 
     async def stop(self) -> None:
-        """Stop; commands that are being executed are executed to their end."""
+        """Stop following; commands that are being executed are executed to their end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -122,9 +122,9 @@ class Following:
             self._work = None
 
     async def promote(self) -> bool:
-        """Make the standby the leader; return False where it follows no leader.
+        """Make the standby the leader; return False if it follows no leader.
 
-        Raises StoreClosedError: it has not its leader's first commit yet.
+        Raises StoreClosedError if it has not received its leader's first commit yet.
         """
         async with self._promoting:
             service = self._service
@@ -145,7 +145,7 @@ class Following:
         engine = service.engine
         storage = engine.storage
         begun = [promotion.epoch for promotion in service.lineage.promotions[-1:]]
-        # Above one whose record is not here yet.
+        # Above an epoch whose record has not arrived yet.
         epoch = max(storage.catalogue.epoch, *begun, 0) + EPOCH_STEP
         lineage = service.lineage.promoted(
             epoch, engine.tables.frame.command_number, self._address, storage.log.next_number
@@ -169,7 +169,8 @@ class Following:
     # Leading
 
     async def _lead(self) -> None:
-        """Fence the old leader; once this server was replaced in turn, follow what it is to."""
+        """Fence the old leader; once this server is replaced in turn, follow, if the settings name
+        a server."""
         fencing = asyncio.create_task(fence(self._service, self.may_lead))
         try:
             await self._service.replaced.wait()
@@ -187,7 +188,7 @@ class Following:
         while True:
             begun, reason = monotonic(), ""
             try:
-                if role.replaced_by:  # the store is opened again, as by a start
+                if role.replaced_by:  # the store is opened again, as at a start
                     try:
                         await self._to_its_end(self._reopen())
                     finally:
@@ -262,7 +263,7 @@ class Following:
             raise
 
     async def _to_its_end(self, work: Awaitable[Any]) -> Any:
-        """Return the result of `work`, which is not cut off when following ends."""
+        """Return the result of `work`, which runs to its end even when following stops."""
         self._work = asyncio.ensure_future(work)
         result = await asyncio.shield(self._work)
         self._work = None

@@ -1,4 +1,4 @@
-"""The stream to another server that a standby follows, or that a leader has replaced.
+"""The stream to another server: to a standby's leader, or to the server that a leader replaced.
 
 Event loop only.
 """
@@ -18,9 +18,9 @@ from embstore_server.path.served import Served
 from embstore_server.replication.standbys import METHOD
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
-"""Pauses between attempts; each is twice the one before."""
+"""The first and the longest pause between attempts; each pause is twice the previous one."""
 _SILENCE_S = 30.0
-"""A server that says nothing for so long is taken for gone."""
+"""Seconds without a message after which a server counts as disconnected."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
@@ -31,7 +31,7 @@ _OPTIONS = [
 
 
 async def connect(served: Served, address: str, talk: Callable[[Any], Awaitable[None]]) -> None:
-    """Open a stream to a server, as the settings of `served` say, and let `talk` have it."""
+    """Open a stream to a server with the settings of `served`, and call `talk` with it."""
     settings = served.settings
     ca = settings.follow_ca
     if ca is None:
@@ -51,7 +51,7 @@ async def connect(served: Served, address: str, talk: Callable[[Any], Awaitable[
 
 
 def _metadata(served: Served) -> tuple[tuple[str, str], ...]:
-    """Return the metadata with the token, read anew: the leader's tokens may have changed."""
+    """Return the metadata with the token, which is read each time: the token may have changed."""
     assert served.settings.follow_token is not None
     return (("authorization", f"Bearer {served.settings.follow_token.read_text().strip()}"),)
 
@@ -60,12 +60,12 @@ async def send(call: Any, **what: Any) -> None:
     """Send a request."""
     try:
         await call.write(pb.FollowRequest(**what).SerializeToString())
-    except asyncio.InvalidStateError:  # the next read gives its status
+    except asyncio.InvalidStateError:  # the next read raises its status
         raise StoreClosedError("the stream ended") from None
 
 
 async def read(call: Any, *kinds: str) -> Any:
-    """Return the next reply, of one of these kinds."""
+    """Return the next reply, which must be of one of these kinds."""
     async with asyncio.timeout(_SILENCE_S):
         message = await call.read()
     if message is grpc.aio.EOF:
@@ -79,7 +79,7 @@ async def read(call: Any, *kinds: str) -> Any:
 
 
 def reason_of(error: Exception, address: str) -> str:
-    """Return why there is no stream to a server."""
+    """Return the reason why there is no stream to a server."""
     if isinstance(error, grpc.aio.AioRpcError):
         found = error_of(error.code(), error.details(), error.trailing_metadata())
         return str(found) if found else f"no connection to {address}: {error.details()}"

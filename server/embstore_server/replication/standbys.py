@@ -1,14 +1,15 @@
-"""The leader's side of following: each standby is sent a commit, if it needs one, and then the log.
+"""The leader's side of following: it sends each standby a commit, if needed, and then the log.
 
-Only the durable part of the log is sent: a standby never has a command that its leader could lose.
-If a leader has lost commands all the same, or its directory was replaced by an older copy, the
-lives of both show that (`embstore.storage.lives`), however many commands have the same numbers by
-now. Such a standby is refused: it keeps its store, reports why, and can be promoted. Only commands
-that a promotion has given up are replaced by a commit.
+Only the durable part of the log is sent, so a standby never has a command that its leader could
+lose. A leader may have lost commands all the same, or its directory may have been replaced by an
+older copy. Then the lives of both stores show that (`embstore.storage.lives`), even if both have
+used the same command numbers since. In this case the standby is refused: it keeps its store,
+reports the reason, and can be promoted. A commit replaces only commands that a promotion has given
+up.
 
-A commit's files are open while they are sent, so a merge may remove them meanwhile. Segments of the
-command log that a standby has not been sent are not removed by a commit, for at most LAG_BYTES_MAX:
-then the standby is dropped, and begins again with a newer commit.
+A commit's files are open while they are sent, so a merge may remove them meanwhile. A commit does
+not remove segments of the command log that a standby has not received yet, up to LAG_BYTES_MAX.
+Beyond that the standby is dropped, and begins again with a newer commit.
 
 Event loop only, except functions documented to run in a thread or with the engine.
 """
@@ -52,7 +53,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Standbys"].full_name
 METHOD = f"/{SERVICE_NAME}/Follow"
 
 LAG_BYTES_MAX = 4 << 30
-"""Bytes of the command log that are kept for a standby beyond a commit."""
+"""Most bytes of the command log that are kept for a standby after a commit."""
 PIECE_BYTES = 1 << 20
 STATE_EVERY_S = 0.5
 
@@ -65,7 +66,7 @@ class Feed:
         self.engine = engine
         self.follower = follower
         self.catalogue: Catalogue | None = None
-        """The commit that it is sent; None: it goes on where it is."""
+        """The commit that is sent to it; None: it continues at its position."""
         self.reader: SegmentReader | None = None
         self.is_dropped = False
         self.is_closed = False
@@ -76,14 +77,14 @@ class Feed:
 
     @property
     def segment(self) -> int:
-        """The first segment that it needs. Any thread."""
+        """The first segment that the standby needs. Any thread."""
         assert self.reader is not None
         return self.reader.place.segment
 
     def begin(self, feeds: list["Feed"], lineage: Lineage) -> None:
-        """Find the standby's position, and keep the files that it needs. In a thread.
+        """Find the standby's position, and keep the files that it needs. Runs in a thread.
 
-        Raises InvalidArgumentError: it has commands that this leader has not.
+        Raises InvalidArgumentError if the standby has commands that this leader lacks.
         """
         engine, files = self.engine, self.engine.storage.files
         log = engine.log
@@ -103,11 +104,12 @@ class Feed:
             feeds.append(self)
         at = self.follower.command if self.catalogue is None else catalogue.head.command
         self.reader.skip(log.files.synced, at)
-        if self.is_closed:  # meanwhile
+        if self.is_closed:  # while this method ran
             self.close()
 
     def _can_go_on(self, store_id: str, lineage: Lineage) -> bool:
-        """Return whether the standby may go on where it is, if its commands are still here."""
+        """Return whether the standby can continue at its position, if its commands are still
+        here."""
         follower, frame = self.follower, self.engine.tables.frame
         if follower.store_id != store_id:
             return False
@@ -120,7 +122,7 @@ class Feed:
         return common == command and is_newer and not follower.anew
 
     def piece(self, path: str, offset: int) -> bytes:
-        """Return a piece of a file of the commit. In a thread."""
+        """Return a piece of a file of the commit. Runs in a thread."""
         return self._opened[path].read(offset, PIECE_BYTES)
 
     def end_of_commit(self) -> None:
@@ -129,7 +131,7 @@ class Feed:
         self._opened.clear()
 
     def log_piece(self) -> tuple[Place, bytes] | None:
-        """Return the next piece of the log, if it is there. In a thread."""
+        """Return the next piece of the log, if it exists. Runs in a thread."""
         assert self.engine.log is not None and self.reader is not None
         return self.reader.read(self.engine.log.files.synced, PIECE_BYTES)
 
@@ -156,23 +158,25 @@ class Standbys:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Follow": method})
 
     def use(self, engine: Engine) -> None:
-        """Keep the log of a store for those that follow it."""
+        """Keep the command log of a store for the standbys that follow it."""
         if engine.log is not None:
             engine.log.files.segments.needed = self._needed
 
     def end(self) -> None:
-        """End all streams: no call waits for a standby any more."""
+        """End all streams: no call waits for a standby any longer."""
         self._is_ending = True
         self.wake()
 
     def wake(self) -> None:
-        """Have the log checked for new commands."""
+        """Make the streams check the log for new commands."""
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
 
     def _needed(self, numbers: list[int]) -> int | None:
-        """Return the first segment that a standby needs; drop those that are too far behind. With
-        the engine, any thread."""
+        """Return the first segment that a standby needs; drop standbys that lag too far.
+
+        The caller has the engine. Any thread.
+        """
         files = self._service.engine.storage.files
         kept: list[int] = []
         for feed in self._feeds.copy():
@@ -201,7 +205,7 @@ class Standbys:
             self._service.memory_trim.after(error)
             await refuse(context, error)
         finally:
-            if name or code != "UNAUTHENTICATED":  # else the caller is unknown
+            if name or code != "UNAUTHENTICATED":  # otherwise the caller is unknown
                 who = {"token": name, "peer": context.peer()}
                 limited_by = () if is_let_in else ("Follow", code, name)
                 event(
@@ -215,14 +219,14 @@ class Standbys:
                 )
 
     def _let_in(self, context: Any) -> None:
-        """Raise, unless the caller may (still) follow."""
+        """Raise an error unless the caller has (still) the right to follow."""
         self._service.callers.principal_of(context).check(Right.ADMIN, [EVERYTHING])
 
     async def _check(self, follower: Any) -> None:
-        """Raise, unless a standby may follow this server.
+        """Raise an error unless a standby can follow this server.
 
-        Raises InvalidArgumentError: this server cannot be followed; PermissionDeniedError: it was
-        replaced, maybe by this very standby.
+        Raises InvalidArgumentError if this server cannot be followed; PermissionDeniedError if it
+        was replaced, perhaps by this very standby.
         """
         service = self._service
         lineage, role = service.lineage, service.replication
@@ -316,14 +320,17 @@ class Standbys:
     async def _send_log(
         self, feed: Feed, context: Any, acknowledging: "asyncio.Task[None]"
     ) -> None:
-        """Send the log as it grows, until the standby's acknowledgement is invalid. The first
-        message has the place of the beginning and no bytes: the standby acknowledges its earlier
-        commands, too."""
+        """Send the log as it grows, until an acknowledgement is invalid or this server stops.
+
+        The first message contains the position of the beginning and no bytes: the standby
+        acknowledges its earlier commands, too.
+        """
         assert feed.reader is not None
         await sent(context.write(_log_piece(feed.reader.place, b"")))
         state_at = 0.0
         while not self._is_ending:
-            progress = self._progress  # first: what comes during the reading is not missed
+            # read first, so that progress during the reading is not missed
+            progress = self._progress
             self._let_in(context)  # its token may have been removed
             if self._service.replication.role != "leader":
                 raise PermissionDeniedError(self._service.replication.refusal)
@@ -349,7 +356,7 @@ class Standbys:
 
 
 async def _next(requests: AsyncIterator[bytes], what: str) -> Any:
-    """Return the next request, which is one of a kind."""
+    """Return the next request, which must be of the kind `what`."""
     try:
         request = parse(pb.FollowRequest, await anext(requests))
     except StopAsyncIteration:
@@ -384,5 +391,5 @@ def _promotion(one: Promotion) -> Any:
 
 
 def promotions_of(messages: Any) -> tuple[Promotion, ...]:
-    """Return the promotions of a message."""
+    """Return the promotions in a message."""
     return tuple(Promotion(p.id, p.epoch, p.command, p.first_number) for p in messages)

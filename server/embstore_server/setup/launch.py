@@ -1,7 +1,7 @@
 """A server as a child process: for the demo, for tests, for benchmarks.
 
 It runs `python -m embstore_server serve` on free ports of loopback, which the "ready" line of its
-log names. It ends with its parent's block, by SIGTERM, or by `kill`.
+log contains. The process ends at the end of the block, by SIGTERM, or by `kill`.
 """
 
 import json
@@ -23,8 +23,8 @@ _LINES_KEPT = 200
 class ServerProcess:
     """`embstore serve` as a child process; a context manager that starts and stops it.
 
-    `address` is the gRPC port's and `admin` the REST port's address, once it is ready. `options`
-    are further flags. Not thread-safe.
+    Once it is ready, `address` is the address of its gRPC port, and `admin` of its REST port.
+    `options` are further flags. Not thread-safe.
     """
 
     def __init__(self, data: Path | str, *options: str) -> None:
@@ -61,13 +61,13 @@ class ServerProcess:
 
     @property
     def log(self) -> list[str]:
-        """The last lines of its log."""
+        """The last lines of the server's log."""
         return list(self._lines)
 
     def start(self) -> None:
-        """Start, and wait until it serves.
+        """Start the process, and wait until it serves.
 
-        Raises StoreClosedError: it ended before it was ready; the message has its log.
+        Raises StoreClosedError if it ended before it was ready; the message contains its log.
         """
         kept = {name: v for name, v in os.environ.items() if not name.startswith("EMBSTORE_")}
         process = self._process = subprocess.Popen(
@@ -107,7 +107,8 @@ class ServerProcess:
                     self._logged.notify_all()
 
     def reload(self, event: str) -> None:
-        """Have it read tokens and certificates again (SIGHUP); return when its log says `event`."""
+        """Make it read tokens and certificates again (SIGHUP); return when its log contains
+        `event`."""
         with self._logged:
             before = self._events[event]
             os.kill(self.pid, signal.SIGHUP)
@@ -115,7 +116,7 @@ class ServerProcess:
                 raise StoreClosedError(f"no {event!r} in the log:\n" + "\n".join(self._lines))
 
     def stop(self) -> int:
-        """Stop it by SIGTERM, wait, and return its exit status; 0: everything is committed."""
+        """Stop it by SIGTERM, and return its exit status; 0: everything is committed."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
@@ -139,7 +140,7 @@ class ServerProcess:
 
 
 def _entry(line: str) -> dict[str, Any]:
-    """Return the event of a line of the log; of another line, nothing."""
+    """Return the event in a line of the log; empty if the line contains no event."""
     try:
         entry = json.loads(line)
     except ValueError:

@@ -1,8 +1,8 @@
 """Kinds of values that people write and read: addresses, amounts of bytes, times, switches.
 
-A value comes as text (a flag, an environment variable) or already typed (TOML, a test). A `Kind`
-reads either and describes the accepted values in words, so that an error can name the source as
-well: "EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GIG'".
+A value arrives as text (from a flag, or an environment variable) or already typed (from TOML, or a
+test). A `Kind` reads both forms and describes the accepted values in words. An error can then name
+the source of the value, too: "EMBSTORE_CACHE_BYTES: expected a number of bytes ..., found '1GIG'".
 """
 
 import re
@@ -18,16 +18,19 @@ from embstore.host.facts import THREADS_MAX
 from embstore_proto.addresses import split_address
 
 OFF = "off"
-"""In place of an address: do not serve this."""
+"""The value that stands for no address: the port is not served."""
 SECONDS_MAX = 1e8
-"""Three years: far below the limit of the system's timers."""
+"""Longest time in a setting, three years: far below the limit of the system's timers."""
 
 UNARY_BYTES_LIMIT = 256 << 20
-"""gRPC counts a message's bytes in 31 bits, and the server receives a multiple of
-`unary_bytes_max`, to refuse a large message with a reason."""
+"""Largest `unary_bytes_max`: gRPC counts a message's bytes in 31 bits.
+
+The server receives messages up to a multiple of `unary_bytes_max`, to refuse a large one with a
+reason.
+"""
 _UNARY_BYTES_MIN = 64 << 10
 _CACHE_BYTES_MIN = 64 << 10
-"""Below it hardly a table has a row in it."""
+"""A smaller cache has hardly one row of a table."""
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _NAME = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*")
@@ -44,11 +47,11 @@ class Kind:
 
     expected: str
     metavar: str
-    """Stands for the value in the help."""
+    """The placeholder for the value in the help."""
     read: Callable[[Any], Any]
-    """Raises ValueError for anything else."""
+    """Returns the value; raises ValueError for anything else."""
     show: Callable[[Any], str] = str
-    """Returns a value as a person writes it."""
+    """Returns a value in the form in which a person writes it."""
 
 
 def bytes_text(count: int) -> str:
@@ -60,7 +63,7 @@ def bytes_text(count: int) -> str:
 
 
 def one_of(*names: str) -> Kind:
-    """Return the kind of these words."""
+    """Return the kind of a value that is one of these words."""
 
     def read(value: Any) -> str:
         if value not in names:
@@ -134,7 +137,7 @@ def _count(value: Any) -> int:
 
 
 def _within(low: int, high: int, read: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Return the reader of a whole number in [low, high]."""
+    """Return a function that reads a whole number in [low, high]."""
 
     def bounded(value: Any) -> int:
         number = read(value)
@@ -150,7 +153,7 @@ def _count_or_none(value: Any) -> int:
 
 
 def _number(low: float, high: float) -> Callable[[Any], float]:
-    """Return the reader of a number in [low, high]."""
+    """Return a function that reads a number in [low, high]."""
 
     def read(value: Any) -> float:
         if isinstance(value, bool) or not low <= float(value) <= high:
@@ -161,9 +164,9 @@ def _number(low: float, high: float) -> Callable[[Any], float]:
 
 
 def pairs(place: str, form: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return {A: B} for every "A=B"; neither is empty, and each A stands once.
+    """Return {A: B} for every text "A=B"; neither is empty, and each A occurs once.
 
-    `place` is the flag or parameter that gave them, `form` their names, as COLUMN=NAME.
+    `place` is the flag or parameter that contained them; `form` describes them, as COLUMN=NAME.
     """
     found: dict[str, str] = {}
     for text in texts:

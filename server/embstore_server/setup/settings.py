@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """The settings of a server, each declared once: name, kind, help, default.
 
-A setting can be given in four places. The first that has it wins:
+A setting can be given in four places. The first place that contains it wins:
 
 1. a flag, `--cache-bytes 4GiB`
 2. an environment variable, `EMBSTORE_CACHE_BYTES=4GiB` (an empty one counts as not given)
@@ -9,10 +9,10 @@ A setting can be given in four places. The first that has it wins:
 4. the default
 
 The flags of `embstore serve` and the documented table are made from the declarations. A setting
-that is an option of the store has its default and help from there (`embstore.options`). An unknown
-name in the file or in the environment is refused, with the nearest known one: a misspelt setting
-that is ignored is found months later. All problems are reported together, so that a configuration
-is corrected in one go.
+that is an option of the store takes its default and help from there (`embstore.options`). An
+unknown name in the file or in the environment is refused, and the error contains the nearest known
+name: a misspelt setting that is ignored would be found months later. All problems are reported
+together, so that a configuration can be corrected at once.
 """
 
 import difflib
@@ -44,27 +44,29 @@ _CLIENTS = (
     "TOKEN",
 )
 _OTHER_VARIABLES = {f"{_PREFIX}{name}" for name in _CLIENTS}
-"""The file of settings, and the variables of the commands that call a server."""
+"""Variables of the file of settings, and of the commands that call a server."""
 _SERVICE_LINK = re.compile(
     r"EMBSTORE_(\w+_)?"
     r"(SERVICE_(HOST|PORT)\w*=.*|PORT_[0-9]+_(TCP|UDP|SCTP)\w*=.*|PORT=(tcp|udp|sctp)://.*)"
 )
-"""Kubernetes sets these in every container of a namespace with a service called embstore."""
+"""Kubernetes sets these variables in every container of a namespace with a service called
+embstore."""
 _FIRST_CLAUSE = re.compile(r"[;:.](?= |$)")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How one setting is given and shown; its field has its name and default."""
+    """One setting: how it is given and shown. The field that declares it has its name and
+    default."""
 
     name: str
     kind: Kind
     help: str
-    """Its first clause, `brief`, makes sense by itself."""
+    """Its help; the first clause, `brief`, makes sense by itself."""
     panel: str
     """Its topic: a heading in the help of `embstore serve`."""
     is_common: bool
-    """Shown by --help; the others only by --help-all."""
+    """Whether --help shows it; --help-all shows all settings."""
     default: Any
 
     @property
@@ -103,7 +105,7 @@ def of_store(
     panel: str = "Store",
     is_common: bool = False,
 ) -> Any:
-    """Declare the setting of a store's option: its text, and its default unless one is given."""
+    """Declare a setting that is a store's option: its text, and its default unless one is given."""
     text = descriptions(of).get(name, "")
     return setting(
         kind,
@@ -135,7 +137,7 @@ class Settings:
     checkpoints_keep: int = of_store("checkpoints_keep", kinds.COUNT, is_common=True)
     read_only: bool = of_store("read_only", kinds.SWITCH)
     threads: int | None = of_store("threads", kinds.THREADS)
-    # A few thousandths of a core, and a terabyte in a day and a half.
+    # This takes a few thousandths of a core, and checks a terabyte in a day and a half.
     scrub_bytes_per_s: int = of_store("scrub_bytes_per_s", kinds.BYTES_OR_NONE, 8 << 20)
     # Clients must not write to every path that the server's user can write to.
     backup_within: str | None = setting(
@@ -151,14 +153,15 @@ class Settings:
     warm_up: float = _cache("warm_up", kinds.SHARE)
     # A counted lookup takes about twice as long.
     count_rate: float = _cache("count_rate", kinds.SHARE, 0.01)
-    # It takes 6 % of a trainer's rate on two cores, independently of the disk's sync time, where
-    # `commands` takes 18 to 40 %; and a crash loses a second, not the ten minutes of `checkpoint`.
+    # This costs 6 % of a trainer's rate on two cores, independently of the disk's sync time, and
+    # `commands` costs 18 to 40 %. A crash loses a second of work; with `checkpoint` it loses ten
+    # minutes.
     durability: str = _durability("durability", one_of(*LEVELS), "interval", is_common=True)
     sync_every_s: float = _durability("sync_every_s", kinds.SECONDS)
     recovery_s: float = _durability("recovery_s", kinds.SECONDS)
     commit_every_s: float = _durability("commit_every_s", kinds.SECONDS)
     dirty_bytes: int | None = _durability("dirty_bytes", kinds.BYTES)
-    # gRPC's customary port, on loopback, because every client that reaches it may write all tables.
+    # gRPC's customary port, on loopback, because every client that reaches it can write all tables.
     listen: str = _network(
         kinds.ADDRESS, "Address of gRPC; port 0: any free one.", "127.0.0.1:50051", is_common=True
     )
@@ -175,7 +178,7 @@ class Settings:
         "file socket in the data directory; with --read-only none.",
         None,
     )
-    # Names with a dot are the ones that others can make.
+    # Other machines can use a name only if it contains a dot.
     allowed_hosts: tuple[str, ...] | None = _network(
         kinds.NAMES,
         "Further host names of REST, such as a.example or *.b.example; *: any name. An address, a "
@@ -228,7 +231,7 @@ class Settings:
     follow_token: Path | None = _replication(
         kinds.FILE, "File with the token to follow with; it needs the right admin on '*'.", None
     )
-    # Waiting for a standby that may not be there is a choice.
+    # No default above 0: waiting for a standby that may not exist is a choice.
     standbys: int = _replication(
         kinds.NUMBER,
         "Number of standbys that must persist a write before it is acknowledged; while there are "
@@ -244,22 +247,22 @@ class Settings:
     shard: int | None = _cluster(
         kinds.NUMBER, "Number of this shard: the position of its address in the map.", None
     )
-    # Far more than trainers have, and a fourth of a process's open files on most systems.
+    # Far more than trainers need, and a fourth of a process's open files on most systems.
     connections_max: int = _limit(kinds.COUNT, "Connections to each port; more are closed.", 1024)
-    # The slowest network takes less.
+    # Even the slowest network takes less.
     handshake_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
         "Time to set up a connection; one that is not set up (gRPC), or has not sent the head of a "
         "request (REST), is closed.",
         10.0,
     )
-    # A megabyte at a megabit a second takes eight.
+    # One megabyte takes eight seconds at a megabit per second.
     read_timeout_s: float = _limit(
         kinds.POSITIVE_SECONDS,
         "Time after which a client that reads nothing of its reply is disconnected.",
         30.0,
     )
-    # Seconds of work: more calls would time out in the queue.
+    # This is work for seconds: more calls would time out in the queue.
     queue_calls_max: int = _limit(
         kinds.COUNT, "Calls that may wait for the engine; more are refused.", 1024
     )
@@ -278,7 +281,7 @@ class Settings:
     call_timeout_max_s: float = _limit(
         kinds.POSITIVE_SECONDS, "Latest deadline of a call; later ones are cut to it.", 3600.0
     )
-    # Supervisors kill after as much.
+    # Supervisors kill a process after the same time.
     drain_s: float = _limit(
         kinds.SECONDS, "Time to finish running calls when the server stops.", 30.0
     )
@@ -303,22 +306,22 @@ class Settings:
 
     @property
     def socket_path(self) -> Path | None:
-        """Where the socket is; None: nowhere."""
+        """The path of the socket; None: there is no socket."""
         if self.socket is None:
             return None if self.read_only else self.data / "socket"
         return None if self.socket == OFF else Path(self.socket)
 
     def store_options(self, of: type[StoreOptions] = StoreOptions) -> dict[str, Any]:
-        """Return those that are options of the store."""
+        """Return the settings that are options of the store."""
         return {f.name: getattr(self, f.name) for f in fields(of) if hasattr(self, f.name)}
 
     def describe(self) -> dict[str, Any]:
-        """Return all settings as JSON values; of certificate and key, their paths."""
+        """Return all settings as JSON values; certificate and key appear as their paths."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: _as_json(v) for name, v in values.items()}
 
     def given(self) -> dict[str, Any]:
-        """Return those that are not at their defaults."""
+        """Return the settings that differ from their defaults."""
         defaults = {f.name: f.default for f in fields(self)}
         return {name: v for name, v in self.describe().items() if v != _as_json(defaults[name])}
 
@@ -354,8 +357,8 @@ def load(
 ) -> Settings:
     """Return the settings from flags (None: not given), environment and configuration file.
 
-    `config` None is the file that EMBSTORE_CONFIG names, if it does. Raises InvalidArgumentError
-    with every problem, one a line, each naming where the value came from.
+    If `config` is None, EMBSTORE_CONFIG names the file, if it is set. Raises InvalidArgumentError
+    with every problem, one per line; each line names the source of the value.
     """
     if config is None and environ.get("EMBSTORE_CONFIG"):
         config = Path(environ["EMBSTORE_CONFIG"])
@@ -371,7 +374,7 @@ def load(
 
 
 class _Loading:
-    """The values of each source, by the settings' names, with their places; and the problems."""
+    """The given values with their sources, by the settings' names; and the problems found."""
 
     def __init__(self, known: Mapping[str, Setting]) -> None:
         self.known = known
@@ -392,7 +395,7 @@ class _Loading:
         self.given |= {k: (f"{path}: {k}", v) for k, v in found.items() if k in self.known}
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
-        """Read the variables of settings."""
+        """Read the environment variables of settings."""
         known = {_PREFIX + name.upper(): name for name in self.known}
         named = [
             variable
@@ -404,7 +407,7 @@ class _Loading:
         self.given |= {known[variable]: (variable, environ[variable]) for variable in given}
 
     def values(self) -> dict[str, Any]:
-        """Return the value of each setting, of the last source that has it."""
+        """Return the value of each setting, from the last source that contains it."""
         values, bad = {name: one.default for name, one in self.known.items()}, set()
         for name, (source, value) in self.given.items():
             kind = self.known[name].kind

@@ -1,15 +1,15 @@
-"""When each stage of a call was; seconds by stage alone are enough where no traces are made."""
+"""The begin and end of each stage of a call. Without traces, seconds per stage are enough."""
 
 from typing import NamedTuple
 
 from embstore.stages import StageSeconds
 
 LAPS_MAX = 64
-"""Laps of a call, at most; a call with more rows than the cache has laps for each part."""
+"""Most laps per call; a call with more rows than the cache has laps for each part of its rows."""
 
 
 class Lap(NamedTuple):
-    """A stretch of a call's time; of monotonic seconds."""
+    """A stretch of a call's time, in monotonic seconds."""
 
     stage: str
     began: float
@@ -18,9 +18,9 @@ class Lap(NamedTuple):
 
 
 class LapTimes(StageSeconds):
-    """Seconds by stage, to be added to; and its laps, the first LAPS_MAX of them.
+    """Seconds by stage, which are added up; and the first LAPS_MAX laps.
 
-    One at a time may add to it, and others may look.
+    One thread at a time can add laps; other threads can read.
     """
 
     def __init__(self) -> None:

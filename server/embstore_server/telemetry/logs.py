@@ -1,21 +1,21 @@
-"""The log: one line for an event, on standard error, for people or for a log collector.
+"""The log: one line per event, on standard error, for people or for a log collector.
 
     2026-01-31T09:30:00.123Z INFO  ready listen=127.0.0.1:50051 store_id=4f...
     {"time": "2026-01-31T09:30:00.123Z", "level": "info", "event": "ready", "listen": ...}
 
 An **event** is a short fixed name and fields; keys and rows are never among them. Records of
-uvicorn, grpc, asyncio and warnings take the same form: the logger's name is the event, its text the
-field `message`.
+uvicorn, grpc, asyncio and warnings take the same form: the logger's name is the event, and its text
+is the field `message`.
 
-Some fields come from a caller (a label, a request id). To keep a caller from writing a line of its
-own, or a terminal's control sequence, every character that is not printable is escaped, and a plain
-value with spaces, quotes or `=` is quoted: a line always splits into its fields. A trace follows a
-plain line, indented, where no event can begin.
+Some fields come from a caller (a label, a request id). A caller must not be able to write a line of
+its own, or a terminal's control sequence. Therefore every character that is not printable is
+escaped, and a plain value with spaces, quotes or `=` is quoted, so that a line always splits into
+its fields. A traceback follows a plain line, indented, where no event can begin.
 
-A message that a library repeats is logged once a minute, with its count: a client that sends
-garbage to a port could fill the disk otherwise. Events caused by callers without a right are
-limited in the same way. A minute has at most _KINDS_MAX kinds of such messages, and one kind for
-all others: a caller that varies names and addresses writes no more.
+A message that a library repeats is logged once a minute, with its count. Otherwise a client that
+sends garbage to a port could fill the disk. Events caused by callers without a right are limited in
+the same way. Within a minute there are at most _KINDS_MAX kinds of such messages, and one kind for
+all further messages: a caller that varies names and addresses writes no more lines.
 """
 
 import json
@@ -31,15 +31,16 @@ from embstore_server.setup.settings import Settings
 
 REPEAT_S = 60.0
 _ALIKE_CHARACTERS = 200
-"""Leading characters by which two messages of a library are alike."""
+"""Number of leading characters that are compared: two messages of a library that agree are
+alike."""
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
-"""Numbers and addresses, by which two messages may differ and still be alike."""
+"""Numbers and addresses: two messages that differ only by them are alike."""
 _KINDS_MAX = 1000
 _OTHERS = ("others",)
-"""The kind of what comes when a minute has its number of kinds."""
+"""The kind of all further messages when a minute has its number of kinds."""
 _FIELDS, _LIMITED_BY = "embstore_fields", "embstore_limited_by"
 _BARE = frozenset("-_.:/+,*@%[](){}<>")
-"""Characters, apart from letters and digits, that a plain value has unquoted."""
+"""Characters, apart from letters and digits, that a plain value contains without quotes."""
 
 
 def event(
@@ -53,9 +54,9 @@ def event(
 ) -> None:
     """Log an event, named by a few fixed words; varying values belong in `fields`. Any thread.
 
-    `fields` are numbers, texts, None, or containers of them; never keys or rows. Of the events with
-    one name and one `limited_by`, a few fixed words, one is written per REPEAT_S, with the number
-    of the others as `left_out`.
+    `fields` are numbers, texts, None, or containers of them; never keys or rows. Events with the
+    same name and the same `limited_by` (a few fixed words) are written once per REPEAT_S; the field
+    `left_out` contains the number of events that were not written.
     """
     extra = {_FIELDS: fields, _LIMITED_BY: tuple(limited_by)}
     logging.getLogger("embstore").log(level, "%s", name, exc_info=exc_info, extra=extra)
@@ -64,7 +65,8 @@ def event(
 def configure(settings: Settings) -> None:
     """Send all log records of this process to standard error, in one form.
 
-    Replaces any other configuration; uvicorn must run with `log_config=None`, or it replaces this.
+    This replaces any other configuration. uvicorn must run with `log_config=None`, or it replaces
+    this one.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(RepeatFilter())
@@ -72,7 +74,7 @@ def configure(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    # Libraries log at "info" when they start and stop, which our own events say.
+    # Libraries log at "info" when they start and stop; our own events already contain that.
     root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
     logging.getLogger("embstore").setLevel(level)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "grpc", "asyncio"):
@@ -83,17 +85,19 @@ def configure(settings: Settings) -> None:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets each message of a library pass once in REPEAT_S, and one of our own events with the same
-    `limited_by`; others of ours all pass."""
+    """Lets each message of a library pass once in REPEAT_S.
+
+    The same holds for our own events with the same `limited_by`; our other events all pass.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
         self._said: dict[tuple[str, ...], _Said] = {}
-        """By kind; first is what may be said again first."""
+        """By kind; the kind that can be written again first comes first."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is to be written; add the number of suppressed ones to it."""
+        """Return whether a record is written; add the number of suppressed records to it."""
         key = _key(record)
         if not key:
             return True
@@ -111,15 +115,17 @@ class RepeatFilter(logging.Filter):
         return True
 
     def _room_for(self, key: tuple[str, ...], now: float) -> tuple[str, ...]:
-        """Forget kinds that may be said again; return a new kind, or that of all others where there
-        is still no room for it."""
+        """Forget kinds that can be written again; return the new kind.
+
+        If there are still too many kinds, return the kind of all further messages.
+        """
         while self._said and now >= next(iter(self._said.values())).next_at:
             del self._said[next(iter(self._said))]
         return key if len(self._said) < _KINDS_MAX else _OTHERS
 
 
 def _key(record: logging.LogRecord) -> tuple[str, ...]:
-    """Return the key under which records are alike; () for a record that is always written."""
+    """Return the key by which records are alike; () for a record that is always written."""
     if hasattr(record, _FIELDS):
         limited_by: tuple[str, ...] = getattr(record, _LIMITED_BY)
         return limited_by and (record.name, record.getMessage(), *limited_by)
@@ -131,7 +137,7 @@ def _key(record: logging.LogRecord) -> tuple[str, ...]:
 
 
 def _add_left_out(record: logging.LogRecord, count: int) -> None:
-    """Say in a record how many like it were not written."""
+    """Add to a record the number of like records that were not written."""
     if hasattr(record, _FIELDS):
         setattr(record, _FIELDS, {**getattr(record, _FIELDS), "left_out": count})
     else:
@@ -147,7 +153,7 @@ class _Said:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, in ASCII: "time", "level", "event", then the fields."""
+    """One JSON object per line, in ASCII: "time", "level", "event", then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -159,10 +165,10 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """Time, level, event, then name=value; a trace below, indented."""
+    """Lines of time, level, event, then name=value; a traceback follows, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, and the lines of its trace."""
+        """Return the line of a record, and the lines of its traceback."""
         what, fields = _event(record)
         words = [_time(record), f"{record.levelname:5}", _escaped(what)]
         words += [f"{name}={_plain(value)}" for name, value in fields.items()]
@@ -192,5 +198,5 @@ def _plain(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return `text` on one line that a terminal shows as it is."""
+    """Return `text` in a form that fits one line and that a terminal shows as it is."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,10 +1,10 @@
 """Prometheus: counters and histograms of calls, by verb.
 
-`Metrics` counts every call as `VerbStats` declares. A call's seconds are those that its listener
-measured, from its first byte to its answer.
+`Metrics` counts every call as `VerbStats` declares. The seconds of a call are measured by its
+listener, from its first byte to its answer.
 
-Buckets follow the 1-2-5 series from 100 us to 60 s, so a bucket is at most 2.5 times its lower
-bound (3 times for the last), and a quantile is at worst wrong by that.
+Buckets follow the 1-2-5 series from 100 us to 60 s. A bucket is at most 2.5 times its lower bound
+(3 times for the last bucket), and a quantile is at worst wrong by this factor.
 """
 
 from bisect import bisect_left
@@ -34,16 +34,17 @@ _PERCENT = (50, 95, 99)
 class Metrics:
     """The stats of calls, a Prometheus collector. Counted on the event loop; read on any thread.
 
-    It counts itself: Prometheus's counters take a lock for each number, which slows a call of one
-    key; here a number is added to, and made a sample at a scrape. Data that other threads read
-    meanwhile has a fixed form, except names, which are copied.
+    The class counts by itself, because Prometheus's counters take a lock for each number, which
+    slows a call of one key. Here a number is only added up, and becomes a sample at a scrape. Data
+    that other threads read meanwhile has a fixed form, except names, which are copied.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.slow_calls = SlowCalls()
         self.traces: Traces | None = None
-        """Where calls go as spans; None: nowhere. Set before the first call."""
+        """The traces to which calls are added as spans; None: there are none. Set before the first
+        call."""
         self._verbs: dict[str, _VerbCounts] = {}
         self.registry.register(self)
 
@@ -58,10 +59,10 @@ class Metrics:
         received_bytes: int,
         sent_bytes: int,
     ) -> None:
-        """Count one answered call; `run_s` is 0.0 of one that did not reach the engine thread.
+        """Count one answered call; `run_s` is 0.0 if the call did not reach the engine thread.
 
-        `verb` and `code` are labels, so of fixed sets: a method of the .proto file (of REST the one
-        that means the same), and the name of a gRPC status.
+        `verb` and `code` become labels, so they belong to fixed sets: a method of the .proto file
+        (REST uses the method with the same meaning), and the name of a gRPC status.
         """
         counts = self._verbs.get(verb)
         if counts is None:
@@ -79,11 +80,12 @@ class Metrics:
         return {verb: counts.document() for verb, counts in sorted(self._verbs.copy().items())}
 
     def histograms(self) -> dict[str, dict[str, list[int]]]:
-        """Return the calls of each verb in each of BOUNDS' buckets, and above. Any thread."""
+        """Return the number of calls of each verb in each bucket of BOUNDS, and above. Any
+        thread."""
         return {verb: counts.histograms() for verb, counts in sorted(self._verbs.copy().items())}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield a family for each declaration. Any thread."""
+        """Yield a family of metrics for each declaration. Any thread."""
         verbs = sorted(self._verbs.copy().items())
         for stat in declared(VerbStats):
             labels = ["verb", stat.label] if stat.label else ["verb"]
@@ -121,7 +123,7 @@ class _Latencies:
         return list(zip(bounds, accumulate(self.counts), strict=True))
 
     def document(self) -> dict[str, float]:
-        """Return count, mean, p50, p95 and p99; seconds, 0 where nothing was observed."""
+        """Return count, mean, p50, p95 and p99, in seconds; 0 if there was no call."""
         cumulative = list(zip((*BOUNDS, inf), accumulate(self.counts), strict=True))
         count = cumulative[-1][1]
         mean = self.total_s / count if count else 0.0
@@ -130,7 +132,7 @@ class _Latencies:
 
 
 class _VerbCounts:
-    """The numbers of one verb, by the names of `VerbStats`."""
+    """The numbers of one verb, by the names in `VerbStats`."""
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
@@ -155,8 +157,8 @@ class _VerbCounts:
 def _quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:
     """Return the quantile `share` of all seconds, interpolated linearly inside a bucket.
 
-    Computed like Prometheus's histogram_quantile, so that a panel and REST agree; a quantile above
-    the last bound is reported as that bound.
+    It is computed like Prometheus's histogram_quantile, so that a panel and REST agree. A quantile
+    above the last bound is reported as that bound.
     """
     *bounded, (_, count) = cumulative
     rank, below, lower = share * count, 0.0, 0.0

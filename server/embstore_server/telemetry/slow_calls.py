@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The last slow calls, for REST and the page; the log has them all.
+"""The latest slow calls, for REST and the page; the log contains all slow calls.
 
-A call is slow that takes as long as the setting slow_call_ms. The latest SLOW_CALLS_KEPT are kept
-in memory; labels and ids that callers gave are truncated, as elsewhere.
+A call is slow if it takes as long as the setting slow_call_ms. The latest SLOW_CALLS_KEPT are kept
+in memory; labels and ids from callers are truncated, as everywhere.
 """
 
 from collections import deque
@@ -48,9 +48,9 @@ class SlowCalls:
         self._kept: deque[SlowCall] = deque(maxlen=SLOW_CALLS_KEPT)
 
     def add(self, call: SlowCall) -> None:
-        """Keep a call; the oldest one goes."""
+        """Keep a call; the oldest one is dropped."""
         self._kept.append(call)
 
     def latest(self) -> list[SlowCall]:
-        """Return those kept, the latest first."""
+        """Return the kept calls, the latest first."""
         return [*reversed(self._kept)]

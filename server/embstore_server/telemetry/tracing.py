@@ -1,10 +1,11 @@
 """Calls as spans of OpenTelemetry, sent to a collector; all code for OpenTelemetry is here.
 
-The environment decides, as everywhere with OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT, or
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, gives a collector's address, and the SDK reads the other
-variables (headers, certificates, sampler, names of the service). Without them nothing is imported.
+The environment decides, as usual with OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT or
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT contains a collector's address, and the SDK reads the other
+variables (headers, certificates, sampler, names of the service). Without these variables nothing is
+imported.
 
-A call is a span, and its stages are spans below it, with the times that they had (timed_calls.py):
+A call is a span, and its stages are child spans with their own times (timed_calls.py):
 
     embstore.v1.Embstore/Lookup      its parent is the span of the client, by `traceparent`
         queue                        it waited for the engine
@@ -12,12 +13,13 @@ A call is a span, and its stages are spans below it, with the times that they ha
             probe, read, insert...   stages, as for slow calls
         durable, ranks, step, thread
 
-**Nothing waits for a collector.** The event loop puts a call that has ended into a queue, and that
-is all it does. A thread makes the spans, asks the sampler, and sends them, a batch at a time. While
-a collector does not answer, the queue fills up; calls that find it full are dropped, and counted.
-At the end the thread has LAST_S to send the rest.
+**Nothing waits for a collector.** The event loop only puts a call that has ended into a queue. A
+thread makes the spans, asks the sampler, and sends them, one batch at a time. While a collector
+does not answer, the queue fills up; calls that find it full are dropped, and counted. At the end
+the thread has LAST_S to send the remaining spans.
 
-The provider is our own, and not the process's: FastAPI has spans of its own for that one.
+The provider of spans is our own, and not the process's provider, which FastAPI uses for spans of
+its own.
 """
 
 import logging
@@ -41,18 +43,19 @@ _PROTOCOL = "http/protobuf"
 PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 QUEUE_CALLS_MAX = 4096
-"""Some seconds of a busy server's calls, in a few MiB."""
+"""The calls of a busy server in some seconds; they take a few MiB."""
 EVERY_S = 1.0
 _BATCH_SPANS = 512
 LAST_S = 2.0
-"""A collector that is there takes less."""
+"""Seconds to send the last spans; a collector that answers takes less."""
 
 _OF_THE_SERVER = {"UNKNOWN", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
-"""Codes that are errors of the server, by OpenTelemetry's conventions; others are the caller's."""
+"""Codes that are errors of the server, by OpenTelemetry's conventions; other codes are the
+caller's."""
 
 
 def variable_of(environ: Mapping[str, str]) -> str:
-    """Return the variable that asks for traces; "": none does."""
+    """Return the variable that requests traces; empty if none does."""
     is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if is_off or environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "none":
         return ""
@@ -60,7 +63,8 @@ def variable_of(environ: Mapping[str, str]) -> str:
 
 
 def protocol_problem(environ: Mapping[str, str]) -> str:
-    """Return why a collector cannot be spoken to as the environment asks; "": it can."""
+    """Return why the protocol in the environment cannot be used with a collector; empty if it
+    can."""
     name = next((name for name in _PROTOCOLS if environ.get(name)), "")
     if name and environ[name] != _PROTOCOL:
         return f"expected {name} to be {_PROTOCOL} (port 4318 as a rule), found {environ[name]!r}"
@@ -68,8 +72,11 @@ def protocol_problem(environ: Mapping[str, str]) -> str:
 
 
 def begun(environ: Mapping[str, str]) -> "Traces | None":
-    """Return where calls go as the environment asks for it; None: nowhere, and the log says why if
-    it asks for it. A collector that is not there is no reason not to serve."""
+    """Return the traces that the environment requests; None: it requests none, or they fail.
+
+    In the second case the log contains the reason. A missing collector does not keep the server
+    from serving.
+    """
     variable = variable_of(environ)
     if not variable:
         return None
@@ -91,7 +98,7 @@ def begun(environ: Mapping[str, str]) -> "Traces | None":
 
 
 class TimedCall(Protocol):
-    """A call, and when each of its stages was."""
+    """A call, and the begin and end of each of its stages."""
 
     verb: str
     started: float
@@ -99,7 +106,7 @@ class TimedCall(Protocol):
     laps: "list[Lap]"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of its span."""
+        """Return the attributes of the call's span."""
 
 
 class _Call(NamedTuple):
@@ -115,12 +122,12 @@ class _Call(NamedTuple):
 
 
 def _span_count(laps: "Sequence[Lap]") -> int:
-    """Return how many spans a call with these laps has."""
+    """Return the number of spans of a call with these laps."""
     return 1 + len(laps) + sum(len(lap.parts) for lap in laps)
 
 
 class Traces:
-    """Calls that have ended, on their way to an exporter of the SDK."""
+    """Sends calls that have ended to an exporter of the SDK."""
 
     def __init__(
         self,
@@ -129,7 +136,7 @@ class Traces:
         queue_calls_max: int = QUEUE_CALLS_MAX,
         every_s: float = EVERY_S,
     ) -> None:
-        """`exporter` is a SpanExporter, which a thread calls."""
+        """Start the thread that calls `exporter`, a SpanExporter."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -138,7 +145,7 @@ class Traces:
 
         self._service = SERVICE.full_name
         ours = {"service.version": __version__, "service.instance.id": uuid4().hex}
-        resource = Resource(ours).merge(Resource.create())  # the environment goes first
+        resource = Resource(ours).merge(Resource.create())  # values of the environment win
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "embstore"}))
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -151,14 +158,15 @@ class Traces:
         self._awake = Event()
         self._stopping = False
         self._sending = 0
-        """Spans that the exporter has now."""
+        """The number of spans that the exporter is sending now."""
         self.spans = {"exported": 0, "failed": 0, "dropped": 0}
-        """The numbers of spans that the collector took or refused, or that the queue dropped."""
+        """The numbers of spans that the collector accepted or refused, or that the queue
+        dropped."""
         self._thread = Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
     def ended(self, caller: TimedCall, code: str) -> None:
-        """Have a call that has been answered with `code` sent. Event loop only."""
+        """Queue a call that was answered with `code` for sending. Event loop only."""
         if len(self._ended) >= self._queue_calls_max:
             self.spans["dropped"] += _span_count(caller.laps)
             return
@@ -176,7 +184,8 @@ class Traces:
             self._awake.set()
 
     def stop(self, within_s: float = LAST_S) -> None:
-        """Send the remaining spans, and end; after `within_s` the rest is dropped. Any thread."""
+        """Send the remaining spans, and end; after `within_s` seconds the rest is dropped. Any
+        thread."""
         self._stopping = True
         self._awake.set()
         self._thread.join(within_s)
@@ -197,11 +206,11 @@ class Traces:
             while self._ended:
                 try:
                     self._export(self._batch())
-                except Exception as exc:  # any error: the next batch may do better
+                except Exception as exc:  # any error: the next batch may succeed
                     event(logging.WARNING, "traces not made", reason=str(exc) or type(exc).__name__)
 
     def _taken(self) -> Iterator[_Call]:
-        """Yield the calls of the queue, which they leave. Any thread."""
+        """Remove the calls from the queue, and yield them. Any thread."""
         with suppress(IndexError):
             while True:
                 yield self._ended.popleft()

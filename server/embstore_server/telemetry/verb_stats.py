@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""The counters of a verb's calls, declared once: for the document of REST, and metrics."""
+"""The counters of a verb's calls, declared once for REST's document and for metrics."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ class LatencyStats:
 
 @dataclass
 class VerbStats:
-    """The calls of one verb, since the process began; metrics.py counts them.
+    """The calls of one verb since the process began; metrics.py counts them.
 
-    Sizes are those of messages, without headers of the transport. Waiting and engine time count
-    calls that reached the engine: zeros of other calls would hide their times.
+    Sizes are sizes of messages, without headers of the transport. Waiting and engine time include
+    only calls that reached the engine: zeros of other calls would hide their times.
     """
 
     codes: dict[str, int] = counter("Calls answered, by gRPC status.", metric="calls", label="code")

@@ -1,2 +1,4 @@
-"""The transports of calls and answers: gRPC, shared memory, REST. Each brings the same call to the
-path (`embstore_server.path.calls`)."""
+"""The transports of calls and answers: gRPC, shared memory, REST.
+
+Each of them passes the same call to the path of calls (`embstore_server.path.calls`).
+"""

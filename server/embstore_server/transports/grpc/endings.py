@@ -1,8 +1,8 @@
-"""The end of a gRPC call by an error: its status is sent, and nothing of the call is kept.
+"""The end of a gRPC call by an error: its status is sent, and no object of the call is kept.
 
-An error's trace holds the frames of the call, and they the message and the reply. The error may be
-remembered, and its status may wait for a client that does not read. Reference cycles are freed only
-by the garbage collector, which runs rarely.
+The traceback of an error refers to the frames of the call, and the frames refer to the message and
+the reply. The error may be remembered, and its status may wait for a client that does not read.
+Reference cycles are freed only by the garbage collector, which runs rarely.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ async def refuse(context: Any, error: Exception, metadata: Sequence[tuple[str, s
 
 
 async def sent(sending: Awaitable[None]) -> None:
-    """Wait until gRPC has sent something; if it could not, the client has gone."""
+    """Wait until gRPC has sent a message; if it could not, the client has disconnected."""
     try:
         await sending
     except grpc.aio.AbortError:
         raise
-    except Exception as exc:  # of a class that has no public name
+    except Exception as exc:  # its class has no public name
         raise asyncio.CancelledError from exc
 
 
 def _untrace(ended: grpc.aio.AbortError, context: Any) -> None:
-    """Drop the trace of an error that gRPC keeps in a circle with the request."""
+    """Drop the traceback of an error, through which gRPC keeps the request in a reference cycle."""
     ended.__traceback__ = ended.__context__ = None

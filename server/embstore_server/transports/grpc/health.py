@@ -1,8 +1,9 @@
-"""gRPC's health service: anybody may call it, so it takes little memory of the server.
+"""gRPC's health service. Anybody can call it, so it takes little memory of the server.
 
-gRPC shows a message, and how long it is, once all of it has come. So few requests are awaited at a
-time, and none for long. A call that finds no place is answered without its request, as one that
-asks for the whole server: all services here have the same status. Event loop only.
+gRPC passes on a message, and its length, only when all of it has arrived. Therefore few requests
+are awaited at a time, and none for long. A call beyond that number is answered without reading its
+request, as if it asked for the whole server: all services here have the same status. Event loop
+only.
 """
 
 import asyncio
@@ -19,20 +20,22 @@ from embstore_server.transports.grpc.endings import sent
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 READS_MAX = 2
-"""Requests that are awaited at a time; each may grow to the largest message of the port."""
+"""Most requests that are awaited at a time; each can grow to the largest message of the port."""
 WATCHERS_MAX = 128
-"""Streams of Watch at a time; each has a task, and messages that its client may send."""
+"""Most streams of Watch at a time; each has a task, and messages that its client can send."""
 _REQUEST_BYTES_MAX = 1 << 10
-"""A request is the name of a service."""
+"""Most bytes of a request, which is the name of a service."""
 _Status = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """The status of the server and of services by name; NOT_SERVING until `say`."""
+    """The status of the server and of its services by name: NOT_SERVING before `say` is called."""
 
     def __init__(self, name: str, read_s: float, after_refusal: Callable[[], None]) -> None:
-        """Know the service `name`; wait `read_s` seconds for a request; `after_refusal` is called
-        when one has been dropped, or was too large."""
+        """Know the service `name`, and wait `read_s` seconds for a request.
+
+        `after_refusal` is called after a request was dropped, or was too large.
+        """
         self._names = {"", name}
         self._read_s = read_s
         self._after_refusal = after_refusal
@@ -80,8 +83,10 @@ class Health:
             self._watchers -= 1
 
     async def _is_known(self, context: Any) -> bool:
-        """Return whether a request's service is known; end the call where no request comes. A
-        request beyond READS_MAX is taken to ask for the whole server."""
+        """Return whether a request's service is known; end the call if no request arrives.
+
+        A request beyond READS_MAX is treated as a request for the whole server.
+        """
         if self._reads == READS_MAX:
             return True
         self._reads += 1
@@ -100,7 +105,7 @@ class Health:
 
 
 def _name_in(request: Any) -> str | None:
-    """Return the service that a request names; None where it is no request."""
+    """Return the service that a request names; None if the message is no request."""
     if request is grpc.aio.EOF or len(request) > _REQUEST_BYTES_MAX:
         return None
     try:

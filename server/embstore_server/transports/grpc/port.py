@@ -1,10 +1,10 @@
 """The gRPC port: its server, with health and reflection.
 
-The port is bound when the server is made, so that one in use is reported at once. gRPC would share
-a port with another server silently (SO_REUSEPORT); here it does not.
+The port is bound when the server is made, so that a port in use is reported at once. By default
+gRPC would silently share a port with another server (SO_REUSEPORT); here it does not.
 
-Connections are counted together, and not by address as REST's are: gRPC's Python API shows no
-connection, and an address only with a call.
+All connections are counted together, and not by address as in REST: gRPC's Python API shows no
+connections, and an address only with a call.
 """
 
 import asyncio
@@ -29,35 +29,44 @@ _RECEIVED_MARGIN = 2
 _FRAME_BYTES = 1 << 10
 
 PINGS_APART_MS = 10_000
-"""A client may ask so often whether the server is there, while its call waits. gRPC's own 5 minutes
-would cut off clients of ours, and of other frameworks, that wait for minutes with a reason."""
+"""A client can ask at these intervals whether the server is alive, while its call waits.
+
+gRPC's own default of 5 minutes would disconnect clients of this project and of other frameworks
+that wait for minutes with a reason.
+"""
 
 _MOST = 2**31 - 1
-"""gRPC's options are C's int."""
+"""The largest value of gRPC's options, which are C ints."""
 
 _IDLE_MS = 120_000
-"""A connection without a call is ended then; its client connects again with its next call."""
+"""Idle time after which a connection is closed; its client connects again with its next call."""
 
 _UNCOMPRESSED = 1
-"""The bit of "identity": a compressed message may grow a thousandfold before any limit counts it.
-Calls that have one are refused by gRPC (UNIMPLEMENTED), unread."""
+"""The bit of the encoding "identity".
+
+A compressed message may grow a thousandfold before any limit counts it. gRPC refuses calls with
+such a message unread (UNIMPLEMENTED).
+"""
 
 UNREAD_BYTES = 1 << 17
-"""Bytes that a client may send of a message that no handler awaits yet; in a data centre it need
-not stop for that. gRPC would let it grow to 128 MB by itself for a client that sends fast."""
+"""Bytes that a client can send of a message that no handler awaits yet.
+
+In a data centre a client need not pause for that. gRPC by itself would let the number grow to 128
+MB for a client that sends fast.
+"""
 
 _LAST_REPLIES_S = 1.0
-"""Time for the answers of calls that were cut off, and for messages on their way."""
+"""Seconds for the answers of calls that were cut off, and for messages that are being sent."""
 
 
 class Streams(Protocol):
-    """Streams that are no calls of the store, as the streams of standbys."""
+    """Streams that are no calls of the store, such as the streams of standbys."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the methods, for `add_generic_rpc_handlers`."""
 
     def end(self) -> None:
-        """End all of them."""
+        """End all streams."""
 
 
 class GrpcServer:
@@ -72,7 +81,7 @@ class GrpcServer:
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", received_max + _FRAME_BYTES),
-                ("grpc.max_send_message_length", -1),  # our own limits are by name
+                ("grpc.max_send_message_length", -1),  # our own limits apply, by name
                 ("grpc.http2.min_ping_interval_without_data_ms", PINGS_APART_MS),
                 ("grpc.max_allowed_incoming_connections", min(settings.connections_max, _MOST)),
                 ("grpc.server_handshake_timeout_ms", handshake_ms),
@@ -97,12 +106,14 @@ class GrpcServer:
         self.address = _bind(self._server, service)
 
     async def start(self) -> None:
-        """Accept connections; health says NOT_SERVING until `ready`."""
+        """Accept connections; health checks get NOT_SERVING until `ready`."""
         await self._server.start()
 
     async def ready(self) -> None:
-        """Say SERVING to health checks, until the store fails or the server stops; not while
-        there is no room."""
+        """Answer health checks with SERVING, until the store fails or the server stops.
+
+        While there is no disk space, the answer is NOT_SERVING.
+        """
         await self._say()
 
         async def say_failed() -> None:
@@ -116,9 +127,9 @@ class GrpcServer:
         self._health.say(is_serving=not self._service.unready)
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, and give those that run `drain_s` seconds; then cut them off.
+        """Refuse new calls, and give running calls `drain_s` seconds; then cut them off.
 
-        Calls of health and reflection are not waited for: a watcher of health never ends.
+        Calls of health and reflection are not awaited: a watcher of health never ends.
         """
         if self._failing is not None:
             self._failing.cancel()
@@ -150,7 +161,7 @@ def _bind(server: Any, service: Service) -> str:
 
 
 def _credentials(certificates: Certificates) -> Any:
-    """Return credentials that take the current certificates with each connection."""
+    """Return credentials that read the current certificates for each connection."""
 
     def current() -> Any:
         key, chain, authorities, _ = certificates.served
@@ -164,7 +175,7 @@ def _credentials(certificates: Certificates) -> Any:
 
 
 def in_use(option: str, address: str) -> InvalidArgumentError:
-    """Return the error of an address that another server listens on."""
+    """Return the error about an address on which another server listens."""
     return InvalidArgumentError(
         f"cannot listen on {address}: is another server running there? Give another --{option}"
     )

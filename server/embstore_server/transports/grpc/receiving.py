@@ -1,9 +1,9 @@
-"""Requests of one message, while they come.
+"""Requests of one message, while they arrive.
 
-gRPC shows a message, and how long it is, once all of it has come: until then nothing counts it, and
-it may grow to the largest message of the port. Therefore a client (a token, or a connection without
-one) receives few at a time. The others wait in HTTP/2's flow control, where each takes no more than
-`port.UNREAD_BYTES`. Event loop only.
+gRPC passes on a message, and its length, only when all of it has arrived. Until then no limit
+counts it, and it can grow to the largest message of the port. Therefore only few requests per
+client (a token, or a connection without one) are received at a time. The other requests wait in
+HTTP/2's flow control, where each takes no more than `port.UNREAD_BYTES`. Event loop only.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,19 +19,23 @@ from embstore_server.path.turns import Turns
 T = TypeVar("T")
 
 CONTROL_MAX = 4
-"""Requests without arrays that a client receives at a time. They have a queue of their own, so that
-bulk requests do not delay a lease's renewal; all but the largest come with their call."""
+"""Most requests without arrays that are received at a time per client.
+
+They have a queue of their own, so that bulk requests do not delay the renewal of a lease; all but
+the largest arrive together with their call.
+"""
 _BULK_MIN = 4
 
 
 class Receiving:
-    """The requests that are received, by client."""
+    """The requests that are being received, by client."""
 
     def __init__(self, message_bytes_max: int, inflight_bytes_max: int) -> None:
         """Bound the bytes of a message, and the bytes in flight."""
         self._message_bytes_max = message_bytes_max
         self._inflight_bytes_max = inflight_bytes_max
-        self._queues: dict[tuple[str, bool], Turns] = {}  # of those that receive
+        # only of clients that are sending requests
+        self._queues: dict[tuple[str, bool], Turns] = {}
 
     async def control(self, caller: Caller, context: Any) -> bytes:
         """Return the one message of a request without arrays."""
@@ -51,7 +55,8 @@ class Receiving:
     async def in_turn(
         self, client: str, most: int, read: Callable[[], Awaitable[T]], *, is_bulk: bool = False
     ) -> T:
-        """Return the result of `read`, as one of the `most` requests that a client receives."""
+        """Return the result of `read`, as one of at most `most` requests that a client sends at a
+        time."""
         key = client, is_bulk
         turns = self._queues.get(key)
         if turns is None:

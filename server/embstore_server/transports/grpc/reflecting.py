@@ -1,7 +1,7 @@
 """gRPC's reflection: the .proto files, for callers that the server knows.
 
-A request is one of reflection's own messages, of which gRPC takes any size: so there has to be a
-token, where there are tokens, and requests come as other small ones do (receiving.py).
+gRPC accepts reflection's messages in any size. Therefore a request needs a token, if the server has
+tokens, and it is received like other small requests (receiving.py).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Reflection:
     """The service of reflection."""
 
     def __init__(self, service: Service, receiving: Receiving, names: Sequence[str]) -> None:
-        """Show the services of these names."""
+        """Prepare to show the services with these names."""
         self._service = service
         self._receiving = receiving
         self._replies = reflection.aio.ReflectionServicer(service_names=names)

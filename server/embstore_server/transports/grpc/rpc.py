@@ -1,11 +1,11 @@
-"""The calls of the gRPC port: how they come, and how their answers leave.
+"""The calls of the gRPC port: how they arrive, and how their answers are sent.
 
-A control or bulk verb is one message in and one out, and a bulk verb has a stream twin of both;
-other verbs answer by a stream. gRPC itself never answers a request that ends without its message,
-and waits for one as long as it takes. So every request is taken as a stream here, within the call's
-deadline. There are no serialisers: gRPC hands over the bytes that came, and takes those that are
-sent. A stream is taken whole before anything is queued, so a stream cut in the middle applies
-nothing.
+A control or bulk verb has one message each way; a bulk verb also has a twin with a stream each way.
+Other verbs answer by a stream. gRPC itself never answers a request that ends without its message,
+and waits for a message for an unlimited time. Therefore every request is received as a stream here,
+within the call's deadline. There are no serialisers: gRPC passes on the bytes that arrived, and
+takes the bytes to be sent. A stream is received as a whole before anything is queued, so a stream
+that is cut in the middle applies nothing.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class GrpcCalls:
             caller.received_bytes = len(request)
             caller.brief = verb.is_bulk and len(request) <= BRIEF_BYTES
             with self._service.reservation(caller) as reservation:
-                if verb.is_bulk:  # a lease is renewed even when too much is in flight
+                if verb.is_bulk:  # a lease is renewed even if too much is in flight
                     reservation.add(len(request))
                 reply = await self._calls.reply(verb, call, caller, [request], reservation)
                 if verb.is_bulk:
@@ -83,8 +83,8 @@ class GrpcCalls:
     async def _stream(
         self, name: str, verb: Verb, requests: AsyncIterator[bytes], context: Any
     ) -> None:
-        # First of all, because a deadline that passes during the first write would leave the
-        # metadata half sent: then gRPC can send no status, and the client waits for ever.
+        # This comes first. If a deadline passed during the first write, the metadata would be half
+        # sent: gRPC could then send no status, and the client would wait for ever.
         await sent(context.send_initial_metadata(()))
         call = GrpcIncoming(self._service, context, in_chunks=verb.has_bulk_reply or verb.is_bulk)
         async with self._calls.answered(name, call) as caller:
@@ -94,8 +94,12 @@ class GrpcCalls:
     async def _answer_stream(
         self, verb: Verb, call: "GrpcIncoming", caller: Caller, requests: AsyncIterator[bytes]
     ) -> None:
-        """Answer a stream. A frame of its own holds the message and the reply: `_stream`'s lives
-        until the status is sent, and a client that does not read it must not keep them."""
+        """Answer a stream.
+
+        This method is a frame of its own for the message and the reply. The frame of `_stream`
+        lives until the status is sent, and a client that does not read the status must not keep
+        them alive.
+        """
         with self._service.reservation(caller) as reservation:
             if verb.is_bulk:
                 request: list[Any] = [await self._assembled(caller, requests, reservation)]
@@ -119,7 +123,7 @@ class GrpcCalls:
 
 
 class GrpcIncoming:
-    """One call, as gRPC knows it."""
+    """One call, as gRPC represents it."""
 
     transport = TRANSPORT
 
@@ -148,7 +152,8 @@ class GrpcIncoming:
         )
 
     def has_room(self, count: int) -> bool:
-        """Never: replies have no bound of their own here, and are reserved."""
+        """Return False for any bytes: replies have no bound of their own here, and must be
+        reserved."""
         return not count
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
@@ -167,7 +172,7 @@ class GrpcIncoming:
         return Blank(room, shapes, others, dtype=dtype)
 
     async def send(self, reply: Framed, *, is_last: bool) -> None:
-        """Send a message of a stream, once the client has taken the previous one."""
+        """Send a message of a stream, once the client has received the previous one."""
         for message in reply.chunks() if self._in_chunks else (reply.joined(),):
             await self._write(message)
 
@@ -183,7 +188,7 @@ class GrpcIncoming:
             ) from None
 
     async def refuse(self, error: Exception, *, is_final: bool) -> None:
-        """End the call by an error; raises gRPC's exception for that."""
+        """End the call with an error; raises gRPC's exception for that."""
         metadata = [(NOT_AGAIN_METADATA, "the store has failed")] if is_final else []
         await refuse(self.context, error, metadata)
 
@@ -193,7 +198,7 @@ def _streamed(handler: Handler) -> Any:
 
 
 def _labels(metadata: dict[str, Any]) -> list[str]:
-    """Return the labels of client, request and trace in the metadata."""
+    """Return the labels of client, request and trace from the metadata."""
     labels: list[str] = []
     for key in ("embstore-client", "embstore-request", "traceparent"):
         value = metadata.get(key, "")

@@ -1,7 +1,7 @@
 """REST: the HTTP port for people, scripts, probes and Prometheus.
 
-Rows are served by gRPC alone. A route with the effect of a verb of the .proto file has its name, in
-stats and log.
+Only gRPC and shared memory serve rows. If a route has the effect of a verb in the .proto file, it
+has that verb's name in stats and log.
 
-`serving` is the port, and imports the rest (`app`, FastAPI) when a request needs it.
+`serving` is the port; it imports the other modules (`app`, FastAPI) when a request needs them.
 """

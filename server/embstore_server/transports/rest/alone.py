@@ -1,8 +1,8 @@
 """Commands that REST refuses on a single shard of a cluster.
 
-REST is of one server. It refuses commands that all shards must execute, or none: a table or a label
-of one shard alone would make the cluster inconsistent. gRPC cannot refuse them: the router of a
-cluster calls each shard as any client calls a server.
+REST belongs to one server. It refuses commands that either all shards must execute or none: a table
+or a label on one shard alone would make the cluster inconsistent. gRPC cannot refuse them, because
+the router of a cluster calls each shard like any other client.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from embstore.storage.shard import ShardPlace
 
 
 def check_alone(command: Command[Any], place_of: Callable[[], ShardPlace | None]) -> None:
-    """Refuse, of a shard, a command that all of its cluster have to hear.
+    """Refuse a command to a shard if all shards of its cluster must execute the command.
 
-    Raises InvalidArgumentError: nothing has changed.
+    Raises InvalidArgumentError; nothing has changed.
     """
     if command.effect is not Effect.WRITES and Trait.OF_ALL_SHARDS not in command.traits:
         return

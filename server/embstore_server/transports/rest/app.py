@@ -1,4 +1,4 @@
-"""The application, its routes and the guard around them."""
+"""The FastAPI application, its routes and the guard around them."""
 
 from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.routing import APIRoute
@@ -34,7 +34,7 @@ _DESCRIPTION = (
 _TOKEN = HTTPBearer(
     scheme_name="token",
     description="NAME.SECRET; with mutual TLS, a certificate of a known name does as well",
-    auto_error=False,  # for the document alone: the call authenticates the caller
+    auto_error=False,  # only for the OpenAPI document: the call authenticates the caller
 )
 
 
@@ -44,7 +44,7 @@ def make_rest(service: Service) -> FastAPI:
         title="embstore",
         description=_DESCRIPTION,
         version=embstore.__version__,
-        docs_url=None,  # these pages load scripts of others into an origin that may checkpoint
+        docs_url=None,  # these pages load foreign scripts into the origin of an API that can write
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
@@ -73,7 +73,8 @@ def make_rest(service: Service) -> FastAPI:
 
 
 def _operation_id(route: APIRoute) -> str:
-    """Return the route's function as the name of an operation: get_table_stats, GetTableStats."""
+    """Return an operation's name, made from the route's function: get_table_stats,
+    GetTableStats."""
     return "".join(word.capitalize() for word in route.endpoint.__name__.split("_"))
 
 

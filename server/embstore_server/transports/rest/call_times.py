@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""GET /api/v1/calls: how long calls took, as histograms, and the latest slow ones.
+"""GET /api/v1/calls: the times of calls, as histograms, and the latest slow calls.
 
 The difference of two answers is the histogram of the calls between them, from which the page
 computes the quantiles of the last seconds. No engine is needed.
@@ -21,7 +21,7 @@ router = APIRouter(route_class=CallRoute, tags=["stats"])
 
 @dataclass
 class VerbHistograms:
-    """The calls of one verb by the time they took: in each bucket, and above the last bound."""
+    """The calls of one verb by their times: the number in each bucket, and above the last bound."""
 
     call: list[int] = gauge("By the time of the whole call.")
     wait: list[int] = gauge("By the time in the queue.")
@@ -40,7 +40,7 @@ _CALLS = reply_model(
 
 @router.get("/calls", name="GetCalls", response_model=_CALLS)
 async def get_calls(call: Calling) -> dict[str, Any]:
-    """Return how long calls took, and the latest slow ones. Needs no engine."""
+    """Return the times of calls, and the latest slow calls. Needs no engine."""
     call.check_ready()
     call.check_may_read_stats()
     metrics = call.service.metrics

@@ -1,9 +1,9 @@
-"""A call from request to answer: every route that is a verb is one of these.
+"""A call from request to answer: every route that is a verb is such a call.
 
-The caller is made before the body is read, so that the deadline covers reading, and a body that is
-refused counts among the verb's calls too. An `X-Request-Timeout` header, in seconds, shortens the
-deadline, and so does the one that Prometheus sends. A long work ends when its client has gone;
-other calls go on until they are done, or until their deadline.
+The caller is made before the body is read, so that the deadline covers the reading, and a refused
+body also counts among the verb's calls. An `X-Request-Timeout` header, in seconds, shortens the
+deadline; so does the header that Prometheus sends. A long job ends when its client disconnects;
+other calls continue until they are done, or until their deadline.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from embstore_server.transports.rest.connections import CERTIFICATE_NAMES
 from embstore_server.transports.rest.errors import refusal_of, request_id
 
 LANE = "rest"
-"""One client for all of REST: however many dashboards there are, trainers wait for one call."""
+"""All of REST is one client: however many dashboards there are, trainers wait for one call."""
 
 _HEADER_CHARACTERS_MAX = 200
 _TIMEOUT_HEADERS = ("X-Request-Timeout", "X-Prometheus-Scrape-Timeout-Seconds")
@@ -42,10 +42,10 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class CallRoute(APIRoute):
-    """A route that is a verb: its `name` is the verb's."""
+    """A route that is a verb; its `name` is the verb's name."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the route's handler, in the frame of a call."""
+        """Return the route's handler, wrapped in a call."""
         answer, verb = super().get_route_handler(), self.name
 
         async def handler(request: Request) -> Response:
@@ -62,15 +62,18 @@ class Call:
     caller: Caller
 
     async def execute(self, command: Command[Any], origin: Origin | None = None) -> Answered:
-        """Return the result of a command, with the state of the store then."""
+        """Return the result of a command, with the state of the store at that time."""
         self.check_ready()
         return await self.service.execute(self.caller, self.permitted(command), origin)
 
     async def execute_long(
         self, make: Callable[[], Command[Any]], then: Callable[[Any, Any], Any]
     ) -> Answered:
-        """Execute a command that takes long to make, and return the answer `then(command, result)`,
-        which takes long as well. All on a thread of the verb's own."""
+        """Execute a command whose preparation takes long, and return the answer of `then`.
+
+        `make` makes the command; `then(command, result)` makes the answer, which takes long as
+        well. All of it runs on a thread of the verb's own.
+        """
         self.check_ready()
 
         def work(engine: Engine, progress: Progress) -> Any:
@@ -83,8 +86,10 @@ class Call:
         return await self.service.run_in_thread(self.caller.verb, answered, self.caller)
 
     def permitted(self, command: T) -> T:
-        """Return a command, if the caller may give it, and a single shard may execute it; a route
-        without a command asks for one that reveals as much. Any thread."""
+        """Return a command, if the caller has the right, and a single shard can execute it.
+
+        A route without a command passes a command whose result reveals as much. Any thread.
+        """
         command = self.service.permitted(self.caller, command)
         check_alone(command, lambda: self.service.engine.shard)
         return command
@@ -94,8 +99,10 @@ class Call:
         return await self.execute(GetStats(table))
 
     def check_may_read_stats(self) -> None:
-        """Refuse a caller that may not read the store's stats: for routes that have no command, and
-        reveal as much."""
+        """Refuse a caller without the right to read the store's stats.
+
+        This is for routes that have no command, and reveal as much as the stats do.
+        """
         self.permitted(GetStats())
 
     def check_ready(self) -> None:
@@ -105,7 +112,7 @@ class Call:
 
 
 def one_table(name: str) -> str:
-    """Return the name of a table, where a verb takes "" to mean all of them."""
+    """Return the name of a table, for a verb that reads an empty name as all tables."""
     if not name:
         raise TableNotFoundError("no table ''")
     return name
@@ -162,7 +169,7 @@ async def _answered(verb: str, request: Request, answer: Answer) -> Response:
 
 
 async def _gone(request: Request) -> None:
-    """Wait until the client has closed its connection. Its body has been read."""
+    """Wait until the client has closed its connection. The request's body has already been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,14 +1,15 @@
-"""The connections of the REST port: no more than there may be, and none that asks for nothing.
+"""The connections of the REST port: their number is bounded, and an idle one is closed.
 
-A connection holds a descriptor, from when it is accepted: TLS may be agreed on much later, or
-never. Therefore it is counted there, and one too many is ended at once. One address has at most
-half of all, so that it does not keep the others out; loopback, where proxies are, may have all.
+A connection holds a descriptor from the moment it is accepted: TLS may be agreed on much later, or
+never. Therefore it is counted at that moment, and one beyond the bound is closed at once. One
+address can have at most half of all connections, so that it does not block other addresses;
+loopback, where proxies are, can have all.
 
-Uvicorn ends a connection that has been answered and sends nothing more; it waits for ever for the
-first request, and for the rest of a request that was begun.
+Uvicorn closes a connection that has been answered and sends nothing more. But it waits for ever for
+the first request, and for the rest of a request.
 
-With mutual TLS, each request has the names in its connection's certificate. A client need not show
-one here: probes have none.
+With mutual TLS, each request carries the names in its connection's certificate. A client need not
+show a certificate here, because probes have none.
 """
 
 import asyncio
@@ -25,25 +26,27 @@ CERTIFICATE_NAMES = "certificate_names"
 """Key of a request's state: the names in the certificate that its client has shown."""
 
 _SHARE = 2
-"""One address may have 1/n of all connections."""
+"""One address can have 1/n of all connections."""
 
 
 class Listener(socket.socket):
-    """A listening socket that ends connections beyond those that there may be.
+    """A listening socket that closes connections beyond the bound.
 
-    Raises OSError: the address cannot be listened at.
+    Raises OSError if it cannot listen on the address.
     """
 
     def __init__(self, address: tuple[str, int], family: int, connections_max: int) -> None:
         made = socket.create_server(address, family=family)
-        # The protocol by its number: for sockets without, asyncio does not turn Nagle's algorithm
-        # off, and an answer's second packet would wait 40 ms for the acknowledgement of its first.
+        # The protocol is given by its number. For sockets without one, asyncio does not turn off
+        # Nagle's algorithm, and the second packet of an answer would wait 40 ms for the
+        # acknowledgement of the first.
         super().__init__(made.family, made.type, socket.IPPROTO_TCP, made.detach())
         self._connections_max = connections_max
         self._hosts: WeakKeyDictionary[socket.socket, str] = WeakKeyDictionary()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return a connection and its address; ConnectionAbortedError: it was ended."""
+        """Return a connection and its address; raises ConnectionAbortedError if it was closed at
+        once."""
         connection, address = super().accept()
         host, most = address[0], self._connections_max
         hosts = [known for one, known in self._hosts.items() if one.fileno() >= 0]
@@ -78,7 +81,7 @@ def _names_in(transport: Any) -> tuple[str, ...]:
 
 
 class _Connection(H11Protocol):
-    """A connection that has so much time for the head of a request."""
+    """A connection with a bounded time for the head of a request."""
 
     def __init__(self, *args: Any, handshake_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -95,8 +98,10 @@ class _Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that is not HTTP; end the connection where its answer has gone already. The
-        application's answer to a request that breaks off in this way is dropped."""
+        """Refuse input that is not HTTP; close the connection if its answer has been sent already.
+
+        The application's answer to a request that breaks off in this way is dropped.
+        """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -110,7 +115,7 @@ class _Connection(H11Protocol):
         self._stop_watching()
 
     def _watch(self) -> None:
-        """Let the time run while no request is there, or only a part of its head."""
+        """Let the time run while there is no request, or only a part of its head."""
         is_asked = self.cycle is not None and not self.cycle.response_complete
         if is_asked or self.timeout_keep_alive_task is not None:
             self._stop_watching()

@@ -1,10 +1,10 @@
-"""Every refusal in one form: {"error", "message", "request"}, and one way to find its status.
+"""Refusals: all have the form {"error", "message", "request"}; one function finds their status.
 
-Errors of the tree have the status of `embstore_proto.status`. Requests that HTTP itself refuses (no
-such route, another method, a large body, another media type) keep HTTP's status; a body or
-parameter that does not fit its model is answered 400, as if the store had refused it. All of these
-are the caller's mistakes, so they are named InvalidArgumentError. Anything else is a bug: logged
-with its trace, answered 500 without its text.
+Errors of the tree have the status that `embstore_proto.status` assigns. Requests that HTTP itself
+refuses (no such route, another method, a large body, another media type) keep HTTP's status. A body
+or parameter that does not fit its model is answered 400, as if the store had refused it. All of
+these are the caller's mistakes, so they are named InvalidArgumentError. Any other exception is a
+bug: it is logged with its traceback, and answered 500 without its text.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Refusal:
     """The answer to an exception."""
 
     status: int
-    code: str  # gRPC's, for the stats of calls
+    code: str  # gRPC's code, for the stats of calls
     error: str
     message: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def request_id(scope: Scope) -> str:
 
 
 def refusal_of(error: Exception, verb: str, caller: Caller | None = None) -> Refusal:
-    """Return how an exception of a call is answered; log it if it is a bug."""
+    """Return the answer to an exception of a call; log the exception if it is a bug."""
     if isinstance(error, HTTPException):
         return refused(error.status_code, str(error.detail), error.headers)
     if isinstance(error, RequestValidationError):
@@ -60,13 +60,14 @@ def refusal_of(error: Exception, verb: str, caller: Caller | None = None) -> Ref
 
 
 def refused(status: int, message: str, headers: Mapping[str, str] | None = None) -> Refusal:
-    """Return the refusal of a request by HTTP itself."""
+    """Return the refusal of a request that HTTP itself refuses."""
     name = InvalidArgumentError.__name__
     return Refusal(status, StatusCode.INVALID_ARGUMENT.name, name, message, headers or {})
 
 
 def _problems(error: RequestValidationError) -> str:
-    """Return the problems of a request, by place: "body.cache_bytes: Input should be ..."."""
+    """Return the problems of a request, each with its place: "body.cache_bytes: Input should be
+    ..."."""
     problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     if len(problems) > _PROBLEMS_MAX:
         problems[_PROBLEMS_MAX:] = [f"and {len(problems) - _PROBLEMS_MAX} more"]

@@ -1,10 +1,10 @@
 """One scrape of Prometheus: calls, process and all declared stats.
 
-A stat without a value has no sample; ratios Prometheus computes itself. Counters only grow while
-the process lives, except the counters of a pool, which start again when the last table of its
-layout is dropped and another is created, and the counters of accesses, which start again with
-ClearCounts; Prometheus treats both as a restart. Labels are verbs, codes, stages, layouts, and
-names of tables and live sessions: all bounded.
+A stat without a value has no sample; Prometheus itself computes ratios. Counters only grow while
+the process lives, with two exceptions. The counters of a pool start again when the last table of
+its layout is dropped and another is created. The counters of accesses start again with ClearCounts.
+Prometheus treats both as a restart. Labels are verbs, codes, stages, layouts, and names of tables
+and live sessions: all are bounded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ _NUMBERS = ("counter", "gauge", "flag", "texts")
 
 
 class Families(Collector):
-    """The metrics of a document of stats: a family for each declaration, also without a sample."""
+    """The metrics of a document of stats: a family per declaration, even without a sample."""
 
     def __init__(self, of: type, document: Mapping[str, Any]) -> None:
         self._families: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class Families(Collector):
                 self._families.setdefault(name, make(name, stat.help, labels=labels + own))
 
     def _add(self, of: type, document: Mapping[str, Any], prefix: str, labels: list[str]) -> None:
-        """Add the samples of a part, whose owners have these values of their labels."""
+        """Add the samples of a part; `labels` are the values of its owners' labels."""
         stats = declared(of)
         labels = labels + [str(document[stat.name]) for stat in stats if stat.kind == "label"]
         for stat in stats:
@@ -89,7 +89,7 @@ def _metric(prefix: str, stat: Stat) -> str:
 
 
 def _samples(stat: Stat, value: Any) -> Iterator[tuple[list[str], float]]:
-    """Yield the values of a stat's own labels, and the number, of each sample."""
+    """Yield for each sample the values of the stat's own labels, and the number."""
     match stat.kind:
         case "counter" | "gauge" if stat.label:
             yield from (([str(name)], number) for name, number in value.items())
@@ -104,8 +104,8 @@ def _samples(stat: Stat, value: Any) -> Iterator[tuple[list[str], float]]:
 def exposition(calls: CollectorRegistry, stats: Mapping[str, Any], age_s: float | None) -> bytes:
     """Return a scrape in Prometheus's text format. Any thread.
 
-    `calls` is the registry of `Metrics`; `stats` are by the names of `ScrapedStats`, and parts that
-    are missing have no metrics; `age_s` is how old the store's are, None: there are none.
+    `calls` is the registry of `Metrics`. `stats` are by the names in `ScrapedStats`; missing parts
+    have no metrics. `age_s` is the age of the store's stats; None: there are none.
     """
     registry = CollectorRegistry()
     registry.register(Families(ScrapedStats, stats))

@@ -1,25 +1,25 @@
 """Refuses requests before any route, and gives every request an id.
 
-**Browsers.** Every client that reaches the port may call every route, and a web page that an
-operator visits reaches loopback. Therefore three things are refused that only a browser sends for a
-page of another site:
+**Browsers.** Every client that reaches the port can call every route, and a web page that an
+operator visits reaches loopback. Therefore three kinds of requests are refused that only a browser
+sends for a page of another site:
 
-- an `Origin` other than the requested host: a page's script or form
-- a POST whose body is not declared application/json: a page may send that without a preflight; a
-  PUT, whose body may be a document (application/octet-stream), always needs one
-- a `Host` that a page's own name could be: it resolves to this machine (DNS rebinding), and its
-  page is of the same origin. On a loopback address every other name is refused; on other addresses
-  a name with a dot, as public names have, except names that no public server can resolve. Names
-  that are right all the same are given by `allowed_hosts`.
+- an `Origin` other than the requested host: it belongs to a page's script or form
+- a POST whose body is not declared application/json: a page can send it without a preflight; a PUT,
+  whose body may be a document (application/octet-stream), always needs a preflight
+- a `Host` that could be a page's own name: the name resolves to this machine (DNS rebinding), and
+  its page has the same origin. On a loopback address, every name is refused that is no loopback
+  name or address. On other addresses a name with a dot is refused, as public names have one, except
+  names that no public server can resolve. `allowed_hosts` contains further names that are accepted.
 
 **Framing.** A body with a length and in chunks is refused: a proxy may see another request in it.
 
 **Sizes.** A body above BODY_BYTES_MAX is refused, at once if its length is announced. The documents
-of DOCUMENT_PATHS are large; their routes have a limit of their own, which the guard does not know
+at DOCUMENT_PATHS are large; their routes have a limit of their own, which the guard does not know
 before the store is open.
 
-**Ids.** A request keeps the `X-Request-Id` that it came with, if that is a plain word, or gets one;
-the answer names it.
+**Ids.** A request keeps the `X-Request-Id` that it arrived with, if that is a plain word; otherwise
+it gets an id. The answer contains the id.
 """
 
 import re
@@ -38,7 +38,7 @@ BODY_BYTES_MAX = 1 << 20
 _TOO_LARGE = f"expected a body of at most {BODY_BYTES_MAX} bytes"
 TABLES_PATH = "/api/v1/tables/"
 DOCUMENT_PATHS = ("/api/v1/profile", "/api/v1/hot-set")
-"""Here a PUT sends a file."""
+"""Paths to which a PUT sends a file."""
 DOCUMENT_TYPE, _JSON_TYPE = "application/octet-stream", "application/json"
 
 ANY_HOST = "*"
@@ -111,7 +111,8 @@ def _path(scope: Scope) -> str:
 
 
 def _is_declared(headers: Headers, expected: str) -> bool:
-    """Return whether the body is declared to be `expected`, or there is neither of both."""
+    """Return whether the body is declared as `expected`, or there is neither body nor
+    declaration."""
     declared = headers.get("content-type")
     if declared is None:
         return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
@@ -119,7 +120,7 @@ def _is_declared(headers: Headers, expected: str) -> bool:
 
 
 def announced_bytes(headers: Headers) -> int:
-    """Return how long a body is said to be; 0 where that is not said."""
+    """Return the announced length of a body; 0 if none is announced."""
     length = headers.get("content-length", "0")
     return int(length) if length.isdecimal() else 0
 
@@ -129,7 +130,7 @@ def _forbidden(message: str) -> Refusal:
 
 
 def _counting(receive: Receive, state: dict[str, int], *, is_bounded: bool) -> Receive:
-    """Return `receive` made to count a body's bytes, and to refuse one that grows too large."""
+    """Return a `receive` that counts a body's bytes, and refuses a body that grows too large."""
 
     async def counted() -> Message:
         message = await receive()
@@ -142,7 +143,7 @@ def _counting(receive: Receive, state: dict[str, int], *, is_bounded: bool) -> R
 
 
 def _naming(send: Send, request_id: str) -> Send:
-    """Return `send` made to name the request in the answer."""
+    """Return a `send` that adds the request's id to the answer."""
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,10 +1,11 @@
-"""HEAD: answered as GET is, without the body (RFC 9110, 9.3.2). FastAPI's routes know GET alone."""
+"""HEAD: answered like GET, but without a body (RFC 9110, 9.3.2). FastAPI's routes answer only
+GET."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Head:
-    """ASGI middleware that has routes of GET answer HEAD."""
+    """ASGI middleware that makes the routes of GET answer HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,11 +1,12 @@
 """GET /api/v1/hit-rates: predicted hit rates of caches of other sizes.
 
-A prediction takes seconds of a core, as long as it takes to train many steps. Therefore there is
-one at a time, on a thread of its own, for all callers. A request begins one when the last one is
-old; the answer, which does not wait unless asked to, is the last one. A prediction is **old** after
-FRESH_S, or REST times the time that it took: for any number of rows and pages, predicting takes a
-small part of a core. A prediction that found nothing counted, or failed, which is logged, is old
-after RETRY_S; one of another policy or budget is old at once.
+A prediction takes seconds of a core, as long as training many steps takes. Therefore at most one
+prediction runs at a time, on a thread of its own, for all callers. The answer to a request is the
+last prediction. The request begins a new one if the last one is old, and waits for it only if the
+caller asks for that. A prediction is **old** after FRESH_S, or, if that is longer, after REST times
+the time that it took, so that predicting takes a small part of a core for any number of rows and
+pages. A prediction that failed (which is logged), or found no counted accesses, is old after
+RETRY_S. A prediction of another policy or budget is old at once.
 """
 
 import asyncio
@@ -43,27 +44,27 @@ _HIT_RATES = reply_model(
 
 
 class Predictions:
-    """The last prediction, and the one that is being made. Event loop only."""
+    """The last prediction, and the running one. Event loop only."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._task: asyncio.Task[None] | None = None
-        self._of: tuple[str, int] | None = None  # policy and budget that were predicted for
+        self._of: tuple[str, int] | None = None  # policy and budget of the last prediction
         self._old_at = 0.0  # monotonic seconds
         self.policy, self.curves = "", list[Curve]()
         self.made_at: float | None = None  # monotonic seconds
 
     @property
     def running(self) -> bool:
-        """Whether a prediction is being made."""
+        """Whether a prediction is running."""
         return self._task is not None and not self._task.done()
 
     async def refresh(self, *, wait: bool) -> None:
         """Begin a prediction if the last one is old; with `wait`, wait for the running one.
 
-        Raises the error of the prediction, if it has been waited for.
+        Raises the prediction's error, if the call has waited for it.
         """
-        info = self._service.engine.execute(GetServerInfo())  # takes no turn
+        info = self._service.engine.execute(GetServerInfo())  # needs no turn
         of = info.policy, info.cache_bytes
         if not self.running and (self._of != of or monotonic() > self._old_at):
             self._of = of
@@ -84,7 +85,7 @@ class Predictions:
 
 
 def _log(task: asyncio.Task[None]) -> None:
-    """Log why a prediction failed: usually no call waits for it."""
+    """Log the error of a prediction, for which usually no call waits."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, EmbstoreError):
         event(logging.WARNING, "hit rates were not predicted", error=str(error))
@@ -108,8 +109,8 @@ async def get_hit_rates(
 ) -> dict[str, Any]:
     """Return the hit rates that caches of several sizes would have had, under each policy.
 
-    Predicted from the accesses that were counted; without curves where none were. A prediction that
-    is old, a minute or more, is answered, and another one begun.
+    They are predicted from the counted accesses; without any there are no curves. If the last
+    prediction is old (a minute or more), it is returned, and another one begins.
     """
     call.check_ready()
     call.check_may_read_stats()

@@ -1,4 +1,4 @@
-"""The name in a `Host` header, read strictly, so that no other reader of it finds another name."""
+"""The name in a `Host` header, parsed strictly, so that no parser finds another name in it."""
 
 import re
 from ipaddress import ip_address
@@ -12,8 +12,11 @@ _PORT_MAX = 65535
 
 
 def name_of(host: str) -> str | None:
-    """Return the name in a `Host`, in small letters, without the dot that ends a full name; None
-    where it is no name and no address: only IPv6 has brackets, and an address has no such dot."""
+    """Return the name in a `Host`, in small letters, without the dot that ends a full name.
+
+    None: the header is neither a name nor an address. Only IPv6 addresses have brackets, and an
+    address has no dot at its end.
+    """
     match = _HOST.fullmatch(host)
     if match is None or int(match[3] or 0) > _PORT_MAX:
         return None
@@ -25,7 +28,7 @@ def name_of(host: str) -> str | None:
 
 
 def is_private(name: str) -> bool:
-    """Return whether a name is an address, or one that no public server resolves."""
+    """Return whether a name is an address, or a name that no public server resolves."""
     return name.endswith(_PRIVATE_ENDS) or is_address(name)
 
 

@@ -11,7 +11,7 @@ from embstore.stats import Stat, declared, document, gauge, text
 
 _EXAMPLES: dict[Any, Any] = {int: 1000, float: 0.5, bool: False}
 _KEYS = {"table": "ads", "verb": "Lookup", "code": "OK", "stage": "gather"}
-"""Examples of the keys of a dict, by its label."""
+"""Examples of a dict's keys, by the label of its stat."""
 
 
 class Request(BaseModel):
@@ -31,12 +31,12 @@ class ErrorReply(BaseModel):
 REFUSED: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorReply, "description": "Refused"},
 }
-"""The refusals that any call may get."""
+"""The refusals that any call can get."""
 
 
 @dataclass
 class Context:
-    """The state and store that answered."""
+    """The store that answered, and its state."""
 
     store_id: str = text("Id of the directory, which never changes.")
     epoch: int = gauge(
@@ -47,7 +47,7 @@ class Context:
 
 
 def examples(*values: dict[str, Any]) -> ConfigDict:
-    """Return the configuration that shows `values` as examples of a model."""
+    """Return the configuration of a model with `values` as examples."""
     return ConfigDict(json_schema_extra={"examples": [*values]})
 
 
@@ -77,7 +77,7 @@ def reply(context: Any, **parts: Any) -> dict[str, Any]:
 
 
 def _modelled(kind: Any) -> Any:
-    """Return a type with models in the place of declared classes."""
+    """Return a type with its declared classes replaced by models."""
     if is_dataclass(kind):
         return model_of(kind)  # type: ignore[arg-type]  # no instance is a type
     arguments = tuple(map(_modelled, get_args(kind)))

@@ -1,13 +1,14 @@
 """GET /: the page of a running server, and the files that it loads.
 
-The page is plain HTML, CSS and modules of JavaScript, in `embstore_server/page`: no build, nothing
-from elsewhere. It calls the routes of REST like any other client and shows their answers, so it
-needs no token itself; where tokens are on it asks for one, and sends it with each request. It names
-all of them relative to itself, so a proxy may serve it below a path of its own.
+The page is plain HTML, CSS and modules of JavaScript, in `embstore_server/page`: there is no build
+step, and it loads nothing from other sites. It calls the routes of REST like any other client and
+shows their answers, so the page itself needs no token. If the server has tokens, the page asks for
+one, and sends it with each request. All its paths are relative, so a proxy can serve it below a
+path of its own.
 
 The files are read once, when the application is made, and served from memory: other paths do not
-exist. The **policy** of their content lets them load and ask nothing but this server, run no inline
-script, and stand in no frame.
+exist. The **policy** of their content lets them load from and call only this server, forbids inline
+scripts, and forbids showing them in a frame.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # kept, but asked for again: a new version is seen at once
+    "cache-control": "no-cache",  # a browser keeps it, but checks it: a new version is seen at once
 }
 
 
@@ -49,7 +50,7 @@ class PageFile(NamedTuple):
     content: bytes
     type: str
     tag: str
-    """The entity tag by which a browser knows whether it has this content."""
+    """The entity tag by which a browser checks whether it has this content."""
 
 
 def page_files() -> dict[str, PageFile]:

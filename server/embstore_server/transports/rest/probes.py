@@ -1,9 +1,9 @@
 """/healthz, /readyz and /metrics: for monitors of the process, so outside of the API's version.
 
-A scrape must be answered while the engine works on a long call. It asks for the store's stats in
-the queue like any call, but waits CAPTURE_S at most (or half of the scrape's own timeout), and then
-shows the last ones that it got, with their age. Stats of sessions need no engine, and are always
-fresh: they show which ranks wait while the engine is busy.
+A scrape must be answered while the engine executes a long call. It requests the store's stats in
+the queue like any call, but waits at most CAPTURE_S (or half of the scrape's own timeout). After
+that it shows the last stats that it received, with their age. Stats of sessions need no engine, and
+are always fresh: they show which ranks wait while the engine is busy.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from embstore_server.transports.rest.models import REFUSED
 from embstore_server.transports.rest.stats import process_stats
 
 CAPTURE_S = 2.0
-"""Prometheus gives a scrape 10 s by default; a scrape well below that is shown on time."""
+"""Prometheus allows a scrape 10 s by default; a scrape well below that is shown on time."""
 
 
 class Health(BaseModel):
@@ -39,7 +39,7 @@ class Readiness(BaseModel):
 
 
 class Scrapes:
-    """Answers scrapes, and keeps the store's stats from one to the next."""
+    """Answers scrapes, and keeps the store's stats for the next scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -47,7 +47,7 @@ class Scrapes:
         self._captured_at = 0.0  # monotonic seconds
 
     async def text(self, call: Calling) -> bytes:
-        """Return the metrics as text, made in a thread: for thousands of tables it takes long."""
+        """Return the metrics as text, made in a thread, because thousands of tables take long."""
         call.check_may_read_stats()
         await self._capture(call)
         stats = dict(self._stats or {})
@@ -65,7 +65,7 @@ class Scrapes:
             async with asyncio.timeout(patience_s):
                 answered = await call.stats()
         except (EmbstoreError, TimeoutError):
-            return  # opening, busy, overloaded, failed: other metrics say which
+            return  # opening, busy, overloaded, failed: other metrics show which
         self._stats, self._captured_at = answered.value, monotonic()
 
 
@@ -84,7 +84,7 @@ def add_probes(app: FastAPI, service: Service, needed: list[Any]) -> None:
 
     @probes.get("/readyz", responses={503: {"model": Readiness, "description": "Not now"}})
     async def get_readiness(response: Response) -> Readiness:
-        """Return whether calls are served, and if not, why."""
+        """Return whether calls are served, and the reason if they are not."""
         reason = service.unready
         response.status_code = 503 if reason else 200
         return Readiness(ready=not reason, reason=reason)

@@ -3,8 +3,8 @@
     GET, PUT  /api/v1/profile
     GET, PUT  /api/v1/hot-set
 
-A file is application/octet-stream. It comes whole, with its Content-Length, of at most
-limits.call_bytes_max; its content is checked before anything changes.
+A file is sent as application/octet-stream. Its whole content arrives with a Content-Length of at
+most limits.call_bytes_max, and is checked before anything changes.
 """
 
 from collections.abc import AsyncIterator
@@ -65,7 +65,7 @@ async def import_profile(
         Query(description="A=B: table A of the profile is table B here; several times"),
     ] = None,
 ) -> dict[str, Any]:
-    """Import a profile for the tables that it names, in place of their last one."""
+    """Import a profile for the tables that it names, in place of their previous profile."""
     renamed = pairs("rename", "A=B", rename or [])
 
     def rows(command: ImportProfile, _: None) -> dict[str, int]:
@@ -81,7 +81,7 @@ async def import_profile(
 
 @router.get("/hot-set", name="GetHotSet", response_class=Response, responses=_SENT)
 async def get_hot_set(call: Calling) -> Response:
-    """Return the pinned hot set as a file; 404 where none is."""
+    """Return the pinned hot set as a file; 404 if none is pinned."""
     answered = await call.execute_long(GetHotSet, lambda _, hot_set: hot_set and hot_set.to_bytes())
     if answered.value is None:
         raise HTTPException(404, "no hot set is pinned")
@@ -92,8 +92,8 @@ async def get_hot_set(call: Calling) -> Response:
 async def pin_hot_set(call: Calling, request: HttpRequest) -> dict[str, Any]:
     """Pin a hot set in place of the pinned one, whose version must be lower.
 
-    Rows of both stay in the cache meanwhile. A call whose answer is late pins it all the same; sent
-    again, it has the same answer.
+    Rows of both sets stay in the cache meanwhile. If the answer is late, the hot set is pinned all
+    the same; the call can be sent again, with the same answer.
     """
     async with _received(call, request, "a hot set") as content:
         answered = await call.execute_long(
@@ -109,14 +109,16 @@ def _file(content: bytes, name: str) -> Response:
 
 @asynccontextmanager
 async def _received(call: Call, request: HttpRequest, what: str) -> AsyncIterator[bytes]:
-    """Yield the file of a request. Until the block ends, its bytes count as in flight, as they
-    come, and so does the memory to parse it.
+    """Yield the file in a request.
 
-    Raises InvalidArgumentError: it is too large; OverloadedError: so much is in flight already;
-    StoreClosedError: calls are not served yet, or not any more; PermissionDeniedError.
+    Until the block ends, its bytes count as in flight, from their arrival on; so does the memory to
+    parse them.
+
+    Raises InvalidArgumentError if the file is too large; OverloadedError if too many bytes are in
+    flight already; StoreClosedError if calls are not served; PermissionDeniedError.
     """
     call.check_ready()
-    call.caller.principal.check(Right.ADMIN, [EVERYTHING])  # it is not taken apart for nothing
+    call.caller.principal.check(Right.ADMIN, [EVERYTHING])  # do not read the file in vain
     if "content-length" not in request.headers:
         raise HTTPException(411, f"expected {what} with its Content-Length")
     size = announced_bytes(request.headers)

@@ -1,10 +1,11 @@
-"""The HTTP port, on the event loop. It is bound when it is entered, so that one in use is reported
-at once.
+"""The HTTP port, on the event loop. It is bound when the context is entered, so that a port in use
+is reported at once.
 
-The application is imported and made in a thread, at the first request that is not a probe: FastAPI
+The application is imported and made in a thread, at the first request that is not a probe. FastAPI
 takes as much processor time as all the rest of a start, and a server whose trainers use gRPC may
-never need it. Until then probes are answered here, those of a health check on the machine or by
-its address; any other, such as a browser's, is one for the guard of the application.
+never need it. Until then this module answers plain probes: health checks on the machine itself, or
+by the machine's address. Any other probe, such as a browser's, must pass the guard of the
+application.
 """
 
 import asyncio
@@ -27,13 +28,13 @@ from embstore_server.transports.rest.connections import Listener, protocol
 from embstore_server.transports.rest.hosts import is_address, name_of
 
 _LAST_REPLIES_S = 1
-"""For clients that take their answers when the server ends; others are cut off."""
+"""Seconds for clients to receive their answers when the server ends; then they are disconnected."""
 _UNPLAIN = (b"content-length", b"origin", b"transfer-encoding", b"x-request-id")
-"""Headers that the guard looks at."""
+"""Headers that only the guard handles."""
 
 
 class DeferredApp:
-    """The ASGI application of a service, made when it is needed."""
+    """The ASGI application of a service, made when it is first needed."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -53,7 +54,7 @@ class DeferredApp:
         return import_module("embstore_server.transports.rest.app").make_rest(self._service)
 
     def _probe(self, scope: Any) -> tuple[int, dict[str, Any]] | None:
-        """Return status and body of the answer to a plain probe, as `probes` gives them."""
+        """Return status and body of the answer to a plain probe, equal to those of `probes`."""
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             return None
         headers = dict(scope["headers"])
@@ -70,7 +71,7 @@ class DeferredApp:
 
 
 def _is_here(host: str) -> bool:
-    """Say whether a Host is an address, or a name of this machine."""
+    """Return whether a Host is an address, or a name of this machine."""
     name = name_of(host)
     return not host or (name is not None and (is_loopback(name) or is_address(name)))
 
@@ -122,7 +123,7 @@ async def rest_server(service: Service) -> AsyncIterator[str]:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
 
     def ended(_: object) -> None:
-        if not server.should_exit:  # not asked to: gRPC goes on, probes will fail
+        if not server.should_exit:  # not requested: gRPC continues, probes will fail
             error = None if serving.cancelled() else serving.exception()
             event(logging.ERROR, "REST has ended", exc_info=error)
 

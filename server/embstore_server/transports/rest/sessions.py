@@ -1,4 +1,4 @@
-"""GET /api/v1/sessions."""
+"""GET /api/v1/sessions: the progress of look-ahead sessions."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _SESSIONS = reply_model(
 
 @router.get("/sessions", name="ListSessions", response_model=_SESSIONS)
 async def list_sessions(call: Calling) -> dict[str, Any]:
-    """Return how far every live session is. Needs no engine. Members are secret."""
+    """Return the progress of every live session. Needs no engine. Members are secret."""
     call.check_ready()
     call.check_may_read_stats()
     stats = call.service.engine.sessions.stats()

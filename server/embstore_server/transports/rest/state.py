@@ -1,4 +1,4 @@
-"""GET /api/v1/server, /api/v1/stats and /api/v1/frequency."""
+"""GET /api/v1/server, /api/v1/stats and /api/v1/frequency: the server's state and stats."""
 
 from dataclasses import asdict
 from typing import Any
@@ -46,9 +46,9 @@ _FREQUENCY = reply_model("Frequency", "Access frequencies.", **_parts(FrequencyS
 async def get_server(call: Calling) -> dict[str, Any]:
     """Return the server's description. Needs no engine: it works while a long call runs."""
     service = call.service
-    call.check_may_read_stats()  # it reveals as much
+    call.check_may_read_stats()  # the description reveals as much
     command = call.permitted(GetServerInfo())
-    info = (await service.execute(call.caller, command)).value  # of a failed store, too
+    info = (await service.execute(call.caller, command)).value  # works even if the store has failed
     return reply(
         info.context,
         version=info.version,
@@ -70,7 +70,8 @@ async def get_server(call: Calling) -> dict[str, Any]:
 async def get_stats(call: Calling) -> dict[str, Any]:
     """Return all stats.
 
-    The engine counts the rows of each table anew: ask every few seconds, not all the time.
+    The engine counts the rows of each table anew, so call this every few seconds, and not more
+    often.
     """
     answered = await call.stats()
     process = process_stats(call.service, answered.value)

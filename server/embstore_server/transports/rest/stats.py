@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """The stats of the process: its state, its memory, and the calls of each verb.
 
-With the stats of the store they are the document of REST, and the metrics.
+Together with the stats of the store they form the document of REST, and the metrics.
 """
 
 import os
@@ -118,7 +118,7 @@ class TransportStats:
 
 
 class Memory(NamedTuple):
-    """The source of `MemoryStats`."""
+    """The values from which `MemoryStats` is made."""
 
     store: dict[str, Any]
     inflight_bytes: int
@@ -130,7 +130,7 @@ def _memory(purpose: str, help: str, read: Any) -> Any:
 
 @dataclass
 class MemoryStats:
-    """Memory by purpose; the resident bytes of tables say whose rows the cache has."""
+    """Memory by purpose; the resident bytes of tables show whose rows the cache has."""
 
     process_resident_bytes: int = _memory(
         "process", "RAM of the whole process.", lambda _: _resident_bytes()
@@ -153,7 +153,7 @@ class MemoryStats:
 
 @dataclass
 class ScrapedStats:
-    """The stats of the store at one command, and of the process right after it."""
+    """The stats of the store at one command, and of the process directly after it."""
 
     service: ServiceStats = part("What the process is doing.", metric="")
     memory: MemoryStats = part("Memory by purpose.", metric="")
@@ -166,15 +166,18 @@ class ScrapedStats:
 
 @dataclass
 class ServerStats:
-    """The same, and the stats of calls, whose metrics are Prometheus's own objects."""
+    """All stats: the scraped ones, and the stats of calls, whose metrics are Prometheus's own
+    objects."""
 
     scraped: ScrapedStats = inline(lambda stats: stats)
     verbs: dict[str, VerbStats] = part("Verbs that were called.", label="verb")
 
 
 def process_stats(service: "Service", store: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the stats of the process, by the names of `ServerStats`; none of memory while there
-    are no stats of the store."""
+    """Return the stats of the process, by the names in `ServerStats`.
+
+    Without stats of the store there are no stats of memory.
+    """
     found = {
         "service": document(ServiceStats, service),
         "owners": _owners(service),

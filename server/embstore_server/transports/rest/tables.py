@@ -1,10 +1,10 @@
 # ruff: noqa: RUF009 - the calls declare fields
 """GET /api/v1/tables, /tables/{name}, /tables/{name}/stats.
 
-**Names have slashes**, and the last part of one may be "stats". Therefore the path is matched as it
-was sent, and a slash is read in two ways: `/tables/ads/stats` are the stats of "ads", while
+**Names contain slashes**, and the last part of a name can be "stats". Therefore the path is matched
+as it was sent, and a slash has two meanings: `/tables/ads/stats` are the stats of "ads", while
 `/tables/ads%2Fstats` is the table "ads/stats", whose stats are at `/tables/ads/stats/stats` (or
-`/tables/ads%2Fstats/stats`). In other names it does not matter how a slash is written.
+`/tables/ads%2Fstats/stats`). In other names both ways to write a slash are equal.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - the calls declare fields
-"""GET /api/v1/checkpoints, GET and POST /api/v1/cache/warm."""
+"""GET /api/v1/checkpoints, and GET and POST /api/v1/cache/warm."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ cache = APIRouter(route_class=CallRoute, tags=["cache"])
 
 @dataclass
 class CheckpointDescription:
-    """A state kept under a label."""
+    """A state that is kept under a label."""
 
     label: str = text("Name of the checkpoint.")
     metadata: dict[str, Any] = text("What the caller gave with it.")
@@ -53,7 +53,7 @@ async def list_checkpoints(call: Calling) -> dict[str, Any]:
 
 
 class WarmRequest(Request):
-    """How much of the cache to warm."""
+    """The part of the cache to warm."""
 
     model_config = examples({"share": WARM_SHARE})
 
@@ -67,9 +67,10 @@ _WARMING = reply_model(
 
 @cache.post("/cache/warm", name="WarmCache", status_code=202, response_model=_WARMING)
 async def warm_cache(call: Calling, request: WarmRequest | None = None) -> dict[str, Any]:
-    """Begin to bring the most frequent rows into the cache; calls go on meanwhile.
+    """Begin to read the most frequent rows into the cache; calls continue meanwhile.
 
-    One that runs for the same share is joined; while one runs for another, this is refused (503).
+    The call joins a running warm-up of the same share. While a warm-up of another share runs, the
+    call is refused (503).
     """
     call.check_ready()
     command = call.permitted(WarmCache(request.share if request else WARM_SHARE))
@@ -79,14 +80,14 @@ async def warm_cache(call: Calling, request: WarmRequest | None = None) -> dict[
 
 @cache.get("/cache/warm", name="GetWarming", response_model=_WARMING)
 async def get_warming(call: Calling) -> dict[str, Any]:
-    """Return how far the warm-up is. Needs no engine."""
+    """Return the progress of the warm-up. Needs no engine."""
     call.check_ready()
     call.check_may_read_stats()
     return _warming(call)
 
 
 def _warming(call: Call) -> dict[str, Any]:
-    """Return the warm-up as the server knows it: the engine may be busy."""
+    """Return the progress of the warm-up from the server's own notes: the engine may be busy."""
     warmed, error = call.service.warming.state()
     warming = WarmingStats(warmed.rows, warmed.of, not warmed.finished, error)
     return reply(call.service.context(), warming=vars(warming))

@@ -1,11 +1,11 @@
-"""One client's connection: frames in, a call at a time, frames out.
+"""One client's connection: frames arrive, one call runs at a time, frames are sent.
 
-The socket never blocks. Each call has a task, except lookups: one that need not wait is answered
-where it was read, together with lookups of other connections that came at the same time
-(`Calls.merged_lookups`). Frames that come while a call is under way wait, within a bound, for the
-call's end; the end of the connection cancels the call. Rows are gathered into the segment, behind
-the request: `expect` makes room for them, before their turn of the engine. Where they do not fit
-after all, because a table was made anew meanwhile, they are copied once.
+The socket never blocks. Each call has a task, except lookups: a lookup that need not wait is
+answered where it was read, together with lookups of other connections that arrived at the same time
+(`Calls.merged_lookups`). Frames that arrive during a call wait, within a bound, for its end; the
+end of the connection cancels the call. Rows are written into the segment after the request:
+`expect` reserves their space before the engine's turn. If they do not fit after all, because a
+table was created again meanwhile, they are copied once.
 
 Event loop only, except `SharedIncoming.blank`.
 """
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
 TRANSPORT = "shared_memory"
 
 _READ_ONCE = {"Update"}
-"""Verbs whose rows the engine reads once: an update is made, checked and logged of their sums."""
+"""Verbs whose rows the engine reads once: an update checks, applies and logs only their sums."""
 _LOOKUP = VERBS["Lookup"]
 _AT_ONCE_BYTES = 512 << 10
-"""Size of the keys of a lookup that may be answered at once: they are copied first."""
+"""Most bytes of keys of a lookup that is answered directly: they are copied first."""
 _READ_BYTES = 64 << 10
 _LABEL_CHARACTERS_MAX = 200
 _MADE_AT_ONCE_BYTES = 1 << 20
-"""A segment as large takes a fifth of a millisecond; a larger one is made on a thread."""
+"""Making a segment of this size takes a fifth of a millisecond; a larger one is made on a
+thread."""
 
 
 class Connection:
-    """A client, for as long as its socket is open."""
+    """A client, as long as its socket is open."""
 
     def __init__(
         self, port: "SharedMemoryPort", own: socket.socket, peer: str, process: int
@@ -59,26 +60,26 @@ class Connection:
         self.port = port
         self.peer = peer
         self.process = process
-        """The client's process, as numbered by `Processes`."""
+        """The id of the client's process in `Processes`."""
         self.authorization = self.label = ""
         self._frame_bytes_max = port.frame_bytes_max("")
         self.traceparent = ""
         """The trace parent of the next call."""
         self.map_version = 0
-        """Likewise."""
+        """The version of the map for the next call."""
         self.segment: HostSegment | None = None
         self.device = DeviceSide(self)
         self.idle_since: float | None = None
-        """None: a call is under way."""
+        """Begin of the time without a call; None: a call is running."""
         self._socket = own
         self._received = bytearray()
-        self._more: asyncio.Future[bytes | memoryview] | None = None  # while nothing is under way
+        self._more: asyncio.Future[bytes | memoryview] | None = None  # set while no call runs
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._serve())
         port.listen_to(self, own)
 
     def close(self) -> None:
-        """End the connection, and the call that is under way."""
+        """End the connection, and its running call."""
         self._task.cancel()
         if self._socket.fileno() < 0:
             return
@@ -92,8 +93,8 @@ class Connection:
     # In
 
     def read(self) -> "tuple[SharedIncoming, Received] | None":
-        """Read from the socket; return a lookup that may be answered at once, and wake the task for
-        all other frames."""
+        """Read from the socket; return a lookup that may be answered directly.
+        All other frames wake the task."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -101,9 +102,9 @@ class Connection:
         except OSError:
             data = b""
         self._received += data
-        if self._more is None or self._more.done():  # a call is under way
+        if self._more is None or self._more.done():  # a call is running
             if not data or len(self._received) > self._frame_bytes_max:
-                self.close()  # it has gone; or does not wait for its answers
+                self.close()  # it has disconnected; or does not wait for its answers
             return None
         if not data:
             self.close()
@@ -114,7 +115,7 @@ class Connection:
         return found
 
     def _lookup(self) -> "tuple[SharedIncoming, Received] | None":
-        """Return the lookup that is all that has come."""
+        """Return the lookup, if it is all that has arrived."""
         received = self._received
         if len(received) < wire.HEAD_BYTES:
             return None
@@ -129,7 +130,7 @@ class Connection:
             version = b""
         if kind != Kind.CALL or len(received) != begin + size:
             return None
-        if self.device.announced is not None or self.traceparent:  # of frames before it
+        if self.device.announced is not None or self.traceparent:  # by earlier frames
             return None
         try:
             asked = wire.call_of(bytes(received[begin:]), small)
@@ -142,7 +143,7 @@ class Connection:
             return None
 
     def answer(self, pieces: "list[bytes | memoryview] | None") -> None:
-        """Send the answer of a lookup that `read` returned; None: let the task find one."""
+        """Send the answer of a lookup that `read` returned; None: let the task answer it."""
         assert self._more is not None
         if not pieces:
             self._more.set_result(b"")
@@ -160,7 +161,7 @@ class Connection:
             self._more.set_result(memoryview(b"".join(pieces))[count:])
 
     async def _serve(self) -> None:
-        """Answer frames, one after the other, until the client has gone."""
+        """Answer frames, one after another, until the client disconnects."""
         try:
             await self.send([wire.greeting(self.port.service.process)])
             while True:
@@ -238,7 +239,7 @@ class Connection:
             await self.refuse(exc)
 
     async def grow(self, size: int, caller: Caller) -> None:
-        """Have a segment of at least `size` bytes in place of the one before, and pass it."""
+        """Make a segment of at least `size` bytes in place of the previous one, and pass it."""
         size = segment_bytes(size)
         self._give_up_segment()
         reservation = self.port.service.lend(caller, size)
@@ -303,7 +304,7 @@ class Connection:
         await self.send([_refusal(error, is_final=is_final)])
 
     async def send(self, pieces: "list[bytes | memoryview]", descriptor: int | None = None) -> None:
-        """Send a frame, and wait until the socket's buffer has taken its rest."""
+        """Send a frame, and wait until the socket's buffer has taken all of it."""
         passed = []
         if descriptor is not None:
             passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
@@ -313,13 +314,13 @@ class Connection:
                 break
             except BlockingIOError:
                 await self._writable()
-            except OSError as exc:  # it has gone
+            except OSError as exc:  # it has disconnected
                 raise asyncio.CancelledError from exc
         if count < sum(map(len, pieces)):
             await self._send_all(memoryview(b"".join(pieces))[count:])
 
     async def _send_all(self, rest: bytes | memoryview) -> None:
-        """Send bytes as the client takes them."""
+        """Send bytes as the client receives them."""
         while len(rest):
             await self._writable()
             try:
@@ -348,7 +349,7 @@ class Connection:
 
 
 class SharedIncoming:
-    """One call, as its connection knows it."""
+    """One call, as its connection represents it."""
 
     transport = TRANSPORT
     certificate_names: Sequence[str] = ()
@@ -358,8 +359,8 @@ class SharedIncoming:
         self.authorization = connection.authorization
         self._connection = connection
         self._caller: Caller | None = None
-        self._segment = connection.segment  # of this call: a later one's is not written to
-        self._end = 0  # of the used part of the segment
+        self._segment = connection.segment  # this call's segment; it never writes to a later one
+        self._end = 0  # end of the used part of the segment
         self.device: DeviceCall | None = connection.device.call()
         self._traceparent, connection.traceparent = connection.traceparent, ""
         self._map_version, connection.map_version = connection.map_version, 0
@@ -381,7 +382,7 @@ class SharedIncoming:
         return self._caller
 
     def request(self, verb: Verb) -> Received:
-        """Return the request, and have the reply behind it."""
+        """Return the request; the reply will be written after it."""
         asked, segment = self.asked, self._segment
         copies = self._connection.port.traffic.copies
         if asked.offset is None:
@@ -406,7 +407,7 @@ class SharedIncoming:
         )
 
     async def expect(self, count: int, reservation: Reservation | None) -> None:
-        """Make room for `count` bytes in the segment, which counts as in flight already."""
+        """Reserve `count` bytes in the segment, which already counts as in flight."""
         if self.device is not None:
             await self.device.expect(count)
             return
@@ -438,11 +439,12 @@ class SharedIncoming:
         return memory[begin : begin + size]
 
     def answer_at_once(self, reply: Framed | None) -> None:
-        """Send the one message of the answer; None: it has to wait for something."""
+        """Send the one message of the answer; None: the call has to wait."""
         self._connection.answer(reply and self._placed(reply, is_last=True))
 
     def _placed(self, reply: Framed, *, is_last: bool) -> "list[bytes | memoryview] | None":
-        """Return the pieces of an answer whose payload is in its place, or small; else None."""
+        """Return an answer's pieces if its payload is in the segment already, or small; else
+        None."""
         if reply.lent is not None and self._is_in_segment(reply.lent):
             begin = self._end - len(reply.lent)
             return wire.answer(is_last, reply.header, reply.lent, begin)
@@ -476,7 +478,7 @@ class SharedIncoming:
         return segment is not None and lent.obj is segment.memory.obj
 
     async def refuse(self, error: Exception, *, is_final: bool = False) -> None:
-        """End the call by an error."""
+        """End the call with an error."""
         await self._connection.refuse(error, is_final=is_final)
 
 

@@ -1,20 +1,20 @@
-"""The GPU's memory that one client shares with the server; host_segment.py has the host's.
+"""The GPU's memory that one client shares with the server; for the host's see host_segment.py.
 
-A client of the same host that has its arrays in a GPU's memory asks for a *device segment*: an
-allocation of the engine's device, of which it is passed handles (embstore_proto.device_segment
-defines the protocol, embstore.device.shared the client's rights and their consequences). It asks
-for another one when a call needs more. Its bytes are lent within the same bounds as those of a
-segment of the host (`Inflight.lend`).
+A client on the same host that has its arrays in a GPU's memory requests a *device segment*: an
+allocation on the engine's device, to which it receives handles (embstore_proto.device_segment
+defines the protocol, embstore.device.shared the client's rights and their consequences). It
+requests another segment when a call needs more. The bytes are lent within the same bounds as the
+bytes of a host segment (`Inflight.lend`).
 
-**Freeing.** The end of the connection or of its call does not free it: arrays of results may
-outlive both, and memory that another process has open must not be freed. It is freed when the
-keepalive descriptor (tether) has ended, because the client has closed it or its process has ended,
-and no call of ours refers to it any more. Until then its bytes stay lent. Freeing waits for the
-device, so it is done on a thread.
+**Freeing.** The end of the connection or of its call does not free the segment: arrays of results
+may outlive both, and memory that another process has open must not be freed. It is freed when no
+call here refers to it any more, and its keepalive descriptor (tether) has ended, because the client
+has closed it or the client's process has ended. Until then its bytes stay lent. Freeing waits for
+the device, so it is done on a thread.
 
-**A call** begins when the client's copies are there. Waiting for them takes no turn of the engine
-and no work of the device: the event is polled, with a growing pause, until the call's deadline.
-Computation of a trainer before its gradients delays only its own call.
+**A call** begins when the client's copies into the segment are complete. Waiting for them takes no
+turn of the engine and no work of the device: the event is polled, with a growing pause, until the
+call's deadline. If a trainer still computes its gradients, it delays only its own call.
 
 Event loop only, except `DeviceCall.blank`.
 """
@@ -47,15 +47,16 @@ VERBS = (
     *("Lookup", "LookupPooled", "Update", "UpdatePooled"),
     *("LookupStep", "LookupStepPooled", "UpdateStep"),
 )
-"""Verbs whose keys, gradients and rows may be in a device segment."""
+"""Verbs whose keys, gradients and rows can be in a device segment."""
 
 _ROWS = np.dtype("<f4")
 _PAUSE_FIRST_S, _PAUSE_MAX_S, _PAUSE_SHARE = 2e-5, 1e-3, 8
-"""Seconds between two polls of an event, and the pause's divisor of the time waited already."""
+"""First and longest pause in seconds between two polls of an event; between them a pause is 1/n of
+the time waited so far."""
 
 
 class DeviceSegment:
-    """Memory that a client has opened, or may. Lent until its tether has ended."""
+    """Memory that a client has opened, or may open. It is lent until its tether has ended."""
 
     def __init__(self, memory: "SharedMemory", reservation: Reservation, traffic: Traffic) -> None:
         self.memory = memory
@@ -71,12 +72,12 @@ class DeviceSegment:
 
     @property
     def handles(self) -> wire.Handles:
-        """The handles by which the client opens it."""
+        """The handles by which the client opens the segment."""
         exported = self.memory.exported
         return wire.Handles(self.size, exported.memory, exported.event_handle, exported.gpu)
 
     def close(self) -> None:
-        """Release it: free it once the client has closed it."""
+        """Release the segment: it is freed once the client has closed it."""
         asyncio.get_running_loop().add_reader(self._own, self._tether_ended)
 
     def _tether_ended(self) -> None:
@@ -99,7 +100,7 @@ class DeviceSide:
     def __init__(self, connection: "Connection") -> None:
         self.segment: DeviceSegment | None = None
         self.announced: int | None = None
-        """Bytes that the next call has in the segment; None: it does not use the segment."""
+        """Bytes of the segment that the next call uses; None: it does not use the segment."""
         self._connection = connection
 
     def close(self) -> None:
@@ -109,12 +110,12 @@ class DeviceSide:
             self.segment = None
 
     def call(self) -> "DeviceCall | None":
-        """Return the part that the device has in a call, which is the next one."""
+        """Return the device's part of the call that comes next."""
         announced, self.announced = self.announced, None
         return None if announced is None else DeviceCall(self, announced)
 
     async def grow_for(self, size: int) -> None:
-        """Answer a client that needs a segment, and has closed the one before."""
+        """Answer a client that needs a segment, and has closed the previous one."""
         connection = self._connection
         try:
             most = connection.port.segment_bytes_max
@@ -133,9 +134,9 @@ class DeviceSide:
             await connection.refuse(exc)
 
     async def grow(self, size: int, caller: Caller) -> DeviceSegment:
-        """Have a segment of at least `size` bytes in place of the one before, and pass it.
+        """Make a segment of at least `size` bytes in place of the previous one, and pass it.
 
-        Where it raises an EmbstoreError the one before stays.
+        If it raises an EmbstoreError, the previous segment stays.
         """
         from embstore.device.runtime import EXPORTED_MULTIPLE_BYTES  # a server on a CPU has no need
 
@@ -158,21 +159,22 @@ class DeviceSide:
 
 
 class DeviceCall:
-    """The part that the device has in one call: its arrays, and its rows behind them."""
+    """The device's part of one call: the call's arrays, and then its rows."""
 
     def __init__(self, side: DeviceSide, announced: int) -> None:
         self.announced = announced
         self._side = side
         self._caller: Caller | None = None
         self._size, self._end = 0, announced
-        """Bytes of the segment that the rows are for, and how many are in use."""
-        # A reference of its own: the segment may be released while the engine works on the call.
+        """Bytes of the segment in which the rows are written, and the number of used bytes."""
+        # This is a reference of its own: the segment may be released while the engine executes the
+        # call.
         self._memory = self._rows_memory = None if side.segment is None else side.segment.memory
         if side.segment is not None:
             self._size = side.segment.size
 
     async def begin(self, verb: str, caller: Caller) -> None:
-        """Wait until the client's copies are there, in a call of its deadline."""
+        """Wait until the client's copies are complete, at most until the call's deadline."""
         self._caller, memory = caller, self._memory
         if verb not in VERBS:
             raise InvalidArgumentError(
@@ -203,7 +205,7 @@ class DeviceCall:
         return self._memory.array(place.offset, place.shape, place.dtype)
 
     async def expect(self, count: int) -> None:
-        """Make room for `count` bytes of rows, behind the arrays or in another segment."""
+        """Reserve space for `count` bytes of rows, after the arrays or in another segment."""
         assert self._caller is not None
         if aligned(self._end) + count > self._size:
             made = await self._side.grow(count, self._caller)
@@ -212,8 +214,10 @@ class DeviceCall:
     def blank(
         self, shapes: Sequence[tuple[int, ...]], others: Sequence[Any], dtype: str
     ) -> "DeviceBlank":
-        """Return a message whose rows are in the segment, and which has no `others`. On the engine
-        thread."""
+        """Return a message whose rows are in the segment, and which has no `others`.
+
+        Runs on the engine thread.
+        """
         if others:
             raise InvalidArgumentError(
                 "expected early=false with rows in a GPU's memory, found early rows, which a "
@@ -234,7 +238,7 @@ class DeviceCall:
 
 
 class DeviceBlank(Blank):
-    """A message made before its rows are known, which are filled where the client reads them."""
+    """A message made before its rows are known; they are written where the client reads them."""
 
     def __init__(self, memory: "SharedMemory", places: Sequence[Place]) -> None:
         self._row_places = places
@@ -242,12 +246,12 @@ class DeviceBlank(Blank):
         self._stored = []  # nothing is rounded
 
     def add(self, array: Any) -> pb.Array:
-        """Return the place of an array of the message, for the header."""
+        """Return the place of one of the message's arrays, for the header."""
         number = next(n for n, own in enumerate(self.arrays) if own is array)
         return self._row_places[number].stored()
 
     def framed(self, header: bytes) -> Framed:
-        """Return the message with its serialised header; its payload is where it was filled."""
+        """Return the message with its serialised header; its payload stays where it was written."""
         size = len(header) + sum(place.byte_count for place in self._row_places)
         return Framed([b""], size, header)
 

@@ -1,9 +1,9 @@
 """Memory that one client shares with the server: made here, passed as a descriptor.
 
-It is a file in memory without a name (memfd), so it needs no room in /dev/shm, and is gone with its
-last user. Its size is sealed. Its bytes count as in flight as long as the server keeps it
-(`Inflight.lend`); the part of a released segment that a client still maps counts as the client's
-own memory.
+It is a file in memory without a name (memfd). Therefore it needs no space in /dev/shm, and is freed
+with its last user. Its size is sealed. Its bytes count as in flight as long as the server keeps it
+(`Inflight.lend`). If a client still maps a part of a released segment, that part counts as the
+client's own memory.
 """
 
 import errno
@@ -19,8 +19,11 @@ _NO_ROOM = {errno.ENOSPC, errno.ENOMEM}
 
 
 def segment_bytes(wanted: int) -> int:
-    """Return the size of a segment for `wanted` bytes: a power of two, up to 64 MiB, so that one
-    that grows is made few times; above that, a multiple of 16 MiB, so that little is wasted."""
+    """Return the size of a segment for `wanted` bytes.
+
+    Up to 64 MiB it is a power of two, so that a growing segment is made few times; above that it is
+    a multiple of 16 MiB, so that little is wasted.
+    """
     if wanted <= 64 << 20:
         return max(1 << (wanted - 1).bit_length(), _LEAST_BYTES)
     step = 16 << 20
@@ -28,10 +31,11 @@ def segment_bytes(wanted: int) -> int:
 
 
 class HostSegment:
-    """Shared memory of a size, given back with `close`."""
+    """Shared memory of a fixed size; `close` releases it."""
 
     def __init__(self, size: int, reservation: Reservation) -> None:
-        """Make it; takes a fifth of a millisecond a MiB. Any thread. Raises CapacityError."""
+        """Make it; this takes a fifth of a millisecond per MiB. Any thread. Raises
+        CapacityError."""
         self.size = size
         self._reservation = reservation
         try:
@@ -39,7 +43,8 @@ class HostSegment:
         except OSError as exc:
             raise CapacityError(f"no descriptor to share memory with a client: {exc}") from exc
         try:
-            os.posix_fallocate(self.descriptor, 0, size)  # its pages, else the first touch may fail
+            # allocates its pages; else the first access may fail
+            os.posix_fallocate(self.descriptor, 0, size)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             shared = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -51,10 +56,10 @@ class HostSegment:
             raise CapacityError(f"no memory to share {size} bytes with a client: {exc}") from exc
 
     def passed(self) -> None:
-        """Close the descriptor, which the client has now; each side's map stays."""
+        """Close the descriptor, which the client has received; the maps of both sides stay."""
         os.close(self.descriptor)
 
     def close(self) -> None:
-        """Give it up; its memory goes when the last call that looks at it has ended."""
+        """Release it; its memory is freed when the last call that reads it has ended."""
         self.memory = memoryview(b"")
         self._reservation.release()

@@ -1,14 +1,14 @@
-"""The Unix socket at which clients of this host ask for shared memory.
+"""The Unix socket at which clients on this host request shared memory.
 
 It belongs to the server's user alone (mode 0600), and the kernel reports each client's user: other
 users are refused, even if the mode of the file has been changed. A token is required as over gRPC.
 
 **Reading.** The port waits for all connections by an epoll of its own, of which the event loop sees
-one descriptor. In this way it finds the lookups that came together, and has them answered as one.
+one descriptor. In this way it finds lookups that arrive together, and answers them as one.
 
-A socket that a killed server left is replaced. A socket that is served, and a file that is no
-socket, are left alone, and the server does not start. A path longer than the kernel takes is
-reached by its directory's descriptor.
+A socket that a killed server has left is replaced. If another server serves the socket, or the file
+is no socket, it is left alone, and this server does not start. A path that is too long for the
+kernel is reached through its directory's descriptor.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from embstore_server.transports.shared_memory.connection import TRANSPORT, Conne
 from embstore_server.transports.shared_memory.processes import Processes
 
 _IDLE_S = 120.0
-"""A connection without a call is ended then, and its segment is free."""
+"""Seconds after which a connection without a call is closed, and its segment released."""
 _LOOK_S = 10.0
 _AGAIN_S = 0.5
 _FRAME_BYTES_MAX = HEADER_BYTES_MAX + INLINE_BYTES + 1024
 _UNKNOWN_BYTES_MAX = 128 << 10
-"""Size of a frame, until its sender has shown a valid token."""
+"""Most bytes of a frame, until its sender has shown a valid token."""
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 128
 
 
 class SharedMemoryPort:
-    """The transport of a service, listening at `path`; "" where it is off."""
+    """The transport of a service, listening at `path`; empty if the transport is off."""
 
     def __init__(self, service: Service) -> None:
-        """Listen. Raises InvalidArgumentError: the path is in use, or no socket can be there."""
+        """Listen. Raises InvalidArgumentError if the path is in use, or cannot have a socket."""
         self.service = service
         self.calls = Calls(service)
         self.traffic = service.traffic[TRANSPORT]
@@ -92,7 +92,8 @@ class SharedMemoryPort:
         return 2 * self.service.engine.tables.limits.call_bytes_max + (1 << 20)
 
     def frame_bytes_max(self, authorization: str) -> int:
-        """Return how large a frame may be of a client that shows this; "": nothing yet."""
+        """Return the largest frame of a client with this authorization; empty: it has sent none
+        yet."""
         try:
             self.service.callers.principal(authorization, ())
         except UnauthenticatedError:
@@ -103,9 +104,9 @@ class SharedMemoryPort:
         assert self._socket is not None
         try:
             own, _ = self._socket.accept()
-        except (BlockingIOError, ConnectionError):  # it has gone
+        except (BlockingIOError, ConnectionError):  # the client has disconnected
             return
-        except OSError:  # no descriptor is left: it waits
+        except OSError:  # no descriptor is left: the client waits
             self._loop.remove_reader(self._socket)
             self._loop.call_later(_AGAIN_S, self._accept_again)
             return
@@ -139,12 +140,12 @@ class SharedMemoryPort:
                 call.answer_at_once(reply)
 
     def listen_to(self, connection: Connection, own: socket.socket) -> None:
-        """Have a connection read when its socket has something."""
+        """Read from a connection whenever its socket has data."""
         self._by_descriptor[own.fileno()] = connection
         self._epoll.register(own, select.EPOLLIN)
 
     def forget(self, own: socket.socket) -> None:
-        """Read no more from a socket that is about to be closed."""
+        """Stop reading from a socket that is about to be closed."""
         del self._by_descriptor[own.fileno()]
         self._epoll.unregister(own)
 
@@ -166,7 +167,7 @@ class SharedMemoryPort:
                     connection.close()
 
     def close(self) -> None:
-        """End every connection, and listen no more."""
+        """End every connection, and stop listening."""
         for connection in tuple(self._connections):
             connection.close()
         self.processes.close()
@@ -181,12 +182,12 @@ class SharedMemoryPort:
         self._socket = None
         with suppress(OSError):
             found = os.stat(self.path)
-            if (found.st_dev, found.st_ino) == self._identity:  # not another one's by now
+            if (found.st_dev, found.st_ino) == self._identity:  # else it is another server's
                 os.unlink(self.path)
 
 
 def _remove_left(path: Path) -> None:
-    """Remove a socket that a killed server left; raises InvalidArgumentError of anything else."""
+    """Remove a socket that a killed server left; raises InvalidArgumentError for any other file."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -1,19 +1,21 @@
-"""The processes of this host that clients run in, and the moment at which each ends.
+"""The processes of this host in which clients run, and the moment at which each ends.
 
-A trainer that is killed can close no session. Its lease would keep its tables for seconds more, and
-a trainer that is started in its place would wait. The kernel reports the process that has connected
-to the socket (SO_PEERCRED), and a pidfd of it becomes readable as it ends. The end of a connection
-is a weaker sign: a live process closes connections and opens others, and a forked child keeps the
-connections of a parent that was killed.
+A trainer that is killed cannot close its session. Its lease would keep its tables for seconds more,
+and a trainer that is started in its place would wait. The kernel reports the process that has
+connected to the socket (SO_PEERCRED), and a pidfd of that process becomes readable when it ends.
+The end of a connection is a weaker sign: a live process closes connections and opens others, and a
+forked child keeps the connections of a parent that was killed.
 
-**When a member of a session ends.** A member may be joined by one process, used by another, and
-used over the network as well. Each of its ranks counts calls by process (`Rank.calls`). When a
-process ends, a member ends with it if no other process that has used it lives, and if it has made
-several calls: `embstore call` makes one and ends, and a script of such commands keeps its member.
+**When a member of a session ends.** One process can join as a member, another can use the
+membership, and it can be used over the network as well. Each of the session's ranks counts calls by
+process (`Rank.calls`). When a process ends, a member ends with it if no other live process has used
+it, and if the process has made several calls: `embstore call` makes one call and ends, and a script
+of such commands keeps its member.
 
-**Callers left to the lease.** A process whose end cannot be known counts as process 0, which never
-ends: a caller over gRPC or REST, one of another PID namespace (a container), and one for which the
-server has no descriptor left, or no pidfd by its sandbox. Clients do not send their process id.
+**Callers left to the lease.** A process whose end cannot be observed counts as process 0, which
+never ends. This is a caller over gRPC or REST, a caller in another PID namespace (a container), or
+a caller whose pidfd the server cannot open, because no descriptor is left or its sandbox forbids
+it. Clients do not send their process id.
 
 Event loop only.
 """
@@ -26,12 +28,13 @@ UNKNOWN = 0
 
 
 class Processes:
-    """Watches processes; calls `ended` with the id of each that ends."""
+    """Watches processes; calls `ended` with the id of each process that ends."""
 
     def __init__(self, ended: Callable[[int], None]) -> None:
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._descriptors: dict[int, int] = {}  # by process id; no other gets that meanwhile
+        # by process id, which is not reused while the descriptor is open
+        self._descriptors: dict[int, int] = {}
 
     def watched(self, process: int) -> int:
         """Watch a process from now on, and return its id; UNKNOWN if that is impossible."""
@@ -58,6 +61,6 @@ class Processes:
         os.close(descriptor)
 
     def close(self) -> None:
-        """Watch none of them any more."""
+        """Stop watching all processes."""
         for process in tuple(self._descriptors):
             self._forget(process)
