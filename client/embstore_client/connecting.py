@@ -57,9 +57,8 @@ def connect(
     address : "host:port" of the server's gRPC port, or "unix:PATH", its socket on this host. The
         address of any shard stands for the whole cluster: the client connects to the other shards
         at the addresses of the cluster's map, with the same arguments
-    timeout_s : deadline of every call in seconds, including its retries. A server that is starting,
-        for example one that compiles its kernels, is waited for until it has reported the same
-        progress for this many seconds
+    timeout_s : deadline of every call in seconds, including its retries. A server that is starting
+        (compiling its kernels, say) is waited for until it has made no progress for so long
     connect_timeout_s : how many seconds to wait for a server to listen at the address
     wait : False: a missing server is an error at once; a server that is starting is waited for
     label : shown in the server's log of slow calls
@@ -72,21 +71,20 @@ def connect(
     wire_dtype : the type in which looked-up rows and gradients are sent, for links that are slower
         than the machine: "float32", exact; "float16" or "bfloat16", rounded to nearest, ties to
         even, at half the bytes. Sums by key are made in float32, and then rounded. If a finite
-        gradient is too large for the type, the call is refused and not sent; a row that is too
-        large becomes infinity. With a narrow type keys are sent in ascending order, so if several
-        keys are bad, the error may name another one than with "float32"
+        gradient is too large for the type, the call is refused and not sent; such a row becomes
+        infinity. Keys are then sent in ascending order, so the error may name another bad key
 
     Raises
     ------
     DeadlineError : no server answered.
     UnauthenticatedError : the server requires authentication, and does not know this caller.
-    StoreClosedError : no server listens there, with wait=False; or the server is not on this host,
-        with transport="shared_memory".
+    StoreClosedError : with wait=False, no server listens; with transport="shared_memory", the
+        server is not on this host.
     InvalidArgumentError : a bad argument; the address is not a gRPC port; only one of client and
         server uses TLS; the server is too old for `wire_dtype`; a server is not the shard that the
         map names, or has another map.
 
-    The message of an error from another shard than the one at `address` names that shard.
+    Errors of other shards than the one at `address` name the shard.
     """
     options = dict(locals())
     del options["address"]

@@ -142,8 +142,7 @@ class Replica:
     # Pulling
 
     def pull(self, keys: Mapping[str, ArrayLike] | None = None) -> int:
-        """Read rows of some tables from the store, with t and learning rate; return the number of
-        rows.
+        """Read rows from the store, and each table's t and learning rate; return how many rows.
 
         Parameters
         ----------
@@ -162,8 +161,7 @@ class Replica:
         return self._pull({n: np.flatnonzero(t.is_stale) for n, t in self._tables.items()})
 
     def mark_stale(self, keys: Mapping[str, Keys]) -> None:
-        """Mark rows of `keys` as stale, because the store's rows may change. Other keys than hot
-        ones are ignored.
+        """Mark the hot rows of `keys` as stale, because the store's rows may change.
 
         Another thread can call this while no other method runs.
         """
@@ -230,10 +228,8 @@ class Replica:
         Parameters
         ----------
         gradients : by table, keys (n,) in any order, repeated or not, and gradients (n, dim)
-        learning_rate : one rate for all tables, or a rate by table; None: the tables' rates at the
-            last pull
-        all_gather : the hook of several ranks, all of which call this; their sums are added in rank
-            order
+        learning_rate : for all tables, or by table; None: the tables' rates at the last pull
+        all_gather : the hook of several ranks, all of which call this; sums are added in rank order
         receipt : a new receipt, which shows whether an interrupted update was applied
 
         Returns
@@ -302,8 +298,7 @@ class Replica:
         of: Of,
         rows: Any,
     ) -> tuple[Keys, Any]:
-        """Return a step's gradients of a table as keys and gradients, in a form that `update`
-        accepts.
+        """Return a step's gradients of a table as keys and gradients for `update`.
 
         Parameters
         ----------
@@ -324,8 +319,7 @@ class Replica:
         return rows
 
     def to_host(self, rows: Any) -> Any:
-        """Return rows of the trainer as an array on the host; another object is returned
-        unchanged."""
+        """Return rows of the trainer as an array on the host, and any other object unchanged."""
         return rows
 
     # Pushing
