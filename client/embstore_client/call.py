@@ -36,8 +36,7 @@ class Call:
     message: Message | None = None
     """The message that carries the arrays; None: a message in the host's memory."""
     reply_bytes: int | None = None
-    """Approximate size of the returned rows, in bytes as float32; None: computed from the
-    command."""
+    """Approximate bytes of the returned rows, as float32; None: computed from the command."""
 
 
 Below = Callable[[Call], Any]

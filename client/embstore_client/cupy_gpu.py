@@ -118,8 +118,7 @@ class CupySegment:
         self._check_capture(self._stream.ptr)  # a library may have included it in a capture
 
     def follow_current(self) -> None:
-        """See `OpenSegment`. Follows the thread's current stream on its own GPU, and on the
-        segment's GPU."""
+        """See `OpenSegment`. Follows the current streams of the thread's GPU and the segment's."""
         for device in {cuda.getDevice(), self.ordinal}:
             self._follow_current(device)
 
@@ -131,8 +130,7 @@ class CupySegment:
         self._after(stream, self._stream.ptr, device)
 
     def _ask_library(self, array: Any, device: int) -> None:
-        """Have our stream follow the stream that a library uses now; only DLPack can request
-        that."""
+        """Have our stream follow the stream that a library uses now; only DLPack can do so."""
         try:
             if device == self.ordinal:
                 array.__dlpack__(stream=self._stream.ptr)
@@ -147,8 +145,7 @@ class CupySegment:
         self._after(theirs.ptr, self._stream.ptr, device)
 
     def _after(self, first: int, then: int, device: int) -> None:
-        """Have later work of the stream `then` wait for the present work of `first`, a stream of
-        `device`."""
+        """Have later work of stream `then` wait for the present work of `first`, on `device`."""
         with cupy.cuda.Device(device):
             event = cupy.cuda.Event(disable_timing=True)
             cuda.eventRecord(event.ptr, first)
@@ -162,8 +159,7 @@ class CupySegment:
             )
 
     def _device_of(self, array: Any) -> int:
-        """Return the GPU that an array is on; refuse it if the segment's GPU cannot copy from
-        there."""
+        """Return the GPU of an array; refuse it if the segment's GPU cannot copy from there."""
         interface = array.__cuda_array_interface__
         if 0 in interface["shape"]:
             return self.ordinal

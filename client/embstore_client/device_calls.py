@@ -39,8 +39,7 @@ Shapes = Mapping[str, tuple[int, int]]
 
 
 class OnDevice:
-    """The layer: it sends calls with arrays in a GPU's memory by `sent`, and passes on all
-    others."""
+    """The layer: it sends calls with arrays in a GPU's memory, and passes on all other calls."""
 
     def __init__(self, config_of: ConfigOf, wire_dtype: str, sent: Below) -> None:
         self._config_of, self._wire_dtype, self._sent = config_of, wire_dtype, sent
@@ -106,8 +105,7 @@ def check_exact(wire_dtype: str) -> None:
 
 
 def _has_some(call: Call) -> bool:
-    """Return whether an array of a call is in a device's memory; refuse it if the command takes
-    none."""
+    """Return whether an array of a call is on a device; refuse it if the command takes none."""
     command = call.command
     is_taken = type(command) in _ON_DEVICE
     arrays = list(call.out or ()) if is_taken else []
@@ -122,8 +120,7 @@ def _has_some(call: Call) -> bool:
 
 @contextmanager
 def _named(command: Any) -> Iterator[None]:
-    """Have an error about a call's arrays name the call's first table or, for a step's rows, the
-    step."""
+    """Have an error about arrays name the call's first table or, for a step's rows, the step."""
     try:
         yield
     except InvalidArgumentError as exc:

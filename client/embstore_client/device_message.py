@@ -107,8 +107,7 @@ class DeviceMessage(Message):
 
 
 class StepMessage(DeviceMessage):
-    """A lookup of a step whose rows are returned in a GPU's memory; its own arrays are on the
-    host."""
+    """A lookup of a step whose rows are returned on a GPU; its own arrays are on the host."""
 
     def _follow(self, segment: OpenSegment) -> None:
         super()._follow(segment)
@@ -129,8 +128,7 @@ class _Rows:
         self._outs = iter(outs)
 
     def array(self, place: Place, what: str) -> Any:
-        """Return an array of the answer: the caller's output, filled, or an array of the
-        segment."""
+        """Return an array of the answer: the caller's output, filled, or one in the segment."""
         if place.end > self._segment.byte_count:
             raise InvalidArgumentError(
                 f"{what}: expected rows in the GPU's memory, found them outside"

@@ -62,8 +62,7 @@ class OpenSegment(Protocol):
         """Record the server's event after all copies so far."""
 
     def read(self, place: Place, out: Any) -> None:
-        """Copy an array of the segment into a caller's array, before later work of that array's
-        stream."""
+        """Copy an array of the segment into a caller's array, before that array's later work."""
 
     def lent(self, place: Place, owner: object) -> Any:
         """Return an array in the segment itself, which keeps `owner` alive."""

@@ -124,8 +124,7 @@ class Calls:
 
 
 class TracedCalls(Calls):
-    """Calls that belong to the trace span in which they are made, although another thread runs
-    them."""
+    """Calls that belong to the trace span in which they are made, not to the pool's threads."""
 
     def begin(self, verb: Callable[[], R], *, in_order: bool) -> Call[R]:
         """Do as `Calls.begin`."""

@@ -75,8 +75,7 @@ class GrpcWire:
         self._is_closed = False
 
     def connected(self, info: ServerInfo) -> None:
-        """Note the largest unary message that the server accepts, less room for a reply's
-        header."""
+        """Note the largest unary message of the server, less room for a reply's header."""
         self._was_connected = True
         limit = info.server.unary_bytes_max if info.server else UNARY_BYTES
         self._unary_bytes_max = max(limit // 2, limit - frame.HEADER_BYTES_MAX)

@@ -33,8 +33,7 @@ class Place:
     rank_timeout_s: float = 0.0
     """0 for a member that another client has joined, until the server returns the value."""
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
-    """The number of keys of each table, in announced order, of each announced and unfinished
-    step."""
+    """The number of keys by table, in announced order, of each announced, unfinished step."""
 
     def finished(self, step: int) -> None:
         """Forget a step, and all steps before it: steps are finished in their order."""

@@ -228,8 +228,7 @@ class Moving:
         """The number of rows copied so far."""
 
     def copy(self) -> int:
-        """Copy the rows written since the last round, in the first round all rows; return their
-        number."""
+        """Copy the rows written since the last round, at first all rows; return their number."""
         self._rounds += 1
         before = self.rows
         for source in self._sources:

@@ -55,8 +55,7 @@ class Narrow(Unique):
         return answer
 
     def keys(self, part: TableKeys) -> tuple[TableKeys, Inverse]:
-        """Return the keys of a table as they are sent, and the index of each original key in
-        them."""
+        """Return the keys to send, and the index of each original key among them."""
         ascending, inverse = _ascending(part.keys)
         is_shorter, counts = len(ascending) < len(part.keys), None
         if is_shorter or part.counts is not None:

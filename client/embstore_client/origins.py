@@ -121,8 +121,7 @@ class Origins:
                 self._read_epoch = epoch
 
     def begin(self, deadline: float) -> Origin:
-        """Return the origin of a new call, as soon as the server has room to remember its
-        answer."""
+        """Return the origin of a new call, as soon as the server has room to remember it."""
         with self._room:
             if not self._room.wait_for(self._has_room, deadline - monotonic()):
                 raise DeadlineError(

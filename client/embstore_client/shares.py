@@ -35,16 +35,14 @@ sent, and a key that is repeated further on costs its bytes twice. Making 262,14
 a tenth of the time of their lookup."""
 
 Inverse = NDArray[np.int32] | None
-"""For each key of the call, its index among the keys that are sent; None: the same keys are
-sent."""
+"""For each key of a call, its index among the sent keys; None: all keys are sent."""
 
 
 class Unique:
     """The layer: each key is sent once, with one sum of gradients."""
 
     def __init__(self, wire: Wire | None) -> None:
-        """`wire` is the connection: while it shares memory, keys are not made unique; None: they
-        always are."""
+        """While `wire` shares memory, keys are not made unique; None: they always are."""
         self._wire = wire
 
     def __call__(self, call: Call, below: Below) -> Any:
@@ -74,8 +72,7 @@ class Unique:
         return part
 
     def keys(self, part: TableKeys) -> tuple[TableKeys, Inverse]:
-        """Return the keys of a table as they are sent, and the index of each original key in
-        them."""
+        """Return the keys to send, and the index of each original key among them."""
         keys, inverse = once_each(part.keys)
         if inverse is None:
             return part, None

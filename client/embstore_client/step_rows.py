@@ -125,8 +125,7 @@ class StepRows:
         timeout_s: float,
         writes: Callable[[], int],
     ) -> None:
-        """`writes` returns how many commands outside of any step of the member may have written
-        rows."""
+        """`writes` returns how many commands of the member, outside of steps, may have written."""
         self.step = step
         self._assembly = assembly
         self._fetch = fetch

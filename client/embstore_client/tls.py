@@ -38,8 +38,7 @@ class TlsFiles(NamedTuple):
         return grpc.ssl_channel_credentials(Path(self.ca).read_bytes(), *pair)
 
     def context(self) -> "ssl.SSLContext":
-        """Return the files as a context for sockets. Raises ssl.SSLError if they are not PEM
-        files."""
+        """Return the files as a context for sockets. Raises ssl.SSLError if they are invalid."""
         import ssl
 
         context = ssl.create_default_context(cafile=self.ca)

@@ -44,8 +44,7 @@ def traceparent() -> str:
 
 
 def in_context(verb: Callable[[], T]) -> Callable[[], T]:
-    """Return a function for another thread, in which the current span of this thread is current,
-    too."""
+    """Return a function for another thread, which keeps the current span of this thread."""
     return partial(copy_context().run, verb)
 
 

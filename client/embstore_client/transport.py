@@ -134,8 +134,7 @@ class Transport:
         self.info, self.limits = info, info.limits
 
     def begin_epoch(self, verb: Verb, request: Outgoing, **how: Any) -> Answer:
-        """Do as `send` with a command that begins another epoch, without an error about that
-        epoch."""
+        """Do as `send` with a command that begins another epoch, but accept that epoch."""
         origins = self._origins
         with origins.beginning_epoch():
             answer = self.send(verb, request, **how)

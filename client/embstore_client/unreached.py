@@ -125,8 +125,7 @@ def _found_with_tls(address: str, tls: TlsFiles, plain: socket.socket) -> str | 
 
 
 def _found_without_tls(address: str) -> EmbstoreError | None:
-    """Return the error for a server without TLS, if TLS was requested; None: the server sent
-    nothing."""
+    """Return the error for a server without the requested TLS; None: it sent nothing."""
     with _connected(address) as plain:
         answer = _answer(plain)
     if _is_grpc(answer):

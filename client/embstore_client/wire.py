@@ -19,8 +19,7 @@ from embstore_proto.verbs import Verb
 
 
 class WireError(Exception):
-    """An attempt without an answer: its status code, and the error that the server named, if
-    any."""
+    """An attempt without an answer: its status code, and the server's error, if there is one."""
 
     def __init__(
         self,
@@ -41,8 +40,7 @@ class Wire(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether arrays are passed in shared memory, so that making keys unique first does not
-        pay."""
+        """Whether memory is shared with the server, so that making keys unique does not pay."""
 
     def send(
         self,

@@ -181,8 +181,7 @@ class SessionExchange(Exchange):
             return self._session.call(looked_up)
 
     def _pooled(self, entry: Entry, forms: Forms) -> dict[str, Rows]:
-        """Return rows that the store pools. Distinct rows of plain tables are spread to their keys
-        here."""
+        """Return rows that the store pools; rows of plain tables are spread to their keys here."""
         once = entry.once
         sent = {
             table: of if isinstance(of, StepBags) else _each(once[table])
@@ -261,8 +260,7 @@ class SessionExchange(Exchange):
         return self.sum(table, once, of, rows)
 
     def sum(self, table: str, once: OnceKeys, of: Of, gradients: Rows) -> Rows:
-        """Return the sums by key, (u, dim), in a buffer that is reused for the table's next
-        gradients."""
+        """Return the sums by key, (u, dim), in a buffer that the table's next sums reuse."""
         if of == "unique":
             return gradients
         rows = of_each_key(gradients, of)
@@ -305,8 +303,7 @@ def _count_of(of: Of, once: OnceKeys) -> int:
 
 
 def _each(once: OnceKeys) -> StepBags:
-    """Return bags-like input for plain rows: one occurrence of each distinct key, without
-    offsets."""
+    """Return single occurrences, without offsets: one of each distinct key."""
     return StepBags(np.arange(len(once.keys), dtype=np.int32))
 
 

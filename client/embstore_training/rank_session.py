@@ -66,8 +66,7 @@ T = TypeVar("T")
 
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 0.5
 _LEAVE_S = 1.0
-"""Maximum seconds for leaving a session if that is of little use: the lease would end the rank,
-too."""
+"""Maximum seconds for leaving a session in vain: the lease would end the rank as well."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,7 @@ class RankSession:
 
     @property
     def member(self) -> str:
-        """The member that calls of this rank name now; InvalidArgumentError if the rank has
-        left."""
+        """The present member for calls of this rank; InvalidArgumentError after it has left."""
         member = self._member
         if member is None:
             raise InvalidArgumentError("expected the run to be used inside its with block")

@@ -118,8 +118,7 @@ class ReadAhead:
         """Start the threads; `prepare` is called with each step in turn, in the reader's thread."""
         self._skip = skip
         self.skipped = 0
-        """The number of batches that were read and left out. For the loop, after its first
-        `take`."""
+        """Number of batches that were read and left out. For the loop, after its first `take`."""
         self._batches, self._keys, self._announce = batches, keys, announce
         self._tables, self._first, self._lookahead = tables, first, lookahead
         self._prepare = prepare
@@ -129,8 +128,7 @@ class ReadAhead:
         self._finished = first - 1
         self._stopped = False
         self.has_ended = False
-        """Whether the loop has seen the end, so that no announced step is left. For the loop
-        only."""
+        """Whether the loop has reached the end: no announced step is left. For the loop only."""
         self._threads = [
             threading.Thread(target=target, name=f"embstore-{name}", daemon=True)
             for name, target in (("reader", self._read), ("announcer", self._send))
@@ -161,8 +159,7 @@ class ReadAhead:
         return item if isinstance(item, Entry) else None
 
     def announced(self, count: int) -> list[Entry]:
-        """Return the next announced steps, at most `count`, which `take` would return one by
-        one."""
+        """Return the next steps, at most `count`, that `take` would return without waiting."""
         with self._changed:
             items = list(itertools.islice(self._announced, count))
         return [item for item in items if isinstance(item, Entry)]

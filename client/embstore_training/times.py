@@ -15,8 +15,7 @@ class RunStats(NamedTuple):
     steps: int
     """The number of steps that the loop has taken."""
     batch_s: float
-    """Waiting for the next batch to be read and announced. If it is long, the loader or `keys` is
-    slow."""
+    """Waiting for the next batch to be read and announced: the loader or `keys` is slow."""
     lookup_s: float
     """Waiting for rows: for earlier steps, for the cache, or for the network."""
     send_s: float

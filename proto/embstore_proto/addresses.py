@@ -38,8 +38,7 @@ _SOCKET_PATH_BYTES_MAX = 100
 
 @contextmanager
 def unix_socket_address(path: Path) -> Iterator[str]:
-    """Yield an address of the Unix socket at a path, even if the path is too long for the
-    kernel."""
+    """Yield an address of the Unix socket at a path, which can be of any length."""
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
         yield str(path)
         return

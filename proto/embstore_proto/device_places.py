@@ -16,8 +16,7 @@ from embstore_proto.v1 import embstore_pb2 as pb
 DEVICE_OFFSET = 1 << 48
 """The first offset in a device's payload. No payload on the host is that large."""
 DEVICE_ALIGNMENT = 64
-"""Alignment of arrays in the device's payload, the same as the host's; kernels need 16 to be
-fast."""
+"""Alignment of arrays in either payload, in bytes; kernels need 16 to be fast."""
 DTYPES = {np.dtype("<i8"): pb.DTYPE_INT64, np.dtype("<f4"): pb.DTYPE_FLOAT32}
 """The dtypes of keys, and of rows and gradients, on the wire."""
 

@@ -10,8 +10,7 @@ _DIGITS_MAX, _NO_MAP = 19, 1 << 63
 
 
 def map_version(text: str | bytes) -> int:
-    """Return the version in metadata: 0 for none; for a text that is no number, a version that no
-    map has."""
+    """Return the version in metadata; 0: none. Any other text becomes a version of no map."""
     if not text:
         return 0
     is_number = isinstance(text, str) and text.isascii() and text.isdecimal()

@@ -48,8 +48,7 @@ Decode = Callable[[Any, Any, str], Any]
 
 
 class Field(NamedTuple):
-    """How a field that is no scalar is encoded and decoded. `Codec` itself handles arrays and
-    parts."""
+    """How a field that is no scalar is converted; `Codec` itself handles arrays and parts."""
 
     name: str
     encode: Encode
@@ -188,8 +187,7 @@ def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Deco
 
 
 def _scalar(wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
-    """Return the functions for a number or text. An empty text and an absent one are the same on
-    the wire."""
+    """Return the functions for a number or text; an absent text equals an empty one."""
     name = wire.name
     if default:
         return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name) or default

@@ -144,8 +144,7 @@ class Message:
         return message
 
     def write(self, memory: memoryview, copy: "Copy | None" = None) -> None:
-        """Write the payload to the memory from which it is sent; `copy(source, target)` copies an
-        array."""
+        """Write the payload into the message's memory; `copy(source, target)` copies an array."""
         end = 0
         for place, part in self._parts:
             memory[end : place.offset] = bytes(place.offset - end)
@@ -260,8 +259,7 @@ class Blank:
         self._stored = []
 
     def framed(self, header: bytes) -> "Framed":
-        """Return the whole message with its serialised header. The arrays must not change any
-        more."""
+        """Return the whole message with its serialised header. Arrays must not change any more."""
         if self._is_apart:
             return Framed([b""], len(header) + self._payload_bytes, header, self.memory)
         payload = _PAYLOAD_TAG + _varint(self._payload_bytes)
@@ -308,8 +306,7 @@ class _Owner:
 
 
 def _memory_of(own: bytes) -> memoryview:
-    """Return writable memory of a bytes object that no other code refers to; it keeps the object
-    alive."""
+    """Return writable memory of a bytes object without other references; it stays alive."""
     return np.asarray(_Owner(own)).data
 
 
@@ -323,8 +320,7 @@ def writable(message: bytes) -> memoryview:
 
 
 class Framed(NamedTuple):
-    """A serialised message in parts; the parts of a bulk message are its front, then its
-    payload."""
+    """A serialised message in parts; for a bulk message, its front and then its payload."""
 
     parts: list[memoryview | bytes]
     total_bytes: int

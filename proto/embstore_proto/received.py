@@ -20,8 +20,7 @@ M = TypeVar("M", bound=protobuf.Message)
 
 
 class Copies:
-    """Counts the bytes that a transport copied, in addition to those that its caller wrote or
-    read."""
+    """Counts the bytes that a transport copied, without those of its caller."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -51,8 +50,7 @@ class Received(NamedTuple):
     header: bytes
     payload: memoryview
     copies: Copies | None = None
-    """Set if the sender can still write the payload: its arrays are then copied, and counted
-    here."""
+    """Set if the sender can still write the payload: its arrays are copied, and counted."""
     growth: Growth | None = None
     """Set if the sender is not trusted: the growth of its arrays is then bounded."""
     is_read_once: bool = False
@@ -249,8 +247,7 @@ class Assembly:
         return self._buffer is not None and self._received_bytes == len(self._buffer)
 
     def announced(self, chunk: bytes) -> int:
-        """Return the size in bytes that a first chunk announces; refuse it if it is above the
-        limit."""
+        """Return the size that a first chunk announces, in bytes; refuse one above the limit."""
         total, _ = _chunk(chunk)
         if total > self._bytes_max:
             raise InvalidArgumentError(

@@ -168,8 +168,7 @@ def map_version_of(body: bytes) -> int:
 def call(
     verb: str, seconds: float, header: bytes, payload: bytes | memoryview, offset: int | None
 ) -> list[bytes | memoryview]:
-    """Return the pieces of a request; if the payload is in the segment at `offset`, they do not
-    include it."""
+    """Return the pieces of a request, without the payload if it is in the segment."""
     name = verb.encode()
     place = _INLINE if offset is None else offset
     fixed = _CALL.pack(seconds, len(header), place, len(payload))

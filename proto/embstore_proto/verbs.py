@@ -115,8 +115,7 @@ class Verb:
             raise InvalidArgumentError(f"expected the JSON of a {self.name}Request: {exc}") from exc
 
     def reply_json(self, value: Any, context: Context) -> str:
-        """Return a result as the protobuf-JSON of the reply, with fields named as in the .proto
-        file."""
+        """Return a result as the reply's protobuf-JSON, with field names of the .proto file."""
         from google.protobuf import json_format
 
         reply = self.reply.FromString(self.framed(value, context).joined())

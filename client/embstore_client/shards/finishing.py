@@ -76,8 +76,7 @@ def update_step(router: Router, command: c.UpdateStep, call: Call) -> Acknowledg
 
 
 def _checksum(command: c.UpdateStep, places: Splits, shard: int) -> int | None:
-    """Return the checksum of a shard's rows; None: there is none, or only one of all rows
-    together."""
+    """Return the checksum of a shard's rows; None: the command has no checksum by shard."""
     of_all = command.rows_checksum
     if of_all is None or isinstance(of_all, int):
         return None

@@ -72,8 +72,7 @@ def _only(part: c.TableGradients, key: Any) -> c.TableGradients:
 
 
 def not_a_number(part: c.TableGradients, dim: int) -> c.TableGradients:
-    """Return a gradient of a table that makes every shard skip an update: one that is not a
-    number."""
+    """Return a gradient, not a number, of a table, which makes every shard skip an update."""
     return c.TableGradients(
         part.table, part.table_id, np.zeros(1, np.int64), np.full((1, dim), np.nan, np.float32)
     )

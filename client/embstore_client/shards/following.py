@@ -38,8 +38,7 @@ class Following:
     def __init__(self, router: Router, connect_to: Callable[[str], Executor]) -> None:
         """Begin with `router`; `connect_to` returns the executor of the shard at an address."""
         self.router = router
-        """The router for the newest map that this client knows; replaced by another router, never
-        changed."""
+        """The router for the newest map that this client knows. It is replaced, never changed."""
         self.rounds_rows = router.rounds_rows
         self._connect_to = connect_to
         self._every = list(router.shards)

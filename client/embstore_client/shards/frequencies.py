@@ -74,8 +74,7 @@ def _splits(
     keys: Mapping[str, Keys],
     rename: Mapping[str, str] | None = None,
 ) -> dict[str, Split]:
-    """Return which keys each shard owns, by the profile's table name. `rename` has the store's
-    name."""
+    """Return which keys each shard owns, by the profile's name of the table."""
     names = rename or {}
     try:
         return {

@@ -134,8 +134,7 @@ class Places:
                 self._forget(place.name, place.rank)
 
     def ended(self, name: str | None) -> None:
-        """Forget a session and the steps sent in it. None: all sessions, because a checkpoint was
-        restored."""
+        """Forget a session and the steps sent in it; None: all sessions, after a restore."""
         with self._lock:
             self._forget(name)
 

@@ -46,8 +46,7 @@ from embstore_client.shards.write_pauses import TIMEOUT_S, check_newest, retry_w
 R = TypeVar("R")
 
 _THREADS_MAX = 1 << 20
-"""No bound: a thread is started whenever none is idle, since calls of ranks wait for one
-another."""
+"""No bound: threads are started as needed, since calls of ranks wait for one another."""
 
 _LOOK_S, _LOOK_MAX_S = 1.0, 16.0
 """Seconds that a shard may take to answer before the router checks whether it has left."""

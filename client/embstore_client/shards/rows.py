@@ -93,8 +93,7 @@ def _outs(router: Router, tables: Sequence[c.TableKeys], splits: list[Split], ou
 
 @_of_named
 def lookup_pooled(router: Router, command: c.LookupPooled, call: Call) -> RowsRead:
-    """Return pooled rows of bags. The shards return the rows of all occurrences, and they are
-    pooled here."""
+    """Return pooled rows of bags. Shards return the rows of all occurrences; this pools them."""
     keys = tuple(c.TableKeys(part.table, part.table_id, part.keys) for part in command.tables)
     read = lookup(router, c.Lookup(keys, command.admit), replace(call, out=None))
     return _pooled(read, [part.bags for part in command.tables], call.out)
@@ -149,8 +148,7 @@ def update(router: Router, command: c.Update, call: Call) -> AcknowledgedUpdate:
 
 @_of_named
 def update_pooled(router: Router, command: c.UpdatePooled, call: Call) -> AcknowledgedUpdate:
-    """Apply one update by the gradients of bags: each occurrence gets its own gradient, as in any
-    other update."""
+    """Apply one update by the gradients of bags, spread to the occurrences of keys."""
     tables = []
     for part in (_of_width(router, given) for given in command.tables):
         bags = part.bags
@@ -169,8 +167,7 @@ def update_ranks(router: Router, command: c.UpdateRanks, call: Call) -> Acknowle
 
 
 def _of_width(router: Router, part: Any) -> Any:
-    """Return a part of a command, checked: its gradients are on the host, and have the table's
-    width."""
+    """Return a part, checked: its gradients are on the host, and have the table's width."""
     check_on_host(part.keys, f"table {part.table!r}: ")
     check_on_host(part.gradients, f"table {part.table!r}: ")
     dim = router.tables.config_of(part.table, part.table_id).dim

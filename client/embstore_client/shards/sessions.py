@@ -49,8 +49,7 @@ def open_session(router: Router, command: c.OpenSession, call: Call) -> SessionF
 
 
 def join_session(router: Router, command: c.JoinSession, call: Call) -> Membership:
-    """Become a rank of a session: on the first shard and, if no other client has that rank, on
-    all."""
+    """Become a rank: on the first shard and, if no other client has the rank, on all shards."""
     is_given = bool(command.member)
     command = replace(command, member=command.member or token_hex(16))
     first = router.first(command, call)

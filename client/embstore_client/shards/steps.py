@@ -149,8 +149,7 @@ class _Prefetched:
 
 
 def prefetch(router: Router, command: c.LookupStep) -> c.Prefetched | None:
-    """Ask every shard for its rows of a step; None: look the step up instead, which raises the
-    error."""
+    """Ask every shard for its rows of a step; None: a lookup of the step raises the error."""
     place = router.places.of(command.member)
     known = place.steps.get(command.step)
     if known is None or len(place.behind(len(router.shards), command.step)) < len(router.shards):

@@ -1,5 +1,4 @@
-"""Commands of the whole cluster that are split, or whose answers are joined, in a way of their
-own."""
+"""Commands of the whole cluster, each of which is split and joined in its own way."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def get_server_info(router: Router, command: c.GetServerInfo, call: Call) -> Ser
 
 
 def get_stats(router: Router, command: c.GetStats, call: Call) -> dict[str, Any]:
-    """Return the stats of a table, or of the store: sums and, as "shards", the stats of each
-    shard."""
+    """Return the stats of a table, or of the store: sums and, as "shards", those of each shard."""
     found = router.all(command, call)
     whole = stats.merged(found, command.table)
     return whole if command.table else whole | {"shards": found}

@@ -24,8 +24,7 @@ from embstore.sharding import ShardMap
 T = TypeVar("T")
 
 TIMEOUT_S = 60.0
-"""Seconds for which a command is repeated if it has no timeout; the same as a connection's
-default."""
+"""Seconds for which a command without a timeout is repeated, as by a connection."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.1
 
 

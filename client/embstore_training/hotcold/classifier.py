@@ -25,8 +25,7 @@ from embstore.profiles.profile import spatial_hash
 from embstore_training.hotcold.ragged import Ragged
 
 Chunk = Mapping[str, NDArray[Any] | Ragged]
-"""Samples in columns, by name: arrays with the same first dimension, or `Ragged` of equal
-length."""
+"""Samples in columns, by name: arrays or `Ragged`, with an equal number of samples."""
 
 Flags = NDArray[np.bool_]
 

@@ -45,8 +45,7 @@ def on_the_stores_device(
 
 
 class DeviceReplica(Replica):
-    """The hot rows of some tables on a device. `lookup` returns arrays there, `update` takes
-    them."""
+    """The hot rows of some tables on a device. Rows and gradients are arrays there, too."""
 
     def __init__(
         self,

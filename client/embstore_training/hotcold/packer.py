@@ -288,8 +288,7 @@ def _as_columns(chunk: Chunk) -> Batch:
 
 
 def _check_layout(columns: Batch, layout: _Layout) -> None:
-    """Check that a chunk has the columns of the stream's first chunk, with its dtypes and
-    shapes."""
+    """Check that a chunk has the columns, dtypes and shapes of the stream's first chunk."""
     if columns.keys() != layout.keys():
         raise InvalidArgumentError(
             f"expected the columns of the stream's first chunk, {sorted(layout)}, found "

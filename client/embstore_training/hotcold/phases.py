@@ -88,8 +88,7 @@ class Phases:
         room: PushCapacity,
         all_gather: AllGather | None,
     ) -> None:
-        """Take a stream. `empty` returns a batch of no samples, or None while its columns are
-        unknown."""
+        """Take a stream. `empty` returns a batch of no samples; None: its columns are unknown."""
         self._packed, self._empty = packed, empty
         self._room, self._all_gather = room, all_gather
         self._ready: deque[tuple[bool, PhaseBatch]] = deque()  # each with whether it is hot

@@ -32,8 +32,7 @@ class Ragged:
     values: NDArray[Any]
     """The ids, one sample after the other: (m,) integers."""
     offsets: Bounds
-    """The positions where the ids of each sample begin, and m at the end: (n + 1,) int64,
-    ascending."""
+    """The start of each sample's ids, and m at the end: (n + 1,) int64, ascending."""
 
     def __post_init__(self) -> None:
         values, offsets = self.values, self.offsets
@@ -88,8 +87,7 @@ def _ids_of(column: Any) -> Keys:
 
 
 def bounds_of(column: Any) -> Bounds:
-    """Return the positions where the ids of each sample begin, and the end of the last, (n +
-    1,)."""
+    """Return the start of each sample's ids, and the end of the last sample's, (n + 1,)."""
     if isinstance(column, Ragged):
         return column.offsets
     return np.arange(len(column) + 1) * int(np.prod(column.shape[1:]))

@@ -37,8 +37,7 @@ class SlotIndex:
             self._places[keys] = np.arange(len(keys), dtype=np.int32)
 
     def find(self, keys: Keys) -> tuple[Slots, NDArray[np.bool_]]:
-        """Return a slot for each key, (n,), and whether it is the key's own slot, because the key
-        is hot."""
+        """Return a slot per key, (n,), and a mask of hot keys: only their slots are valid."""
         if not len(self.keys):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
         if self._places is None:
@@ -107,8 +106,7 @@ class HotTable:
         return slots
 
     def pulled(self, slots: Slots, rows_max: int, called: Callable[..., Any]) -> Iterator[int]:
-        """Read rows from the store, at most `rows_max` per call; yield the number of rows of each
-        call."""
+        """Read rows from the store, at most `rows_max` per call; yield their number per call."""
         for first in range(0, len(slots), rows_max):
             part = slots[first : first + rows_max]
             weights, state = called(self.handle.read_rows, self.index.keys[part])
@@ -134,7 +132,6 @@ class HotTable:
         self.is_dirty[:] = False
 
     def unsent(self) -> tuple[Keys, Rows, Rows, int]:
-        """Return the keys, weights and state of the dirty rows, and the number of updates not
-        pushed."""
+        """Return keys, weights and state of dirty rows, and the number of updates not pushed."""
         slots = np.flatnonzero(self.is_dirty)
         return self.index.keys[slots], *self.rows.read(slots), self.t - self.stored_t

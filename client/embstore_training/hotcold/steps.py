@@ -28,8 +28,7 @@ from embstore_training.replicas.ranks import AllGather, Verb, meet
 from embstore_training.step import Step
 
 ReplicaNow = Callable[[], Replica]
-"""A function that returns the run's replica; it raises InvalidArgumentError outside the run's with
-block."""
+"""A function that returns the run's replica; it raises InvalidArgumentError outside the run."""
 
 _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 
@@ -64,8 +63,7 @@ class HotColdStep(Step):
 
     @property
     def offsets(self) -> dict[str, NDArray[np.int64]]:
-        """The offsets of bags by table, (bags + 1,): one bag per sample of each of its columns, in
-        their order."""
+        """The offsets of bags by table, (bags + 1,): a bag per column and sample, in order."""
         return offsets_of(self.batch, self._columns)
 
 
@@ -79,8 +77,7 @@ class HotEntry(Entry):
 
     @property
     def finished_by(self) -> str:
-        """The verb that finished the step. If an interrupt prevented setting it, the receipt shows
-        it."""
+        """The verb that finished the step, also if an interrupt came before it was noted."""
         return self._finished_by or ("updated" if self.receipt.is_taken else "")
 
     @finished_by.setter

@@ -17,8 +17,7 @@ class Tally:
         self.begin()
 
     def begin(self, skip: int = 0) -> None:
-        """Begin with a stream whose first `skip` batches are left out, because the store has
-        them."""
+        """Begin with a stream. Its first `skip` batches are left out: the store has them."""
         self.at_hand: HotColdStep | None = None
         """The step that the body of the loop has now, and that is not counted yet."""
         self._finished = self._stored = skip
@@ -39,6 +38,5 @@ class Tally:
         self._stored = self.finished
 
     def stored(self, is_hot: bool) -> int:
-        """Return how many batches the store has: if `is_hot`, those at the last exchange, else all
-        finished ones."""
+        """Return how many batches the store has; if `is_hot`, only up to the last exchange."""
         return self._stored if is_hot else self.finished

@@ -44,8 +44,7 @@ _PROBE_ELEMENTS = 1 << 17
 
 
 def sum_over_dim(values: Any) -> Any:
-    """Return the (n, 1) sums of the rows of (n, dim), in the order of a CUDA warp (contract.md,
-    rule 3)."""
+    """Return the sums of rows of (n, dim), as (n, 1), in the order of contract.md, rule 3."""
     count, dim = values.shape
     partials = torch.zeros((count, _PARTIALS), dtype=torch.float32, device=values.device)
     partials[:, : min(dim, _PARTIALS)] = values[:, :_PARTIALS]
@@ -128,8 +127,7 @@ class TorchRows(HostRows):
         return apply_update(self._kind, *self._both(slots), g, scalars)
 
     def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set the weights and state of distinct slots, to tensors from `updated` or arrays on the
-        host."""
+        """Set weights and state of distinct slots, to tensors from `updated` or host arrays."""
         places = self._places(slots)
         self._weights.index_copy_(0, places, _tensor(weights, self._device))
         self._state.index_copy_(0, places, _tensor(state, self._device))

@@ -48,8 +48,7 @@ class Receipt:
 
     def __init__(self) -> None:
         self.changes: list[Change] | None = None
-        """The changes to write. None: the update was not applied. Empty: all changes are
-        written."""
+        """The changes to write. None: the update was not applied. Empty: all are written."""
 
     @property
     def is_taken(self) -> bool:

@@ -21,8 +21,7 @@ Share = dict[str, tuple[Keys, Rows]]
 """By table, keys (k,) and a row for each key, (k, d)."""
 
 AllGather = Callable[[Share], Sequence[Mapping[str, tuple[Keys, Rows]]]]
-"""A function that returns every rank's share, in rank order; it blocks until all ranks have called
-it."""
+"""A function that returns every rank's share, in rank order; it blocks until all call it."""
 
 NUMBERS = ""
 

@@ -40,8 +40,7 @@ class HostRows:
         return np.zeros(shape, np.float32)
 
     def take(self, slots: Slots) -> Any:
-        """Return a copy of the weights of slots, (n, dim), in the memory where the trainer
-        computes."""
+        """Return a copy of the weights of slots, (n, dim), in the trainer's memory."""
         # No slot is out of range, so none is clipped; mode="raise" would take longer than the copy.
         return self._weights.take(slots, axis=0, mode="clip")
 
@@ -70,8 +69,7 @@ class HostRows:
         update_rows(self._kind, self._weights, self._state, slots, gradients, scalars)
 
     def write(self, slots: Slots, weights: Any, state: Any) -> None:
-        """Set the weights and state of distinct slots, to arrays from `updated` or arrays on the
-        host."""
+        """Set weights and state of distinct slots, to arrays from `updated` or host arrays."""
         self._weights[slots] = weights
         self._state[slots] = state
 

@@ -146,8 +146,7 @@ def scalars_of(table: Trained, options: UpdateOptions) -> Rows:
 
 
 def check_alike(messages: list[Message], options: list[int], tables: list[int]) -> None:
-    """Check that all ranks have the same options, and the same t and learning rate of each
-    table."""
+    """Check that all ranks have equal options, and equal t and learning rate per table."""
     count = len(options)
     if others := others_than(options, (t.numbers[:count] for t in messages)):
         raise InvalidArgumentError(

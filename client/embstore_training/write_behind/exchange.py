@@ -27,8 +27,7 @@ from embstore_training.write_behind.slots import Placed, TableSlots
 from embstore_training.write_behind.workers import Workers
 
 _ANSWER_S = 1.0
-"""Seconds that the end of a failed run waits for any answer of the store, if steps are being
-sent."""
+"""Seconds that the end of a failed run waits for any answer, if steps are being sent."""
 
 _VERBS = {"released": Verb.RELEASE, "skipped": Verb.SKIP}
 

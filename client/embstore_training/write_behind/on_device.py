@@ -47,8 +47,7 @@ class DeviceRowsInFlight(RowsInFlight):
     def made(
         self, placed: Mapping[str, Placed], once: Mapping[str, OnceKeys], forms: Forms
     ) -> dict[str, Any]:
-        """Return the weights of a step's keys in the units of `forms`, by table, as new arrays on
-        the device."""
+        """Return weights in the units of `forms`, by table, as new arrays on the device."""
         return {t: self._made(t, placed[t].slots, once[t], of) for t, of in forms.items()}
 
     def _made(self, table: str, slots: Slots, once: OnceKeys, of: Of) -> Any:
@@ -92,8 +91,7 @@ class DeviceWriteBehind(WriteBehind):
         return rows
 
     def _sent(self, table: str, entry: Entry, of: Of, values: Any) -> Any:
-        """Return gradients unchanged, but checked: those of all tables are summed together
-        later."""
+        """Return gradients unchanged, but checked: all tables are summed together later."""
         return occurring(table, entry.once[table], of, values)
 
     def _own(

@@ -47,8 +47,7 @@ class StepSums(NamedTuple):
 
 
 class ArrivedRows(NamedTuple):
-    """New rows of a step that one call has read and put in their slots, all in their state after
-    one step."""
+    """New rows of a step that one call has read, put in their slots."""
 
     last_step: int  # the last step whose update they include
     slots: dict[str, Slots]  # by table
@@ -263,8 +262,7 @@ class RowsInFlight:
 
 
 def places_in(known: Keys, keys: Keys) -> Slots:
-    """Return the index of each of `keys` in `known`, whose keys are distinct; -1 if it is not
-    there."""
+    """Return the index of each of `keys` in `known`, whose keys are distinct; -1: absent."""
     once, inverse = unique(np.concatenate([known, keys]))
     places = np.full(len(once), -1)
     places[inverse[: len(known)]] = np.arange(len(known))

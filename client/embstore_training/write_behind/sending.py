@@ -27,8 +27,7 @@ from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
 
 _KEEP_BACK_S = 3e-3
-"""The maximum delay of a step until the loop computes, in seconds; a few times that for large
-steps."""
+"""Maximum seconds that a step waits for the loop to compute; a few times that if large."""
 
 
 class _Step(NamedTuple):
@@ -55,8 +54,7 @@ class Sending:
         self._finished, self._failed = finished, failed
         lock = threading.Lock()  # Guards all fields below.
         self._done, self._given = threading.Condition(lock), threading.Condition(lock)
-        """`_done` notifies the loop that a step is acknowledged, `_given` a sender that a step
-        waits."""
+        """`_done` notifies the loop of an acknowledged step, `_given` a sender of a waiting one."""
         self._gone_on = threading.Condition(lock)
         self._is_kept_back = False  # Steps wait, because the loop is between two computations.
         self._waiting: deque[_Step] = deque()
