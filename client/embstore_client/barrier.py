@@ -147,8 +147,7 @@ def resume_all(shards: Sequence[Executor], by: str = "", *, timeout_s: float | N
 
     Raises
     ------
-    EmbstoreError : the error of the first shard that was not reached; the other shards have
-        resumed.
+    EmbstoreError : the error of the first shard that was not reached; other shards have resumed.
     """
     _of_all(shards, c.ResumeWrites(by), timeout_s)
 

@@ -1,5 +1,4 @@
-"""A store whose calls return at once. Each call is a future; threads can wait for it, tasks await
-it.
+"""A store whose calls return at once, as futures for which threads wait and which tasks await.
 
     with connect(address) as store, background(store) as behind:
         ads = behind.of(store.table("ads"))

@@ -14,7 +14,7 @@ later, shards stay paused until `resolve` is called with the recorded map, old o
 is restarted gets the map from the process that starts it.
 
 **Partitions are moved in rounds.** Scans copy their written rows to shards that do not own the
-partitions yet, so nobody reads the copies. The first round copies all rows. Each further round
+partitions yet, so no client reads the copies. The first round copies all rows. Each further round
 copies the rows written since the round before, until they are few. The last rows are copied while
 writes are paused. Then the old and the new owner must have equal leaves of the digest in these
 partitions; otherwise nothing is moved.
@@ -76,8 +76,7 @@ def switch(
     by: str,
     prepare: Callable[[Barrier], Any] = lambda barrier: None,
 ) -> None:
-    """Change the shards of a new map, and the shards that leave with it, to that map at one
-    barrier.
+    """Have all shards adopt a new map at one barrier, also shards that leave with it.
 
     Parameters
     ----------
@@ -310,8 +309,7 @@ class Moving:
             self._shards[shard].execute(c.DeleteRows(part, moved=True))
 
     def compare(self, tables: Sequence[TableDescription]) -> None:
-        """Compare the digest leaves of all partitions that move, at the old owner and at the new
-        owner.
+        """Compare the digest leaves of all moving partitions at their old and their new owner.
 
         Raises
         ------

@@ -6,12 +6,9 @@
     history       the history of a run over its steps, for a report
     rank_session  the session of one rank, which survives restarts of the server
     lease         the rank's lease, renewed while a step computes
-    write_behind  a run that does not wait for updates: it applies them, and sends them
-    meanwhile
-    replicas      rows at a trainer, updated by all ranks equally, as the store would update
-    them
+    write_behind  a run that does not wait for updates: it applies each, and sends it meanwhile
+    replicas      rows at a trainer, updated by all ranks equally, as the store would
     hotcold       all-hot batches trained at the trainer
 
-This package does not depend on the engine: a trainer needs no device and no compiler to import
-it.
+This package does not depend on the engine: a trainer needs no device and no compiler to import it.
 """

@@ -330,8 +330,7 @@ def finishing(
     *,
     judged: OwnUpdate | None = None,
 ) -> Callable[[str], AcknowledgedUpdate]:
-    """Return a function, called with a member, that makes a step "updated", "released" or
-    "skipped".
+    """Return a function of a member that makes a step "updated", "released" or "skipped".
 
     judged : the facts about an update that was applied here; None: it was not applied here
     """

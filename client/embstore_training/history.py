@@ -10,11 +10,10 @@ The file is one JSON object:
 
     kind       KIND
     session    the session's arguments: name, tables, lookahead_steps_max, planner, ranks
-        samples    {name: [values]}: step, time_s, and the counts of _LOOP, _SESSION, _DISK and
-        stages
-        cache      budget_bytes, and for each layout of rows: dim, optimizer, rows_now, row_bytes
-        accesses   for each layout: the `share` of the counted accesses that its most accessed
-                   `rows` had, at several numbers of rows; empty if nothing was counted
+    samples    {name: [values]}: step, time_s, and the counts of _LOOP, _SESSION, _DISK and stages
+    cache      budget_bytes, and for each layout of rows: dim, optimizer, rows_now, row_bytes
+    accesses   for each layout: the `share` of the counted accesses that its most accessed
+               `rows` had, at several numbers of rows; empty if nothing was counted
 """
 
 import json

@@ -72,8 +72,7 @@ def aligned(offset: int) -> int:
 
 
 def checked_place(stored: pb.Array, expected: np.dtype[Any], dimensions: int, what: str) -> Place:
-    """Return the position of an array in a header. Whether it lies inside the payload is not
-    checked.
+    """Return the position of an array in a header; it may still be outside the payload.
 
     Raises InvalidArgumentError for another dtype or number of dimensions, or if it is not aligned.
     """

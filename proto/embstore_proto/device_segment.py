@@ -3,27 +3,25 @@
     DEVICE_SEGMENT   client   requests this many bytes of the GPU's memory; the client no longer
                               uses its previous segment
     DEVICE_SEGMENT   server   the segment: the GPU, a handle of the memory and one of an event
-    ON_DEVICE        client   for the CALL that follows: its arrays are the first so many bytes
-    of
-                              the segment, and the client wants the rows after them
+    ON_DEVICE        client   for the CALL that follows: the size of its arrays, which begin the
+                              segment; the client wants the rows after them
 
 In the headers of CALL and RESULT, both sides name arrays by their offset in the segment
 (device_places.py). The rows come after the arrays of the call.
 
-**Order.** Before CALL the client records the event after its copies into the segment. The
-server begins with the call when the event is reached. All arrays that RESULT names are complete
-when it arrives.
+**Order.** Before CALL the client records the event after its copies into the segment. The server
+begins with the call when the event is reached. All arrays that RESULT names are complete when it
+arrives.
 
-**Lifetime.** With its DEVICE_SEGMENT the server passes a descriptor, the *tether*. The client
-keeps it as long as it has the memory or the event open. After closing both, it ends the tether
-(`shutdown`, then `close`); the end of its process has the same effect. Only then does the
-server free the memory. The end of the connection would be too early: a client's arrays may
-outlive it, and freeing memory that another process still has open is undefined
-(cudaIpcOpenMemHandle). A forked child inherits the tether, and does not end it; if the child
-outlives its parent, it keeps the memory allocated.
+**Lifetime.** With its DEVICE_SEGMENT the server passes a descriptor, the *tether*. The client keeps
+it as long as it has the memory or the event open. After closing both, it ends the tether
+(`shutdown`, then `close`); the end of its process has the same effect. Only then does the server
+free the memory. The end of the connection would be too early: a client's arrays may outlive it, and
+freeing memory that another process still has open is undefined (cudaIpcOpenMemHandle). A forked
+child inherits the tether, and does not end it; if the child outlives its parent, it keeps the
+memory allocated.
 
-When a server ends, its memory is freed. A client must not use its arrays in that memory any
-more.
+When a server ends, its memory is freed. A client must not use its arrays in that memory any more.
 """
 
 import struct

@@ -98,7 +98,7 @@ class Verb:
     # JSON
 
     def request_of_json(self, text: str | bytes) -> Any:
-        """Return a request from its protobuf-JSON; an empty text is a request without fields."""
+        """Return the request in a protobuf-JSON text; an empty text is a request without fields."""
         from google.protobuf import json_format  # here: clients do not need it
 
         if not self.has_json:
@@ -239,7 +239,7 @@ class Outgoing:
 
 
 class _Result:
-    """The wire form of a result: the reply itself, or the only field in addition to its context."""
+    """The wire form of a result: all of the reply, or its one field apart from the context."""
 
     def __init__(self, result: Any, descriptor: Any) -> None:
         own = [name for name in descriptor.fields_by_name if name != "context"]

@@ -1,5 +1,4 @@
-"""Sessions over shards: opened, joined and left on all shards, by one name, with one member per
-rank.
+"""Sessions over shards: opened, joined and left on all shards, with one member per rank.
 
 A step is announced to every shard, with the keys of every table that the shard owns, even if there
 are none, so that each shard plans its own rows.

@@ -94,8 +94,7 @@ class Phases:
         self._ready: deque[tuple[bool, PhaseBatch]] = deque()  # each with whether it is hot
 
     def following(self) -> Phase | None:
-        """Return the next phase, when all of the previous phase is taken; None after the last
-        phase.
+        """Return the next phase; None after the last. The previous phase must be used up.
 
         Raises
         ------

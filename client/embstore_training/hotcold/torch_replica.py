@@ -76,8 +76,7 @@ def apply_update(
 ) -> tuple[Any, Any]:
     """Return the weights and state of rows after one update.
 
-    The counterpart of `embstore.arithmetic.apply_update`, which works in place. NaNs become
-    canonical.
+    As `embstore.arithmetic.apply_update`, but not in place. NaNs become canonical.
     """
 
     def numbers(values: Rows) -> Sequence[Any]:

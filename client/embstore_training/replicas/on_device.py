@@ -67,8 +67,7 @@ def agreed_on_device(
     tables: Mapping[str, Trained],
     all_gather: AllGather | None,
 ) -> dict[str, Sums] | None:
-    """Return the scaled sums of all ranks as `agreed` does; those of a single rank stay on the
-    device.
+    """Return the scaled sums of all ranks as `agreed`; sums of a single rank stay on the device.
 
     Parameters
     ----------
