@@ -1,4 +1,4 @@
-"""All shards of a cluster at one barrier: between the same two commands, with no write going on.
+"""All shards of a cluster at one barrier: between the same two commands, while no write is running.
 
 Clients send their commands to the shards concurrently, so at any moment one shard may have executed
 a command that another shard has not. All shards are asked to pause their writes, and each returns

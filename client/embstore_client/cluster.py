@@ -21,7 +21,7 @@ from embstore_client.shards.following import Following
 from embstore_client.shards.router import Router
 
 _THREADS_MAX = 32
-"""The most connections that are made concurrently."""
+"""The maximum number of connections that are made concurrently."""
 
 
 def whole(store: Store, connect_to: Callable[[str], Store]) -> Store:

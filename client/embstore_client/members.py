@@ -13,7 +13,6 @@ server ended during one of its attempts, it raises OutcomeUnknownError. No step 
 or left out: open the session's name again, and continue after the `last_step` that it then has,
 which is the last step of the server's last commit. Rows looked up and keys announced for later
 steps are void.
-and keys announced for later steps are void.
 """
 
 from collections import Counter

@@ -193,7 +193,7 @@ class _Source:
 
     shard: Executor
     to: NDArray[np.int32]
-    """The next shard of each partition, (PARTITIONS,); -1: the partition does not move."""
+    """The next owner of each partition, (PARTITIONS,); -1: the partition does not move."""
     label: str = ""
     """The label of the last round."""
     copied: set[int] = field(default_factory=set)

@@ -51,7 +51,7 @@ class NearestWire:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether calls go through shared memory now."""
+        """Whether calls use shared memory now."""
         return self._shared is not None
 
     def connected(self, info: ServerInfo) -> None:

@@ -96,8 +96,8 @@ class Origins:
 
     @contextmanager
     def beginning_epoch(self) -> Iterator[None]:
-        """Send a restore or a promotion of this client in this context: its calls raise no error
-        about a new epoch meanwhile."""
+        """Accept a new epoch during the block, in which this client sends a restore or a promotion:
+        its calls raise no error about that epoch."""
         with self._lock:
             self._beginning += 1
         try:

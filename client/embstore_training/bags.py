@@ -1,8 +1,8 @@
 """The units of a step's rows and gradients: each key, each distinct key, or each bag of keys.
 
 In one step some tables can be pooled and others plain. Whether the step's distinct rows are at the
-store or at the trainer, one function makes the other forms from them, and one sums gradients back
-to them (contract.md, rules 2, 8).
+store or at the trainer, one function makes rows in the other units from them, and another function
+sums gradients back to the distinct keys (contract.md, rules 2, 8).
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from embstore_training.read_ahead import OnceKeys, check_names
 
 Of = StepBags | Literal["keys", "unique"]
 """The unit of rows: "keys", each key as it was passed, repeated or not; "unique", each distinct
-key; or each of these bags."""
+key; a `StepBags`, each of its bags."""
 Forms = dict[str, Of]
 """The unit of rows or gradients, by table."""
 

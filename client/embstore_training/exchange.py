@@ -37,8 +37,8 @@ from embstore_training.times import Times
 Given = Mapping[str, tuple[Of, Any]]
 """Gradients by table, each with their unit."""
 _IDS_A_BAG = 3
-"""The mean number of ids per bag above which waiting for pooled rows is better than early rows:
-there are so much fewer of them to send."""
+"""The mean number of ids per bag above which waiting for pooled rows is better than early rows,
+since far fewer pooled rows have to be sent."""
 
 
 def rows_where(given: Any, waits: str, sessions: Sessions) -> RowsWhere:

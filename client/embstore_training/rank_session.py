@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 0.5
 _LEAVE_S = 1.0
-"""Maximum seconds for leaving a session in vain: the lease would end the rank as well."""
+"""Maximum seconds for leaving a session that may not answer: the lease ends the rank, too."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class RankSession:
 
         Raises
         ------
-        TableHeldError : another trainer has the rank, or another session has the tables.
+        TableHeldError : another trainer occupies the rank, or another session locks the tables.
         """
         self._sessions, self._opening = sessions, opening
         self._resuming = threading.Lock()  # Locked while the session is opened again.

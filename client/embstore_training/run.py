@@ -13,7 +13,7 @@ out, so the caller need not know their number. Without `resume` the first batch 
 `last_step` + 1. The batches themselves do not show whether they begin there, but a caller that
 never reads the position of the session cannot know it. Therefore a run that continues a session
 warns, once, if its first loop begins before `last_step` (or `facts`) was read and without
-`resume=False`. `batches[run.last_step:]` reads it.
+`resume=False`. A caller that slices `batches[run.last_step:]` has read the position.
 
 If a server is stopped or killed, and started again, the run waits for it. The loop continues at its
 step, if nothing is lost: see `rank_session`.
@@ -78,7 +78,7 @@ class Run:
 
         Raises
         ------
-        InvalidArgumentError : `tables` is one text; an option is wrong; `waits`, `depth`,
+        InvalidArgumentError : `tables` is a string; an option is wrong; `waits`, `depth`,
             `all_gather` or `rows` cannot be combined with each other or with the other options.
         """
         if isinstance(tables, str):
@@ -105,7 +105,7 @@ class Run:
 
         Raises
         ------
-        TableHeldError : another trainer has the rank, or another session has the tables.
+        TableHeldError : another trainer occupies the rank, or another session locks the tables.
         InvalidArgumentError : rows="device", and this process cannot reach the store's device.
         """
         check_reached(self._rows, self._sessions)

@@ -60,8 +60,8 @@ class Step:
     def lookup_unique(
         self, out: MakeRows | None = None
     ) -> dict[str, tuple[Any, NDArray[np.int32]]]:
-        """Return by table the rows of the distinct keys, (u, dim), and for each key of the batch
-        the index of its row, (n,), an array on the host.
+        """Return, by table, the rows of the distinct keys, (u, dim), and the index of each key's
+        row, (n,), an array on the host.
 
         Parameters
         ----------

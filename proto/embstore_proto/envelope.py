@@ -30,7 +30,7 @@ class Origin:
     finished_below: int = 0
     """The client has received the answers of all sequence numbers below this one."""
     attempt: int = 0
-    """0: the first attempt."""
+    """The number of attempts since the first lost one; 0: no attempt was lost."""
     instance: str = ""
     """The server process that the client knew when it sent the command for the first time."""
     epoch: int = 0

@@ -167,7 +167,7 @@ def _by_codec(*_: Any) -> NoReturn:
 
 
 def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
-    """Return the functions for a field that is present."""
+    """Return the functions that encode and decode a field that is present."""
     origin, name = get_origin(hint), wire.name
     if origin is Literal:
         return _literal(wire)
@@ -187,7 +187,7 @@ def _plain(hint: Any, wire: FieldDescriptor, default: Any) -> tuple[Encode, Deco
 
 
 def _scalar(wire: FieldDescriptor, default: Any) -> tuple[Encode, Decode]:
-    """Return the functions for a number or text; an absent text equals an empty one."""
+    """Return the functions that convert a number or text. An absent text equals an empty one."""
     name = wire.name
     if default:
         return lambda v, m, _: setattr(m, name, v), lambda m, r, _: getattr(m, name) or default

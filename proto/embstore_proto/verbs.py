@@ -1,10 +1,9 @@
 """The wire form of each verb: command to message and back, result to message and back.
 
-A verb has one name everywhere: the command's, that of the method in the .proto file, and the
-handler's. Its messages are found by that name: the request is `NameRequest`, and the .proto file
-declares the reply of the method. Fields are converted by their annotations (fields.py). A result
-that does not consist of the reply's fields is the only field that the reply has in addition to its
-context.
+A verb has one name everywhere: as a command, as a method of the .proto file, and as a handler. Its
+messages are found by that name: the request is `NameRequest`, and the .proto file declares the
+reply of the method. Fields are converted by their annotations (fields.py). A result that does not
+consist of the reply's fields is the only field that the reply has in addition to its context.
 
 A *control* verb has plain messages. A *bulk* verb has messages {header, padding, payload} with
 arrays in the payload (frame.py). Unless it is streamed anyway, it also has a stream twin for large
@@ -83,7 +82,7 @@ class Verb:
         self.has_json = not (
             self.is_bulk or self.has_bulk_reply or self.is_streamed or command.retry is Retry.STEP
         )
-        """Whether it can be called by the JSON form of its messages."""
+        """Whether the verb can be called by the JSON form of its messages."""
         self._head = self.request.Header if self.is_bulk else self.request
         self._reply_head = self.reply.Header if self.has_bulk_reply else self.reply
 

@@ -50,8 +50,7 @@ def checkpoint(router: Router, command: c.Checkpoint, call: Call) -> KeptCheckpo
     Raises
     ------
     CheckpointExistsError : the cluster has the label, or a shard has one of its own.
-    OutcomeUnknownError : in every try some shard was written to, or restarted; there is no such
-        checkpoint.
+    OutcomeUnknownError : in every try some shard was written to, or restarted; no label was made.
     """
     with router.writing():
         for _ in range(_TRIES):

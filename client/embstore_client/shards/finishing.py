@@ -2,8 +2,8 @@
 
 A step is finished when all shards have finished it. Until then it can be sent again; shards that
 have finished it already are left out. If a trainer ends within a step, some shards may have
-finished the step and others not, and its gradients are lost. Any other client that continues gets
-an error that asks it to restore a checkpoint.
+finished the step and others not, and the trainer's gradients are lost. Any other client that
+continues gets an error that asks it to restore a checkpoint.
 
 Each of several ranks may send gradients that rule 9 of contract.md accepts, while it refuses their
 sum. No shard could notify the others in time. So a rank's gradients are refused here if a sum of as

@@ -177,7 +177,7 @@ class Router:
     def first(
         self, command: Command[R], call: Call | None = None, *, timeout_s: float | None = None
     ) -> R:
-        """Return the first shard's answer to a command that every shard would answer equally."""
+        """Return the first shard's answer to a command that all shards answer in the same way."""
         return self._at(0, command, call or Call(timeout_s=timeout_s))
 
     def _at(self, shard: int, command: Command[R], call: Call) -> R:
@@ -196,8 +196,7 @@ class Router:
     def infos(self, call: "Call | None" = None) -> list[ServerInfo]:
         """Return every shard's facts about itself.
 
-        Raises MovedError as soon as one shard has a newer map: shards that have left may never
-        answer.
+        Raises MovedError as soon as one shard has a newer map: shards that left may never answer.
         """
         futures = self._asked(call or Call())
         for future in as_completed(futures):

@@ -32,7 +32,7 @@ Handler = Callable[["Router", C, "Call"], R]
 
 def _of_named(handler: Handler[C, R]) -> Handler[C, R]:
     """Check the size of a command, and pass it to a handler with the ids of its tables. If one of
-    its names belongs to another table by now, do so once more."""
+    its names belongs to another table by now, repeat this once."""
 
     @wraps(handler)
     def handle(router: Router, command: C, call: Call) -> R:

@@ -14,7 +14,7 @@ PARTS = ("cache", "storage", "stages")
 each shard has all of them."""
 
 ALIKE = {"rows", "dim", "learning_rate", "t", "row_bytes", "skipped_updates", "commit"}
-"""Numbers that are not added: every shard has the same value, or a value that only it can use."""
+"""Numbers that are not added: they are equal on all shards, or describe one shard alone."""
 
 _ORIGINS = ("host", "log", "base", "initializer")
 LABELS = ("dim", "optimizer")

@@ -24,7 +24,7 @@ from embstore.sharding import ShardMap
 T = TypeVar("T")
 
 TIMEOUT_S = 60.0
-"""Seconds for which a command without a timeout is repeated, as by a connection."""
+"""Seconds to repeat a command that has no timeout: the default timeout of a connection."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 1e-3, 0.1
 
 

@@ -1,4 +1,4 @@
-"""Which samples are hot: those all of whose ids, in all columns, are rows of the hot set.
+"""Finds hot samples: samples all of whose ids, in all columns, are rows of the hot set.
 
 A table's hot keys are a bitmap, with one bit per row up to the largest hot key; larger ids are
 cold. If such a bitmap would be large and nearly empty (as for keys that are hashes), the keys are

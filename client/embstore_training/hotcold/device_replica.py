@@ -2,9 +2,9 @@
 
 Rows, gradients and their sums stay on the device. A hot step's lookup gathers and pools there, and
 its update sums by key and applies the sums there, by the store's own kernels
-(`embstore.handles.lent`). Keys, slots, t and the marks of dirty rows stay on the host, from which
-keys come. Rows pass through the host on their way to and from the store. So do the sums of several
-ranks, which the caller's all-gather hook exchanges.
+(`embstore.handles.lent`). Keys, slots, t and the marks of dirty rows stay on the host, because
+batches have their keys there. Rows pass through the host on their way to and from the store. So do
+the sums of several ranks, which the caller's all-gather hook exchanges.
 """
 
 from collections.abc import Iterable, Mapping

@@ -10,7 +10,7 @@ possible; it costs a little traffic and changes no bit.
 A hot batch is also trained as mixed if its rows, from all ranks together, are more than one push
 can send: if it were trained at the trainer, it could never be sent. Therefore ranks also announce
 how many bytes each of their hot batches can add to a push. A phase ends where the next batches
-exceed this limit and the present ones do not, or vice versa.
+would exceed a push and the present ones do not, or vice versa.
 
 A rank without further batches takes part with empty ones, which have all columns of its stream,
 until no rank has batches: the other ranks need it for their steps, and no sample is lost. A stream

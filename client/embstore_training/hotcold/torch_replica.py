@@ -1,9 +1,9 @@
 """The hot replica in torch tensors, on the trainer's own device.
 
-Weights and state are tensors. Keys, slots, t and the marks of dirty rows stay on the host, from
-which keys come. Gradients are summed by key on the host, by `embstore.arithmetic`: the result of a
-sum depends on its order, and a device's scatter does not keep an order. They are scaled and checked
-on the host, too, and then uploaded.
+Weights and state are tensors. Keys, slots, t and the marks of dirty rows stay on the host, because
+batches have their keys there. Gradients are summed by key on the host, by `embstore.arithmetic`:
+the result of a sum depends on its order, and a device's scatter does not keep an order. The sums
+are scaled and checked on the host, too, and then uploaded.
 
 An update computes the formulas of `embstore.optimizers` by torch operations that round each element
 once, in the order of the formulas. These operations are not used:

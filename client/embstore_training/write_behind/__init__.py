@@ -17,8 +17,8 @@ answer has the number of that step. This is correct for these reasons:
   n - depth or a later one, so they have their state after step n - 1 - 2 depth or a later one.
 - The window is 2 depth. A row that is requested for step n was used by no step of this rank from n
   - 2 depth to n - 1. Therefore it lacks no update of this rank.
-- It may lack updates of other ranks. The gradients of other ranks from the last `window` steps are
-  kept, and those that a row lacks are applied when it arrives.
+- The row may lack updates of other ranks. The gradients of other ranks from the last `window` steps
+  are kept, and those that a row lacks are applied when it arrives.
 - A row that is here was right when it arrived, and gets every later update, of all ranks.
 
 Rejected: that the store decides which rows to hold back, by the steps that are unfinished there. It

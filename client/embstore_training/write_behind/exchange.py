@@ -70,7 +70,7 @@ class WriteBehind(SessionExchange):
 
         Raises
         ------
-        InvalidArgumentError : they are not, because sending a step has failed.
+        InvalidArgumentError : an earlier step is not finished, because sending it has failed.
         """
         if self._sending is not None:
             if self._sending.has_failed:

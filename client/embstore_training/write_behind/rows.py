@@ -47,7 +47,7 @@ class StepSums(NamedTuple):
 
 
 class ArrivedRows(NamedTuple):
-    """New rows of a step that one call has read, put in their slots."""
+    """New rows of a step that one call has read, and that are in their slots."""
 
     last_step: int  # the last step whose update they include
     slots: dict[str, Slots]  # by table

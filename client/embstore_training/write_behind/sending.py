@@ -27,7 +27,7 @@ from embstore.results import AcknowledgedUpdate
 from embstore_training.rank_session import RankSession
 
 _KEEP_BACK_S = 3e-3
-"""Maximum seconds that a step waits for the loop to compute; a few times that if large."""
+"""Maximum seconds that a step waits for the loop to compute; a large step, a few times that."""
 
 
 class _Step(NamedTuple):
